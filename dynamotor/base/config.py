@@ -1,0 +1,119 @@
+"""Every knob of the compiler: one frozen dataclass and the handle through which it is read and patched.
+
+>>> from dynamotor import config
+>>> with config.patch(strict=True):
+...     config.strict
+True
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+
+def _flag(name: str, default: bool) -> bool:
+    value = os.environ.get(name)
+    return default if value is None else value.lower() not in ("", "0", "false", "no", "off")
+
+
+def _default_cache_dir() -> str:
+    root = os.environ.get("DYNAMOTOR_CACHE_DIR")
+    if root:
+        return root
+    return str(Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "dynamotor")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings, with their defaults. Each comment says what a user gains or loses by changing the field."""
+
+    # What cannot be captured or built raises instead of running in eager PyTorch.
+    strict: bool = False
+    # Guard sets kept per compiled callable; the next one runs eager and says so once.
+    cache_size_limit: int = 16
+    # Random ops draw eager's exact numbers (slower) instead of the compiler's counter-based ones.
+    fallback_random: bool = False
+    # Reduced precision is rounded after every op, as eager rounds, instead of once per fused kernel.
+    exact: bool = False
+    # Compiled artefacts are kept on disk and shared by processes.
+    disk_cache: bool = True
+    cache_dir: str = ""
+    # The C++ compiler; "" means $CXX, then g++, then clang++.
+    cxx: str = ""
+    cxx_flags: tuple[str, ...] = ()
+    # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
+    threads: int = 0
+    # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.
+    layout_opt: bool = True
+    fold_constants: bool = True
+    # Intermediate buffers are kept between calls, so that no call pays for page faults.
+    reuse_memory: bool = True
+    # Verify the graph between passes (tests do; it costs compile time).
+    verify: bool = False
+    # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/log.py.
+    debug: int = 0
+    log: str = ""
+
+
+def _from_environment() -> Config:
+    debug = os.environ.get("DYNAMOTOR_DEBUG", "0")
+    return Config(
+        strict=_flag("DYNAMOTOR_STRICT", False),
+        disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
+        verify=_flag("DYNAMOTOR_VERIFY", False),
+        cache_dir=_default_cache_dir(),
+        debug=int(debug) if debug.isdigit() else 0,
+        log=os.environ.get("DYNAMOTOR_LOG", ""),
+    )
+
+
+class ConfigHandle:
+    """The live settings: reads give the current `Config`'s field, assignment and `patch` replace the whole `Config`."""
+
+    __slots__ = ("_current",)
+    _current: Config
+
+    def __init__(self, current: Config) -> None:
+        object.__setattr__(self, "_current", current)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._current, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.update(**{name: value})
+
+    def __dir__(self) -> list[str]:
+        return [f.name for f in fields(Config)] + ["patch", "update", "snapshot"]
+
+    def __repr__(self) -> str:
+        return repr(self._current)
+
+    def update(self, **changes: Any) -> None:
+        """Set fields by name; an unknown name is an AttributeError that lists the known ones."""
+        known = {f.name for f in fields(Config)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise AttributeError(f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(known))}")
+        object.__setattr__(self, "_current", replace(self._current, **changes))
+
+    def snapshot(self) -> Config:
+        """The current settings, immutable."""
+        return self._current
+
+    @contextlib.contextmanager
+    def patch(self, **changes: Any) -> Iterator[None]:
+        """Set fields for the duration of a `with` block (also usable as a decorator)."""
+        before = self._current
+        self.update(**changes)
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "_current", before)
+
+
+config = ConfigHandle(_from_environment())

@@ -1,0 +1,56 @@
+"""Coded errors: every refusal says what happened, where in the user's code, why, and what to do about it.
+
+>>> raise BuildError("DM301", "the C++ compiler was not found", why="neither $CXX nor g++ is on PATH",
+...                  cure="install g++, or set dynamotor.config.cxx")
+"""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class UserLine:
+    """A line of the user's program: file, 1-based line number and function name."""
+
+    filename: str
+    lineno: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.filename, self.lineno).strip()
+        where = f'{self.filename}:{self.lineno}' + (f" in {self.function}" if self.function else "")
+        return f"{where}\n    {text}" if text else where
+
+
+class DynamotorError(RuntimeError):
+    """Base of all errors raised by the compiler. `code` is stable (docs/errors.md lists them)."""
+
+    def __init__(self, code: str, what: str, *, why: str = "", cure: str = "", where: UserLine | None = None) -> None:
+        self.code, self.what, self.why, self.cure, self.where = code, what, why, cure, where
+        lines = [f"[{code}] {what}"]
+        lines += [f"  at {where}"] if where else []
+        lines += [f"  cause: {why}"] if why else []
+        lines += [f"  what to do: {cure}"] if cure else []
+        super().__init__("\n".join(lines))
+
+
+class UsageError(DynamotorError, ValueError):
+    """DM1xx: an argument or a setting is wrong."""
+
+
+class CaptureError(DynamotorError):
+    """DM2xx: the program could not be captured and `fullgraph=True` or `config.strict` forbids breaking the graph."""
+
+
+class BuildError(DynamotorError):
+    """DM3xx: generated code could not be built or loaded."""
+
+
+class BackendError(DynamotorError):
+    """DM4xx: a backend raised or returned something that cannot be called."""
+
+
+class InternalError(DynamotorError):
+    """DM9xx: a check of the compiler's own found a graph or a program that must not be."""

@@ -1,0 +1,77 @@
+"""One event stream: passes, builds, breaks and recompilations are emitted here; logs, counters and reports listen.
+
+>>> with collect() as events:
+...     emit("break", reason="print")
+>>> events[0].kind
+'break'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened: its kind, its data and when (seconds of `time.perf_counter`)."""
+
+    kind: str
+    data: dict[str, Any] = field(default_factory=dict)
+    time: float = 0.0
+
+
+Listener = Callable[[Event], None]
+_listeners: list[Listener] = []
+
+# counters["frames"]["captured"], counters["breaks"][reason code], counters["fallback"][op], ... for users to read.
+counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+
+def emit(kind: str, **data: Any) -> None:
+    """Send an event to every listener; costs nothing when nobody listens."""
+    if _listeners:
+        event = Event(kind, data, time.perf_counter())
+        for listener in tuple(_listeners):
+            listener(event)
+
+
+def listening() -> bool:
+    """Whether anybody listens: ask before computing data that only an event needs."""
+    return bool(_listeners)
+
+
+def subscribe(listener: Listener) -> Callable[[], None]:
+    """Add a listener; the returned function removes it."""
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
+
+
+@contextlib.contextmanager
+def collect(*kinds: str) -> Iterator[list[Event]]:
+    """Collect the events (of the given kinds, or all) that a `with` block emits."""
+    found: list[Event] = []
+    remove = subscribe(lambda e: found.append(e) if not kinds or e.kind in kinds else None)
+    try:
+        yield found
+    finally:
+        remove()
+
+
+@contextlib.contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Time a phase: its seconds are added to `phase_seconds` and emitted as an event of kind "phase"."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - start
+        phase_seconds[name] += seconds
+        emit("phase", name=name, seconds=seconds)
+
+
+phase_seconds: defaultdict[str, float] = defaultdict(float)

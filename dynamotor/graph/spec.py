@@ -1,0 +1,98 @@
+"""What the compiler knows of a tensor without its data: `node.meta["val"]` of every graph holds these.
+
+>>> TensorSpec.of(torch.ones(2, 3)).stride
+(3, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+CPU = torch.device("cpu")
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides of a shape, in elements; a dimension of size 0 counts as 1, as in PyTorch."""
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(stride))
+
+
+def channels_last_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of an (N, C, ...) shape stored with C innermost, in elements."""
+    order = (0, *range(2, len(shape)), 1)
+    inner = contiguous_stride([shape[d] for d in order])
+    stride = [0] * len(shape)
+    for d, s in zip(order, inner, strict=True):
+        stride[d] = s
+    return tuple(stride)
+
+
+def numel(shape: Iterable[int]) -> int:
+    """Number of elements of a shape."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape (elements), stride (elements), dtype, device and storage offset (elements) of a strided tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device = CPU
+    offset: int = 0
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorSpec:
+        """The spec of a strided tensor (real, fake, meta or ShapeTensor)."""
+        return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
+                          tensor.storage_offset())
+
+    @staticmethod
+    def dense(shape: Sequence[int], dtype: torch.dtype, device: torch.device = CPU) -> TensorSpec:
+        """The spec of a new row-major tensor."""
+        return TensorSpec(tuple(shape), contiguous_stride(shape), dtype, device)
+
+    @property
+    def numel(self) -> int:
+        return numel(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, not counting holes between them."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row-major without holes, as `Tensor.is_contiguous()` says it (sizes of 1 do not count)."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != step:
+                return self.numel == 0
+            step *= size
+        return True
+
+    @property
+    def extent(self) -> int:
+        """Elements of storage that a tensor with these strides spans, from its first element."""
+        if self.numel == 0:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+
+    def with_stride(self, stride: Sequence[int]) -> TensorSpec:
+        """The same tensor laid out with other strides."""
+        return replace(self, stride=tuple(stride))
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        dense = "" if self.is_contiguous else f" stride{list(self.stride)}"
+        return f"{name}{list(self.shape)}{dense}" + ("" if self.device.type == "cpu" else f" {self.device}")
