@@ -1,0 +1,41 @@
+# `make demo` and `make test` do everything on a machine with Python 3.11 or 3.12, g++ and make.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'import sys; print("$(p)" if sys.version_info[:2] in ((3, 11), (3, 12)) else "")' 2>/dev/null)))
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+JOBS ?= 2
+SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
+
+.PHONY: all setup demo test lint bench clean
+all: test
+
+$(VENV)/.packages: requirements-dev.txt Makefile
+	@test -n "$(PYTHON)" || { echo "dynamotor needs Python 3.11 or 3.12 (set PYTHON=/path/to/python)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install torch==2.13.0
+	$(PIP) install -r requirements-dev.txt
+	$(PIP) install --no-deps torchvision==0.28.0 timm==1.0.31
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.packages pyproject.toml setup.py $(SOURCES)
+	$(PIP) install --no-build-isolation --no-deps -e .
+	touch $@
+
+setup: $(VENV)/.installed
+
+demo: setup
+	$(BIN)/python -m dynamotor demo
+
+test: setup
+	$(BIN)/ruff check dynamotor tests
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile
+
+lint: setup
+	$(BIN)/ruff check dynamotor tests
+	$(BIN)/mypy dynamotor
+
+bench: setup
+	$(BIN)/python -m dynamotor bench --models BertForMaskedLM,resnet18 --phase infer,train --compilers eager,inductor,dynamotor
+
+clean:
+	rm -rf $(VENV) build *.egg-info dynamotor/*.so

@@ -1,0 +1,90 @@
+"""The shape of the project: who may import whom, what may never be imported, how long a file may be."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "dynamotor"
+
+# Lower rank may not import higher; equal rank may not import each other unless it is the same room.
+RANK = {
+    "base": 0, "graph": 1, "capture": 2, "autograd": 2, "lower": 2, "runtime": 2, "codegen": 3, "xla": 4, "distributed": 4,
+    "torch_compile_adapter": 5, "backends": 6, "api": 7, "_module": 7, "__init__": 8, "tools": 9, "__main__": 10,
+}
+FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch_xla")
+MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> list[tuple[int, str, bool]]:
+    """(line, absolute module name, whether inside a function) of each import in a file."""
+    tree = ast.parse(path.read_text())
+    package = ("dynamotor", *path.relative_to(PACKAGE).parts[:-1])
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, a.name, id(node) in inside) for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - (node.level - 1)] if node.level else ()
+            module = ".".join((*base, node.module) if node.module else base)
+            found += [(node.lineno, module if a.name == "*" else f"{module}.{a.name}", id(node) in inside) for a in node.names]
+    return found
+
+
+def own_room(module: str) -> str | None:
+    parts = module.split(".")
+    if parts[0] != "dynamotor":
+        return None
+    if len(parts) == 1:
+        return "__init__"
+    return parts[1] if parts[1] in RANK else None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    room = room_of(path)
+    wrong = []
+    for line, module, _ in imported_modules(path):
+        other = own_room(module)
+        if other is None or other == room:
+            continue
+        if RANK[other] >= RANK[room]:
+            wrong.append(f"line {line}: {room} imports {other}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_own_imports_stand_at_the_top(path: Path) -> None:
+    assert not [f"line {line}: {m}" for line, m, inside in imported_modules(path) if inside and m.startswith("dynamotor")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_what_the_project_replaces_is_not_imported(path: Path) -> None:
+    if path.name in MAY_IMPORT_FORBIDDEN:
+        return
+    assert not [f"line {line}: {m}" for line, m, _ in imported_modules(path) if m.startswith(FORBIDDEN)]
+
+
+def test_no_file_is_over_a_thousand_lines() -> None:
+    files = [p for d in ("dynamotor", "tests") for ext in ("py", "c", "h") for p in (ROOT / d).rglob(f"*.{ext}")]
+    too_long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 1000}
+    assert not too_long
+
+
+def test_module_docstrings_are_short() -> None:
+    long = {}
+    for path in SOURCES:
+        doc = ast.get_docstring(ast.parse(path.read_text()))
+        if doc and len(doc.splitlines()) > 12:
+            long[str(path.relative_to(ROOT))] = len(doc.splitlines())
+    assert not long
