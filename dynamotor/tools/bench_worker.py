@@ -1,0 +1,128 @@
+"""One measurement of the bench in a process of its own: `python -m dynamotor.tools.bench_worker '{"model": ...}'`.
+
+Tasks: "time" (first call and steady state), "first_call" (first call alone), "errors" (outputs and gradients against
+eager, dropout off). The last line printed is JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import dynamotor
+
+from . import models
+from .measure import interleave
+from .numerics import gradient_error, largest_error
+
+AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def compiler_of(name: str) -> Callable[[Any], Any]:
+    """The function that compiles a module: ours, inductor or another torch.compile backend, or nothing."""
+    if name == "eager":
+        return lambda model: model
+    if name in ("dynamotor", "native"):
+        return dynamotor.compile
+    if name == "aot_eager":
+        return lambda model: dynamotor.compile(model, backend="aot_eager")
+    if name == "inductor":
+        return torch.compile
+    if name.startswith("inductor-"):
+        return lambda model: torch.compile(model, mode=name.removeprefix("inductor-"))
+    return lambda model: torch.compile(model, backend=name)
+
+
+class Program:
+    """One phase of one model: `step(model)` runs it and returns what is compared."""
+
+    def __init__(self, job: dict[str, Any], dropout: bool) -> None:
+        self.case = models.load(job["model"], small=job["small"], batch=job["batch"], dropout=dropout)
+        self.model = self.case.model.to(job["device"])
+        self.train = job["phase"] == "train"
+        self.model.train(self.train)
+        args, kwargs = self.case.make_inputs(train=self.train)
+        self.args = [a.to(job["device"]) for a in args]
+        self.kwargs = {k: v.to(job["device"]) for k, v in kwargs.items()}
+        self.amp = AMP.get(job["amp"])
+        self.device = torch.device(job["device"]).type
+        self.sync = torch.cuda.synchronize if self.device == "cuda" else (lambda: None)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device, dtype=self.amp) if self.amp else contextlib.nullcontext()
+
+    def step(self, model: torch.nn.Module) -> Any:
+        """Inference: the outputs. Training: forward, loss and backward; the gradients stay on the parameters."""
+        if not self.train:
+            with torch.no_grad(), self.autocast():
+                out = model(*self.args, **self.kwargs)
+        else:
+            self.model.zero_grad(set_to_none=True)
+            with self.autocast():
+                out = model(*self.args, **self.kwargs)
+                loss = self.case.loss(out)
+            loss.backward()
+        self.sync()
+        return out
+
+
+def time_task(job: dict[str, Any], steady: bool) -> dict[str, Any]:
+    """First call and, if asked, the steady state in turns with eager."""
+    program = Program(job, dropout=True)
+    if steady or job["compiler"] != "eager":
+        program.step(program.model)  # eager's own first call (library start-up) is not the compiler's
+    compiled = compiler_of(job["compiler"])(program.model)
+    start = time.perf_counter()
+    program.step(compiled)
+    result: dict[str, Any] = {"first_call_s": time.perf_counter() - start}
+    if steady:
+        timing = interleave(lambda: program.step(program.model), lambda: program.step(compiled), seconds=job["seconds"])
+        result["timing"] = timing.as_dict()
+        result |= graph_counts(job["compiler"])
+    return result
+
+
+def graph_counts(compiler: str) -> dict[str, Any]:
+    """Graphs and breaks of our captures (other compilers: unknown)."""
+    if compiler not in ("dynamotor", "native", "aot_eager"):
+        return {"graphs": None, "breaks": None}
+    counters = dynamotor.counters
+    return {"graphs": counters["capture"]["graphs"], "breaks": sum(counters["breaks"].values()),
+            "fallbacks": dict(counters["fallback"])}
+
+
+def errors_task(job: dict[str, Any]) -> dict[str, Any]:
+    """Largest relative error of outputs and of gradients, dropout off, batch-norm statistics from the same start."""
+    program = Program(job, dropout=False)
+    eager_model, compiled_model = copy.deepcopy(program.model), program.model
+    program.model = eager_model
+    reference = [t.clone() for t in models.output_tensors(program.step(eager_model))]
+    program.model = compiled_model
+    ours = models.output_tensors(program.step(compiler_of(job["compiler"])(compiled_model)))
+    result: dict[str, Any] = {"error_out": largest_error(ours, reference), "error_grad": None}
+    if program.train:
+        expected = {n: p.grad for n, p in eager_model.named_parameters() if p.grad is not None}
+        found = {n: p.grad for n, p in compiled_model.named_parameters() if p.grad is not None}
+        result["error_grad"] = gradient_error(found, expected)
+    return result
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    torch.manual_seed(0)
+    if job["task"] == "errors":
+        result = errors_task(job)
+    else:
+        result = time_task(job, steady=job["task"] == "time")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""How far two results are from each other: one number a model, relative to the size of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest |ours - reference| over the largest |reference|; infinite where shape, dtype or NaNs differ."""
+    if ours.shape != reference.shape or ours.dtype != reference.dtype:
+        return float("inf")
+    if ours.numel() == 0:
+        return 0.0
+    a, b = ours.detach().double(), reference.detach().double()
+    if not torch.equal(a.isnan(), b.isnan()):
+        return float("inf")
+    difference = (a - b).nan_to_num(nan=0.0, posinf=float("inf")).abs().max().item()
+    scale = b[b.isfinite()].abs().max().item() if b.isfinite().any() else 0.0
+    return difference / scale if scale > 0 else difference
+
+
+def largest_error(ours: Iterable[torch.Tensor], reference: Iterable[torch.Tensor]) -> float:
+    """The largest `relative_error` over two lists of tensors; infinite where their lengths differ."""
+    a, b = list(ours), list(reference)
+    if len(a) != len(b):
+        return float("inf")
+    return max((relative_error(x, y) for x, y in zip(a, b)), default=0.0)
+
+
+def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Largest difference of any gradient, relative to that gradient's size but at least a millionth of the largest one.
+
+    A gradient that is zero in exact arithmetic (a key's bias under softmax) is rounding noise in both programs; without
+    the floor its relative error says nothing.
+    """
+    if found.keys() != expected.keys():
+        return float("inf")
+    floor = 1e-6 * max((g.abs().max().item() for g in expected.values()), default=0.0)
+    worst = 0.0
+    for name, reference in expected.items():
+        if found[name].shape != reference.shape or found[name].dtype != reference.dtype:
+            return float("inf")
+        difference = (found[name].double() - reference.double()).abs().max().item()
+        if difference != difference:
+            return float("inf")
+        worst = max(worst, difference / max(reference.abs().max().item(), floor, 1e-30))
+    return worst
