@@ -1,0 +1,76 @@
+"""Why a trace stopped: `Unsupported` carries one `BreakReason`, which logs, `explain` and strict errors all show.
+
+>>> raise unsupported("side-effect", "print() writes to the terminal", cure="call it outside the compiled function")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..base.errors import CaptureError, UserLine
+
+# Kind of break -> stable error code (docs/errors.md).
+CODES: dict[str, str] = {
+    "data-dependent": "DM210",
+    "side-effect": "DM211",
+    "unsupported-call": "DM212",
+    "unsupported-op": "DM213",
+    "unsupported-value": "DM214",
+    "unsupported-mutation": "DM215",
+    "random": "DM216",
+    "context": "DM217",
+    "generator": "DM218",
+    "reconstruct": "DM219",
+    "tensor-subclass": "DM220",
+    "autograd": "DM221",
+    "disabled": "DM222",
+    "too-long": "DM223",
+}
+
+
+@dataclass(frozen=True)
+class BreakReason:
+    """One reason for a graph break: its kind, what happened, why it cannot be captured, what a user can do, and where."""
+
+    kind: str
+    what: str
+    cause: str = ""
+    cure: str = ""
+    stack: tuple[UserLine, ...] = ()
+
+    @property
+    def code(self) -> str:
+        return CODES[self.kind]
+
+    @property
+    def where(self) -> UserLine | None:
+        """The innermost user line."""
+        return self.stack[-1] if self.stack else None
+
+    def error(self) -> CaptureError:
+        """The same reason as an error, for `fullgraph=True`."""
+        return CaptureError(self.code, self.what, why=self.cause, cure=self.cure, where=self.where)
+
+    def __str__(self) -> str:
+        text = f"[{self.code}] {self.what}" + (f": {self.cause}" if self.cause else "")
+        return text + (f"\n  at {self.where}" if self.where else "")
+
+
+class Unsupported(Exception):
+    """Raised anywhere in a trace to break the graph before the current instruction."""
+
+    def __init__(self, reason: BreakReason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+    def at(self, stack: tuple[UserLine, ...]) -> Unsupported:
+        """Fill in the user's stack, once."""
+        if not self.reason.stack:
+            self.reason = replace(self.reason, stack=stack)
+        return self
+
+
+def unsupported(kind: str, what: str, cause: str = "", cure: str = "") -> Unsupported:
+    """An `Unsupported` to raise; `kind` is a key of `CODES`."""
+    assert kind in CODES, kind
+    return Unsupported(BreakReason(kind, what, cause, cure))

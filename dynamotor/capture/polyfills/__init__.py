@@ -1,0 +1,1 @@
+"""Builtins and library functions as small Python functions that the interpreter inlines."""

@@ -1,0 +1,1 @@
+"""The value kinds of the interpreter; importing the package registers all of them."""

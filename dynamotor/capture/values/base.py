@@ -1,0 +1,235 @@
+"""What the interpreter computes with: `Value` and the tables that turn Python objects into values and calls into rules.
+
+A value stands for one Python object during a trace. `source` says where it comes from outside (None: made in the trace).
+One object is one value: `is` compares values, so never make two values of one outside object; use `trace.wrap`.
+
+>>> @builtin_rule(len)
+... def _len(trace, args, kwargs): return args[0].length(trace)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from ...base.registry import Registry
+from ..breaks import unsupported
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..source import Source
+    from ..trace import Trace
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
+
+
+class Raised(Exception):
+    """An exception that the traced program itself raises (`value` is the exception instance); user code may catch it."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class NotConstant(Exception):
+    """`as_constant` of something that is not known as a real object."""
+
+
+class Value:
+    """One Python object in a trace. The methods follow CPython's protocols; the defaults look methods up on the type.
+
+    Every method that runs code takes the trace first. They raise `Raised` for exceptions of the user's program and
+    `Unsupported` (see breaks.py) for what cannot be captured.
+    """
+
+    __slots__ = ("source", "__weakref__")
+    source: Source | None
+
+    def __init__(self, source: Source | None = None) -> None:
+        self.source = source
+
+    def python_type(self) -> type:
+        """The class of the object that this value stands for."""
+        raise NotImplementedError(type(self).__name__)
+
+    def is_constant(self) -> bool:
+        """Whether `as_constant` works: the whole object (with everything in it) is known and immutable for the trace."""
+        return False
+
+    def as_constant(self) -> Any:
+        """The real object, when it is known and needs no graph."""
+        raise NotConstant(self)
+
+    def real(self) -> Any:
+        """The outside object itself if this value has one (it may hold mutable state), else MISSING."""
+        return MISSING
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        """What stands for this value as a key of a dict or a member of a set."""
+        raise unsupported("unsupported-value", f"{self.python_type().__name__} used as a dictionary key or set member")
+
+    # Attributes ----------------------------------------------------------------------------------------------------
+    def getattr(self, trace: Trace, name: str) -> Value:
+        """`self.name`; the default is CPython's generic lookup over the class and `instance_attr`."""
+        return trace.generic_getattr(self, name)
+
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        """`self.name = value`; the default honours `__setattr__`, data descriptors and `store_attr`."""
+        trace.generic_setattr(self, name, value)
+
+    def delattr(self, trace: Trace, name: str) -> None:
+        """`del self.name`."""
+        trace.generic_delattr(self, name)
+
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        """The entry of the instance's `__dict__`, or None. Reading the absence guards it too."""
+        return None
+
+    def store_attr(self, trace: Trace, name: str, value: Value | None) -> None:
+        """Write (None: delete) an entry of the instance's `__dict__`, recorded as an effect if the object is outside."""
+        raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
+
+    # Calls and operators -------------------------------------------------------------------------------------------
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """`self(*args, **kwargs)`. Never call this directly: use `trace.call`, or `return trace.tail_call(...)` when the
+        result is returned as it is (a break inside can then resume; see trace.py)."""
+        return trace.call_special(self, "__call__", args, kwargs)
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        """`self op other` (`other op self` when reflected), where op is from `operator` (`operator.iadd` for `+=`).
+        None means NotImplemented. Comparisons (`operator.lt`, `operator.eq`, ...) come here as well."""
+        return trace.generic_binary(self, op, other, reflected)
+
+    def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        """`op self` for `operator.neg`, `pos`, `invert`."""
+        return trace.generic_unary(self, op)
+
+    def truth(self, trace: Trace) -> bool:
+        """`bool(self)`."""
+        return trace.generic_truth(self)
+
+    # Containers ----------------------------------------------------------------------------------------------------
+    def length(self, trace: Trace) -> Value:
+        """`len(self)`."""
+        return trace.call_special(self, "__len__", [], {})
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        """`self[key]`."""
+        return trace.call_special(self, "__getitem__", [key], {})
+
+    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        """`self[key] = value`."""
+        trace.call_special(self, "__setitem__", [key, value], {})
+
+    def delitem(self, trace: Trace, key: Value) -> None:
+        """`del self[key]`."""
+        trace.call_special(self, "__delitem__", [key], {})
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        """`item in self` as a bool value."""
+        return trace.generic_contains(self, item)
+
+    def iterate(self, trace: Trace) -> Iterator:
+        """`iter(self)`."""
+        return trace.generic_iterate(self)
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        """All items that iterating gives."""
+        iterator = self.iterate(trace)
+        items = []
+        while (item := iterator.next(trace)) is not None:
+            items.append(item)
+        return items
+
+    # Leaving the trace ---------------------------------------------------------------------------------------------
+    def reconstruct(self, cg: Codegen) -> str:
+        """A Python expression of the object for the generated `finish` function; only called for values made in the trace
+        (values from outside are fetched by their source)."""
+        raise unsupported("reconstruct", f"{self.describe()} leaves the captured region")
+
+    def describe(self) -> str:
+        """A few words for messages."""
+        return f"a {self.python_type().__name__}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
+
+class Iterator(Value):
+    """A value with `__next__`."""
+
+    __slots__ = ()
+
+    def next(self, trace: Trace) -> Value | None:
+        """The next item, or None when there is none left (StopIteration)."""
+        raise NotImplementedError
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return self
+
+    def truth(self, trace: Trace) -> bool:
+        return True
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self
+
+
+# From Python objects to values -------------------------------------------------------------------------------------
+# A wrap rule makes the value of an object read from outside: (trace, source, obj) -> Value. It installs the guards that
+# the value's own content needs (type, constant, length); guards on what is reached through it come with later reads.
+WrapRule = Callable[["Trace", "Source", Any], Value]
+wrap_exact: Registry[type, WrapRule] = Registry("wrap")
+wrap_base: list[tuple[type, WrapRule]] = []
+
+
+def wrap_rule(*types: type, subclasses: bool = False) -> Callable[[WrapRule], WrapRule]:
+    """Register the wrap rule of exact types, or of a base class with all its subclasses (first match wins)."""
+    def add(rule: WrapRule) -> WrapRule:
+        for cls in types:
+            if subclasses:
+                wrap_base.append((cls, rule))
+            else:
+                wrap_exact.add(cls, rule)
+        return rule
+    return add
+
+
+# From callables to rules --------------------------------------------------------------------------------------------
+# A call rule runs a call of a known object (builtin function, C method descriptor, class, or Python function that is not to
+# be inlined): (trace, args, kwargs) -> Value. Method descriptors get the instance as args[0].
+CallRule = Callable[["Trace", list[Value], dict[str, Value]], Value]
+builtin_rules: dict[Any, CallRule] = {}
+# Finders answer for families of callables (all of torch.*, ...): obj -> rule or None; asked in order, answers memoised.
+call_finders: list[Callable[[Any], CallRule | None]] = []
+
+
+def builtin_rule(*callables: Any) -> Callable[[CallRule], CallRule]:
+    """Register the rule of each callable (compared by identity or equality; must be hashable)."""
+    def add(rule: CallRule) -> CallRule:
+        for fn in callables:
+            if fn in builtin_rules:
+                raise KeyError(f"call rule for {fn!r} is registered twice")
+            builtin_rules[fn] = rule
+        return rule
+    return add
+
+
+def call_finder(finder: Callable[[Any], CallRule | None]) -> Callable[[Any], CallRule | None]:
+    """Register a finder for a family of callables."""
+    call_finders.append(finder)
+    return finder
+
+
+def find_rule(fn: Any) -> CallRule | None:
+    """The call rule of a real callable, or None."""
+    try:
+        rule = builtin_rules.get(fn)
+    except TypeError:
+        return None
+    if rule is None:
+        for finder in call_finders:
+            rule = finder(fn)
+            if rule is not None:
+                builtin_rules[fn] = rule
+                break
+    return rule
