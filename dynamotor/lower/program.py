@@ -1,0 +1,113 @@
+"""The program that lowering hands to code generation: steps over named buffers.
+
+C ABI of a loop kernel: `extern "C" void name(void** ptrs, const int64_t* ints)`. `ptrs[i]` is `data_ptr()` of buffer
+`LoopStep.args[i]` (so storage offsets of inputs are already in it); `ints` is `LoopStep.ints`, empty for static shapes.
+
+    k0(arg0, buf1)                                  # LoopStep
+    buf2 = aten.mm.out(buf1, arg1.t(), out=buf2)    # ExternStep with out_variant
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from ..graph.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named piece of memory. `spec` gives shape, dtype and strides in elements (dense; `offset` does not matter here).
+
+    kind: "input" (a placeholder), "temp", "output" (its memory is handed to the caller), "const" (`value` holds it).
+    """
+
+    name: str
+    spec: TensorSpec
+    kind: Literal["input", "temp", "output", "const"]
+    value: torch.Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BufRef:
+    """A strided view of a buffer: strides and offset in elements, counted from the buffer's `data_ptr()`.
+
+    For an input that has a storage offset of its own, that offset is not counted here. `dtype` may differ from the
+    buffer's only by a bit-preserving view (`aten.view.dtype`).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def whole(buffer: Buffer) -> BufRef:
+        """The buffer itself."""
+        return BufRef(buffer.name, buffer.spec.shape, buffer.spec.stride, 0, buffer.spec.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """One generated kernel. `args[i]` names the buffer behind `ptrs[i]`.
+
+    inplace: pairs (written, read) whose memory may be one and the same when the read one dies here.
+    `zero_size` steps are never made. `note` says in a few words what is fused (for reports).
+    """
+
+    kernel: Any  # lower.ir.Kernel
+    args: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    inplace: tuple[tuple[str, str], ...] = ()
+    ints: tuple[int, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternStep:
+    """One aten (or other torch) call: `target(*args, **kwargs)`, with BufRef in place of tensors, also inside lists.
+
+    outs: the buffers made from its results in order (None: a result nobody reads). With `out_variant` the target is the
+    functional overload and the call writes `outs` through that overload (`out=` keyword, e.g. `aten.mm.out`);
+    otherwise the call allocates its results, whose strides are those of the buffers' specs.
+    `mutates` names buffers that the call writes in place (for example `aten.copy_`); `fallback` marks an op without a lowering.
+    A result that is a number has a buffer name too, with a 0-d spec; it then is a Python number at run time.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: tuple[str | None, ...]
+    out_variant: Any = None
+    mutates: tuple[str, ...] = ()
+    fallback: bool = False
+
+
+Step = LoopStep | ExternStep
+
+
+@dataclass(slots=True)
+class Program:
+    """Steps in order over buffers. `inputs[i]` is the buffer of placeholder i. `mutations`: input buffers that steps write."""
+
+    name: str
+    inputs: tuple[str, ...]
+    buffers: dict[str, Buffer]
+    steps: list[Step]
+    outputs: tuple[BufRef | int | float | bool | None, ...]
+    mutations: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"def {self.name}({', '.join(self.inputs)}):"]
+        lines += [f"    # {b.name}: {b.spec} {b.kind}" for b in self.buffers.values()]
+        for step in self.steps:
+            if isinstance(step, LoopStep):
+                lines.append(f"    loop({', '.join(step.args)})  # {step.note}")
+            else:
+                lines.append(f"    {', '.join(str(o) for o in step.outs)} = {step.target}{step.args}")
+        lines.append(f"    return {self.outputs}")
+        return "\n".join(lines)
