@@ -1,0 +1,199 @@
+"""Compile C++ text to a shared library and load it; libraries are kept in the disk cache by content.
+
+>>> library = load_library('extern "C" int two() { return 2; }')
+>>> library.address("two")            # the function's address, an int
+
+The cache holds the library's bytes, so a damaged or half-written entry is rebuilt and two processes may share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..base import cache
+from ..base.config import config
+from ..base.errors import BuildError
+from ..base.events import counters, emit, timed
+from ..base.log import log
+
+BASE_FLAGS = ("-shared", "-fPIC", "-fvisibility=hidden")
+TIMEOUT_SECONDS = 300.0
+_CURE = "install g++ (or clang++), set $CXX or dynamotor.config.cxx"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded shared library. It stays loaded for the life of the process: kernels may still point into it."""
+
+    handle: ctypes.CDLL = field(repr=False)
+    key: str
+
+    def address(self, name: str) -> int:
+        """The address of an exported function; AttributeError when the library has none of that name."""
+        return ctypes.cast(getattr(self.handle, name), ctypes.c_void_p).value or 0
+
+
+def find_compiler() -> str:
+    """Path of the C++ compiler: config.cxx, $CXX, g++, clang++, in this order. BuildError DM301 when there is none."""
+    asked = config.cxx or os.environ.get("CXX", "")
+    for name in (asked,) if asked else ("g++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            return path
+    raise BuildError("DM301", "no C++ compiler was found", cure=_CURE,
+                     why=f"{asked!r} is not an executable on PATH" if asked else "neither g++ nor clang++ is on PATH")
+
+
+@functools.cache
+def _compiler_version(path: str, _modified: int) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError("DM301", f"the C++ compiler {path} does not run", why=str(error), cure=_CURE) from error
+    return done.stdout
+
+
+@functools.cache
+def cpu_model() -> str:
+    """Names the processor and its instruction sets: code built with -march=native may only be shared among equals."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        import platform
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(line for line in lines if line.startswith(("model", "flags", "Features", "CPU", "vendor_id")))
+
+
+def build_key(source: str, flags: Sequence[str]) -> str:
+    """The cache key of a build: everything that decides the bytes of the library."""
+    compiler = find_compiler()
+    version = _compiler_version(compiler, os.stat(compiler).st_mtime_ns)
+    return cache.digest("build-1", source, "\0".join((*BASE_FLAGS, *flags, *config.cxx_flags)), compiler, version, cpu_model())
+
+
+def _failure(code: str, what: str, why: str, source: str, key: str, cure: str) -> BuildError:
+    """A BuildError whose text names a kept copy of the source."""
+    counters["build"]["failed"] += 1
+    for folder in (Path(config.cache_dir) / "failed", Path(tempfile.gettempdir())):
+        kept = folder / f"dynamotor-{key[:16]}.cpp"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.write_text(source)
+        except OSError:
+            continue
+        return BuildError(code, what, why=f"{why}\n  source: {kept}", cure=cure)
+    return BuildError(code, what, why=f"{why}\n  source: (could not be kept: the disk refuses)", cure=cure)
+
+
+def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
+    """The bytes of the library built from `source`; BuildError DM302 (compiler error) or DM303 (time, disk)."""
+    compiler = find_compiler()
+    try:
+        with tempfile.TemporaryDirectory(prefix="dynamotor-build-") as folder:
+            text, out = os.path.join(folder, "unit.cpp"), os.path.join(folder, "unit.so")
+            with open(text, "w") as file:
+                file.write(source)
+            command = [compiler, text, "-o", out, *BASE_FLAGS, *flags, *config.cxx_flags]
+            with timed("build"):
+                done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+            if done.returncode == 0:
+                counters["build"]["compiled"] += 1
+                return Path(out).read_bytes()
+            errors = [line for line in done.stderr.splitlines() if "error" in line][:5] or done.stderr.splitlines()[:5]
+            why = f"{os.path.basename(compiler)} exited with {done.returncode}: " + "\n    ".join(errors)
+    except subprocess.TimeoutExpired as error:
+        raise _failure("DM303", "compiling generated C++ took too long", str(error), source, key,
+                       "use a faster machine or file system, or report the source") from error
+    except OSError as error:
+        raise _failure("DM303", "generated C++ could not be written or compiled", str(error), source, key,
+                       "free disk space, or point TMPDIR at a writable folder") from error
+    raise _failure("DM302", "the C++ compiler refused generated code", why, source, key,
+                   "report the source; dynamotor.config.strict=False runs such graphs on aten kernels")
+
+
+@functools.cache
+def _load_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="dynamotor-load-")
+
+
+def _open(payload: bytes, key: str) -> ctypes.CDLL:
+    """dlopen library bytes from a private file, or from memory when no file can be written."""
+    with contextlib.suppress(OSError):
+        path = os.path.join(_load_folder().name, f"{key[:32]}.so")
+        try:
+            Path(path).write_bytes(payload)
+            return ctypes.CDLL(path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    # The descriptor stays open: the loader knows libraries by path, and a closed number would come back as another file.
+    handle = os.memfd_create(f"dynamotor-{key[:16]}")
+    os.write(handle, payload)
+    return ctypes.CDLL(f"/proc/self/fd/{handle}")
+
+
+def _build(source: str, flags: tuple[str, ...], key: str) -> Library:
+    """Load the library from the cache or build it; a cached one that does not load is built again."""
+    payload = cache.load("build", key)
+    if payload is not None:
+        with contextlib.suppress(OSError), timed("load"):
+            return Library(_open(payload, key), key)
+        counters["cache"]["build.unloadable"] += 1
+    payload = _run_compiler(source, flags, key)
+    try:
+        library = Library(_open(payload, key), key)
+    except OSError as error:
+        raise _failure("DM302", "a built library does not load", str(error), source, key, "report the source") from error
+    cache.store("build", key, payload)
+    return library
+
+
+_lock = threading.Lock()
+_libraries: dict[str, Future[Library]] = {}
+_pool: ThreadPoolExecutor | None = None
+_pool_process = 0
+
+
+def _workers() -> ThreadPoolExecutor:
+    """The pool that waits for compilers; a forked child gets its own, because threads do not survive a fork."""
+    global _pool, _pool_process
+    if _pool is None or _pool_process != os.getpid():
+        _pool = ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2), thread_name_prefix="dynamotor-build")
+        _pool_process = os.getpid()
+        for key in [key for key, future in _libraries.items() if not future.done()]:
+            del _libraries[key]
+    return _pool
+
+
+def start_build(source: str, flags: Sequence[str] = ()) -> Future[Library]:
+    """Build and load in the background; equal sources share one build. `.result()` gives the Library or BuildError."""
+    log("code", source)
+    try:
+        key = build_key(source, flags)
+    except BuildError as error:
+        failed: Future[Library] = Future()
+        failed.set_exception(error)
+        return failed
+    emit("build", key=key, source=source, flags=tuple(flags))
+    with _lock:
+        pool = _workers()
+        future = _libraries.get(key)
+        if future is None or (future.done() and future.exception() is not None):
+            future = _libraries[key] = pool.submit(_build, source, tuple(flags), key)
+        return future
+
+
+def load_library(source: str, flags: Sequence[str] = ()) -> Library:
+    """Build (or find) and load one C++ source. Errors: BuildError DM301 no compiler, DM302 refused, DM303 time or disk."""
+    return start_build(source, flags).result()

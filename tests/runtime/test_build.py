@@ -1,0 +1,187 @@
+"""The build cache: what is stored, what is refused, and that nothing damaged ever loads."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dynamotor.base import cache
+from dynamotor.base.config import config
+from dynamotor.base.errors import BuildError
+from dynamotor.base.events import counters
+from dynamotor.runtime import build
+
+TWO = 'extern "C" __attribute__((visibility("default"))) int two() { return %d; }'
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path):
+    build._libraries.clear()
+    counters.clear()
+    with config.patch(cache_dir=str(tmp_path / "cache"), disk_cache=True):
+        yield
+    build._libraries.clear()
+
+
+def run(library):
+    return ctypes.CFUNCTYPE(ctypes.c_int)(library.address("two"))()
+
+
+def forget():
+    build._libraries.clear()
+
+
+def test_builds_once_and_loads_from_the_cache_afterwards():
+    assert run(build.load_library(TWO % 2)) == 2
+    forget()
+    assert run(build.load_library(TWO % 2)) == 2
+    assert counters["build"]["compiled"] == 1 and counters["cache"]["build.hit"] == 1
+
+
+def test_equal_sources_share_one_library_in_a_process():
+    assert build.load_library(TWO % 3) is build.load_library(TWO % 3)
+
+
+def test_flags_are_part_of_the_key():
+    source = 'extern "C" __attribute__((visibility("default"))) int two() { return N; }'
+    assert run(build.load_library(source, ("-DN=4",))) == 4
+    assert run(build.load_library(source, ("-DN=5",))) == 5
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_a_damaged_entry_is_rebuilt(damage):
+    library = build.load_library(TWO % 6)
+    path = cache.entry_path("build", library.key)
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(b"" if damage == "empty" else bytes(data[: len(data) // 2] if damage == "truncate" else data))
+    forget()
+    assert run(build.load_library(TWO % 6)) == 6
+    assert counters["build"]["compiled"] == 2 and counters["cache"]["build.damaged"] == 1
+
+
+def test_an_entry_that_is_no_library_is_rebuilt():
+    library = build.load_library(TWO % 7)
+    cache.store("build", library.key, b"not a library")
+    forget()
+    assert run(build.load_library(TWO % 7)) == 7
+
+
+def test_a_killed_writer_leaves_nothing_that_loads(tmp_path):
+    script = textwrap.dedent("""
+        import os, time
+        from dynamotor.base import cache
+        from dynamotor.base.config import config
+        config.cache_dir = os.environ["WHERE"]
+        os.fsync = lambda fd: (print("half", flush=True), time.sleep(60))
+        cache.store("build", "ab" * 32, b"x" * 100)
+    """)
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+                             env={**os.environ, "WHERE": config.cache_dir})
+    assert child.stdout.readline().strip() == "half"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert cache.load("build", "ab" * 32) is None
+
+
+def test_a_full_disk_builds_without_the_cache(monkeypatch):
+    def refuse(*args):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert run(build.load_library(TWO % 8)) == 8
+    assert counters["cache"]["store_failed"] == 1
+
+
+def test_a_full_temporary_folder_loads_from_memory(monkeypatch):
+    library = build.load_library(TWO % 9)
+    forget()
+
+    class Full:
+        name = "/nonexistent"
+    monkeypatch.setattr(build, "_load_folder", lambda: Full)
+    assert run(build.load_library(TWO % 9)) == 9
+    assert library.key in build._libraries
+
+
+def test_an_unwritable_build_folder_is_a_coded_error(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(build.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(BuildError, match="DM303.*") as error:
+        build.load_library(TWO % 10)
+    assert "No space left" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["/no/such/compiler", "nosuchcompiler"])
+def test_a_missing_compiler_says_what_to_do(name):
+    with config.patch(cxx=name), pytest.raises(BuildError) as error:
+        build.load_library(TWO % 11)
+    assert error.value.code == "DM301" and name in str(error.value) and "config.cxx" in str(error.value)
+
+
+def test_a_compiler_that_does_not_run_is_a_missing_compiler(tmp_path):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    with config.patch(cxx=str(broken)), pytest.raises(BuildError, match="DM301"):
+        build.load_library(TWO % 12)
+
+
+def test_refused_source_names_the_error_and_the_kept_source():
+    with pytest.raises(BuildError) as error:
+        build.load_library("int broken( { return 1; }")
+    text = str(error.value)
+    assert error.value.code == "DM302" and "error" in text
+    kept = text.split("source: ")[1].split("\n")[0]
+    assert Path(kept).read_text() == "int broken( { return 1; }"
+
+
+def test_a_failed_build_is_tried_again():
+    flags = ("-DOK=" + config.cache_dir,)
+    with config.patch(cxx_flags=("-DBROKEN",)), pytest.raises(BuildError):
+        build.load_library("#ifdef BROKEN\n#error no\n#endif\n" + TWO % 13, flags)
+    assert run(build.load_library("#ifdef BROKEN\n#error no\n#endif\n" + TWO % 13, flags)) == 13
+
+
+def test_a_slow_compiler_times_out(tmp_path, monkeypatch):
+    slow = tmp_path / "slow++"
+    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slow && exit 0\nexec sleep 30\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(build, "TIMEOUT_SECONDS", 0.2)
+    start = time.monotonic()
+    with config.patch(cxx=str(slow)), pytest.raises(BuildError, match="DM303"):
+        build.load_library(TWO % 14)
+    assert time.monotonic() - start < 10
+
+
+def test_threads_build_different_sources_at_once():
+    with ThreadPoolExecutor(4) as pool:
+        values = list(pool.map(lambda n: run(build.load_library(TWO % n)), [20, 21, 20, 21]))
+    assert values == [20, 21, 20, 21] and counters["build"]["compiled"] == 2
+
+
+def test_two_processes_share_one_cache():
+    script = textwrap.dedent("""
+        import ctypes, os, sys
+        from dynamotor.base.config import config
+        config.cache_dir = os.environ["WHERE"]
+        from dynamotor.runtime import build
+        for n in range(3):
+            lib = build.load_library('extern "C" __attribute__((visibility("default"))) int two() { return %d; }' % n)
+            assert ctypes.CFUNCTYPE(ctypes.c_int)(lib.address("two"))() == n
+    """)
+    env = {**os.environ, "WHERE": config.cache_dir}
+    children = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(2)]
+    assert [child.wait(timeout=60) for child in children] == [0, 0]
+    for n in range(3):
+        assert run(build.load_library(TWO % n)) == n
+    assert counters["cache"]["build.hit"] == 3
