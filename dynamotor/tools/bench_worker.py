@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-import dynamotor
+from ..api import compile as compile_
+from ..base.events import counters
 
 from . import models
 from .measure import interleave
@@ -30,9 +31,9 @@ def compiler_of(name: str) -> Callable[[Any], Any]:
     if name == "eager":
         return lambda model: model
     if name in ("dynamotor", "native"):
-        return dynamotor.compile
+        return compile_
     if name == "aot_eager":
-        return lambda model: dynamotor.compile(model, backend="aot_eager")
+        return lambda model: compile_(model, backend="aot_eager")
     if name == "inductor":
         return torch.compile
     if name.startswith("inductor-"):
@@ -93,7 +94,6 @@ def graph_counts(compiler: str) -> dict[str, Any]:
     """Graphs and breaks of our captures (other compilers: unknown)."""
     if compiler not in ("dynamotor", "native", "aot_eager"):
         return {"graphs": None, "breaks": None}
-    counters = dynamotor.counters
     return {"graphs": counters["capture"]["graphs"], "breaks": sum(counters["breaks"].values()),
             "fallbacks": dict(counters["fallback"])}
 

@@ -1,0 +1,110 @@
+"""The public functions, where the rooms are joined: capture → backend → the compiled callable.
+
+>>> fast = dynamotor.compile(model)
+>>> loss = fast(x).sum(); loss.backward()
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ._module import compile_module
+from .autograd.aot import aot_compile  # noqa: F401  (a broken room shows at import, not at the first call)
+from .backends import Backend, resolve
+from .base.config import config
+from .base.errors import BackendError, DynamotorError, UsageError
+from .base.events import counters, emit, phase_seconds, timed
+from .base.log import forget_warnings
+from .base.options import CompileOptions
+from .capture.frontend import make_dispatcher
+from .capture.marks import disable
+from .codegen import release_memory
+
+__all__ = ["compile", "compile_fx", "disable", "reset"]
+
+_dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def compile(model: Callable[..., Any] | None = None, *, backend: str | Backend = "native", fullgraph: bool = False,
+            dynamic: bool | None = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
+            disable: bool = False) -> Any:
+    """Compile a function or module; also a decorator, with and without arguments.
+
+    model: a function, method, `torch.nn.Module` or any callable. Returns a callable of the same kind: a module gives a module that
+    shares parameters, buffers, hooks and `state_dict` keys with it.
+    backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
+    fullgraph: raise CaptureError instead of breaking the graph. dynamic: accepted as in `torch.compile`; programs are specialised to
+    the shapes they see and a new shape compiles anew. mode: as in `torch.compile`. options: fields of `dynamotor.config` for this callable.
+    disable: return `model` unchanged.
+
+    Raises UsageError for a bad argument; compilation itself happens at the first call.
+    """
+    settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(dict(options or {})))
+    if model is None:
+        return lambda fn: compile(fn, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable)
+    if not callable(model):
+        raise UsageError("DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}")
+    if disable:
+        return model
+    backend_call = _guarded_backend(resolve(backend), backend, settings)
+    if isinstance(model, torch.nn.Module):
+        plain = getattr(model, "_orig_mod", model) if hasattr(type(model), "_dynamotor") else model
+        dispatcher = make_dispatcher(types.MethodType(type(plain).__call__, plain), settings, backend_call)
+        _dispatchers.add(dispatcher)
+        again = functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
+        return compile_module(plain, dispatcher, again)
+    dispatcher = make_dispatcher(model, settings, backend_call)
+    _dispatchers.add(dispatcher)
+    return dispatcher
+
+
+def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOptions) -> Backend:
+    """The backend under the callable's options, its failures turned into coded errors."""
+    label = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
+
+    def call(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        strict = {"strict": True} if settings.fullgraph else {}
+        with config.patch(**{**strict, **settings.options}), timed("backend"):
+            try:
+                compiled = function(gm, example_inputs)
+            except DynamotorError:
+                raise
+            except Exception as error:
+                raise BackendError("DM401", f"backend {label!r} raised {type(error).__name__}: {error}", where=_first_line(gm),
+                                   cure="see the chained traceback; backend='eager' tells whether capture or the backend is at fault") from error
+        if not callable(compiled):
+            raise BackendError("DM402", f"backend {label!r} returned {type(compiled).__name__}, which cannot be called",
+                               why="a backend returns a callable that takes the graph's inputs", cure="return gm.forward, for example")
+        emit("backend", name=label, nodes=len(gm.graph.nodes))
+        return compiled
+
+    return call
+
+
+def _first_line(gm: torch.fx.GraphModule) -> Any:
+    return next((n.meta["where"] for n in gm.graph.nodes if n.meta.get("where")), None)
+
+
+def compile_fx(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    """Compile an FX graph that you already hold with the native backend.
+
+    Parameters and submodules of the graph are read at each call, so they may be trained or replaced.
+    """
+    needs_capture = any(n.op in ("get_attr", "call_module") for n in gm.graph.nodes)
+    return compile(gm, fullgraph=True) if needs_capture else resolve("native")(gm, list(example_inputs))
+
+
+def reset() -> None:
+    """Forget all compiled code, counters and pooled memory; the next call of each compiled callable compiles again."""
+    for dispatcher in list(_dispatchers):
+        dispatcher.clear()
+    counters.clear()
+    phase_seconds.clear()
+    forget_warnings()
+    release_memory()

@@ -1,0 +1,86 @@
+"""Backends: functions `(graph_module, example_inputs) -> callable`, one decorated function each.
+
+>>> @register_backend
+... def printing(gm, example_inputs):
+...     print(gm.code)
+...     return gm.forward
+>>> dynamotor.compile(model, backend="printing")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import torch
+
+from .autograd.aot import aot_compile
+from .base.errors import UsageError
+from .base.registry import Registry
+from .codegen import compile_aten
+from .graph.info import GraphInfo
+from .torch_compile_adapter import torch_backend, torch_backends
+
+Compiled = Callable[..., Any]
+Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
+
+backends: Registry[str, Backend] = Registry("backend")
+
+
+@overload
+def register_backend(fn: Backend, name: str | None = None) -> Backend: ...
+@overload
+def register_backend(fn: None = None, name: str | None = None) -> Callable[[Backend], Backend]: ...
+
+
+def register_backend(fn: Backend | None = None, name: str | None = None) -> Any:
+    """Make a backend known by name (default: the function's); usable as a decorator with or without arguments.
+
+    The backend gets the captured graph and real example tensors and returns a callable that takes the same tensors and returns
+    the graph's outputs as a tuple or list. Raises KeyError when the name is taken.
+    """
+    if fn is None:
+        return lambda f: register_backend(f, name)
+    backends.add(name or fn.__name__, fn)
+    return fn
+
+
+def list_backends() -> list[str]:
+    """Names that `compile(backend=...)` accepts: ours first, then those of `torch.compile`."""
+    own = sorted(backends)
+    return own + [n for n in torch_backends() if n not in own]
+
+
+def resolve(backend: str | Backend) -> Backend:
+    """The function behind a name, or the callable itself. UsageError (DM106, DM107) for anything else."""
+    if isinstance(backend, str):
+        return backends.get(backend) or torch_backend(backend)
+    if not callable(backend):
+        raise UsageError("DM107", f"a backend is a name or a callable, not {backend!r}")
+    return backend
+
+
+def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Placeholders that hold the same parameter or buffer at every call."""
+    return gm.meta.get("static_inputs", frozenset())
+
+
+@register_backend
+def eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+    """The captured torch calls, as they are: shows what capture alone costs and does."""
+    return gm.forward
+
+
+@register_backend
+def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+    """Captured and differentiated ahead of time, the aten graphs run op by op."""
+    def run_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
+        return graph.forward
+
+    return aot_compile(gm, list(example_inputs), run_graph, static_inputs=static_inputs(gm))
+
+
+@register_backend
+def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+    """The loop compiler: C++ kernels, oneDNN and MKL for convolutions and matrix products."""
+    return aot_compile(gm, list(example_inputs), compile_aten, static_inputs=static_inputs(gm))

@@ -1,0 +1,77 @@
+"""`dynamotor.explain(fn)(*args)`: what was captured, where the graph broke and why, what fell back to aten kernels.
+
+>>> print(dynamotor.explain(model)(x))
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..api import compile as compile_
+from ..base.events import Event, collect, counters, phase_seconds
+
+
+@dataclass
+class Explanation:
+    """What happened in one call of a freshly compiled callable; `str()` is the report."""
+
+    graphs: list[torch.fx.GraphModule] = field(default_factory=list)
+    guards: list[list[str]] = field(default_factory=list)
+    break_reasons: list[Any] = field(default_factory=list)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        return len(self.break_reasons)
+
+    @property
+    def op_count(self) -> int:
+        """Torch calls captured in all graphs."""
+        return sum(n.op in ("call_function", "call_method") for g in self.graphs for n in g.graph.nodes)
+
+    def __str__(self) -> str:
+        lines = [f"{self.graph_count} graph(s), {self.op_count} torch calls, {self.graph_break_count} break(s), "
+                 f"{sum(len(g) for g in self.guards)} guards"]
+        lines += [f"break {i + 1}: {reason}" for i, reason in enumerate(self.break_reasons)]
+        if self.fallbacks:
+            lines.append("aten kernels used for lack of a lowering: " + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common()))
+        if self.seconds:
+            lines.append("seconds: " + ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items()))
+        return "\n".join(lines)
+
+
+def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Explanation]:
+    """Compile `fn` anew, call it with the arguments given to the returned function, and report.
+
+    compile_options are those of `compile`. The call runs for real: its side effects happen.
+    """
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        before, seconds_before = Counter(counters["fallback"]), dict(phase_seconds)
+        with collect("capture", "break") as events:
+            compile_(fn, **compile_options)(*args, **kwargs)
+        found = Explanation()
+        for event in events:
+            _note(found, event)
+        found.fallbacks = Counter(counters["fallback"]) - before
+        found.seconds = {k: v - seconds_before.get(k, 0.0) for k, v in phase_seconds.items() if v > seconds_before.get(k, 0.0)}
+        return found
+
+    return run
+
+
+def _note(found: Explanation, event: Event) -> None:
+    if event.kind == "break":
+        found.break_reasons.append(event.data.get("reason"))
+    elif event.data.get("graph") is not None:
+        found.graphs.append(event.data["graph"])
+        found.guards.append([str(g) for g in event.data.get("guards", ())])
