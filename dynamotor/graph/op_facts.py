@@ -1,0 +1,77 @@
+"""What an aten op's schema says about aliasing and effects, worked out once per overload.
+
+>>> facts(torch.ops.aten.add_.Tensor).writes
+(0,)
+>>> facts(torch.ops.aten.t.default).is_view
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+# Ops whose schema hides a write: position of the arguments written when the op runs in training mode.
+_HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {aten.native_batch_norm.default: (3, 4)}
+# Views in the schema's eyes that allocate, and the reverse.
+_NOT_VIEWS = {aten.lift_fresh.default, aten.lift.default}
+# Calls that answer about a tensor without reading its data.
+_METADATA = {aten.is_same_size.default}
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """Facts of one overload.
+
+    writes: positions (or names, for keyword-only arguments) of the arguments that the op writes. returns: for each
+    returned value, the position or name of the argument that it is, or None for a new tensor. is_view: the result
+    shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of its argument.
+    data_dependent: shape or value of the result depends on the data. random: it draws from a generator.
+    """
+
+    writes: tuple[int | str, ...]
+    returns: tuple[int | str | None, ...]
+    is_view: bool
+    changes_metadata: bool
+    data_dependent: bool
+    random: bool
+
+
+_facts: dict[OpOverload, OpFacts] = {}
+
+
+def facts(func: OpOverload) -> OpFacts:
+    """The facts of an overload (memoised)."""
+    found = _facts.get(func)
+    if found is None:
+        found = _facts[func] = _work_out(func)
+    return found
+
+
+def _work_out(func: OpOverload) -> OpFacts:
+    schema = func._schema
+    writers: dict[str, int | str] = {}
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            where: int | str = argument.name if argument.kwarg_only else position
+            for name in argument.alias_info.before_set:
+                writers[name] = where
+    returns: list[int | str | None] = []
+    for value in schema.returns:
+        alias = value.alias_info
+        returns.append(next((writers[n] for n in alias.before_set if n in writers), None) if alias is not None else None)
+    tags = set(func.tags)
+    is_view = (not writers and func not in _NOT_VIEWS and bool(schema.returns)
+               and any(r.alias_info is not None for r in schema.returns))
+    return OpFacts(
+        writes=tuple(writers.values()) or _HIDDEN_WRITES.get(func, ()),
+        returns=tuple(returns),
+        is_view=is_view,
+        changes_metadata=torch.Tag.inplace_view in tags or func is aten.set_.source_Storage,
+        data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}) and func not in _METADATA,
+        random=torch.Tag.nondeterministic_seeded in tags,
+    )

@@ -1,0 +1,183 @@
+"""Tensors without data that run PyTorch code: autograd, autocast and composite ops work above them in C++.
+
+>>> x = ShapeTensor.make(TensorSpec.dense((2, 3), torch.float32), requires_grad=True)
+>>> (x.t() @ x).shape
+torch.Size([3, 3])
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import shape_rules_linalg, shape_rules_pointwise, shape_rules_views  # noqa: F401  (they register their rules)
+from .op_facts import facts
+from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
+from .spec import TensorSpec
+
+__all__ = ["DataDependent", "Recorder", "ShapeTensor", "UnsupportedOp", "infer", "recording", "shape_mode"]
+
+aten = torch.ops.aten
+
+
+class Recorder(Protocol):
+    """Sees every op that reaches the dispatch level while `recording` is on."""
+
+    def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The op's result, with ShapeTensors in the place of tensors."""
+
+
+class Storage:
+    """Identity of a ShapeTensor's memory: views share it. `version` counts writes."""
+
+    __slots__ = ("version", "owner")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.owner: Any = None
+
+
+class ShapeTensor(torch.Tensor):
+    """A strided tensor that has a spec and no data. `storage` is shared by views; `node` is a recorder's own note."""
+
+    spec: TensorSpec
+    storage: Storage
+    node: Any
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def make(spec: TensorSpec, requires_grad: bool = False, storage: Storage | None = None) -> ShapeTensor:
+        """A new ShapeTensor; `storage` makes it a view of that memory."""
+        tensor = torch.Tensor._make_wrapper_subclass(
+            ShapeTensor, spec.shape, strides=spec.stride, storage_offset=spec.offset, dtype=spec.dtype,
+            device=spec.device, requires_grad=requires_grad)
+        tensor.spec = spec
+        tensor.storage = Storage() if storage is None else storage
+        tensor.node = None
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return infer(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"ShapeTensor({self.spec}{', requires_grad' if self.requires_grad else ''})"
+
+
+def spec_of(value: Any) -> Any:
+    """Arguments with specs in the place of tensors (ShapeTensors or real ones), lists kept as lists."""
+    if isinstance(value, ShapeTensor):
+        return value.spec
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([spec_of(v) for v in value])
+    if isinstance(value, torch.Tensor):
+        return TensorSpec.of(value)
+    return value
+
+
+def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run an op on ShapeTensors (real tensors may be mixed in): in-place ops return their argument, views share storage.
+
+    Raises DataDependent for results that need data, UnsupportedOp for ops that swap storage, and PyTorch's own errors.
+    """
+    special = _special.get(func)
+    if special is not None:
+        return special(func, args, kwargs)
+    about = facts(func)
+    specs = tuple([spec_of(a) for a in args])
+    if about.changes_metadata:
+        check_supported(func, specs)
+    result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
+    if about.writes and any(r is not None for r in about.returns):
+        return _returned_arguments(about.returns, result, args, kwargs)
+    return materialise(result, _storage_of(args[0]) if about.is_view else None)
+
+
+def materialise(result: Any, storage: Storage | None = None) -> Any:
+    """ShapeTensors for the specs of a result; with `storage` they are views of it."""
+    if type(result) is TensorSpec:
+        return ShapeTensor.make(result, storage=storage)
+    if type(result) is tuple:
+        return [materialise(r, storage) for r in result] if storage is not None else tuple([materialise(r) for r in result])
+    return result
+
+
+def _storage_of(value: Any) -> Storage | None:
+    return value.storage if isinstance(value, ShapeTensor) else None
+
+
+def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    results = result if isinstance(result, tuple) else (result,)
+    values = []
+    for where, spec in zip(returns, results, strict=True):
+        if where is None:
+            values.append(materialise(spec))
+        else:
+            values.append(args[where] if isinstance(where, int) else kwargs[where])
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _read_scalar(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A value asked of a real tensor is known; of a ShapeTensor it is not."""
+    if isinstance(args[0], ShapeTensor):
+        check_supported(func, args)
+    return func(*args, **kwargs)
+
+
+_sdp_choices: dict[Any, int] = {}
+
+
+def _choose_attention(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> int:
+    """Which attention kernel PyTorch would take: asked with real, untouched memory of the same metadata."""
+    def real(value: Any) -> Any:
+        if not isinstance(value, ShapeTensor):
+            return value
+        tensor = torch.empty(value.spec.extent, dtype=value.dtype, device=value.device)
+        return tensor.as_strided(value.shape, value.stride()).requires_grad_(value.requires_grad)
+
+    def key_of(value: Any) -> Any:
+        return (value.spec, value.requires_grad) if isinstance(value, ShapeTensor) else value
+
+    key = (tuple(map(key_of, args)), tuple((name, key_of(value)) for name, value in kwargs.items()))
+    if key not in _sdp_choices:
+        _sdp_choices[key] = func(*map(real, args), **{name: real(value) for name, value in kwargs.items()})
+    return _sdp_choices[key]
+
+
+_special = {
+    aten._local_scalar_dense.default: _read_scalar,
+    aten.equal.default: _read_scalar,
+    aten._fused_sdp_choice.default: _choose_attention,
+}
+
+
+class _Mode(TorchDispatchMode):
+    """Catches the ops that have no tensor argument (factories), and sends every op to the recorder when there is one."""
+
+    def __init__(self, handler: Any) -> None:
+        super().__init__()
+        self.handler = handler
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self.handler(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def shape_mode() -> Iterator[None]:
+    """While on, factories give ShapeTensors too, and real tensors turn into ShapeTensors when an op touches them."""
+    with _Mode(infer):
+        yield
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """While on, each op calls `recorder.record(func, args, kwargs)` for its result."""
+    with _Mode(recorder.record):
+        yield

@@ -1,0 +1,157 @@
+"""Shape inference: what an op returns, from the specs of its arguments.
+
+Own rules (one row an op, in the `shape_rules_*` files) answer for common ops; a memo over PyTorch's meta kernels
+answers for the rest. A rule takes the op's arguments with a `TensorSpec` in each tensor's place and returns what
+`node.meta["val"]` holds, or `PASS` to leave a case to the meta kernel.
+
+>>> infer_spec(torch.ops.aten.mm.default, (TensorSpec.dense((2, 3), f32), TensorSpec.dense((3, 4), f32)), {}).shape
+(2, 4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..base.errors import DynamotorError
+from ..base.registry import Registry
+from .op_facts import facts
+from .spec import CPU, TensorSpec
+
+aten = torch.ops.aten
+PASS = object()
+ShapeRule = Callable[..., Any]
+shape_rules: Registry[OpOverload, ShapeRule] = Registry("shape")
+shape_rule = shape_rules.register
+
+_META = torch.device("meta")
+_MEMO_LIMIT = 20_000
+_memo: dict[Any, Any] = {}
+
+
+class DataDependent(DynamotorError):
+    """DM210: the result's shape or value depends on data that a trace does not have."""
+
+
+class UnsupportedOp(DynamotorError):
+    """DM211: the op cannot be traced (it swaps or resizes storage, or has no shape rule)."""
+
+
+def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Spec, tuple of specs, number or None that `func` returns; tensors in the arguments are `TensorSpec`s.
+
+    Raises DataDependent, UnsupportedOp, or the op's own error for arguments that do not fit.
+    """
+    rule = shape_rules.get(func)
+    if rule is not None:
+        result = rule(*args, **kwargs)
+        if result is not PASS:
+            return result
+    return _infer_by_meta_kernel(func, args, kwargs)
+
+
+def _infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    try:
+        key = (func, _key(args), tuple((name, _key(value)) for name, value in kwargs.items()) if kwargs else ())
+        found = _memo.get(key, PASS)
+        if found is not PASS:
+            return found
+    except TypeError:  # an argument that cannot be hashed
+        key = None
+    check_supported(func, args)
+    result = _run_meta_kernel(func, args, kwargs)
+    if key is not None:
+        if len(_memo) >= _MEMO_LIMIT:
+            _memo.clear()
+        _memo[key] = result
+    return result
+
+
+def _key(value: Any) -> Any:
+    kind = type(value)
+    if kind is TensorSpec:
+        return value
+    if kind is tuple or kind is list:
+        return tuple([_key(v) for v in value])
+    if kind is int or kind is float or kind is bool or kind is complex:
+        return kind, value  # 1, 1.0 and True are equal and not the same argument
+    return value
+
+
+def check_supported(func: OpOverload, args: tuple) -> None:
+    """Raise DataDependent or UnsupportedOp for an op that no shape rule can answer."""
+    about = facts(func)
+    if about.data_dependent and not _shape_is_known(func, args):
+        raise DataDependent("DM210", f"{func} reads tensor data that a trace does not have",
+                            cure="keep the value in tensors (torch.where, masks), or let the graph break here")
+    if about.changes_metadata:
+        raise UnsupportedOp("DM211", f"{func} changes a tensor's shape, strides or storage in place",
+                            cure="use the out-of-place op")
+
+
+def _shape_is_known(func: OpOverload, args: tuple) -> bool:
+    """Ops tagged as data dependent that are only so for boolean masks."""
+    if func in (aten.index.Tensor, aten._unsafe_index.Tensor):
+        return not any(isinstance(i, TensorSpec) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return False
+
+
+def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    device = _device_of_result(args, kwargs)
+    try:
+        with torch.no_grad():
+            out = func(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
+    except NotImplementedError as error:
+        raise UnsupportedOp("DM211", f"{func} has no shape rule", why=str(error).split("\n")[0],
+                            cure="register one with dynamotor.graph.shapes.shape_rule, or a meta kernel") from error
+    return _from_meta(out, device)
+
+
+def meta_tensor(spec: TensorSpec) -> torch.Tensor:
+    """A tensor on the meta device with the spec's shape, strides, dtype and offset."""
+    if spec.offset == 0:
+        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)
+    base = torch.empty(spec.offset + spec.extent, dtype=spec.dtype, device=_META)
+    return base.as_strided(spec.shape, spec.stride, spec.offset)
+
+
+def _to_meta(value: Any) -> Any:
+    kind = type(value)
+    if kind is TensorSpec:
+        return meta_tensor(value)
+    if kind is tuple or kind is list:
+        return kind([_to_meta(v) for v in value])
+    if kind is torch.device:
+        return _META
+    if kind is torch.Generator:
+        return None
+    return value
+
+
+def _from_meta(out: Any, device: torch.device) -> Any:
+    if isinstance(out, torch.Tensor):
+        return TensorSpec(tuple(out.shape), tuple(out.stride()), out.dtype, device, out.storage_offset())
+    if isinstance(out, (tuple, list)):
+        return tuple([_from_meta(o, device) for o in out])
+    return out
+
+
+def _device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:
+    """The device asked for, else the first tensor's with dimensions, else the first tensor's, else the default."""
+    asked = kwargs.get("device")
+    if asked is not None:
+        return torch.device(asked)
+    fallback = None
+    stack = list(reversed([*args, *kwargs.values()]))
+    while stack:
+        value = stack.pop()
+        if type(value) is TensorSpec:
+            if value.shape or value.device != CPU:
+                return value.device
+            fallback = fallback or value.device
+        elif isinstance(value, (tuple, list)):
+            stack.extend(reversed(value))
+    return fallback or torch.get_default_device()
