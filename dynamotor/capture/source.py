@@ -1,0 +1,369 @@
+"""Where a value comes from: sources can be fetched again at the next call, and print as Python.
+
+A source is a root (`Arg`, `Const`) or one raw step away from its `base`. Raw means that no user code runs: dictionaries
+are read as dictionaries, classes through their MRO without binding, functions and cells by their slots.
+
+>>> DictItem(InstanceDict(Arg(0, "self")), "training").fetch((module,))
+True
+>>> str(DictItem(InstanceDict(Arg(0, "self")), "training"))
+'self.training'
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, ClassVar
+
+
+class Missing(Exception):
+    """The source leads nowhere now: a key, attribute, item or cell is gone."""
+
+
+class Source:
+    """Base of all sources: immutable, hashable, compared by structure. `base` is None for roots."""
+
+    __slots__ = ("base", "key", "_hash")
+    # How the C guard program takes this step (csrc/guards.c has the same names).
+    step_kind: ClassVar[str]
+    base: Source | None
+    key: Any
+
+    def __init__(self, base: Source | None, key: Any = None) -> None:
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "_hash", hash((type(self).__name__, base, self._key_identity())))
+
+    def _key_identity(self) -> Any:
+        return self.key
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other) or self._hash != other._hash:  # type: ignore[attr-defined]
+            return False
+        return self._key_identity() == other._key_identity() and self.base == other.base  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
+    def fetch(self, args: tuple[Any, ...]) -> Any:
+        """The value now, for a call with these flat arguments; raises `Missing`."""
+        assert self.base is not None
+        return self.step(self.base.fetch(args))
+
+    def step(self, parent: Any) -> Any:
+        """The value one step away from the base's value; raises `Missing`."""
+        raise NotImplementedError
+
+    @property
+    def root(self) -> Source:
+        """The `Arg` or `Const` at the start of the chain."""
+        source = self
+        while source.base is not None:
+            source = source.base
+        return source
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the chain starts at an object that the cache entry holds (so that its value can be bound)."""
+        return isinstance(self.root, Const)
+
+
+class Arg(Source):
+    """A flat call argument: positionals first, then keyword values in the order of the call."""
+
+    __slots__ = ("name",)
+    step_kind = "arg"
+    name: str
+
+    def __init__(self, index: int, name: str) -> None:
+        object.__setattr__(self, "name", name)
+        super().__init__(None, index)
+
+    @property
+    def index(self) -> int:
+        return self.key
+
+    def fetch(self, args: tuple[Any, ...]) -> Any:
+        if self.key >= len(args):
+            raise Missing(str(self))
+        return args[self.key]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Const(Source):
+    """An object that the entry holds, compared by identity: the root module, the function, a class, a module."""
+
+    __slots__ = ("label",)
+    step_kind = "const"
+    label: str
+
+    def __init__(self, obj: Any, label: str) -> None:
+        object.__setattr__(self, "label", label)
+        super().__init__(None, obj)
+
+    def _key_identity(self) -> Any:
+        return id(self.key)
+
+    @property
+    def obj(self) -> Any:
+        return self.key
+
+    def fetch(self, args: tuple[Any, ...]) -> Any:
+        return self.key
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class Attr(Source):
+    """Plain `getattr`, run again at every call: only for C slots and getsets that have no better source."""
+
+    __slots__ = ()
+    step_kind = "getattr"
+
+    def step(self, parent: Any) -> Any:
+        try:
+            return getattr(parent, self.key)
+        except AttributeError:
+            raise Missing(str(self)) from None
+
+    def __str__(self) -> str:
+        return f"{self.base}.{self.key}"
+
+
+class InstanceDict(Source):
+    """The `__dict__` of an instance or module."""
+
+    __slots__ = ()
+    step_kind = "instance_dict"
+
+    def __init__(self, base: Source) -> None:
+        super().__init__(base)
+
+    def step(self, parent: Any) -> Any:
+        try:
+            found = object.__getattribute__(parent, "__dict__")
+        except AttributeError:
+            raise Missing(str(self)) from None
+        if type(found) is not dict:
+            raise Missing(str(self))
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.base}.__dict__"
+
+
+class DictItem(Source):
+    """An item of a dict (or dict subclass), looked up by `dict.__getitem__`."""
+
+    __slots__ = ()
+    step_kind = "dict_item"
+
+    def _key_identity(self) -> Any:
+        return type(self.key), self.key
+
+    def step(self, parent: Any) -> Any:
+        try:
+            return dict.__getitem__(parent, self.key)
+        except KeyError:
+            raise Missing(str(self)) from None
+
+    def __str__(self) -> str:
+        if isinstance(self.base, InstanceDict) and isinstance(self.key, str):
+            return f"{self.base.base}.{self.key}"
+        if isinstance(self.base, GlobalsOf | BuiltinsOf):
+            return str(self.key)
+        return f"{self.base}[{self.key!r}]"
+
+
+class SeqItem(Source):
+    """An item of a tuple or list (or a subclass), by position, without calling `__getitem__`."""
+
+    __slots__ = ()
+    step_kind = "seq_item"
+
+    def step(self, parent: Any) -> Any:
+        kind = tuple if isinstance(parent, tuple) else list
+        try:
+            return kind.__getitem__(parent, self.key)
+        except IndexError:
+            raise Missing(str(self)) from None
+
+    def __str__(self) -> str:
+        return f"{self.base}[{self.key}]"
+
+
+class TypeOf(Source):
+    """`type(value)`."""
+
+    __slots__ = ()
+    step_kind = "type_of"
+
+    def __init__(self, base: Source) -> None:
+        super().__init__(base)
+
+    def step(self, parent: Any) -> Any:
+        return type(parent)
+
+    def __str__(self) -> str:
+        return f"type({self.base})"
+
+
+def lookup_type_attr(cls: type, name: str) -> Any:
+    """What the MRO of a class holds under a name, unbound (what `_PyType_Lookup` gives); raises `Missing`."""
+    for klass in type.__dict__["__mro__"].__get__(cls):
+        namespace = type.__dict__["__dict__"].__get__(klass)
+        if name in namespace:
+            return namespace[name]
+    raise Missing(f"{cls.__name__}.{name}")
+
+
+class TypeAttr(Source):
+    """Raw MRO lookup of a name on a class, without binding."""
+
+    __slots__ = ()
+    step_kind = "type_attr"
+
+    def step(self, parent: Any) -> Any:
+        return lookup_type_attr(parent, self.key)
+
+    def __str__(self) -> str:
+        return f"{self.base}.{self.key}"
+
+
+class Cell(Source):
+    """The contents of the i-th closure cell of a function."""
+
+    __slots__ = ()
+    step_kind = "cell"
+
+    def step(self, parent: Any) -> Any:
+        try:
+            return parent.__closure__[self.key].cell_contents
+        except (ValueError, TypeError, IndexError, AttributeError):
+            raise Missing(str(self)) from None
+
+    def __str__(self) -> str:
+        return f"{self.base}.__closure__[{self.key}].cell_contents"
+
+
+class CellContents(Source):
+    """The contents of a cell object."""
+
+    __slots__ = ()
+    step_kind = "cell_contents"
+
+    def __init__(self, base: Source) -> None:
+        super().__init__(base)
+
+    def step(self, parent: Any) -> Any:
+        try:
+            return parent.cell_contents
+        except ValueError:
+            raise Missing(str(self)) from None
+
+    def __str__(self) -> str:
+        return f"{self.base}.cell_contents"
+
+
+FUNCTION_SLOTS = ("__defaults__", "__kwdefaults__", "__code__", "__closure__", "__globals__", "__dict__", "__builtins__")
+
+
+class FuncAttr(Source):
+    """A slot of a Python function: one of `FUNCTION_SLOTS`. `__defaults__` and friends may be None."""
+
+    __slots__ = ()
+    step_kind = "func_attr"
+
+    def __init__(self, base: Source, name: str) -> None:
+        assert name in FUNCTION_SLOTS, name
+        super().__init__(base, name)
+
+    def step(self, parent: Any) -> Any:
+        if type(parent) is not types.FunctionType:
+            raise Missing(str(self))
+        return getattr(parent, self.key)
+
+    def __str__(self) -> str:
+        return f"{self.base}.{self.key}"
+
+
+class GlobalsOf(Source):
+    """The globals of a Python function, which never change for a function."""
+
+    __slots__ = ()
+    step_kind = "globals_of"
+
+    def __init__(self, base: Source) -> None:
+        super().__init__(base)
+
+    def step(self, parent: Any) -> Any:
+        if type(parent) is not types.FunctionType:
+            raise Missing(str(self))
+        return parent.__globals__
+
+    def __str__(self) -> str:
+        return f"{self.base}.__globals__"
+
+
+class BuiltinsOf(Source):
+    """The builtins dict that a Python function sees."""
+
+    __slots__ = ()
+    step_kind = "builtins_of"
+
+    def __init__(self, base: Source) -> None:
+        super().__init__(base)
+
+    def step(self, parent: Any) -> Any:
+        if type(parent) is not types.FunctionType:
+            raise Missing(str(self))
+        return parent.__builtins__
+
+    def __str__(self) -> str:
+        return f"{self.base}.__builtins__"
+
+
+class MethodSelf(Source):
+    """`__self__` of a bound method."""
+
+    __slots__ = ()
+    step_kind = "method_self"
+
+    def __init__(self, base: Source) -> None:
+        super().__init__(base)
+
+    def step(self, parent: Any) -> Any:
+        if type(parent) is not types.MethodType:
+            raise Missing(str(self))
+        return parent.__self__
+
+    def __str__(self) -> str:
+        return f"{self.base}.__self__"
+
+
+class MethodFunc(Source):
+    """`__func__` of a bound method."""
+
+    __slots__ = ()
+    step_kind = "method_func"
+
+    def __init__(self, base: Source) -> None:
+        super().__init__(base)
+
+    def step(self, parent: Any) -> Any:
+        if type(parent) is not types.MethodType:
+            raise Missing(str(self))
+        return parent.__func__
+
+    def __str__(self) -> str:
+        return f"{self.base}.__func__"
