@@ -1,0 +1,282 @@
+"""Code objects decoded once into normalised instructions, the same for CPython 3.11 and 3.12.
+
+`decode(code).instrs` has no caches, EXTENDED_ARG, PRECALL, KW_NAMES or RESUME; jumps have no direction. See NORMALISED
+for what each differing instruction becomes. Offsets are bytes into `co_code`, where the instruction's first unit lies.
+
+>>> [i.op for i in decode((lambda x: x + 1).__code__).instrs]
+['LOAD_FAST', 'LOAD_CONST', 'BINARY_OP', 'RETURN_VALUE']
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import opcode
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# What the interpreter may rely on, beside what `dis` says of an opcode:
+NORMALISED = {
+    "LOAD_GLOBAL": "argval: name; arg: True when a NULL is pushed below the value",
+    "LOAD_METHOD": "argval: name; pushes (function, self) or (NULL, attribute)",
+    "LOAD_ATTR": "argval: name",
+    "LOAD_SUPER_ATTR": "argval: name; arg: (True when it loads a method, True for two-argument super)",
+    "CALL": "arg: number of arguments, keywords included; argval: keyword names; stack: NULL/function, self/..., arguments",
+    "JUMP": "target",
+    "POP_JUMP_IF_FALSE": "target; also _TRUE, _NONE, _NOT_NONE",
+    "JUMP_IF_FALSE_OR_POP": "target; also _TRUE_; 3.11 only",
+    "FOR_ITER": "pushes the next item; when exhausted pops the iterator and goes to target",
+    "SEND": "arg: True when the receiver stays below the result (3.12)",
+    "LOAD_FAST": "argval: name; may be unbound (LOAD_FAST_CHECK is folded in)",
+    "LOAD_FAST_AND_CLEAR": "pushes the local or NULL, and unbinds it; STORE_FAST of NULL unbinds",
+    "BINARY_OP": "argval: the operator's text, such as '+' or '+='",
+    "COMPARE_OP": "argval: the operator's text",
+    "IS_OP": "argval: True when inverted; CONTAINS_OP likewise",
+    "RETURN_CONST": "argval: the constant; 3.12 only",
+    "UNARY_POSITIVE": "and LIST_TO_TUPLE, IMPORT_STAR, PRINT_EXPR, STOPITERATION_ERROR, PREP_RERAISE_STAR: intrinsics by name",
+}
+
+_INTRINSIC_1 = {1: "PRINT_EXPR", 2: "IMPORT_STAR", 3: "STOPITERATION_ERROR", 4: "ASYNC_GEN_WRAP", 5: "UNARY_POSITIVE",
+                6: "LIST_TO_TUPLE"}
+_INTRINSIC_2 = {1: "PREP_RERAISE_STAR"}
+_BINARY = tuple(text for _, text in opcode._nb_ops)  # type: ignore[attr-defined]
+_RENAMED = {
+    "JUMP_FORWARD": "JUMP", "JUMP_BACKWARD": "JUMP", "JUMP_BACKWARD_NO_INTERRUPT": "JUMP", "LOAD_FAST_CHECK": "LOAD_FAST",
+    **{f"POP_JUMP_{way}_IF_{test}": f"POP_JUMP_IF_{test}"
+       for way in ("FORWARD", "BACKWARD") for test in ("FALSE", "TRUE", "NONE", "NOT_NONE")},
+}
+_DROPPED = frozenset({"CACHE", "RESUME"})
+CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
+IS_311 = sys.version_info[:2] == (3, 11)
+SUPPORTED = sys.version_info[:2] in ((3, 11), (3, 12))
+
+
+@dataclass(frozen=True, slots=True)
+class Instr:
+    """One normalised instruction. `offset`..`end` are the bytes it covers, its prefixes and companions included."""
+
+    op: str
+    arg: Any
+    argval: Any
+    offset: int
+    end: int
+    line: int | None
+    target: int | None = None
+
+    def __str__(self) -> str:
+        shown = f" -> {self.target}" if self.target is not None else "" if self.argval is None else f" {self.argval!r}"
+        return f"{self.offset:5d} {self.op}{shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionRange:
+    """An entry of the exception table: in [start, end) an exception cuts the stack to depth, pushes, goes to target."""
+
+    start: int
+    end: int
+    target: int
+    depth: int
+    lasti: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One raw instruction: byte offset of its first EXTENDED_ARG or itself, opcode, full argument, end past its caches."""
+
+    start: int
+    offset: int
+    opcode: int
+    arg: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return opcode.opname[self.opcode]
+
+
+@dataclass(frozen=True)
+class CodeInfo:
+    """A decoded code object. `index` maps an offset to the position of its instruction in `instrs`."""
+
+    code: types.CodeType
+    instrs: tuple[Instr, ...]
+    index: dict[int, int]
+    exceptions: tuple[ExceptionRange, ...]
+    localsplus: tuple[str, ...]
+    _handlers: dict[int, ExceptionRange | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def n_locals(self) -> int:
+        """Plain locals (arguments first); `localsplus` goes on with cells that are no locals, then free variables."""
+        return self.code.co_nlocals
+
+    @property
+    def is_generator_like(self) -> bool:
+        """Whether calling it makes a generator, coroutine or async generator instead of running the body."""
+        return bool(self.code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+    def handler(self, offset: int) -> ExceptionRange | None:
+        """The exception range that covers an offset (the table's ranges do not overlap), or None."""
+        if offset not in self._handlers:
+            self._handlers[offset] = next((e for e in self.exceptions if e.start <= offset < e.end), None)
+        return self._handlers[offset]
+
+    def at(self, offset: int) -> Instr:
+        """The instruction at an offset."""
+        return self.instrs[self.index[offset]]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.instrs))
+
+
+def units(raw: bytes) -> Iterator[Unit]:
+    """The raw instructions of `co_code`, with EXTENDED_ARG folded in and caches skipped."""
+    at, start, extended = 0, 0, 0
+    while at < len(raw):
+        op, arg = raw[at], raw[at + 1] | extended << 8
+        end = at + 2 + 2 * CACHES[op]
+        if op == dis.EXTENDED_ARG:
+            extended = arg
+        else:
+            yield Unit(start, at, op, arg, end)
+            extended, start = 0, end
+        at = end
+
+
+def jump_target(unit: Unit) -> int | None:
+    """Byte offset that a raw instruction may jump to, or None. All jumps of 3.11 and 3.12 are relative."""
+    if unit.opcode not in dis.hasjrel:
+        return None
+    name = unit.name
+    target = unit.end + (-2 if "BACKWARD" in name else 2) * unit.arg
+    # 3.12 leaves the loop past END_FOR: the iterator is popped by FOR_ITER itself.
+    return target + 2 if name == "FOR_ITER" and not IS_311 else target
+
+
+def parse_exception_table(code: types.CodeType) -> tuple[ExceptionRange, ...]:
+    """The exception table of a code object, in the order of the table."""
+    data = iter(code.co_exceptiontable)
+
+    def number(first: int) -> int:
+        value = first & 63
+        while first & 64:
+            first = next(data)
+            value = value << 6 | first & 63
+        return value
+
+    ranges = []
+    for byte in data:
+        start = 2 * number(byte)
+        length, target, depth_lasti = 2 * number(next(data)), 2 * number(next(data)), number(next(data))
+        ranges.append(ExceptionRange(start, start + length, target, depth_lasti >> 1, bool(depth_lasti & 1)))
+    return tuple(ranges)
+
+
+def encode_exception_table(ranges: list[ExceptionRange]) -> bytes:
+    """The bytes of `co_exceptiontable` for ranges sorted by start."""
+    out = bytearray()
+
+    def number(value: int, flag: int = 0) -> None:
+        digits = [value & 63]
+        while value := value >> 6:
+            digits.append(value & 63)
+        for i, digit in enumerate(reversed(digits)):
+            out.append(digit | (64 if i + 1 < len(digits) else 0) | (flag if i == 0 else 0))
+
+    for e in ranges:
+        number(e.start // 2, 128)
+        number((e.end - e.start) // 2)
+        number(e.target // 2)
+        number(e.depth << 1 | e.lasti)
+    return bytes(out)
+
+
+def localsplus_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names of a frame's fast slots: locals, then cells that are no locals, then free variables."""
+    extra = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
+    return code.co_varnames + extra + code.co_freevars
+
+
+def _normalise(code: types.CodeType, unit: Unit, slots: tuple[str, ...]) -> tuple[str, Any, Any]:
+    """(op, arg, argval) of one raw instruction."""
+    name, arg = unit.name, unit.arg
+    op = _RENAMED.get(name, name)
+    if unit.opcode in dis.hasconst:
+        return op, arg, None if name == "KW_NAMES" else code.co_consts[arg]
+    if name == "LOAD_GLOBAL":
+        return op, bool(arg & 1), code.co_names[arg >> 1]
+    if name == "LOAD_ATTR" and not IS_311:
+        return ("LOAD_METHOD" if arg & 1 else op), None, code.co_names[arg >> 1]
+    if name == "LOAD_SUPER_ATTR":
+        return op, (bool(arg & 1), bool(arg & 2)), code.co_names[arg >> 2]
+    if unit.opcode in dis.hasname:
+        return op, arg, code.co_names[arg]
+    if unit.opcode in dis.haslocal or unit.opcode in dis.hasfree:
+        return op, arg, slots[arg]
+    if name == "COMPARE_OP":
+        return op, arg, dis.cmp_op[arg if IS_311 else arg >> 4]
+    if name == "BINARY_OP":
+        return op, arg, _BINARY[arg]
+    if name in ("IS_OP", "CONTAINS_OP"):
+        return op, arg, bool(arg)
+    if name == "CALL_INTRINSIC_1":
+        return _INTRINSIC_1.get(arg, name), arg, None
+    if name == "CALL_INTRINSIC_2":
+        return _INTRINSIC_2.get(arg, name), arg, None
+    if name == "SEND":
+        return op, not IS_311, None
+    return op, arg if unit.opcode >= dis.HAVE_ARGUMENT else None, None
+
+
+def _line_lookup(code: types.CodeType) -> dict[int, int | None]:
+    return {offset: line for start, end, line in code.co_lines() for offset in range(start, end, 2)}
+
+
+def _decode(code: types.CodeType) -> CodeInfo:
+    slots, lines = localsplus_names(code), _line_lookup(code)
+    instrs: list[Instr] = []
+    kwnames: tuple[str, ...] = ()
+    # Offset of a KW_NAMES or PRECALL whose CALL has not come yet: the CALL begins there.
+    begin: int | None = None
+    for unit in units(code.co_code):
+        name = unit.name
+        if name == "KW_NAMES":
+            kwnames, begin = code.co_consts[unit.arg], unit.start
+            continue
+        if name == "PRECALL":
+            begin = unit.start if begin is None else begin
+            continue
+        if name in _DROPPED:
+            continue
+        op, arg, argval = _normalise(code, unit, slots)
+        offset = unit.start
+        if op == "CALL":
+            offset, argval = (unit.start if begin is None else begin), kwnames
+            kwnames, begin = (), None
+        instrs.append(Instr(op, arg, argval, offset, unit.end, lines.get(unit.offset), jump_target(unit)))
+    # A jump may aim at a dropped RESUME or cache: it means the next instruction kept.
+    index = {instr.offset: i for i, instr in enumerate(instrs)}
+    following = len(instrs) - 1
+    for unit in reversed(list(units(code.co_code))):
+        following = index.setdefault(unit.start, following)
+    return CodeInfo(code, tuple(instrs), index, parse_exception_table(code), slots)
+
+
+# By identity: equal code objects may differ in their file names. An entry keeps its code object, so that no id is reused.
+_memo: dict[int, CodeInfo] = {}
+
+
+def decode(code: types.CodeType) -> CodeInfo:
+    """The decoded code object, memoised until `forget`."""
+    info = _memo.get(id(code))
+    if info is None:
+        info = _memo[id(code)] = _decode(code)
+    return info
+
+
+def forget() -> None:
+    """Drop the memo (used by `reset`)."""
+    _memo.clear()
