@@ -13,10 +13,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status is 0 when it did what it says."""
     parser = argparse.ArgumentParser(prog="python -m dynamotor", description="A compiler for PyTorch that you can read.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, module, text in (("demo", demo, "train digits, compile BERT and resnet18, print one table"),
-                               ("bench", bench, "models x phases x compilers, first call and steady state"),
-                               ("doctor", doctor, "what this machine has and whether a small compile works")):
-        sub = commands.add_parser(name, help=text, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, module, text in (
+        ("demo", demo, "train digits, compile BERT and resnet18, print one table"),
+        ("bench", bench, "models x phases x compilers, first call and steady state"),
+        ("doctor", doctor, "what this machine has and whether a small compile works"),
+    ):
+        sub = commands.add_parser(
+            name, help=text, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         module.add_arguments(sub)
         sub.set_defaults(run=module.main)
     args = parser.parse_args(argv)

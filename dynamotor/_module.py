@@ -18,8 +18,9 @@ def _itself(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def compile_module(module: torch.nn.Module, dispatcher: Callable[..., Any],
-                   again: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
+def compile_module(
+    module: torch.nn.Module, dispatcher: Callable[..., Any], again: Callable[[torch.nn.Module], torch.nn.Module]
+) -> torch.nn.Module:
     """A twin of `module` that shares its `__dict__` and calls `dispatcher`.
 
     Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either are seen by both.

@@ -31,23 +31,33 @@ __all__ = ["compile", "compile_fx", "disable", "reset"]
 _dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def compile(model: Callable[..., Any] | None = None, *, backend: str | Backend = "native", fullgraph: bool = False,
-            dynamic: bool | None = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
-            disable: bool = False) -> Any:
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    backend: str | Backend = "native",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
     """Compile a function or module; also a decorator, with and without arguments.
 
-    model: a function, method, `torch.nn.Module` or any callable. Returns a callable of the same kind: a module gives a module that
-    shares parameters, buffers, hooks and `state_dict` keys with it.
+    model: a function, method, `torch.nn.Module` or any callable. Returns a callable of the same kind: a module gives a module
+      that shares parameters, buffers, hooks and `state_dict` keys with it.
     backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
-    fullgraph: raise CaptureError instead of breaking the graph. dynamic: accepted as in `torch.compile`; programs are specialised to
-    the shapes they see and a new shape compiles anew. mode: as in `torch.compile`. options: fields of `dynamotor.config` for this callable.
+    fullgraph: raise CaptureError instead of breaking the graph.
+    dynamic: accepted as in `torch.compile`; programs are specialised to the shapes they see and a new shape compiles anew.
+    mode: as in `torch.compile`. options: fields of `dynamotor.config` that hold for this callable.
     disable: return `model` unchanged.
 
     Raises UsageError for a bad argument; compilation itself happens at the first call.
     """
     settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(dict(options or {})))
     if model is None:
-        return lambda fn: compile(fn, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable)
+        return lambda fn: compile(
+            fn, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable
+        )
     if not callable(model):
         raise UsageError("DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}")
     if disable:
@@ -76,11 +86,19 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
             except DynamotorError:
                 raise
             except Exception as error:
-                raise BackendError("DM401", f"backend {label!r} raised {type(error).__name__}: {error}", where=_first_line(gm),
-                                   cure="see the chained traceback; backend='eager' tells whether capture or the backend is at fault") from error
+                raise BackendError(
+                    "DM401",
+                    f"backend {label!r} raised {type(error).__name__}: {error}",
+                    where=_first_line(gm),
+                    cure="see the chained traceback; backend='eager' tells whether capture or the backend is at fault",
+                ) from error
         if not callable(compiled):
-            raise BackendError("DM402", f"backend {label!r} returned {type(compiled).__name__}, which cannot be called",
-                               why="a backend returns a callable that takes the graph's inputs", cure="return gm.forward, for example")
+            raise BackendError(
+                "DM402",
+                f"backend {label!r} returned {type(compiled).__name__}, which cannot be called",
+                why="a backend returns a callable that takes the graph's inputs",
+                cure="return gm.forward, for example",
+            )
         emit("backend", name=label, nodes=len(gm.graph.nodes))
         return compiled
 

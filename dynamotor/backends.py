@@ -74,6 +74,7 @@ def eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> C
 @register_backend
 def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
     """Captured and differentiated ahead of time, the aten graphs run op by op."""
+
     def run_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
         return graph.forward
 

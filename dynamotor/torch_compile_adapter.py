@@ -34,8 +34,11 @@ def torch_backend(name: str) -> Callable[..., Any]:
 
     known = list_backends(exclude_tags=())
     if name not in known:
-        raise UsageError("DM106", f"unknown backend {name!r}",
-                         cure=f"use native, aot_eager, eager, a callable, or one of torch.compile's: {', '.join(sorted(known))}")
+        raise UsageError(
+            "DM106",
+            f"unknown backend {name!r}",
+            cure=f"use native, aot_eager, eager, a callable, or one of torch.compile's: {', '.join(sorted(known))}",
+        )
     return lookup_backend(name)
 
 

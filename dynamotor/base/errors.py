@@ -20,7 +20,7 @@ class UserLine:
 
     def __str__(self) -> str:
         text = linecache.getline(self.filename, self.lineno).strip()
-        where = f'{self.filename}:{self.lineno}' + (f" in {self.function}" if self.function else "")
+        where = f"{self.filename}:{self.lineno}" + (f" in {self.function}" if self.function else "")
         return f"{where}\n    {text}" if text else where
 
 

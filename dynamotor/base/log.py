@@ -13,7 +13,14 @@ from .config import config
 from .events import Event, subscribe
 
 LEVELS: dict[str, int] = {
-    "breaks": 1, "recompiles": 1, "fallbacks": 1, "timings": 2, "guards": 3, "code": 4, "graphs": 5, "passes": 6,
+    "breaks": 1,
+    "recompiles": 1,
+    "fallbacks": 1,
+    "timings": 2,
+    "guards": 3,
+    "code": 4,
+    "graphs": 5,
+    "passes": 6,
     "bytecode": 7,
 }
 

@@ -31,5 +31,9 @@ class CompileOptions:
             raise UsageError("DM104", f"unknown mode {self.mode!r}", cure="use one of " + ", ".join(repr(m) for m in MODES[1:]))
         known = {f.name for f in fields(Config)}
         if unknown := sorted(set(self.options) - known):
-            raise UsageError("DM105", f"unknown option {unknown[0]!r}", why="options are fields of dynamotor.config",
-                             cure="use one of " + ", ".join(sorted(known)))
+            raise UsageError(
+                "DM105",
+                f"unknown option {unknown[0]!r}",
+                why="options are fields of dynamotor.config",
+                cure="use one of " + ", ".join(sorted(known)),
+            )

@@ -25,10 +25,12 @@ class Registry(Generic[K, F]):
 
     def register(self, *keys: K) -> Callable[[F], F]:
         """Decorator: the function is the rule of each key."""
+
         def add(rule: F) -> F:
             for key in keys:
                 self.add(key, rule)
             return rule
+
         return add
 
     def add(self, key: K, rule: F) -> None:

@@ -23,8 +23,22 @@ from ..base.errors import UsageError
 from . import models
 from .measure import geometric_mean
 
-COLUMNS = ("model", "phase", "compiler", "cold s", "warm s", "eager ms", "ms", "speedup", "spread", "err out", "err grad",
-           "graphs", "breaks", "pass")
+COLUMNS = (
+    "model",
+    "phase",
+    "compiler",
+    "cold s",
+    "warm s",
+    "eager ms",
+    "ms",
+    "speedup",
+    "spread",
+    "err out",
+    "err grad",
+    "graphs",
+    "breaks",
+    "pass",
+)
 TOLERANCE = {"none": 2e-3, "bf16": 5e-2, "fp16": 2e-2}
 
 
@@ -32,8 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the bench command."""
     parser.add_argument("--models", default="twelve", help="names, comma-separated; a list file; 'twelve' or 'all'")
     parser.add_argument("--phase", default="infer,train", help="infer, train or both, comma-separated")
-    parser.add_argument("--compilers", default="eager,dynamotor",
-                        help="eager, inductor, dynamotor, aot_eager or any torch.compile backend, comma-separated")
+    parser.add_argument(
+        "--compilers",
+        default="eager,dynamotor",
+        help="eager, inductor, dynamotor, aot_eager or any torch.compile backend, comma-separated",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", choices=("none", "bf16", "fp16"), default="none")
     parser.add_argument("--batch", type=int, default=None)
@@ -57,8 +74,12 @@ def names_of(spec: str) -> list[str]:
 
 def run_worker(job: dict[str, Any], cache: str, timeout: float) -> dict[str, Any]:
     """One measurement in a fresh process; its last line of output is JSON."""
-    env = dict(os.environ, DYNAMOTOR_CACHE_DIR=f"{cache}/dynamotor", TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
-               TRITON_CACHE_DIR=f"{cache}/triton")
+    env = dict(
+        os.environ,
+        DYNAMOTOR_CACHE_DIR=f"{cache}/dynamotor",
+        TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
+        TRITON_CACHE_DIR=f"{cache}/triton",
+    )
     command = [sys.executable, "-m", "dynamotor.tools.bench_worker", json.dumps(job)]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
@@ -95,10 +116,22 @@ def table_row(row: dict[str, Any]) -> list[str]:
     """A row of the printed table."""
     t = row.get("timing") or {}
     spread = f"{t['low']:.2f}-{t['high']:.2f}" if t else "-"
-    return [row["model"], row["phase"], row["compiler"], _number(row.get("first_call_s"), ".2f"), _number(row.get("warm_s"), ".2f"),
-            _number(t.get("eager_ms"), ".1f"), _number(t.get("compiled_ms"), ".1f"), _number(t.get("speedup"), ".2f"), spread,
-            _number(row.get("error_out"), ".1e"), _number(row.get("error_grad"), ".1e"), _number(row.get("graphs"), "d"),
-            _number(row.get("breaks"), "d"), "yes" if row["pass"] else "NO " + row.get("error", "")[:80]]
+    return [
+        row["model"],
+        row["phase"],
+        row["compiler"],
+        _number(row.get("first_call_s"), ".2f"),
+        _number(row.get("warm_s"), ".2f"),
+        _number(t.get("eager_ms"), ".1f"),
+        _number(t.get("compiled_ms"), ".1f"),
+        _number(t.get("speedup"), ".2f"),
+        spread,
+        _number(row.get("error_out"), ".1e"),
+        _number(row.get("error_grad"), ".1e"),
+        _number(row.get("graphs"), "d"),
+        _number(row.get("breaks"), "d"),
+        "yes" if row["pass"] else "NO " + row.get("error", "")[:80],
+    ]
 
 
 def render(rows: list[list[str]], header: tuple[str, ...] = COLUMNS) -> str:
@@ -114,12 +147,17 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for compiler in dict.fromkeys(r["compiler"] for r in rows):
             mine = [r for r in rows if (r["phase"], r["compiler"]) == (phase, compiler)]
             timed = [r for r in mine if r["pass"] and r.get("timing")]
-            found.append({
-                "phase": phase, "compiler": compiler, "models": len(mine), "passed": sum(r["pass"] for r in mine),
-                "geomean_speedup": geometric_mean([r["timing"]["speedup"] for r in timed]),
-                "geomean_cold_s": geometric_mean([r["first_call_s"] for r in timed]),
-                "geomean_warm_s": geometric_mean([r["warm_s"] for r in timed if r.get("warm_s")]),
-            })
+            found.append(
+                {
+                    "phase": phase,
+                    "compiler": compiler,
+                    "models": len(mine),
+                    "passed": sum(r["pass"] for r in mine),
+                    "geomean_speedup": geometric_mean([r["timing"]["speedup"] for r in timed]),
+                    "geomean_cold_s": geometric_mean([r["first_call_s"] for r in timed]),
+                    "geomean_warm_s": geometric_mean([r["warm_s"] for r in timed if r.get("warm_s")]),
+                }
+            )
     return found
 
 
@@ -128,9 +166,14 @@ def main(args: argparse.Namespace) -> int:
     phases = [p for p in args.phase.split(",") if p]
     if bad := [p for p in phases if p not in ("infer", "train")]:
         raise UsageError("DM101", f"unknown phase {bad[0]!r}", cure="use infer, train or infer,train")
-    jobs = [dict(model=m, phase=p, compiler=c, device=args.device, amp=args.amp, batch=args.batch, small=args.small,
-                 seconds=args.seconds)
-            for m in names_of(args.models) for p in phases for c in args.compilers.split(",") if c]
+    jobs = [
+        {"model": m, "phase": p, "compiler": c, "device": args.device, "amp": args.amp, "batch": args.batch, "small": args.small}
+        | {"seconds": args.seconds}
+        for m in names_of(args.models)
+        for p in phases
+        for c in args.compilers.split(",")
+        if c
+    ]
     rows = []
     for i, job in enumerate(jobs):
         if sys.stderr.isatty():
@@ -138,14 +181,26 @@ def main(args: argparse.Namespace) -> int:
         rows.append(measure(job, warm=not args.no_warm, timeout=args.timeout))
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr)
-        print(render([table_row(rows[-1])], COLUMNS) if i == 0 else render([table_row(rows[-1])], COLUMNS).splitlines()[1], flush=True)
+        print(
+            render([table_row(rows[-1])], COLUMNS) if i == 0 else render([table_row(rows[-1])], COLUMNS).splitlines()[1],
+            flush=True,
+        )
     print("\n" + render([table_row(r) for r in rows]))
     totals = summary(rows)
     for t in totals:
-        print(f"{t['compiler']:>10} {t['phase']:>5}: {t['passed']}/{t['models']} pass, {t['geomean_speedup']:.3f}x eager, "
-              f"first call {t['geomean_cold_s']:.2f} s cold, {t['geomean_warm_s']:.2f} s warm (geometric means)")
-    result = {"command": " ".join(sys.argv[1:]), "torch": torch.__version__, "python": platform.python_version(),
-              "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability(), "rows": rows, "summary": totals}
+        print(
+            f"{t['compiler']:>10} {t['phase']:>5}: {t['passed']}/{t['models']} pass, {t['geomean_speedup']:.3f}x eager, "
+            f"first call {t['geomean_cold_s']:.2f} s cold, {t['geomean_warm_s']:.2f} s warm (geometric means)"
+        )
+    result = {
+        "command": " ".join(sys.argv[1:]),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "rows": rows,
+        "summary": totals,
+    }
     path = args.json or "dynamotor-bench.json"
     Path(path).write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")

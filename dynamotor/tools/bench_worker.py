@@ -18,7 +18,6 @@ import torch
 
 from ..api import compile as compile_
 from ..base.events import counters
-
 from . import models
 from .measure import interleave
 from .numerics import gradient_error, largest_error
@@ -94,8 +93,11 @@ def graph_counts(compiler: str) -> dict[str, Any]:
     """Graphs and breaks of our captures (other compilers: unknown)."""
     if compiler not in ("dynamotor", "native", "aot_eager"):
         return {"graphs": None, "breaks": None}
-    return {"graphs": counters["capture"]["graphs"], "breaks": sum(counters["breaks"].values()),
-            "fallbacks": dict(counters["fallback"])}
+    return {
+        "graphs": counters["capture"]["graphs"],
+        "breaks": sum(counters["breaks"].values()),
+        "fallbacks": dict(counters["fallback"]),
+    }
 
 
 def errors_task(job: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UsageError("DM120", "the demo's digits come with scikit-learn, which is not installed", cure="pip install scikit-learn") from error
+        raise UsageError(
+            "DM120", "the demo's digits come with scikit-learn, which is not installed", cure="pip install scikit-learn"
+        ) from error
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[order] / 16
@@ -80,7 +82,9 @@ def show_digits(epochs: int, backend: str) -> bool:
     print(f"digits, {epochs} epochs of AdamW (loss of each epoch; accuracy on 297 unseen images; seconds with compilation)")
     print(f"  eager     {'  '.join(f'{v:.5f}' for v in eager_curve)}   {eager_accuracy:.4f}   {middle - start:.1f} s")
     print(f"  dynamotor {'  '.join(f'{v:.5f}' for v in curve)}   {accuracy:.4f}   {end - middle:.1f} s")
-    same = all(abs(a - b) <= 1e-3 * max(1.0, abs(a)) for a, b in zip(eager_curve, curve)) and abs(accuracy - eager_accuracy) < 0.01
+    same = (
+        all(abs(a - b) <= 1e-3 * max(1.0, abs(a)) for a, b in zip(eager_curve, curve)) and abs(accuracy - eager_accuracy) < 0.01
+    )
     print(f"  the same curve and accuracy: {'yes' if same else 'NO'}\n")
     return same
 
@@ -90,7 +94,9 @@ def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     try:
         from transformers import BertConfig, BertForMaskedLM
     except ImportError as error:
-        raise UsageError("DM120", "the demo's BERT comes from transformers, which is not installed", cure="pip install transformers") from error
+        raise UsageError(
+            "DM120", "the demo's BERT comes from transformers, which is not installed", cure="pip install transformers"
+        ) from error
     torch.manual_seed(0)
     ids = torch.randint(0, 30522, (4, 128))
     return BertForMaskedLM(BertConfig()), {"input_ids": ids, "labels": ids}
@@ -134,7 +140,9 @@ def errors(model: nn.Module, inputs: dict[str, torch.Tensor], train: bool, backe
     return largest_error(ours, reference), gradients
 
 
-def model_row(name: str, make: Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]], train: bool, args: argparse.Namespace) -> tuple[list[str], bool]:
+def model_row(
+    name: str, make: Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]], train: bool, args: argparse.Namespace
+) -> tuple[list[str], bool]:
     """One row of the table, and whether the errors are small."""
     model, inputs = make()
     model.train(train)
@@ -144,10 +152,21 @@ def model_row(name: str, make: Callable[[], tuple[nn.Module, dict[str, torch.Ten
     start = time.perf_counter()
     step(compiled, model, inputs, train)
     seconds = time.perf_counter() - start
-    timing = interleave(lambda: step(model, model, inputs, train), lambda: step(compiled, model, inputs, train), seconds=args.seconds, least=3)
+    timing = interleave(
+        lambda: step(model, model, inputs, train), lambda: step(compiled, model, inputs, train), seconds=args.seconds, least=3
+    )
     good = out_error < 1e-3 and (grad_error is None or grad_error < 1e-2)
-    cells = [name, "training step" if train else "inference", f"{seconds:.2f}", f"{timing.eager_ms:.1f}", f"{timing.compiled_ms:.1f}",
-             f"{timing.speedup:.2f}x", f"{timing.low:.2f}-{timing.high:.2f}", f"{out_error:.1e}", "-" if grad_error is None else f"{grad_error:.1e}"]
+    cells = [
+        name,
+        "training step" if train else "inference",
+        f"{seconds:.2f}",
+        f"{timing.eager_ms:.1f}",
+        f"{timing.compiled_ms:.1f}",
+        f"{timing.speedup:.2f}x",
+        f"{timing.low:.2f}-{timing.high:.2f}",
+        f"{out_error:.1e}",
+        "-" if grad_error is None else f"{grad_error:.1e}",
+    ]
     return cells, good
 
 
@@ -162,5 +181,7 @@ def main(args: argparse.Namespace) -> int:
             rows.append(cells)
             good.append(fine)
     print(render(rows, ("model", "phase", "compile s", "eager ms", "ms", "speedup", "quartiles", "error out", "error grad")))
-    print(f"\n{'everything agrees with eager' if all(good) else 'SOMETHING DIFFERS FROM EAGER'}; {time.perf_counter() - start:.0f} s in all")
+    print(
+        f"\n{'everything agrees with eager' if all(good) else 'SOMETHING DIFFERS FROM EAGER'}; {time.perf_counter() - start:.0f} s in all"
+    )
     return 0 if all(good) else 1

@@ -20,8 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the findings; 0 when the small compile agrees with eager."""
-    print(f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-          f"{torch.backends.cpu.get_cpu_capability()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}")
+    print(
+        f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{torch.backends.cpu.get_cpu_capability()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}"
+    )
     print(f"C++ compiler: {describe_compiler()}")
     print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'})")
     x = torch.randn(64, 96, requires_grad=True)

@@ -40,11 +40,15 @@ class Explanation:
         return sum(n.op in ("call_function", "call_method") for g in self.graphs for n in g.graph.nodes)
 
     def __str__(self) -> str:
-        lines = [f"{self.graph_count} graph(s), {self.op_count} torch calls, {self.graph_break_count} break(s), "
-                 f"{sum(len(g) for g in self.guards)} guards"]
+        lines = [
+            f"{self.graph_count} graph(s), {self.op_count} torch calls, {self.graph_break_count} break(s), "
+            f"{sum(len(g) for g in self.guards)} guards"
+        ]
         lines += [f"break {i + 1}: {reason}" for i, reason in enumerate(self.break_reasons)]
         if self.fallbacks:
-            lines.append("aten kernels used for lack of a lowering: " + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common()))
+            lines.append(
+                "aten kernels used for lack of a lowering: " + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common())
+            )
         if self.seconds:
             lines.append("seconds: " + ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items()))
         return "\n".join(lines)
@@ -55,6 +59,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
 
     compile_options are those of `compile`. The call runs for real: its side effects happen.
     """
+
     def run(*args: Any, **kwargs: Any) -> Explanation:
         before, seconds_before = Counter(counters["fallback"]), dict(phase_seconds)
         with collect("capture", "break") as events:

@@ -43,8 +43,9 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return low, mid, high
 
 
-def interleave(eager: Callable[[], object], compiled: Callable[[], object], *, seconds: float = 6.0, least: int = 5,
-               most: int = 200) -> Timing:
+def interleave(
+    eager: Callable[[], object], compiled: Callable[[], object], *, seconds: float = 6.0, least: int = 5, most: int = 200
+) -> Timing:
     """Run both in turns (each turn long enough to time) for about `seconds`, after two warm-up calls of each."""
     for fn in (eager, compiled, eager, compiled):
         fn()
@@ -58,8 +59,9 @@ def interleave(eager: Callable[[], object], compiled: Callable[[], object], *, s
             a, b = once(eager, repeat), once(compiled, repeat)
         pairs.append((a, b))
     low, mid, high = quartiles([a / b for a, b in pairs])
-    return Timing(statistics.median(a for a, _ in pairs) * 1e3, statistics.median(b for _, b in pairs) * 1e3,
-                  mid, low, high, len(pairs))
+    return Timing(
+        statistics.median(a for a, _ in pairs) * 1e3, statistics.median(b for _, b in pairs) * 1e3, mid, low, high, len(pairs)
+    )
 
 
 def geometric_mean(values: list[float]) -> float:

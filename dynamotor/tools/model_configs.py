@@ -1,4 +1,4 @@
-"""Sizes of the models of models.txt: for transformers a row a class (config class, whole and reduced sizes, inputs), for timm overrides.
+"""Sizes of the models of models.txt: for transformers a row a class (config, sizes, inputs), for timm overrides.
 
 >>> HUGGING_FACE["BertForMaskedLM"].config
 'BertConfig'
@@ -78,21 +78,20 @@ class HuggingFace:
 
 
 _BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 300}
+_ALBERT_FULL = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 _BART = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
          "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 300, "max_position_embeddings": 64}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 300}
 _LLAMA = {**_BERT, "num_key_value_heads": 2}
 _LLAMA_FULL = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8,
                "num_key_value_heads": 8, "vocab_size": 32000}
+_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": None}
 _END = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 HUGGING_FACE: dict[str, HuggingFace] = {
-    "AlbertForMaskedLM": HuggingFace("AlbertConfig", _tokens, {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
-                                     {**_BERT, "embedding_size": 32}),
-    "AlbertForQuestionAnswering": HuggingFace(
-        "AlbertConfig", _answers, {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
-        {**_BERT, "embedding_size": 32}),
+    "AlbertForMaskedLM": HuggingFace("AlbertConfig", _tokens, _ALBERT_FULL, {**_BERT, "embedding_size": 32}),
+    "AlbertForQuestionAnswering": HuggingFace("AlbertConfig", _answers, _ALBERT_FULL, {**_BERT, "embedding_size": 32}),
     "BartForConditionalGeneration": HuggingFace("BartConfig", _pairs, {}, {**_BART, **_SPECIAL}),
     "BertForMaskedLM": HuggingFace("BertConfig", _tokens, {}, _BERT),
     "BertForQuestionAnswering": HuggingFace("BertConfig", _answers, {}, _BERT),
@@ -111,9 +110,9 @@ HUGGING_FACE: dict[str, HuggingFace] = {
                                          {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": 300}),
     "DistilBertForQuestionAnswering": HuggingFace("DistilBertConfig", _answers, {},
                                                   {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": 300}),
-    "GPT2LMHeadModel": HuggingFace("GPT2Config", _tokens, {}, {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 300, **_END}),
+    "GPT2LMHeadModel": HuggingFace("GPT2Config", _tokens, {}, _GPT2),
     "GPT2ForSequenceClassification": HuggingFace(
-        "GPT2Config", _classes, {"pad_token_id": 0}, {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 300, **_END}),
+        "GPT2Config", _classes, {"pad_token_id": 0}, _GPT2),
     "FNetForMaskedLM": HuggingFace("FNetConfig", _tokens, {}, _BERT),
     "LayoutLMForSequenceClassification": HuggingFace("LayoutLMConfig", _classes, {}, _BERT),
     "MBartForCausalLM": HuggingFace("MBartConfig", _tokens, {}, {**_BART, **_SPECIAL}),
@@ -152,17 +151,20 @@ HUGGING_FACE: dict[str, HuggingFace] = {
     "WhisperForConditionalGeneration": HuggingFace(
         "WhisperConfig", _speech, {"d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 6,
                                    "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536},
-        {**_BART, **_END, "decoder_start_token_id": 2, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 64}),
+        {**_BART, **_END, "decoder_start_token_id": 2, "num_mel_bins": 16, "max_source_positions": 32,
+         "max_target_positions": 64}),
     "PhiForCausalLM": HuggingFace("PhiConfig", _tokens, {**_LLAMA_FULL}, {**_LLAMA, **_END}),
     "MixtralForCausalLM": HuggingFace(
-        "MixtralConfig", _tokens, {**_LLAMA_FULL, "num_hidden_layers": 4, "num_local_experts": 4}, {**_LLAMA, "num_local_experts": 4}),
+        "MixtralConfig", _tokens, {**_LLAMA_FULL, "num_hidden_layers": 4, "num_local_experts": 4},
+        {**_LLAMA, "num_local_experts": 4}),
     "SwinForImageClassification": HuggingFace(
         "SwinConfig", _image, {}, {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
                                    "window_size": 4}),
     "SegformerForImageClassification": HuggingFace(
-        "SegformerConfig", _image, {"image_size": 224}, {"image_size": 64, "depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64],
-                                                         "decoder_hidden_size": 64}),
-    "ModernBertForMaskedLM": HuggingFace("ModernBertConfig", _tokens, {}, {**_BERT, **_END, "cls_token_id": 1, "sep_token_id": 2}),
+        "SegformerConfig", _image, {"image_size": 224},
+        {"image_size": 64, "depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "decoder_hidden_size": 64}),
+    "ModernBertForMaskedLM": HuggingFace(
+        "ModernBertConfig", _tokens, {}, {**_BERT, **_END, "cls_token_id": 1, "sep_token_id": 2}),
 }
 
 _VIT = {"img_size": 64, "depth": 2, "embed_dim": 64, "num_heads": 4}
@@ -176,10 +178,9 @@ TIMM_SMALL: dict[str, Kwargs] = {
     "swin_tiny_patch4_window7_224": {"img_size": 56, "depths": (2, 2), "embed_dim": 24, "num_heads": (2, 4), "num_classes": 10},
     "swin_base_patch4_window7_224": {"img_size": 56, "depths": (2, 2), "embed_dim": 24, "num_heads": (2, 4), "num_classes": 10},
     "vit_base_patch16_224": {**_VIT, "num_classes": 10},
-    "gmixer_24_224": {"img_size": 64, "num_blocks": 2, "embed_dim": 64},
-    "gmlp_s16_224": {"img_size": 64, "num_blocks": 2, "embed_dim": 64},
-    "resmlp_12_224": {"img_size": 64, "num_blocks": 2, "embed_dim": 64},
-    "convmixer_768_32": {"depth": 2, "dim": 64},
+    "gmixer_24_224": {"img_size": 64},
+    "gmlp_s16_224": {"img_size": 64},
+    "resmlp_12_224": {"img_size": 64},
     "convit_base": {"img_size": 64, "depth": 3, "embed_dim": 64, "num_heads": 4, "local_up_to_layer": 2},
     "mobilenetv3_large_100": {"num_classes": 10},
 }

@@ -31,7 +31,7 @@ TWELVE = ("resnet18", "resnet50", "mobilenetv3_large_100", "convnext_tiny", "swi
 class ModelCase:
     """A model with the means to feed it.
 
-    `make_inputs(seed=0, train=False)` gives fresh `(args, kwargs)`; with `train` they hold labels where the model computes its own loss.
+    `make_inputs(seed=0, train=False)` gives fresh `(args, kwargs)`; with `train` they hold labels if the model computes a loss.
     `loss(output)` is a scalar that every output which matters takes part in.
     """
 
@@ -52,8 +52,8 @@ def names(path: str | Path | None = None) -> list[str]:
 def load(name: str, *, small: bool = False, batch: int | None = None, seed: int = 0, dropout: bool = True) -> ModelCase:
     """Build a model with random weights drawn from `seed`.
 
-    `small` reduces depth, width and image size for tests. `batch` overrides the default batch (4; 2 when small). Without `dropout`
-    every drop probability is 0. Raises UsageError for a name that is not known and when timm or transformers is missing.
+    `small` reduces depth, width and image size for tests. `batch` overrides the default batch (4; 2 when small). Without
+    `dropout` every drop probability is 0. Raises UsageError for a name that is not known and when timm or transformers is missing.
     """
     torchvision_stub.prepare()
     batch = batch or (2 if small else 4)

@@ -1,0 +1,28 @@
+"""Settings of every test: a cache of its own, one thread, the verifier on, `--update-golden` for texts kept in files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+_cache = tempfile.mkdtemp(prefix="dynamotor-test-cache-")
+os.environ.setdefault("DYNAMOTOR_CACHE_DIR", _cache)
+os.environ.setdefault("DYNAMOTOR_VERIFY", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the texts under tests/**/golden")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--update-golden")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
