@@ -220,6 +220,12 @@ def call_finder(finder: Callable[[Any], CallRule | None]) -> Callable[[Any], Cal
     return finder
 
 
+# How a descriptor found on a class binds to an instance: type of the descriptor ->
+# (trace, descriptor, name, instance, class) -> Value.
+Binder = Callable[["Trace", Any, str, Value, type], Value]
+binders: Registry[type, Binder] = Registry("binder")
+
+
 def find_rule(fn: Any) -> CallRule | None:
     """The call rule of a real callable, or None."""
     try:

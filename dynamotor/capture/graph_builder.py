@@ -1,0 +1,66 @@
+"""The torch graph under construction: placeholders for outside tensors, one node per torch call (contract 2).
+
+>>> node = builder.call_function(torch.add, (a.node, 1), {})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ..base.errors import UserLine
+
+if TYPE_CHECKING:
+    from .source import Source
+
+
+class GraphBuilder:
+    """Builds the `fx.Graph` of a trace; `inputs[i]` is the source of placeholder i and `examples[i]` its real tensor."""
+
+    def __init__(self, where: Callable[[], UserLine | None]) -> None:
+        self.graph = fx.Graph()
+        self.inputs: list[Source] = []
+        self.examples: list[torch.Tensor] = []
+        self.static: set[int] = set()
+        self.n_calls = 0
+        self._where = where
+        self._last_input: fx.Node | None = None
+
+    def input(self, source: Source, tensor: torch.Tensor, val: Any, *, static: bool, name: str = "arg") -> fx.Node:
+        """A new placeholder for an outside tensor; `static` marks parameters, buffers and other held tensors."""
+        graph = self.graph
+        anchor = self._last_input
+        with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(next(iter(graph.nodes), None)):
+            node = graph.placeholder(name)
+        self._last_input = node
+        node.meta["val"] = val
+        if static:
+            self.static.add(len(self.inputs))
+        self.inputs.append(source)
+        self.examples.append(tensor)
+        return node
+
+    def call_function(self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any = None) -> fx.Node:
+        """A call of a public torch or operator function; tensor arguments are nodes. Set `meta["val"]` here or afterwards."""
+        return self._finish(self.graph.create_node("call_function", target, args, kwargs), val)
+
+    def call_method(self, name: str, args: tuple, kwargs: dict[str, Any], val: Any = None) -> fx.Node:
+        """A call of a tensor method; `args[0]` is the tensor's node."""
+        return self._finish(self.graph.create_node("call_method", name, args, kwargs), val)
+
+    def _finish(self, node: fx.Node, val: Any) -> fx.Node:
+        self.n_calls += 1
+        node.meta["val"] = val
+        node.meta["where"] = self._where()
+        return node
+
+    def module(self, outputs: list[fx.Node]) -> fx.GraphModule:
+        """The finished graph with a flat tuple of outputs."""
+        node = self.graph.output(tuple(outputs))
+        node.meta["val"] = tuple(o.meta["val"] for o in outputs)
+        gm = fx.GraphModule(torch.nn.Module(), self.graph, class_name="Captured")
+        gm.meta["static_inputs"] = frozenset(self.static)
+        return gm

@@ -1,0 +1,381 @@
+"""CPython's object protocols over values: attribute lookup, operators, truth, iteration, special methods.
+
+Everything that is looked up on a class goes through `type_attr`, which guards it, whether found or absent.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .breaks import unsupported
+from .guards import MissingTypeAttr
+from .reader import trusted_module
+from .source import Const, Missing, TypeAttr, lookup_type_attr
+from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
+from .values.constant import Constant
+
+if TYPE_CHECKING:
+    from .reader import Reader
+
+_NAMES = ("add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor").split()
+_BINARY = {getattr(operator, n): (f"__{n.strip('_')}__", f"__r{n.strip('_')}__") for n in _NAMES}
+_BINARY[divmod] = ("__divmod__", "__rdivmod__")
+_INPLACE = {getattr(operator, "i" + n.strip("_")): (f"__i{n.strip('_')}__", getattr(operator, n)) for n in _NAMES if n != "divmod"}
+_COMPARE = {operator.lt: ("__lt__", "__gt__"), operator.gt: ("__gt__", "__lt__"), operator.le: ("__le__", "__ge__"),
+            operator.ge: ("__ge__", "__le__"), operator.eq: ("__eq__", "__eq__"), operator.ne: ("__ne__", "__ne__")}
+_UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
+_SYMBOLS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.lt: "<", operator.gt: ">",
+            operator.le: "<=", operator.ge: ">=", operator.mod: "%", operator.pow: "**", operator.matmul: "@",
+            operator.floordiv: "//", operator.and_: "&", operator.or_: "|"}
+
+_trusted_classes: dict[type, bool] = {object: True}
+
+
+def trusted_class(cls: type) -> bool:
+    """Whether a class and all its bases are taken as constant: builtins, the standard library, torch except its modules."""
+    known = _trusted_classes.get(cls)
+    if known is None:
+        known = all(trusted_module(k.__module__) and not k.__module__.startswith("torch.nn.modules") for k in cls.__mro__)
+        if len(_trusted_classes) > 10_000:
+            _trusted_classes.clear()
+        _trusted_classes[cls] = known
+    return known
+
+
+def is_data_descriptor(raw: Any) -> bool:
+    """Whether an object found on a class wins over the instance's own entry."""
+    kind = type(raw)
+    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+
+
+class Protocol:
+    """The generic half of `Trace`: what CPython's object.c and abstract.c do."""
+
+    reader: Reader
+    _type_attrs: dict[tuple[type, str], Any]
+    if TYPE_CHECKING:
+        call: Callable[..., Value]
+        tail_call: Callable[..., Value]
+        make: Callable[[Any], Value]
+        wrap: Callable[[Any, Any], Value]
+        error: Callable[..., Raised]
+        new_exception: Callable[..., Value]
+
+    # Lookup on classes -----------------------------------------------------------------------------------------------
+    def type_attr(self, cls: type, name: str) -> Any:
+        """What the MRO of `cls` holds under `name`, unbound, or MISSING; guarded."""
+        cache = self.__dict__.setdefault("_type_attrs", {})
+        raw = cache.get((cls, name), cache)
+        if raw is not cache:
+            return raw
+        try:
+            raw = lookup_type_attr(cls, name)
+        except Missing:
+            raw = MISSING
+        if not trusted_class(cls):
+            source = Const(cls, cls.__qualname__)
+            if raw is MISSING:
+                self.reader.guard(MissingTypeAttr(source, name))
+            else:
+                self.wrap(TypeAttr(source, name), raw)
+        cache[(cls, name)] = raw
+        return raw
+
+    def type_attr_value(self, cls: type, name: str, raw: Any) -> Value:
+        """The value of what `type_attr` found."""
+        if trusted_class(cls):
+            return self.make(raw)
+        return self.wrap(TypeAttr(Const(cls, cls.__qualname__), name), raw)
+
+    def bind(self, raw: Any, name: str, instance: Value, cls: type) -> Value:
+        """`raw.__get__(instance, cls)` for something found on the class of an instance."""
+        binder = binders.get(type(raw))
+        if binder is not None:
+            return binder(self, raw, name, instance, cls)
+        value = self.type_attr_value(cls, name, raw)
+        getter = getattr(type(raw), "__get__", None)
+        if getter is None:
+            return value
+        if isinstance(getter, types.FunctionType):
+            return self.call(self.make(getter), [value, instance, self.make(cls)])
+        raise unsupported("unsupported-value", f"descriptor {type(raw).__name__} of {cls.__name__}.{name}")
+
+    def has_special(self, value: Value, name: str) -> bool:
+        """Whether the type of a value has a special method."""
+        raw = self.type_attr(value.python_type(), name)
+        return raw is not MISSING and raw is not None
+
+    def call_special(self, value: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """`type(value).name(value, *args, **kwargs)`: special methods skip the instance."""
+        cls = value.python_type()
+        raw = self.type_attr(cls, name)
+        if raw is MISSING or raw is None:
+            raise self.error(TypeError, f"'{cls.__name__}' object does not support {name}")
+        return self.tail_call(self.bind(raw, name, value, cls), args, kwargs)
+
+    # Attributes ------------------------------------------------------------------------------------------------------
+    def generic_getattr(self, value: Value, name: str) -> Value:
+        """`object.__getattribute__`, then `__getattr__`."""
+        cls = value.python_type()
+        custom = self.type_attr(cls, "__getattribute__")
+        if isinstance(custom, types.FunctionType):
+            try:
+                return self.call(self.bind(custom, "__getattribute__", value, cls), [Constant(name)])
+            except Raised as raised:
+                if not issubclass(raised.value.python_type(), AttributeError):
+                    raise
+                return self.getattr_hook(value, cls, name, raised)
+        return self.object_getattr(value, cls, name)
+
+    def object_getattr(self, value: Value, cls: type, name: str, hook: bool = True) -> Value:
+        """The lookup order of `object.__getattribute__` over the class `cls` of a value."""
+        raw = self.type_attr(cls, name)
+        if raw is not MISSING and is_data_descriptor(raw):
+            try:
+                return self.bind(raw, name, value, cls)
+            except Raised as raised:
+                if not hook or not issubclass(raised.value.python_type(), AttributeError):
+                    raise
+                return self.getattr_hook(value, cls, name, raised)
+        found = value.instance_attr(self, name)
+        if found is not None:
+            return found
+        if raw is not MISSING:
+            try:
+                return self.bind(raw, name, value, cls)
+            except Raised as raised:
+                if not hook or not issubclass(raised.value.python_type(), AttributeError):
+                    raise
+                return self.getattr_hook(value, cls, name, raised)
+        return self.getattr_hook(value, cls, name, None) if hook else self._no_attr(value, name)
+
+    def getattr_hook(self, value: Value, cls: type, name: str, raised: Raised | None) -> Value:
+        """`__getattr__`, or the AttributeError that led here."""
+        hook = self.type_attr(cls, "__getattr__")
+        if hook is not MISSING:
+            return self.call(self.bind(hook, "__getattr__", value, cls), [Constant(name)])
+        if raised is not None:
+            raise raised
+        return self._no_attr(value, name)
+
+    def _no_attr(self, value: Value, name: str) -> Value:
+        raise self.error(AttributeError, f"'{value.python_type().__name__}' object has no attribute '{name}'")
+
+    def generic_setattr(self, value: Value, name: str, new: Value | None) -> None:
+        """`setattr(value, name, new)`; None deletes."""
+        cls = value.python_type()
+        method = "__setattr__" if new is not None else "__delattr__"
+        custom = self.type_attr(cls, method)
+        if isinstance(custom, types.FunctionType):
+            self.call(self.bind(custom, method, value, cls), [Constant(name)] + ([new] if new is not None else []))
+        else:
+            self.object_setattr(value, cls, name, new)
+
+    def generic_delattr(self, value: Value, name: str) -> None:
+        """`delattr(value, name)`."""
+        self.generic_setattr(value, name, None)
+
+    def object_setattr(self, value: Value, cls: type, name: str, new: Value | None) -> None:
+        """`object.__setattr__` (None: `object.__delattr__`)."""
+        raw = self.type_attr(cls, name)
+        if raw is not MISSING and is_data_descriptor(raw):
+            if type(raw) is property:
+                fn = raw.fset if new is not None else raw.fdel
+                if fn is None:
+                    raise self.error(AttributeError, f"property '{name}' of '{cls.__name__}' object has no setter")
+                self.call(self.make(fn), [value] + ([new] if new is not None else []))
+            elif type(raw) is types.MemberDescriptorType:
+                value.store_slot(self, raw, new)
+            elif isinstance(hook := getattr(type(raw), "__set__" if new is not None else "__delete__", None), types.FunctionType):
+                self.call(self.make(hook), [self.type_attr_value(cls, name, raw), value] + ([new] if new is not None else []))
+            else:
+                value.store_special(self, raw, name, new)
+            return
+        if new is None and value.instance_attr(self, name) is None:
+            self._no_attr(value, name)
+        value.store_attr(self, name, new)
+
+    def getattr_or_none(self, value: Value, name: str) -> Value | None:
+        """`getattr(value, name, None)` that tells absence (None) from a None value."""
+        try:
+            return self.getattr(value, name)
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), AttributeError):
+                return None
+            raise
+
+    def getattr(self, value: Value, name: str) -> Value:
+        """`value.name` for a caller that goes on working with the result."""
+        return value.getattr(self, name)
+
+    # Operators -------------------------------------------------------------------------------------------------------
+    def real_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
+        """Run a pure function on real objects; its exception becomes the program's."""
+        try:
+            result = fn(*args, **kwargs)
+        except Exception as error:
+            raise self.real_error(error) from None
+        return self.make(result)
+
+    def real_error(self, error: BaseException) -> Raised:
+        """A real exception as an exception of the traced program."""
+        return self.error(type(error), *error.args)
+
+    def binary(self, op: Callable[..., Any], left: Value, right: Value) -> Value:
+        """`left op right` for arithmetic, in-place and comparison operators."""
+        if type(left) is Constant and type(right) is Constant and left.is_plain and right.is_plain:
+            return self.real_call(op, left.value, right.value)
+        inplace = _INPLACE.get(op)
+        if inplace is not None:
+            result = left.binary(self, op, right)
+            if result is not None:
+                return result
+            op = inplace[1]
+        lcls, rcls = left.python_type(), right.python_type()
+        if lcls is not rcls and issubclass(rcls, lcls):
+            result = right.binary(self, op, left, True)
+            if result is None:
+                result = left.binary(self, op, right)
+        else:
+            result = left.binary(self, op, right)
+            if result is None and (lcls is not rcls or op in _COMPARE):
+                result = right.binary(self, op, left, True)
+        if result is not None:
+            return result
+        if op is operator.eq or op is operator.ne:
+            return Constant(self.same(left, right) == (op is operator.eq))
+        symbol = _SYMBOLS.get(op, op.__name__)
+        raise self.error(TypeError, f"unsupported operand type(s) for {symbol}: '{lcls.__name__}' and '{rcls.__name__}'")
+
+    def generic_binary(self, value: Value, op: Callable[..., Any], other: Value, reflected: bool) -> Value | None:
+        """One side of a binary operator through the type's special method; None for NotImplemented."""
+        if op in _INPLACE:
+            name = _INPLACE[op][0]
+        elif op in _COMPARE:
+            name = _COMPARE[op][reflected]
+        else:
+            name = _BINARY[op][reflected]
+        cls = value.python_type()
+        raw = self.type_attr(cls, name)
+        if raw is MISSING or raw is None or raw is object.__eq__ or raw in _OBJECT_ORDER:
+            return None
+        if raw is object.__ne__:
+            equal = self.generic_binary(value, operator.eq, other, False)
+            return None if equal is None else Constant(not self.truth(equal))
+        result = self.call(self.bind(raw, name, value, cls), [other])
+        if isinstance(result, Constant) and result.value is NotImplemented:
+            return None
+        return result
+
+    def generic_unary(self, value: Value, op: Callable[..., Any]) -> Value:
+        """`op value` through the special method."""
+        return self.call_special(value, _UNARY[op], [], {})
+
+    def same(self, left: Value, right: Value) -> bool:
+        """`left is right`."""
+        if left is right:
+            return True
+        if isinstance(left, Constant) and isinstance(right, Constant):
+            a, b = left.value, right.value
+            return a is b or (type(a) is type(b) and type(a) in (int, str, bool, float) and left.is_plain and a == b)
+        a = left.real()
+        return a is not MISSING and a is right.real()
+
+    def truth(self, value: Value) -> bool:
+        """`bool(value)`."""
+        tail, self.tail = getattr(self, "tail", False), False
+        try:
+            return value.truth(self)
+        finally:
+            self.tail = tail
+
+    def generic_truth(self, value: Value) -> bool:
+        """`__bool__`, then `__len__`, else True."""
+        if self.has_special(value, "__bool__"):
+            return bool(self.call_special(value, "__bool__", [], {}).as_constant())
+        if self.has_special(value, "__len__"):
+            return bool(value.length(self).as_constant())
+        return True
+
+    def generic_contains(self, value: Value, item: Value) -> Value:
+        """`__contains__`, else a search by iteration."""
+        if self.has_special(value, "__contains__"):
+            return Constant(self.truth(self.call_special(value, "__contains__", [item], {})))
+        iterator = value.iterate(self)
+        while (other := iterator.next(self)) is not None:
+            if self.equal(item, other):
+                return Constant(True)
+        return Constant(False)
+
+    def equal(self, left: Value, right: Value) -> bool:
+        """`left is right or left == right`, what containers use."""
+        return self.same(left, right) or self.truth(self.binary(operator.eq, left, right))
+
+    def generic_iterate(self, value: Value) -> Iterator:
+        """`__iter__`, else the `__getitem__` sequence protocol."""
+        if self.has_special(value, "__iter__"):
+            result = self.call(self.bind(self.type_attr(value.python_type(), "__iter__"), "__iter__", value, value.python_type()), [])
+            if not isinstance(result, Iterator):
+                return ObjectIterator(result)
+            return result
+        if self.has_special(value, "__getitem__"):
+            return IndexIterator(value)
+        raise self.error(TypeError, f"'{value.python_type().__name__}' object is not iterable")
+
+
+_OBJECT_ORDER = frozenset((object.__lt__, object.__le__, object.__gt__, object.__ge__))
+
+
+class ObjectIterator(Iterator):
+    """Steps a user's object with `__next__`."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: Value) -> None:
+        super().__init__()
+        self.target = target
+
+    def python_type(self) -> type:
+        return self.target.python_type()
+
+    def next(self, trace: Any) -> Value | None:
+        try:
+            return trace.call(trace.bind(trace.type_attr(self.python_type(), "__next__"), "__next__", self.target, self.python_type()), [])
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), StopIteration):
+                return None
+            raise
+
+
+class IndexIterator(Iterator):
+    """Steps an object that has only `__getitem__`."""
+
+    __slots__ = ("target", "index")
+
+    def __init__(self, target: Value) -> None:
+        super().__init__()
+        self.target, self.index = target, 0
+
+    def python_type(self) -> type:
+        return type(iter(_Indexed()))
+
+    def next(self, trace: Any) -> Value | None:
+        try:
+            item = self.target.getitem(trace, Constant(self.index))
+        except Raised as raised:
+            if issubclass(raised.value.python_type(), (IndexError, StopIteration)):
+                return None
+            raise
+        self.index += 1
+        return item
+
+
+class _Indexed:
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+
+__all__ = ["Protocol", "find_rule", "is_data_descriptor", "trusted_class"]

@@ -1,0 +1,82 @@
+"""The only way in: `Reader.wrap(source, obj)` makes the value of an outside object and installs the guards of that read.
+
+>>> value = reader.wrap(DictItem(InstanceDict(Arg(0, "self")), "eps"), 1e-5)   # guard: self.eps == 1e-05
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .guards import ConstEquals, IdIs, SameObject, TypeIs
+from .source import Const, Source
+from .values.base import Value, wrap_base, wrap_exact
+from .values.constant import Constant
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+LITERALS = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented)))
+
+# Libraries whose module globals and functions are taken as constants: replacing torch.nn.functional.relu or
+# contextlib.suppress after a compile is not seen; everything that hangs on users' objects and classes is.
+_TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) - {"__main__", "test", "this", "antigravity"} | {"torch", "numpy", "dynamotor"}
+
+
+def trusted_module(name: Any) -> bool:
+    """Whether the module of this name is taken as constant."""
+    return isinstance(name, str) and name.partition(".")[0] in _TRUSTED_ROOTS
+
+
+class Reader:
+    """Holds the guards of a trace and the value of each outside object seen."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.guards: dict[Any, None] = {}
+        self.values: dict[int, Value] = {}
+        self._kept: list[Any] = []
+
+    def guard(self, row: Any) -> None:
+        """Install a guard row (once). Rows about the identity or type of a held root say nothing and are dropped."""
+        if type(row.source) is Const and isinstance(row, IdIs | TypeIs | ConstEquals):
+            return
+        self.guards[row] = None
+
+    def wrap(self, source: Source, obj: Any) -> Value:
+        """The value of `obj`, which `source` leads to. See `Trace.wrap`."""
+        cls = type(obj)
+        if cls in LITERALS:
+            self.guard(ConstEquals(source, obj))
+            return Constant(obj, source)
+        known = self.values.get(id(obj))
+        if known is not None:
+            self._same(source, known, obj)
+            return known
+        rule = wrap_exact.get(cls)
+        if rule is None:
+            for base, candidate in wrap_base:
+                if issubclass(cls, base):
+                    rule = candidate
+                    break
+            assert rule is not None, cls
+        value = rule(self.trace, source, obj)
+        self.adopt(obj, value)
+        return value
+
+    def adopt(self, obj: Any, value: Value) -> None:
+        """Remember that `value` stands for `obj`."""
+        self.values[id(obj)] = value
+        self._kept.append(obj)
+
+    def _same(self, source: Source, known: Value, obj: Any) -> None:
+        """The object was met before along another path: both paths must lead to one object at the next call too."""
+        first = known.source
+        if first is None or first == source:
+            return
+        if type(first) is Const:
+            self.guard(IdIs(source, obj))
+        elif type(source) is Const:
+            self.guard(IdIs(first, obj))
+        else:
+            self.guard(SameObject(source, first))

@@ -1,0 +1,119 @@
+"""One trace: the graph, the reader, the effects and the stack of inlined frames, and the calls between values.
+
+Calls between values go through `trace.call` (the caller goes on working with the result) or `trace.tail_call` (the caller
+returns the result as it is). Only a tail call can be resumed when the graph breaks inside; a break inside any other call
+moves out to the instruction that started it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import UserLine
+from .breaks import unsupported
+from .effects import Effects
+from .graph_builder import GraphBuilder
+from .protocol import Protocol
+from .reader import Reader
+from .source import Const
+from .values.base import Raised, Value
+from .values.constant import Constant
+
+if TYPE_CHECKING:
+    from .interpreter import Frame
+
+# Constants whose values need no identity: made again freely.
+PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range))
+
+
+class Stop(Exception):
+    """Raised by the interpreter when it reaches the instruction before which this trace is to be cut."""
+
+
+class Trace(Protocol):
+    """The state of one symbolic run. `break_at` is the instruction count at which to stop (see frontend.py)."""
+
+    def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000) -> None:
+        self.graph = GraphBuilder(self.where)
+        self.reader = Reader(self)
+        self.effects = Effects(self)
+        self.frames: list[Frame] = []
+        self.steps = 0
+        self.break_at = break_at
+        self.max_steps = max_steps
+        # True between an instruction's call and the inlining that it directly stands for (see module docstring).
+        self.tail = False
+        self.contexts: list[Any] = []  # active context values (no_grad, autocast, ...), innermost last
+        self._pinned: list[object] = []
+
+    # Values --------------------------------------------------------------------------------------------------------
+    def wrap(self, source: Any, obj: Any) -> Value:
+        """The value of an object read from outside; installs the guards of the read. One object is one value."""
+        return self.reader.wrap(source, obj)
+
+    def make(self, obj: Any) -> Value:
+        """The value of a real result computed at trace time: plain constants, containers of such, or an object that the
+        entry may hold (functions, classes, dtypes, ...)."""
+        cls = type(obj)
+        if cls in PLAIN:
+            return Constant(obj)
+        maker = self.makers.get(cls)
+        if maker is not None:
+            return maker(self, obj)
+        return self.reader.wrap(Const(obj, _label(obj)), obj)
+
+    makers: dict[type, Callable[[Trace, Any], Value]] = {}
+
+    # Calls ---------------------------------------------------------------------------------------------------------
+    def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+        """Call a value; a break inside cuts before the current instruction of the current frame."""
+        tail, self.tail = self.tail, False
+        try:
+            return fn.call(self, args, kwargs or {})
+        finally:
+            self.tail = tail
+
+    def tail_call(self, fn: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+        """Call a value whose result the caller returns untouched."""
+        return fn.call(self, args, kwargs or {})
+
+    def call_method(self, obj: Value, name: str, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+        """`obj.name(*args, **kwargs)`."""
+        return self.call(obj.getattr(self, name), args, kwargs)
+
+    def call_python(self, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+        """Inline one of our own Python functions (a polyfill); its globals are trusted."""
+        return self.call(self.make(fn), args, kwargs)
+
+    # Errors and places -----------------------------------------------------------------------------------------------
+    def error(self, cls: type[BaseException], *args: Any) -> Raised:
+        """An exception of the user's program to raise: `raise trace.error(KeyError, key)`; args are values or plain objects."""
+        values = [a if isinstance(a, Value) else self.make(a) for a in args]
+        return Raised(self.new_exception(cls, values))
+
+    def where(self) -> UserLine | None:
+        """The current line of the innermost frame that is not a polyfill."""
+        for frame in reversed(self.frames):
+            if not frame.code.co_filename.startswith(_HERE):
+                return frame.user_line()
+        return None
+
+    def user_stack(self) -> tuple[UserLine, ...]:
+        """The inlined stack, outermost first."""
+        return tuple(f.user_line() for f in self.frames if not f.code.co_filename.startswith(_HERE))
+
+    def count_step(self) -> None:
+        """Refuse endless loops."""
+        if self.steps > self.max_steps:
+            raise unsupported("too-long", f"more than {self.max_steps} instructions in one trace",
+                              cure="compile a smaller function, or one without long Python loops")
+
+
+_HERE = __file__.rsplit("/", 1)[0] + "/polyfills"
+
+
+def _label(obj: Any) -> str:
+    name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    return name if isinstance(name, str) else type(obj).__name__

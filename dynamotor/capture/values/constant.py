@@ -1,0 +1,185 @@
+"""Known real objects: plain constants, classes, Python modules, builtin functions and descriptors."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from .base import Iterator, Value
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+# Types whose methods and operators are pure: run for real when everything is known.
+PURE_TYPES: set[type] = {
+    int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range, tuple, frozenset, slice,
+}
+
+
+class Constant(Value):
+    """A real object, immutable as far as the trace is concerned."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any, source: Any = None) -> None:
+        self.source = source
+        self.value = value
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def is_constant(self) -> bool:
+        return True
+
+    def as_constant(self) -> Any:
+        return self.value
+
+    def real(self) -> Any:
+        return self.value
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether operators on it may run for real."""
+        return type(self.value) in PURE_TYPES
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self.value
+
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        return None
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if type(self.value) in PURE_TYPES:
+            try:
+                found = getattr(self.value, name)
+            except AttributeError as error:
+                raise trace.real_error(error) from None
+            return BoundBuiltin(found, self) if callable(found) else trace.make(found)
+        return trace.generic_getattr(self, name)
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        if self.is_plain:
+            if other.is_constant():
+                a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
+                if type(other) is Constant or isinstance(self.value, type(other.as_constant())):
+                    return trace.real_call(op, a, b)
+            if op is operator.mod and isinstance(self.value, str) and not reflected:
+                return trace.format_percent(self, other)
+            if isinstance(self.value, tuple) and not reflected and other.python_type() is tuple:
+                return trace.make_tuple(self.unpack(trace)).binary(trace, op, other)
+            if isinstance(self.value, int) and op is operator.mul and other.python_type() in (list, tuple):
+                return None
+            return None
+        return trace.generic_binary(self, op, other, reflected)
+
+    def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        if self.is_plain:
+            return trace.real_call(op, self.value)
+        return trace.generic_unary(self, op)
+
+    def truth(self, trace: Trace) -> bool:
+        return bool(self.value) if self.is_plain else trace.generic_truth(self)
+
+    def length(self, trace: Trace) -> Value:
+        return trace.real_call(len, self.value) if self.is_plain else super().length(trace)
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        if self.is_plain:
+            if key.is_constant():
+                return trace.real_call(operator.getitem, self.value, key.as_constant())
+            raise trace.error(TypeError, f"indices must be integers or slices, not {key.python_type().__name__}")
+        return super().getitem(trace, key)
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        if self.is_plain and item.is_constant():
+            return trace.real_call(operator.contains, self.value, item.as_constant())
+        if self.is_plain and isinstance(self.value, tuple | frozenset | range):
+            return Constant(any(trace.equal(item, v) for v in self.unpack(trace)))
+        return super().contains(trace, item)
+
+    def iterate(self, trace: Trace) -> Iterator:
+        if self.is_plain:
+            try:
+                return RealIterator(iter(self.value))
+            except TypeError as error:
+                raise trace.real_error(error) from None
+        return super().iterate(trace)
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        if type(self.value) is tuple:
+            return [trace.make(item) for item in self.value]
+        return super().unpack(trace)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return cg.constant(self.value)
+
+    def describe(self) -> str:
+        return f"{self.value!r:.80}"
+
+
+class RealIterator(Iterator):
+    """Steps a real iterator over immutable data (a str, tuple, range, ...)."""
+
+    __slots__ = ("iterator", "done")
+
+    def __init__(self, iterator: Any) -> None:
+        super().__init__()
+        self.iterator = iterator
+        self.done = False
+
+    def python_type(self) -> type:
+        return type(self.iterator)
+
+    def next(self, trace: Trace) -> Value | None:
+        for item in self.iterator:
+            return trace.make(item)
+        return None
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"iter({cg.constant(tuple(self.iterator))})"
+
+
+class BoundBuiltin(Value):
+    """A C method bound to a value: `[].append`, `"".join`."""
+
+    __slots__ = ("descr", "instance")
+
+    def __init__(self, descr: Any, instance: Value) -> None:
+        super().__init__()
+        self.descr, self.instance = descr, instance
+
+    def python_type(self) -> type:
+        return types.BuiltinMethodType
+
+    def is_constant(self) -> bool:
+        return isinstance(self.instance, Constant)
+
+    def as_constant(self) -> Any:
+        if isinstance(self.descr, types.BuiltinMethodType | types.MethodWrapperType):
+            return self.descr
+        return self.descr.__get__(self.instance.as_constant())
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self.as_constant()
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name == "__self__":
+            return self.instance
+        if name in ("__name__", "__qualname__", "__doc__"):
+            return trace.make(getattr(self.descr, name))
+        raise trace.error(AttributeError, f"'builtin_function_or_method' object has no attribute '{name}'")
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if isinstance(self.descr, types.BuiltinMethodType | types.MethodWrapperType):  # bound to a plain constant
+            descr = getattr(type(self.instance.as_constant()), self.descr.__name__)
+            return trace.call_builtin(descr, [self.instance, *args], kwargs, real=self.descr, real_args=args)
+        return trace.call_builtin(self.descr, [self.instance, *args], kwargs)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.emit(self.instance)}.{self.descr.__name__}"
+
+    def describe(self) -> str:
+        return f"method {self.descr.__name__!r} of {self.instance.describe()}"
