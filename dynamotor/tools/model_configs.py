@@ -178,9 +178,6 @@ TIMM_SMALL: dict[str, Kwargs] = {
     "swin_tiny_patch4_window7_224": {"img_size": 56, "depths": (2, 2), "embed_dim": 24, "num_heads": (2, 4), "num_classes": 10},
     "swin_base_patch4_window7_224": {"img_size": 56, "depths": (2, 2), "embed_dim": 24, "num_heads": (2, 4), "num_classes": 10},
     "vit_base_patch16_224": {**_VIT, "num_classes": 10},
-    "gmixer_24_224": {"img_size": 64},
-    "gmlp_s16_224": {"img_size": 64},
-    "resmlp_12_224": {"img_size": 64},
     "convit_base": {"img_size": 64, "depth": 3, "embed_dim": 64, "num_heads": 4, "local_up_to_layer": 2},
     "mobilenetv3_large_100": {"num_classes": 10},
 }
