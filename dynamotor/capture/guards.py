@@ -1,0 +1,548 @@
+"""Guards: what must still hold for a compiled graph to be valid, one class a row.
+
+Each row checks itself in Python (`check`), says why it failed (`reason`), and encodes itself for the C program
+(`csrc/guards.c`), which decides at every call. `capture.dispatch` turns rows into that program.
+
+>>> guard = ConstEquals(Arg(0, "n"), 3)
+>>> guard.check((3,)), guard.check((3.0,))
+(True, False)
+>>> guard.reason((4,))
+'n is 4, was 3'
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from dynamotor.base.registry import Registry
+from dynamotor.graph.spec import TensorSpec
+
+from .source import Cell, CellContents, Missing, Source, TypeAttr
+
+_SAME_BY_VALUE = frozenset({int, str, bytes, range, torch.device, torch.dtype, torch.layout, torch.memory_format, types.CodeType})
+_SEQUENCES = frozenset({tuple, list, torch.Size})
+
+
+def const_equal(now: Any, then: Any) -> bool:
+    """Type-exact equality of constants: 1, 1.0 and True differ, 0.0 and -0.0 differ, nan equals nan. Runs no user code."""
+    if type(now) is not type(then):
+        return False
+    kind = type(now)
+    if kind in _SAME_BY_VALUE:
+        return now == then
+    if kind is float:
+        return struct.pack("d", now) == struct.pack("d", then)
+    if kind is complex:
+        return const_equal(now.real, then.real) and const_equal(now.imag, then.imag)
+    if kind in _SEQUENCES or (isinstance(now, tuple) and hasattr(kind, "_fields")):
+        return tuple.__len__(now) == tuple.__len__(then) and all(map(const_equal, now, then)) if kind is not list else (
+            len(now) == len(then) and all(map(const_equal, now, then)))
+    if kind is slice:
+        return const_equal((now.start, now.stop, now.step), (then.start, then.stop, then.step))
+    if kind in (set, frozenset):
+        return _set_equal(now, then)
+    return now is then
+
+
+def _set_equal(now: Any, then: Any) -> bool:
+    key = {type(x): None for x in (*now, *then)}
+    if not all(kind in _SAME_BY_VALUE or issubclass(kind, enum.Enum) or kind in (bool, type(None)) for kind in key):
+        return now is then
+    return {(type(x), x) for x in now} == {(type(x), x) for x in then}
+
+
+def is_constant(value: Any) -> bool:
+    """Whether `ConstEquals` can compare the value by more than identity (and it cannot change in place)."""
+    kind = type(value)
+    if kind in (tuple, torch.Size, frozenset) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+        return all(map(is_constant, value))
+    if kind is slice:
+        return is_constant((value.start, value.stop, value.step))
+    return kind in _SAME_BY_VALUE or kind in (float, complex, bool, type(None), type(...), type(NotImplemented)) or (
+        isinstance(value, enum.Enum))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__} of {TensorSpec.of(value)}" if value.layout == torch.strided else "a sparse tensor"
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Base of the rows. `source` is what is checked; a missing source fails the guard."""
+
+    source: Source
+    code: ClassVar[str] = ""
+
+    def check(self, args: tuple[Any, ...]) -> bool:
+        """Whether the guard holds for a call with these flat arguments."""
+        try:
+            return self.check_value(self.source.fetch(args))
+        except Missing:
+            return False
+
+    def check_value(self, value: Any) -> bool:
+        """Whether the guard holds when the source gives this value."""
+        raise NotImplementedError
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        """Why it does not hold, for people."""
+        try:
+            value = self.source.fetch(args)
+        except Missing as missing:
+            return f"{self.source} is gone ({missing})" if str(missing) != str(self.source) else f"{self.source} is gone"
+        return self.explain(value)
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} is {_short(value)}: {self}"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Every source the row reads."""
+        return (self.source,)
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        """What the C program needs beside the node of `source`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TypeIs(Guard):
+    """`type(value) is cls`."""
+
+    cls: type
+    code = "type_is"
+
+    def check_value(self, value: Any) -> bool:
+        return type(value) is self.cls
+
+    def explain(self, value: Any) -> str:
+        return f"type({self.source}) is {type(value).__name__}, was {self.cls.__name__}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.cls
+
+
+@dataclass(frozen=True, eq=False)
+class IdIs(Guard):
+    """`value is obj`."""
+
+    obj: Any
+    code = "id_is"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is IdIs and self.source == other.source and self.obj is other.obj
+
+    def __hash__(self) -> int:
+        return hash((self.source, id(self.obj)))
+
+    def check_value(self, value: Any) -> bool:
+        return value is self.obj
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} is {_short(value)}, was {_short(self.obj)} (another object)"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.obj
+
+
+@dataclass(frozen=True, eq=False)
+class ConstEquals(Guard):
+    """`const_equal(value, then)`; see `is_constant` for the values that it suits."""
+
+    value: Any
+    code = "const_equals"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ConstEquals and self.source == other.source and const_equal(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.source, type(self.value)))
+
+    def check_value(self, value: Any) -> bool:
+        return const_equal(value, self.value)
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} is {_short(value)}, was {_short(self.value)}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True)
+class SetEquals(Guard):
+    """A set or frozenset of constants has these items; sets change in place, so it is checked at every call."""
+
+    items: frozenset[Any]
+    code = "predicate"
+
+    def check_value(self, value: Any) -> bool:
+        return isinstance(value, set | frozenset) and _set_equal(frozenset(value), self.items)
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} is {_short(value)}, was {_short(set(self.items))}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.check_value
+
+
+@dataclass(frozen=True, eq=False)
+class Predicate(Guard):
+    """Any Python test of a value; `text` says what it wants. Slow (a Python call each time): the last resort."""
+
+    test: Callable[[Any], bool]
+    text: str
+    code = "predicate"
+
+    def check_value(self, value: Any) -> bool:
+        return bool(self.test(value))
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} is {_short(value)}: not {self.text}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.test
+
+
+def key_set(tensor: torch.Tensor) -> int:
+    """Raw dispatch keys of a tensor: device backend, layout, conjugate and negative views, inference, subclasses."""
+    return torch._C._dispatch_keys(tensor).raw_repr()  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class TensorMatch(Guard):
+    """A tensor of this class, shape, stride, dtype, device, dispatch keys and `requires_grad`. None sizes match any."""
+
+    cls: type
+    shape: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    keys: int
+    code = "tensor_match"
+
+    @staticmethod
+    def of(source: Source, tensor: torch.Tensor) -> TensorMatch:
+        """The guard that the tensor itself passes (strided tensors only)."""
+        return TensorMatch(source, type(tensor), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
+                           tensor.requires_grad, key_set(tensor))
+
+    def _facts(self, value: torch.Tensor) -> list[tuple[str, Any, Any]]:
+        if value.layout != torch.strided:
+            return [("layout", value.layout, torch.strided)]
+        return [("dtype", value.dtype, self.dtype), ("device", value.device, self.device),
+                ("rank", value.dim(), len(self.shape)),
+                *((f"shape[{i}]", a, b) for i, (a, b) in enumerate(zip(value.shape, self.shape))),
+                *((f"stride({i})", a, b) for i, (a, b) in enumerate(zip(value.stride(), self.stride))),
+                ("requires_grad", value.requires_grad, self.requires_grad),
+                ("dispatch keys", hex(key_set(value)), hex(self.keys))]
+
+    def check_value(self, value: Any) -> bool:
+        return type(value) is self.cls and all(now == then or then is None for _, now, then in self._facts(value))
+
+    def explain(self, value: Any) -> str:
+        if type(value) is not self.cls:
+            return f"type({self.source}) is {type(value).__name__}, was {self.cls.__name__}"
+        name, now, then = next((f for f in self._facts(value) if f[1] != f[2] and f[2] is not None), ("", "", ""))
+        return f"{self.source} has {name} {now}, was {then}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        wild = tuple(-1 if size is None else size for size in self.shape)
+        # Strides may be 0 or large but never negative, so -1 is free to mean any.
+        strides = tuple(-1 if step is None else step for step in self.stride)
+        return (self.cls, wild, strides, self.dtype, self.device, self.requires_grad, self.keys)
+
+
+@dataclass(frozen=True)
+class Length(Guard):
+    """The number of items of a list, tuple, dict, set, str or bytes (or a subclass), counted without calling `__len__`."""
+
+    n: int
+    code = "length"
+
+    def check_value(self, value: Any) -> bool:
+        for kind in (list, tuple, dict, set, frozenset, str, bytes):
+            if isinstance(value, kind):
+                return kind.__len__(value) == self.n
+        return len(value) == self.n
+
+    def explain(self, value: Any) -> str:
+        return f"len({self.source}) is {len(value)}, was {self.n}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.n
+
+
+def _key_equal(now: Any, then: Any) -> bool:
+    return now is then or const_equal(now, then)
+
+
+@dataclass(frozen=True, eq=False)
+class DictKeys(Guard):
+    """A dict (or subclass) has exactly these keys, in this order."""
+
+    keys: tuple[Any, ...]
+    code = "dict_keys"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is DictKeys and self.source == other.source and const_equal(self.keys, other.keys)
+
+    def __hash__(self) -> int:
+        return hash((self.source, len(self.keys)))
+
+    def check_value(self, value: Any) -> bool:
+        if not isinstance(value, dict) or dict.__len__(value) != len(self.keys):
+            return False
+        # An OrderedDict keeps an order of its own, which `list` reads; any other dict is read raw.
+        keys = value if type(value).__iter__ is not dict.__iter__ else dict.keys(value)
+        return all(map(_key_equal, keys, self.keys))
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} has keys {_short(list(value))}, had {_short(list(self.keys))}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.keys
+
+
+@dataclass(frozen=True)
+class MissingKey(Guard):
+    """A dict has no such key."""
+
+    key: Any
+    code = "missing_key"
+
+    def check_value(self, value: Any) -> bool:
+        return isinstance(value, dict) and not dict.__contains__(value, self.key)
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} now has the key {self.key!r}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.key
+
+
+@dataclass(frozen=True)
+class MissingTypeAttr(Guard):
+    """No class in the MRO of a class has this name."""
+
+    name: str
+    code = "missing_type_attr"
+
+    def check_value(self, value: Any) -> bool:
+        try:
+            TypeAttr(self.source, self.name).step(value)
+        except Missing:
+            return True
+        return False
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} now has the attribute {self.name!r}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.name
+
+
+@dataclass(frozen=True)
+class MissingAttr(Guard):
+    """`hasattr(value, name)` is false; for C slots that may be unset. Runs at every call."""
+
+    name: str
+    code = "missing_attr"
+
+    def check_value(self, value: Any) -> bool:
+        return not hasattr(value, self.name)
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} now has the attribute {self.name!r}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.name
+
+
+@dataclass(frozen=True)
+class CellEmpty(Guard):
+    """A cell is empty: the i-th of a function's closure, or with index None the cell that `source` gives."""
+
+    index: int | None
+    code = "cell_empty"
+
+    def check_value(self, value: Any) -> bool:
+        step = CellContents(self.source) if self.index is None else Cell(self.source, self.index)
+        try:
+            step.step(value)
+        except Missing:
+            return True
+        return False
+
+    def explain(self, value: Any) -> str:
+        return f"a closure cell of {self.source} was empty and now has a value"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return -1 if self.index is None else self.index
+
+
+@dataclass(frozen=True)
+class SameObject(Guard):
+    """Two sources give one object."""
+
+    other: Source
+    code = "same"
+
+    def check(self, args: tuple[Any, ...]) -> bool:
+        try:
+            return self.source.fetch(args) is self.other.fetch(args)
+        except Missing:
+            return False
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        return f"{self.source} and {self.other} were one object and are not now"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.source, self.other)
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return node(self.other)
+
+
+@dataclass(frozen=True)
+class Distinct(Guard):
+    """`source` and `others` are pairwise different objects."""
+
+    others: tuple[Source, ...]
+    code = "distinct"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.source, *self.others)
+
+    def check(self, args: tuple[Any, ...]) -> bool:
+        try:
+            values = [source.fetch(args) for source in self.sources]
+        except Missing:
+            return False
+        return len(set(map(id, values))) == len(values)
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        return f"{', '.join(map(str, self.sources))} were different objects and two of them are one now"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return tuple(node(source) for source in self.sources)
+
+
+def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and the byte past the last that a strided tensor may touch."""
+    start, spec = tensor.data_ptr(), TensorSpec.of(tensor)
+    return start, start + spec.extent * tensor.element_size()
+
+
+@dataclass(frozen=True)
+class NoOverlap(Guard):
+    """The memory of the tensor at `source` (which is written) overlaps none of the others' memory."""
+
+    others: tuple[Source, ...]
+    code = "no_overlap"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.source, *self.others)
+
+    def check(self, args: tuple[Any, ...]) -> bool:
+        try:
+            start, stop = memory_range(self.source.fetch(args))
+            others = [memory_range(other.fetch(args)) for other in self.others]
+        except Missing:
+            return False
+        return all(stop <= a or b <= start or a == b for a, b in others) or start == stop
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        return f"the memory of {self.source} overlaps one of {', '.join(map(str, self.others))}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return tuple(node(source) for source in self.others)
+
+
+@dataclass(frozen=True)
+class AmbientState:
+    """PyTorch's thread-wide state that decides what an op does."""
+
+    grad_mode: bool
+    inference_mode: bool
+    autocast: tuple[tuple[str, torch.dtype | None], ...]  # (device type, dtype or None when off)
+    autocast_cache: bool
+    default_dtype: torch.dtype
+    default_device: torch.device | None
+    function_modes: int
+    function_enabled: int
+    dispatch_modes: int
+    deterministic: bool
+    include_keys: int
+    exclude_keys: int
+
+    AUTOCAST_DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
+    @staticmethod
+    def current() -> AmbientState:
+        """The state now, on this thread."""
+        autocast = tuple((device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+                         for device in AmbientState.AUTOCAST_DEVICES)
+        c = torch._C
+        modes = c._len_torch_function_stack()
+        enabled = 0 if c._is_torch_function_enabled() else 2 if c._is_torch_function_all_disabled() else 1
+        return AmbientState(
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled(),
+            torch.get_default_dtype(), torch.get_default_device() if modes else None, modes, enabled,
+            c._len_torch_dispatch_stack(), c._get_deterministic_algorithms(),
+            c._dispatch_tls_local_include_set().raw_repr(), c._dispatch_tls_local_exclude_set().raw_repr())
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """PyTorch's thread-wide state is as it was at capture. One an entry; it has no source."""
+
+    state: AmbientState
+    code: ClassVar[str] = "ambient"
+
+    @staticmethod
+    def current() -> Ambient:
+        """The guard that holds now."""
+        return Ambient(AmbientState.current())
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return ()
+
+    def check(self, args: tuple[Any, ...]) -> bool:
+        return AmbientState.current() == self.state
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        now = AmbientState.current()
+        changed = [name for name in self.state.__dataclass_fields__ if getattr(now, name) != getattr(self.state, name)]
+        return "; ".join(f"{name} is {getattr(now, name)}, was {getattr(self.state, name)}" for name in changed)
+
+
+AnyGuard = Guard | Ambient
+
+# The rows by the name that the C program knows; csrc/guards.c has an evaluator for each.
+rows: Registry[str, type] = Registry("guard")
+for _row in (TypeIs, IdIs, ConstEquals, TensorMatch, Length, DictKeys, MissingKey, MissingTypeAttr, MissingAttr, CellEmpty,
+             SameObject, Distinct, NoOverlap, Ambient, Predicate):
+    rows.add(_row.code, _row)
+
+
+def first_failure(guards: list[AnyGuard] | tuple[AnyGuard, ...], args: tuple[Any, ...]) -> AnyGuard | None:
+    """The first guard that does not hold for a call with these flat arguments, or None."""
+    return next((guard for guard in guards if not guard.check(args)), None)
