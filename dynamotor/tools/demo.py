@@ -181,7 +181,6 @@ def main(args: argparse.Namespace) -> int:
             rows.append(cells)
             good.append(fine)
     print(render(rows, ("model", "phase", "compile s", "eager ms", "ms", "speedup", "quartiles", "error out", "error grad")))
-    print(
-        f"\n{'everything agrees with eager' if all(good) else 'SOMETHING DIFFERS FROM EAGER'}; {time.perf_counter() - start:.0f} s in all"
-    )
+    verdict = "everything agrees with eager" if all(good) else "SOMETHING DIFFERS FROM EAGER"
+    print(f"\n{verdict}; {time.perf_counter() - start:.0f} s in all")
     return 0 if all(good) else 1
