@@ -32,34 +32,30 @@ class Recorder(Protocol):
         """The op's result, with ShapeTensors in the place of tensors."""
 
 
-class Storage:
-    """Identity of a ShapeTensor's memory: views share it. `version` counts writes."""
+class Memory:
+    """Identity of a ShapeTensor's storage: views share it."""
 
-    __slots__ = ("version", "owner")
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.owner: Any = None
+    __slots__ = ("__weakref__",)
 
 
 class ShapeTensor(torch.Tensor):
-    """A strided tensor that has a spec and no data. `storage` is shared by views; `node` is a recorder's own note."""
+    """A strided tensor that has a spec and no data. `memory` is shared by views; `note` is a recorder's own."""
 
     spec: TensorSpec
-    storage: Storage
-    node: Any
+    memory: Memory
+    note: Any
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def make(spec: TensorSpec, requires_grad: bool = False, storage: Storage | None = None) -> ShapeTensor:
-        """A new ShapeTensor; `storage` makes it a view of that memory."""
+    def make(spec: TensorSpec, requires_grad: bool = False, memory: Memory | None = None) -> ShapeTensor:
+        """A new ShapeTensor; `memory` makes it a view of that memory."""
         tensor = torch.Tensor._make_wrapper_subclass(
             ShapeTensor, spec.shape, strides=spec.stride, storage_offset=spec.offset, dtype=spec.dtype,
             device=spec.device, requires_grad=requires_grad)
         tensor.spec = spec
-        tensor.storage = Storage() if storage is None else storage
-        tensor.node = None
+        tensor.memory = Memory() if memory is None else memory
+        tensor.note = None
         return tensor
 
     @classmethod
@@ -97,20 +93,20 @@ def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
     if about.writes and any(r is not None for r in about.returns):
         return _returned_arguments(about.returns, result, args, kwargs)
-    return materialise(result, _storage_of(args[0]) if about.is_view else None)
+    return materialise(result, _memory_of(args[0]) if about.is_view else None)
 
 
-def materialise(result: Any, storage: Storage | None = None) -> Any:
-    """ShapeTensors for the specs of a result; with `storage` they are views of it."""
+def materialise(result: Any, memory: Memory | None = None) -> Any:
+    """ShapeTensors for the specs of a result; with `memory` they are views of it."""
     if type(result) is TensorSpec:
-        return ShapeTensor.make(result, storage=storage)
+        return ShapeTensor.make(result, memory=memory)
     if type(result) is tuple:
-        return [materialise(r, storage) for r in result] if storage is not None else tuple([materialise(r) for r in result])
+        return [materialise(r, memory) for r in result] if memory is not None else tuple([materialise(r) for r in result])
     return result
 
 
-def _storage_of(value: Any) -> Storage | None:
-    return value.storage if isinstance(value, ShapeTensor) else None
+def _memory_of(value: Any) -> Memory | None:
+    return value.memory if isinstance(value, ShapeTensor) else None
 
 
 def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
