@@ -1,0 +1,106 @@
+/* PyTorch's thread-wide state (grad mode, autocast, modes, ...), read through exported functions of libtorch and libc10.
+ * When one of them is not exported, the Python AmbientState is made and compared instead. */
+#include "dynamotor.h"
+#include <dlfcn.h>
+
+static struct {
+    bool (*grad_mode)(void);
+    bool (*inference_mode)(void);
+    bool (*autocast_enabled)(int8_t device_type);
+    int8_t (*autocast_dtype)(int8_t device_type);
+    bool (*autocast_cache)(void);
+    int8_t (*default_dtype)(void);
+    int64_t (*function_modes)(void);
+    int8_t (*function_enabled)(void);
+    int64_t (*dispatch_modes)(void);
+    void *(*global_context)(void);
+    bool (*deterministic)(const void *context);
+    bool ready;
+} torch_state;
+
+static const int8_t AUTOCAST_DEVICES[2] = {0, 1}; /* c10::DeviceType of cpu and cuda, as AmbientState.AUTOCAST_DEVICES */
+
+/* c10::impl::raw_local_dispatch_key_set is thread-local: each thread looks its own up, once. */
+static uint64_t *dispatch_key_sets(void) {
+    static __thread uint64_t *sets;
+    if (UNLIKELY(sets == NULL)) sets = torch_symbol("_ZN3c104impl26raw_local_dispatch_key_setE");
+    return sets;
+}
+
+static bool find_functions(void) {
+    torch_state.grad_mode = torch_symbol("_ZN3c108GradMode10is_enabledEv");
+    torch_state.inference_mode = torch_symbol("_ZN3c1013InferenceMode10is_enabledEv");
+    torch_state.autocast_enabled = torch_symbol("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE");
+    torch_state.autocast_dtype = torch_symbol("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE");
+    torch_state.autocast_cache = torch_symbol("_ZN2at8autocast25is_autocast_cache_enabledEv");
+    torch_state.default_dtype = torch_symbol("_ZN3c1031get_default_dtype_as_scalartypeEv");
+    torch_state.function_modes = torch_symbol("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv");
+    torch_state.function_enabled = torch_symbol("_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv");
+    torch_state.dispatch_modes = torch_symbol("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv");
+    torch_state.global_context = torch_symbol("_ZN2at13globalContextEv");
+    torch_state.deterministic = torch_symbol("_ZNK2at7Context23deterministicAlgorithmsEv");
+    return torch_state.grad_mode && torch_state.inference_mode && torch_state.autocast_enabled &&
+           torch_state.autocast_dtype && torch_state.autocast_cache && torch_state.default_dtype &&
+           torch_state.function_modes && torch_state.function_enabled && torch_state.dispatch_modes &&
+           torch_state.global_context && torch_state.deterministic && dispatch_key_sets() != NULL;
+}
+
+static void read_state(Ambient *now) {
+    uint64_t *sets = dispatch_key_sets();
+    now->include_keys = sets[0];
+    now->exclude_keys = sets[1];
+    now->grad_mode = torch_state.grad_mode();
+    now->inference_mode = torch_state.inference_mode();
+    for (int i = 0; i < 2; i++)
+        now->autocast_dtype[i] =
+            torch_state.autocast_enabled(AUTOCAST_DEVICES[i]) ? torch_state.autocast_dtype(AUTOCAST_DEVICES[i]) : -1;
+    now->autocast_cache = torch_state.autocast_cache();
+    now->default_dtype = torch_state.default_dtype();
+    now->function_modes = torch_state.function_modes();
+    now->function_enabled = torch_state.function_enabled();
+    now->dispatch_modes = torch_state.dispatch_modes();
+    now->deterministic = torch_state.deterministic(torch_state.global_context());
+}
+
+
+static int state_is(PyObject *state) {
+    PyObject *now = PyObject_CallMethod(state, "current", NULL);
+    int equal = now != NULL ? PyObject_RichCompareBool(now, state, Py_EQ) : -1;
+    Py_XDECREF(now);
+    return equal;
+}
+
+int ambient_capture(Ambient *ambient, PyObject *state) {
+    int equal = state_is(state);
+    if (equal < 0) return -1;
+    ambient->state = state;
+    /* The fast copy is read from the present, so it is right only if the present is that state. A default device hides
+     * inside a mode object; comparing it needs Python. */
+    PyObject *device = PyObject_GetAttrString(state, "default_device");
+    if (device == NULL) return -1;
+    ambient->fast = equal && torch_state.ready && device == Py_None;
+    Py_DECREF(device);
+    if (ambient->fast) read_state(ambient);
+    return 0;
+}
+
+bool ambient_matches(const Ambient *then) {
+    if (UNLIKELY(!then->fast)) {
+        int equal = state_is(then->state);
+        if (equal < 0) PyErr_Clear();
+        return equal == 1;
+    }
+    Ambient now;
+    read_state(&now);
+    return now.include_keys == then->include_keys && now.exclude_keys == then->exclude_keys &&
+           now.grad_mode == then->grad_mode && now.inference_mode == then->inference_mode &&
+           now.autocast_dtype[0] == then->autocast_dtype[0] && now.autocast_dtype[1] == then->autocast_dtype[1] &&
+           now.autocast_cache == then->autocast_cache && now.default_dtype == then->default_dtype &&
+           now.function_modes == then->function_modes && now.function_enabled == then->function_enabled &&
+           now.dispatch_modes == then->dispatch_modes && now.deterministic == then->deterministic;
+}
+
+int ambient_init(PyObject *module, PyObject *torch) {
+    torch_state.ready = find_functions();
+    return PyModule_AddObjectRef(module, "ambient_reads_are_direct", torch_state.ready ? Py_True : Py_False);
+}

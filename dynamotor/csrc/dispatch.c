@@ -1,0 +1,2 @@
+#include "dynamotor.h"
+int dispatch_init(PyObject *module) { return 0; }

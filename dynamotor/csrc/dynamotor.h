@@ -1,0 +1,98 @@
+/* dynamotor._C: what its files share. Each file owns one idea:
+ *   tensor.c      reading tensors without torch's headers
+ *   launch.c      calling generated C functions on tensors
+ *   ambient.c     PyTorch's thread-wide state
+ *   guards.c      evaluating an entry's guards
+ *   dispatch.c    guards -> gather -> compiled callable
+ *   frame_hook.c  PEP 523, on only while a graph break runs user code
+ */
+#ifndef DYNAMOTOR_H
+#define DYNAMOTOR_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define IS_311 (PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000)
+#define IS_312 (PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000)
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* ---- tensor.c ---- */
+typedef void *TensorHandle; /* at::Tensor*, as the C shim of libtorch takes it */
+
+typedef struct {
+    bool ready;              /* false: every tensor read goes through Python */
+    Py_ssize_t offset;       /* of at::Tensor inside the Python object */
+    Py_ssize_t keys_offset;  /* of the dispatch key set inside c10::TensorImpl */
+    PyTypeObject *tensor_type; /* torch.Tensor */
+    int32_t (*get_data_ptr)(TensorHandle, void **);
+    int32_t (*get_dtype)(TensorHandle, int32_t *);
+    int32_t (*get_device_type)(TensorHandle, int32_t *);
+    int32_t (*get_device_index)(TensorHandle, int32_t *);
+    int32_t (*get_dim)(TensorHandle, int64_t *);
+    int32_t (*get_sizes)(TensorHandle, int64_t **);
+    int32_t (*get_strides)(TensorHandle, int64_t **);
+    bool (*requires_grad)(const void *impl);
+} TensorShim;
+
+extern TensorShim shim;
+
+/* What TensorMatch compares; sizes and strides of -1 match any. */
+typedef struct {
+    PyTypeObject *cls;
+    uint64_t keys;
+    int32_t dtype, device_type, device_index;
+    int32_t ndim;
+    bool requires_grad;
+    int64_t *dims; /* ndim sizes, then ndim strides */
+} TensorFacts;
+
+static inline TensorHandle tensor_handle(PyObject *tensor) { return (TensorHandle)((char *)tensor + shim.offset); }
+static inline void *tensor_impl(PyObject *tensor) { return *(void **)tensor_handle(tensor); }
+static inline bool is_tensor(PyObject *obj) { return PyObject_TypeCheck(obj, shim.tensor_type); }
+
+/* The shim reads only tensors whose sizes and storage are plain; a subclass with __torch_dispatch__ has none. */
+bool tensor_matches(PyObject *tensor, const TensorFacts *facts);
+int tensor_data_ptr(PyObject *tensor, void **pointer); /* 0, or -1 with an exception */
+int tensor_range(PyObject *tensor, uintptr_t *start, uintptr_t *stop);
+int tensor_facts_from(PyObject *encoded, TensorFacts *facts); /* from TensorMatch.encode(); 0 or -1 */
+void *torch_symbol(const char *name); /* a function or variable of libtorch_cpu or libc10, or NULL */
+int tensor_init(PyObject *module, PyObject *torch);
+
+/* ---- launch.c ---- */
+int launch_init(PyObject *module);
+
+/* ---- ambient.c ---- */
+typedef struct {
+    PyObject *state; /* the Python AmbientState, for the slow comparison */
+    uint64_t include_keys, exclude_keys;
+    int64_t function_modes, dispatch_modes;
+    int function_enabled;
+    int32_t autocast_dtype[2]; /* -1: off */
+    int32_t default_dtype;
+    bool grad_mode, inference_mode, autocast_cache, deterministic, has_default_device, fast;
+} Ambient;
+
+int ambient_capture(Ambient *ambient, PyObject *state); /* reads the state now, which must equal `state`; 0 or -1 */
+bool ambient_matches(const Ambient *ambient);
+int ambient_init(PyObject *module, PyObject *torch);
+
+/* ---- guards.c ---- */
+extern PyTypeObject GuardProgram_Type;
+typedef struct GuardProgram GuardProgram;
+/* 1: all hold, and inputs[i] are new references; 0: one does not hold; -1: an exception is set. */
+int guard_program_run(GuardProgram *program, PyObject *const *args, Py_ssize_t nargs, PyObject **inputs);
+Py_ssize_t guard_program_n_inputs(GuardProgram *program);
+int guards_init(PyObject *module);
+
+/* ---- dispatch.c ---- */
+extern PyTypeObject Dispatcher_Type;
+int dispatch_init(PyObject *module);
+
+/* ---- frame_hook.c ---- */
+int frame_hook_init(PyObject *module);
+
+#endif

@@ -1,0 +1,2 @@
+#include "dynamotor.h"
+int guards_init(PyObject *module) { return 0; }

@@ -1,0 +1,19 @@
+/* Module initialisation of dynamotor._C. */
+#include "dynamotor.h"
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "dynamotor._C", "Guards, dispatch, kernel launch and the frame hook of dynamotor.", -1, NULL,
+};
+
+PyMODINIT_FUNC PyInit__C(void) {
+    PyObject *torch = PyImport_ImportModule("torch");
+    if (torch == NULL) return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || tensor_init(module, torch) < 0 || launch_init(module) < 0 || ambient_init(module, torch) < 0 ||
+        guards_init(module) < 0 || dispatch_init(module) < 0 || frame_hook_init(module) < 0) {
+        Py_XDECREF(module);
+        module = NULL;
+    }
+    Py_DECREF(torch);
+    return module;
+}

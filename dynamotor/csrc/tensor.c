@@ -1,0 +1,268 @@
+/* Reading tensors without torch's headers: the place of at::Tensor inside the Python object is found once by comparing
+ * with a handle that torch gives away, and the stable C shim of libtorch (aoti_torch_get_*) reads it from there. When
+ * any step of the search is in doubt, `shim.ready` stays false and tensors are read through Python attributes. */
+#include "dynamotor.h"
+#include <dlfcn.h>
+
+TensorShim shim;
+
+enum { N_LIBRARIES = 2 };
+static void *libraries[N_LIBRARIES];
+
+enum { OBJECT_WORDS = 8, IMPL_WORDS = 22 };
+
+static void *impl_of_capsule(PyObject *aoti, PyObject *tensor) {
+    PyObject *capsule = PyObject_CallMethod(aoti, "unsafe_alloc_void_ptr_from_tensor", "O", tensor);
+    if (capsule == NULL) return NULL;
+    void **handle = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
+    void *impl = handle != NULL ? *handle : NULL;
+    if (handle != NULL) {
+        PyObject *freed = PyObject_CallMethod(aoti, "alloc_tensor_by_stealing_from_void_ptr", "O", capsule);
+        Py_XDECREF(freed);
+        if (freed == NULL) PyErr_Clear();
+    }
+    Py_DECREF(capsule);
+    return impl;
+}
+
+static bool raw_keys(PyObject *torch_c, PyObject *tensor, uint64_t *keys) {
+    PyObject *set = PyObject_CallMethod(torch_c, "_dispatch_keys", "O", tensor);
+    PyObject *raw = set != NULL ? PyObject_CallMethod(set, "raw_repr", NULL) : NULL;
+    Py_XDECREF(set);
+    if (raw == NULL) return false;
+    *keys = PyLong_AsUnsignedLongLong(raw);
+    Py_DECREF(raw);
+    return !PyErr_Occurred();
+}
+
+/* Keep in `mask` (bit i: word i) only the words of `memory` that hold `wanted`. */
+static uint32_t words_holding(const void *memory, int words, uint64_t wanted, uint32_t mask) {
+    const uint64_t *word = memory;
+    mask &= (1u << words) - 1;
+    for (int i = 0; i < words; i++)
+        if (word[i] != wanted) mask &= ~(1u << i);
+    return mask;
+}
+
+static const char *SAMPLES =
+    "(torch.ones(2, 3), torch.ones(4, dtype=torch.complex64).conj(), torch.nn.Parameter(torch.ones(5)),"
+    " torch.empty(2, device='meta'), torch.ones(3).to_sparse(), torch.ones(2, 2)[1:])";
+
+static bool find_offsets(PyObject *torch) {
+    PyObject *torch_c = PyObject_GetAttrString(torch, "_C");
+    PyObject *aoti = torch_c != NULL ? PyObject_GetAttrString(torch_c, "_aoti") : NULL;
+    PyObject *names = PyDict_New();
+    PyObject *samples = NULL;
+    uint32_t in_object = (1u << OBJECT_WORDS) - 1, in_impl = (1u << IMPL_WORDS) - 1;
+    bool ok = false;
+    if (aoti == NULL || names == NULL || PyDict_SetItemString(names, "torch", torch) < 0) goto done;
+    samples = PyRun_String(SAMPLES, Py_eval_input, names, names);
+    if (samples == NULL) goto done;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(samples); i++) {
+        PyObject *tensor = PyTuple_GET_ITEM(samples, i);
+        void *impl = impl_of_capsule(aoti, tensor);
+        uint64_t keys;
+        if (impl == NULL || !raw_keys(torch_c, tensor, &keys)) goto done;
+        int words = (int)(Py_TYPE(tensor)->tp_basicsize / (Py_ssize_t)sizeof(void *));
+        in_object = words_holding(tensor, words < OBJECT_WORDS ? words : OBJECT_WORDS, (uint64_t)(uintptr_t)impl, in_object);
+        in_impl = words_holding(impl, IMPL_WORDS, keys, in_impl);
+    }
+    /* Exactly one word of each must be left. */
+    if (__builtin_popcount(in_object) == 1 && __builtin_popcount(in_impl) == 1) {
+        shim.offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(in_object);
+        shim.keys_offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(in_impl);
+        ok = true;
+    }
+done:
+    PyErr_Clear();
+    Py_XDECREF(torch_c);
+    Py_XDECREF(aoti);
+    Py_XDECREF(names);
+    Py_XDECREF(samples);
+    return ok;
+}
+
+/* torch loads its libraries privately, so they are looked up by their files (already loaded: nothing is loaded here). */
+void *torch_symbol(const char *name) {
+    void *found = dlsym(RTLD_DEFAULT, name);
+    for (int i = 0; found == NULL && i < N_LIBRARIES; i++)
+        if (libraries[i] != NULL) found = dlsym(libraries[i], name);
+    return found;
+}
+
+static void open_libraries(PyObject *torch) {
+    static const char *names[N_LIBRARIES] = {"libtorch_cpu.so", "libc10.so"};
+    PyObject *file = PyModule_GetFilenameObject(torch);
+    const char *text = file != NULL ? PyUnicode_AsUTF8(file) : NULL, *slash = text != NULL ? strrchr(text, '/') : NULL;
+    for (int i = 0; slash != NULL && i < N_LIBRARIES; i++) {
+        char path[4096];
+        int length = snprintf(path, sizeof(path), "%.*s/lib/%s", (int)(slash - text), text, names[i]);
+        if (length < (int)sizeof(path)) libraries[i] = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    }
+    Py_XDECREF(file);
+    PyErr_Clear();
+}
+
+static bool find_functions(void) {
+    shim.get_data_ptr = torch_symbol("aoti_torch_get_data_ptr");
+    if (shim.get_data_ptr == NULL) return false;
+    shim.get_dtype = torch_symbol("aoti_torch_get_dtype");
+    shim.get_device_type = torch_symbol("aoti_torch_get_device_type");
+    shim.get_device_index = torch_symbol("aoti_torch_get_device_index");
+    shim.get_dim = torch_symbol("aoti_torch_get_dim");
+    shim.get_sizes = torch_symbol("aoti_torch_get_sizes");
+    shim.get_strides = torch_symbol("aoti_torch_get_strides");
+    /* No shim function reads requires_grad: c10::TensorImpl::requires_grad() const. */
+    shim.requires_grad = torch_symbol("_ZNK3c1010TensorImpl13requires_gradEv");
+    return shim.get_dtype && shim.get_device_type && shim.get_device_index && shim.get_dim && shim.get_sizes &&
+           shim.get_strides && shim.requires_grad;
+}
+
+bool tensor_matches(PyObject *tensor, const TensorFacts *facts) {
+    if (Py_TYPE(tensor) != facts->cls) return false;
+    void *impl = tensor_impl(tensor);
+    if (*(uint64_t *)((char *)impl + shim.keys_offset) != facts->keys) return false;
+    TensorHandle handle = tensor_handle(tensor);
+    int32_t dtype, device_type, device_index;
+    int64_t ndim, *sizes, *strides;
+    if (shim.get_dtype(handle, &dtype) || dtype != facts->dtype) return false;
+    if (shim.get_dim(handle, &ndim) || ndim != facts->ndim) return false;
+    if (shim.requires_grad(impl) != facts->requires_grad) return false;
+    if (shim.get_sizes(handle, &sizes) || shim.get_strides(handle, &strides)) return false;
+    const int64_t *want_size = facts->dims, *want_stride = facts->dims + ndim;
+    for (int64_t i = 0; i < ndim; i++) {
+        if (sizes[i] != want_size[i] && want_size[i] != -1) return false;
+        if (strides[i] != want_stride[i] && want_stride[i] != -1) return false;
+    }
+    /* The keys give the backend; only the index of a device can still differ. */
+    if (facts->device_index < 0) return true;
+    return !shim.get_device_type(handle, &device_type) && !shim.get_device_index(handle, &device_index) &&
+           device_type == facts->device_type && device_index == facts->device_index;
+}
+
+int tensor_data_ptr(PyObject *tensor, void **pointer) {
+    if (UNLIKELY(!is_tensor(tensor))) {
+        PyErr_Format(PyExc_TypeError, "expected a tensor, got %s", Py_TYPE(tensor)->tp_name);
+        return -1;
+    }
+    if (LIKELY(shim.ready)) {
+        if (LIKELY(shim.get_data_ptr(tensor_handle(tensor), pointer) == 0)) return 0;
+        PyErr_SetString(PyExc_RuntimeError, "the tensor has no storage");
+        return -1;
+    }
+    PyObject *number = PyObject_CallMethod(tensor, "data_ptr", NULL);
+    if (number == NULL) return -1;
+    *pointer = PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int64_t number_of(PyObject *object, const char *method) {
+    PyObject *result = PyObject_CallMethod(object, method, NULL);
+    int64_t value = result != NULL ? PyLong_AsLongLong(result) : -1;
+    Py_XDECREF(result);
+    return value;
+}
+
+int tensor_range(PyObject *tensor, uintptr_t *start, uintptr_t *stop) {
+    void *pointer;
+    if (tensor_data_ptr(tensor, &pointer) < 0) return -1;
+    int64_t itemsize = number_of(tensor, "element_size");
+    PyObject *sizes = PyObject_CallMethod(tensor, "size", NULL), *strides = PyObject_CallMethod(tensor, "stride", NULL);
+    int64_t extent = 1;
+    if (itemsize < 0 || sizes == NULL || strides == NULL) goto done;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sizes); i++) {
+        int64_t size = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
+        if (size == 0) {
+            extent = 0;
+            break;
+        }
+        extent += (size - 1) * PyLong_AsLongLong(PyTuple_GET_ITEM(strides, i));
+    }
+    *start = (uintptr_t)pointer;
+    *stop = *start + (uintptr_t)(extent * itemsize);
+done:
+    Py_XDECREF(sizes);
+    Py_XDECREF(strides);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* dtype and device as the shim numbers them: read from an empty tensor. */
+static int read_codes(PyObject *dtype, PyObject *device, TensorFacts *facts) {
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *empty = torch != NULL ? PyObject_GetAttrString(torch, "empty_strided") : NULL;
+    PyObject *args = Py_BuildValue("((i)(i))", 0, 1), *kwargs = Py_BuildValue("{s:O,s:O}", "dtype", dtype, "device", device);
+    PyObject *sample = empty != NULL && args != NULL && kwargs != NULL ? PyObject_Call(empty, args, kwargs) : NULL;
+    Py_XDECREF(torch);
+    Py_XDECREF(empty);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    if (sample == NULL) return -1;
+    TensorHandle handle = tensor_handle(sample);
+    int failed = shim.get_dtype(handle, &facts->dtype) || shim.get_device_type(handle, &facts->device_type) ||
+                 shim.get_device_index(handle, &facts->device_index);
+    Py_DECREF(sample);
+    if (failed) PyErr_SetString(PyExc_RuntimeError, "the tensor's dtype or device cannot be read");
+    return failed ? -1 : 0;
+}
+
+int tensor_facts_from(PyObject *encoded, TensorFacts *facts) {
+    PyObject *cls, *sizes, *strides, *dtype, *device;
+    int requires_grad;
+    unsigned long long keys;
+    if (!PyArg_ParseTuple(encoded, "O!O!O!OOpK", &PyType_Type, &cls, &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &dtype,
+                          &device, &requires_grad, &keys))
+        return -1;
+    if (shim.ready && read_codes(dtype, device, facts) < 0) return -1;
+    facts->cls = (PyTypeObject *)cls; /* the encoded tuple is kept by the program and keeps the class */
+    facts->keys = keys;
+    facts->requires_grad = requires_grad;
+    facts->ndim = (int32_t)PyTuple_GET_SIZE(sizes);
+    facts->dims = PyMem_Malloc(sizeof(int64_t) * 2 * (size_t)(facts->ndim + 1));
+    if (facts->dims == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < facts->ndim; i++) {
+        facts->dims[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
+        facts->dims[facts->ndim + i] = PyLong_AsLongLong(PyTuple_GET_ITEM(strides, i));
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *py_data_ptrs(PyObject *self, PyObject *tensors) {
+    PyObject *items = PySequence_Fast(tensors, "data_ptrs takes a sequence of tensors");
+    if (items == NULL) return NULL;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+    PyObject *result = PyTuple_New(n);
+    for (Py_ssize_t i = 0; result != NULL && i < n; i++) {
+        void *pointer;
+        PyObject *number =
+            tensor_data_ptr(PySequence_Fast_GET_ITEM(items, i), &pointer) == 0 ? PyLong_FromVoidPtr(pointer) : NULL;
+        if (number == NULL) {
+            Py_CLEAR(result);
+            break;
+        }
+        PyTuple_SET_ITEM(result, i, number);
+    }
+    Py_DECREF(items);
+    return result;
+}
+
+static PyObject *py_tensor_reads_are_direct(PyObject *self, PyObject *unused) { return PyBool_FromLong(shim.ready); }
+
+static PyMethodDef methods[] = {
+    {"data_ptrs", py_data_ptrs, METH_O, "data_ptrs(tensors) -> tuple of their data pointers as integers"},
+    {"tensor_reads_are_direct", py_tensor_reads_are_direct, METH_NOARGS,
+     "Whether tensors are read in C (true) or through Python attributes"},
+    {NULL, NULL, 0, NULL},
+};
+
+int tensor_init(PyObject *module, PyObject *torch) {
+    PyObject *tensor_type = PyObject_GetAttrString(torch, "Tensor");
+    if (tensor_type == NULL) return -1;
+    shim.tensor_type = (PyTypeObject *)tensor_type; /* kept for good */
+    open_libraries(torch);
+    shim.ready = find_functions() && find_offsets(torch);
+    return PyModule_AddFunctions(module, methods);
+}
