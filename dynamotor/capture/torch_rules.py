@@ -1,0 +1,153 @@
+"""Which torch functions are nodes of the graph, which are answered at trace time, and which break the graph.
+
+>>> is_graph_function(torch.add), is_query(torch.is_grad_enabled), refusal(torch.manual_seed)[0]
+(True, True, 'random')
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+# Python functions of these modules are one node each: they are written over tensors and call no user code.
+_NODE_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch.special", "torch.linalg", "torch.fft",
+                           "torch._lowrank", "torch._tensor"))
+_NAMESPACES = (torch, F, torch.functional, torch.linalg, torch.special, torch.fft, torch._C._nn, torch._C._linalg,
+               torch._C._special, torch._C._fft, torch._C._VariableFunctions, torch.nested)
+
+# Answered at trace time from PyTorch's state; the ambient guard covers what can change.
+QUERIES = frozenset((
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_inference, torch.is_autocast_enabled,
+    torch.is_autocast_cpu_enabled, torch.is_autocast_cache_enabled, torch.get_autocast_dtype, torch.get_autocast_cpu_dtype,
+    torch.get_autocast_gpu_dtype, torch.get_default_dtype, torch.get_default_device, torch.is_tensor, torch.is_storage,
+    torch.finfo, torch.iinfo, torch.device, torch.Size, torch.promote_types, torch.can_cast, torch.broadcast_shapes,
+    torch.is_deterministic_algorithms_warn_only_enabled, torch.are_deterministic_algorithms_enabled,
+    torch.get_float32_matmul_precision, torch.get_num_threads, torch.is_floating_point, torch.is_complex, torch.is_signed,
+    torch.jit.is_scripting, torch.jit.is_tracing, torch._C._get_tracing_state, torch._C._is_tracing,
+    torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting,
+    torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic,
+    torch.overrides.is_tensor_like, torch.overrides.is_tensor_method_or_property,
+    torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic,
+    torch._C._is_torch_function_enabled, torch._C._are_functorch_transforms_active, torch._C._functorch.peek_interpreter_stack,
+    torch._C._get_cudnn_enabled, torch._C._get_mkldnn_enabled, torch._C._get_flash_sdp_enabled, torch._C._get_math_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled, torch._C._get_cudnn_sdp_enabled, torch._C._is_any_autocast_enabled,
+    torch.cuda.is_available, torch.cuda.device_count, torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing,
+    torch.backends.mps.is_available, torch.backends.cuda.is_built, torch.distributed.is_available,
+    torch.get_deterministic_debug_mode, torch.typename, torch._C._log_api_usage_once, torch.is_vulkan_available,
+    torch._C._is_fx_tracing if hasattr(torch._C, "_is_fx_tracing") else torch.is_grad_enabled,
+    torch.fx._symbolic_trace.is_fx_tracing, torch.fx._symbolic_trace.is_fx_symbolic_tracing, torch.numel,
+))
+if torch.distributed.is_available():
+    QUERIES |= {torch.distributed.is_initialized}
+
+_RANDOM = (torch.manual_seed, torch.seed, torch.initial_seed, torch.get_rng_state, torch.set_rng_state, torch.random.manual_seed,
+           torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state, torch.random.set_rng_state,
+           torch.random.fork_rng, torch.Generator, torch.cuda.manual_seed, torch.cuda.manual_seed_all)
+_EFFECTS = (torch.save, torch.load, torch.set_default_dtype, torch.set_default_device, torch.set_default_tensor_type,
+            torch.set_num_threads, torch.set_num_interop_threads, torch.use_deterministic_algorithms, torch.set_printoptions,
+            torch.set_float32_matmul_precision, torch.set_deterministic_debug_mode, torch.set_flush_denormal,
+            torch.set_warn_always, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled,
+            torch.clear_autocast_cache, torch.autocast_increment_nesting, torch.autocast_decrement_nesting,
+            torch.set_autocast_cpu_enabled, torch.set_autocast_cpu_dtype, torch.set_autocast_gpu_dtype)
+_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.autograd.functional.jacobian, torch.autograd.functional.hessian,
+             torch.autograd.functional.vjp, torch.autograd.functional.jvp, torch.utils.checkpoint.checkpoint,
+             torch.utils.checkpoint.checkpoint_sequential)
+_TRANSFORMS = (torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap,
+               torch.func.functional_call, torch.compile, torch.jit.script, torch.jit.trace, torch.cond)
+_CONVERSIONS = (torch.from_numpy, torch.frombuffer, torch.from_dlpack, torch.from_file, torch.utils.dlpack.from_dlpack)
+
+# Function -> (kind of break, why).
+REFUSED: dict[Any, tuple[str, str]] = {
+    **dict.fromkeys(_RANDOM, ("random", "it reads or sets the state of a random number generator")),
+    **dict.fromkeys(_EFFECTS, ("side-effect", "it changes PyTorch's global state or the file system")),
+    **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
+    **dict.fromkeys(_TRANSFORMS, ("unsupported-call", "function transforms and other compilers are not captured")),
+    **dict.fromkeys(_CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")),
+}
+
+# Tensor methods that need data, change autograd's or the storage's state, or hand out memory.
+REFUSED_METHODS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__",
+                     "__contains__", "__repr__", "__str__", "__format__", "__deepcopy__", "__reduce_ex__", "__reduce__",
+                     "is_nonzero", "__dlpack__", "__cuda_array_interface__"),
+                    ("data-dependent", "it hands the tensor's data to Python")),
+    **dict.fromkeys(("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_",
+                     "_backward_hooks", "__setstate__"),
+                    ("autograd", "it changes autograd's state")),
+    **dict.fromkeys(("data_ptr", "storage", "untyped_storage", "_typed_storage", "set_", "resize_", "resize_as_", "share_memory_",
+                     "map_", "map2_", "apply_", "as_subclass", "_make_subclass", "__torch_function__", "__torch_dispatch__",
+                     "module_load", "pin_memory", "_set_data", "set_data"),
+                    ("unsupported-call", "it reaches into the tensor's memory or class")),
+}
+
+
+def _collect() -> dict[Any, str]:
+    """Public functions of torch's namespaces that are nodes, with their names."""
+    found: dict[Any, str] = {}
+    for namespace in _NAMESPACES:
+        for name, obj in _members(namespace):
+            if name.startswith("__") or isinstance(obj, type) or not callable(obj) or not _hashable(obj):
+                continue
+            if isinstance(obj, types.FunctionType):
+                if name.startswith("_") or getattr(obj, "__module__", None) not in _NODE_MODULES:
+                    continue
+            elif not isinstance(obj, types.BuiltinFunctionType) or _is_setting(name):
+                continue
+            if obj not in QUERIES and obj not in REFUSED:
+                found.setdefault(obj, name)
+    return found
+
+
+def _members(namespace: Any) -> list[tuple[str, Any]]:
+    return [(name, getattr(namespace, name)) for name in dir(namespace)]
+
+
+def _hashable(obj: Any) -> bool:
+    try:
+        hash(obj)
+    except TypeError:
+        return False
+    return True
+
+
+_NOT_COMPUTING = (
+    "set_", "get_", "_set_", "_get_", "_enter", "_exit", "_add_docstr", "_log_api", "_functionalize", "_freeze", "_from_func",
+    "_to_func", "_enable_func", "_disable_func", "_is_func", "_mirror", "_make_dual", "_unpack_dual", "_add_batch_dim",
+    "_remove_batch_dim", "_init", "_cufft", "_debug", "_has_comp", "_pin_memory", "_foobar", "_test", "_from_blob", "_lazy_clone",
+    "_print", "_parse_to")
+
+
+def _is_setting(name: str) -> bool:
+    """Builtins that set or get PyTorch's state rather than compute."""
+    return name.startswith(_NOT_COMPUTING)
+
+
+GRAPH_FUNCTIONS = _collect()
+GRAPH_FUNCTIONS |= {F.multi_head_attention_forward: "multi_head_attention_forward"}
+
+# Tensor's own methods: C descriptors and the Python functions of torch/_tensor.py, by identity -> name.
+TENSOR_METHODS: dict[Any, str] = {}
+for _cls in (torch.Tensor, torch._C.TensorBase):
+    for _name, _member in vars(_cls).items():
+        if isinstance(_member, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+            TENSOR_METHODS.setdefault(_member, _name)
+
+
+def is_graph_function(fn: Any) -> bool:
+    """Whether a call becomes one node."""
+    if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return True
+    return _hashable(fn) and fn in GRAPH_FUNCTIONS
+
+
+def is_query(fn: Any) -> bool:
+    """Whether a call is answered at trace time."""
+    return _hashable(fn) and fn in QUERIES
+
+
+def refusal(fn: Any) -> tuple[str, str] | None:
+    """Kind and cause of the break that a call makes, or None."""
+    return REFUSED.get(fn) if _hashable(fn) else None

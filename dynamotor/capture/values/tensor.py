@@ -1,0 +1,436 @@
+"""A tensor in a trace, and the torch calls on it: each runs once on ShapeTensors and is one node of the graph (contract 2).
+
+>>> torch_call(trace, torch.add, [x, y], {})        # node: add = torch.add(x, y)
+>>> torch_call(trace, "view", [x, size], {})        # node: view = x.view(size)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ...base.errors import DynamotorError
+from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
+from ...graph.spec import TensorSpec
+from ..breaks import unsupported
+from ..guards import IdIs, TensorMatch
+from ..source import DictItem, InstanceDict
+from .base import MISSING, Iterator, Value, wrap_rule
+from .constant import PURE_TYPES, Constant
+from .containers import DictValue, ListValue, SequenceValue, SliceValue, TupleValue
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+class TensorValue(Value):
+    """A tensor: a node of the graph and the ShapeTensor that shows its shape, dtype, layout and gradient flow.
+
+    A tensor from outside has a `source` and `obj`, the real tensor; it gets its placeholder at the first use in a call.
+    """
+
+    __slots__ = ("_node", "example", "obj", "cls", "trace")
+
+    def __init__(self, trace: Trace, node: fx.Node | None, example: ShapeTensor, source: Any = None, obj: Any = MISSING,
+                 cls: type = torch.Tensor) -> None:
+        self.source, self.trace, self._node, self.example, self.obj, self.cls = source, trace, node, example, obj, cls
+        tensor_values(trace)[id(example)] = self
+
+    @staticmethod
+    def of(trace: Trace, node: fx.Node, result: torch.Tensor) -> TensorValue:
+        """The value of a call's result; a result that is one of the arguments stays the value it was."""
+        if not isinstance(result, ShapeTensor):
+            raise unsupported("unsupported-op", f"{target_name(node.target)} gives a real {type(result).__name__}")
+        known = tensor_values(trace).get(id(result))
+        return TensorValue(trace, node, result) if known is None else known
+
+    @property
+    def node(self) -> fx.Node:
+        """The fx node."""
+        if self._node is None:
+            static = is_static(self.source)
+            if static:
+                self.trace.reader.guard(IdIs(self.source, self.obj))
+            self._node = self.trace.graph.input(self.source, self.obj, TensorSpec.of(self.obj), static=static,
+                                                name=_input_name(self.source))
+        return self._node
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def real(self) -> Any:
+        return self.obj
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self
+
+    def describe(self) -> str:
+        return f"a tensor {self.example.spec}"
+
+    # Attributes ----------------------------------------------------------------------------------------------------
+    def getattr(self, trace: Trace, name: str) -> Value:
+        rule = attribute_rules.get(name)
+        if rule is not None:
+            return rule(trace, self)
+        if name in METADATA:
+            return constant_result(trace, getattr(self.example, name))
+        return trace.generic_getattr(self, name)
+
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        attributes = trace.__dict__.setdefault("tensor_attributes", {})
+        if (self, name) in attributes:
+            return attributes[self, name]
+        if self.obj is MISSING or name not in self.obj.__dict__:
+            return None
+        return trace.wrap(DictItem(InstanceDict(self.source), name), self.obj.__dict__[name])
+
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        if name in METADATA and value.is_constant() and value.as_constant() == getattr(self.example, name):
+            return
+        if hasattr(torch.Tensor, name) or self.obj is not MISSING:
+            raise unsupported("unsupported-mutation", f"attribute {name!r} of a tensor is set",
+                              cure="use functional calls (detach(), to(), ...), or set it outside the compiled function")
+        trace.__dict__.setdefault("tensor_attributes", {})[self, name] = value
+
+    # Operators -----------------------------------------------------------------------------------------------------
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        if type(other) is not TensorValue and not _is_number(other):
+            if other.is_constant() or isinstance(other, SequenceValue | DictValue):
+                return None  # NotImplemented: a TypeError, or identity for == and !=
+            raise unsupported("unsupported-value", f"{op.__name__} of a tensor and {other.describe()}")
+        return torch_call(trace, op, [other, self] if reflected else [self, other], {})
+
+    def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        return torch_call(trace, op, [self], {})
+
+    def truth(self, trace: Trace) -> bool:
+        raise unsupported("data-dependent", "the truth of a tensor decides what the program does",
+                          cure="use torch.where, or decide on shapes and flags")
+
+    # Container protocol --------------------------------------------------------------------------------------------
+    def length(self, trace: Trace) -> Value:
+        if not self.example.dim():
+            raise trace.error(TypeError, "len() of a 0-d tensor")
+        return Constant(self.example.shape[0])
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        return torch_call(trace, operator.getitem, [self, key], {})
+
+    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        torch_call(trace, operator.setitem, [self, key, value], {})
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        raise unsupported("data-dependent", "`in` looks for a value in a tensor")
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        if not self.example.dim():
+            raise trace.error(TypeError, "iteration over a 0-d tensor")
+        return torch_call(trace, "unbind", [self, Constant(0)], {}).unpack(trace)
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return TupleValue(self.unpack(trace)).iterate(trace)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return cg.tensor(self)
+
+
+class ReturnTypeValue(TupleValue):
+    """A result with named parts such as `torch.return_types.max`."""
+
+    __slots__ = ("return_type",)
+
+    def __init__(self, return_type: type, items: list[Value]) -> None:
+        super().__init__(items)
+        self.return_type = return_type
+
+    def python_type(self) -> type:
+        return self.return_type
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        return TupleValue(self.items).getitem(trace, key)
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        member = getattr(self.return_type, name, None)
+        if type(member).__name__ == "member_descriptor":
+            names = [n for n in dir(self.return_type) if type(getattr(self.return_type, n)).__name__ == "member_descriptor"]
+            index = {n: i for i, n in enumerate(_field_order(self.return_type, names))}
+            return self.items[index[name]]
+        return super().getattr(trace, name)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.constant(self.return_type)}({super().reconstruct(cg)})"
+
+
+def _field_order(return_type: type, names: list[str]) -> list[str]:
+    """Field names by position: a probe instance holds its positions."""
+    probe = return_type(range(return_type.n_sequence_fields))
+    return sorted(names, key=lambda name: getattr(probe, name))
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, Constant) and isinstance(value.value, int | float | complex)
+
+
+def is_static(source: Any) -> bool:
+    """Whether a source leads to a module's parameter or buffer: bound to the entry, the same object until a guard fails."""
+    table = source.base if isinstance(source, DictItem) else None
+    return isinstance(table, DictItem) and table.key in ("_parameters", "_buffers")
+
+
+def _input_name(source: Any) -> str:
+    text = "".join(c if c.isalnum() else "_" for c in str(source)).strip("_")
+    return text[-60:].lstrip("_0123456789") or "arg"
+
+
+def tensor_values(trace: Trace) -> dict[int, TensorValue]:
+    """The tensor values of a trace by the id of their ShapeTensor."""
+    return trace.__dict__.setdefault("_tensor_values", {})
+
+
+def version(tensor: torch.Tensor) -> int:
+    """The tensor's version counter; tensors of inference mode have none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+# Outside tensors -----------------------------------------------------------------------------------------------------
+@wrap_rule(torch.Tensor, torch.nn.Parameter)
+def _wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+    _refuse_exotic(obj)
+    trace.reader.guard(TensorMatch.of(source, obj))
+    return TensorValue(trace, None, _example(obj), source, obj, type(obj))
+
+
+@wrap_rule(torch.Tensor, subclasses=True)
+def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+    raise unsupported("tensor-subclass", f"{type(obj).__name__} (from {source}) is a tensor subclass",
+                      cure="pass plain tensors, or keep this part outside the compiled function")
+
+
+def _refuse_exotic(obj: torch.Tensor) -> None:
+    if obj.layout != torch.strided or obj.is_quantized or obj.is_conj() or obj.is_neg() or obj.device.type == "meta":
+        raise unsupported("unsupported-value", f"a {obj.layout} tensor on {obj.device}"
+                          + (" with a lazy conjugate or negative bit" if obj.layout == torch.strided else ""),
+                          cure="only plain strided tensors are captured")
+    if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
+        raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
+
+
+def _example(obj: torch.Tensor) -> ShapeTensor:
+    """A ShapeTensor that looks like a real tensor to autograd too: a leaf, or the result of something."""
+    spec = TensorSpec.of(obj)
+    with torch.inference_mode(obj.is_inference()):
+        if not obj.requires_grad or obj.is_leaf:
+            return ShapeTensor.make(spec, requires_grad=obj.requires_grad)
+        with torch.enable_grad():
+            result = ShapeTensor.make(spec)
+            result.copy_(ShapeTensor.make(spec, requires_grad=True))
+            return result
+
+
+# Attributes ----------------------------------------------------------------------------------------------------------
+METADATA = frozenset((
+    "shape", "dtype", "device", "ndim", "requires_grad", "layout", "itemsize", "nbytes", "names", "is_leaf", "output_nr",
+    "is_cuda", "is_cpu", "is_xla", "is_xpu", "is_mps", "is_mtia", "is_ipu", "is_maia", "is_vulkan", "is_sparse", "is_sparse_csr",
+    "is_mkldnn", "is_quantized", "is_nested", "is_meta", "_backward_hooks"))
+
+attribute_rules: dict[str, Callable[[Trace, TensorValue], Value]] = {}
+
+
+def attribute_rule(*names: str) -> Callable[[Callable[[Trace, TensorValue], Value]], Callable[[Trace, TensorValue], Value]]:
+    """Register the rule of tensor attributes that are more than metadata."""
+    def add(rule: Callable[[Trace, TensorValue], Value]) -> Callable[[Trace, TensorValue], Value]:
+        for name in names:
+            attribute_rules[name] = rule
+        return rule
+    return add
+
+
+def _view_attribute(name: str) -> None:
+    attribute_rules[name] = lambda trace, value: torch_call(trace, getattr, [value, Constant(name)], {})
+
+
+for _name in ("T", "mT", "H", "mH", "real", "imag"):
+    _view_attribute(_name)
+
+
+@attribute_rule("data")
+def _data(trace: Trace, value: TensorValue) -> Value:
+    return torch_call(trace, "detach", [value], {})
+
+
+@attribute_rule("grad", "_grad", "grad_fn", "_base", "_version", "grad_dtype", "_cdata", "volatile")
+def _autograd_state(trace: Trace, value: TensorValue) -> Value:
+    raise unsupported("autograd", "a tensor's autograd state (grad, grad_fn, ...) is read",
+                      cure="read it outside the compiled function")
+
+
+@attribute_rule("__class__")
+def _class(trace: Trace, value: TensorValue) -> Value:
+    return trace.make(value.cls)
+
+
+# Immutable torch objects that are plain data for a trace, made freely at trace time and compared by value.
+DATA_TYPES = frozenset((torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo))
+PURE_TYPES.update(DATA_TYPES)
+
+# Constants that a node may hold: printed by torch.fx as they are.
+_ARGUMENT_TYPES = frozenset((int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
+                             torch.memory_format))
+
+
+# Calls ---------------------------------------------------------------------------------------------------------------
+def lower(value: Value, nodes: bool) -> Any:
+    """An argument for the graph (`nodes`: tensors become fx nodes) or for the trial run (tensors become ShapeTensors)."""
+    if type(value) is TensorValue:
+        return value.node if nodes else value.example
+    if isinstance(value, SequenceValue):
+        items = [lower(item, nodes) for item in value.items]
+        return items if value.kind is list else tuple(items)
+    if isinstance(value, SliceValue):
+        return slice(*[lower(part, nodes) for part in value.parts])
+    if isinstance(value, DictValue):
+        return {key.as_constant(): lower(item, nodes) for key, item in value.load().values()}
+    if value.is_constant():
+        return _constant(value.as_constant())
+    base = getattr(value, "base", None)  # a subclass of a builtin container: a namedtuple, an OrderedDict
+    if isinstance(base, Value):
+        return lower(base, nodes)
+    raise unsupported("unsupported-value", f"{value.describe()} is passed to a torch function",
+                      cure="pass tensors, numbers, strings and containers of these")
+
+
+def _constant(obj: Any) -> Any:
+    kind = type(obj)
+    if kind in _ARGUMENT_TYPES:
+        return obj
+    if isinstance(obj, tuple):
+        return tuple(_constant(item) for item in obj)
+    if kind is list:
+        return [_constant(item) for item in obj]
+    if kind is slice:
+        return slice(_constant(obj.start), _constant(obj.stop), _constant(obj.step))
+    if kind is range:
+        return tuple(obj)
+    for plain in (bool, int, float, complex, str):  # enums and NumPy's float64
+        if isinstance(obj, plain):
+            return plain(obj)
+    if hasattr(obj, "item") and type(obj).__module__ == "numpy" and getattr(obj, "ndim", 1) == 0:
+        return obj.item()
+    if isinstance(obj, type) and obj in (float, int, bool, complex):
+        return obj
+    raise unsupported("unsupported-value", f"{type(obj).__name__} object is passed to a torch function",
+                      cure="pass tensors, numbers, strings and containers of these")
+
+
+def torch_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value], kwargs: dict[str, Value],
+               run: Callable[..., Any] | None = None) -> Value:
+    """Call a torch function (or by name a tensor method) with values.
+
+    The result is a tensor value, a container of such, or a constant; results without tensors make no node. `run` stands in for
+    the target in the trial run.
+    """
+    trial_args = [lower(a, False) for a in args]
+    trial_kwargs = {name: lower(v, False) for name, v in kwargs.items()}
+    if run is None:
+        run = getattr(torch.Tensor, target) if isinstance(target, str) else target
+    known = tensor_values(trace)
+    before = _versions(trial_args, trial_kwargs)
+    result = trial(target, run, trial_args, trial_kwargs)
+    written = before != _versions(trial_args, trial_kwargs)
+    if not written:
+        if isinstance(result, ShapeTensor) and id(result) in known:
+            return known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
+        if not _holds_tensor(result):
+            return constant_result(trace, result)
+    node_args = tuple([lower(a, True) for a in args])
+    node_kwargs = {name: lower(v, True) for name, v in kwargs.items()}
+    val = spec_of(result)
+    if isinstance(target, str):
+        node = trace.graph.call_method(target, node_args, node_kwargs, val)
+    else:
+        node = trace.graph.call_function(target, node_args, node_kwargs, val)
+    return result_value(trace, node, result)
+
+
+def trial(target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function on ShapeTensors. What cannot be run there breaks the graph."""
+    try:
+        with shape_mode():
+            return run(*args, **kwargs)
+    except DataDependent as error:
+        raise unsupported("data-dependent", f"{target_name(target)} needs the data of a tensor", str(error.what),
+                          cure="keep the value in tensors (torch.where, masks), or compute it outside") from error
+    except (UnsupportedOp, NotImplementedError, DynamotorError) as error:
+        raise unsupported("unsupported-op", f"{target_name(target)} cannot be traced", str(error)) from error
+    except Exception as error:
+        # Most likely the program's own mistake: running the call natively raises eager's error in the right place.
+        raise unsupported("unsupported-op", f"{target_name(target)} raised {type(error).__name__}", str(error)) from error
+
+
+def target_name(target: Any) -> str:
+    """The name of a function or method for messages."""
+    if isinstance(target, str):
+        return f"Tensor.{target}"
+    return getattr(target, "__name__", str(target))
+
+
+def _versions(args: list[Any], kwargs: dict[str, Any]) -> list[int]:
+    found: list[int] = []
+    for value in args:
+        _collect_versions(value, found)
+    for value in kwargs.values():
+        _collect_versions(value, found)
+    return found
+
+
+def _collect_versions(value: Any, found: list[int]) -> None:
+    if isinstance(value, ShapeTensor):
+        found.append(version(value))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect_versions(item, found)
+
+
+def _holds_tensor(result: Any) -> bool:
+    if isinstance(result, torch.Tensor):
+        return True
+    return isinstance(result, list | tuple) and any(_holds_tensor(item) for item in result)
+
+
+def constant_result(trace: Trace, result: Any) -> Value:
+    """The value of a result that holds no tensor."""
+    kind = type(result)
+    if kind in DATA_TYPES:
+        return Constant(result)
+    if kind is list:
+        return ListValue([constant_result(trace, item) for item in result])
+    return trace.make(result)
+
+
+def result_value(trace: Trace, node: fx.Node, result: Any) -> Value:
+    """The value of a node's result; parts of a tuple are `operator.getitem` nodes."""
+    if isinstance(result, torch.Tensor):
+        return TensorValue.of(trace, node, result)
+    kind = type(result)
+    if isinstance(result, list | tuple) and kind is not torch.Size and _holds_tensor(result):
+        items: list[Value] = []
+        for i, item in enumerate(result):
+            if isinstance(item, torch.Tensor | list | tuple) and _holds_tensor(item):
+                items.append(_part(trace, node, i, item))
+            else:
+                items.append(constant_result(trace, item))
+        if kind is list:
+            return ListValue(items)
+        return TupleValue(items) if kind is tuple else ReturnTypeValue(kind, items)
+    return constant_result(trace, result)
+
+
+def _part(trace: Trace, node: fx.Node, index: int, item: Any) -> Value:
+    known = tensor_values(trace).get(id(item)) if isinstance(item, ShapeTensor) else None
+    if known is not None:
+        return known
+    return result_value(trace, trace.graph.call_function(operator.getitem, (node, index), {}, spec_of(item)), item)

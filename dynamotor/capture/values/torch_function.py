@@ -1,0 +1,184 @@
+"""Calls of torch's functions and tensor methods: nodes, answers at trace time, or breaks (tables in torch_rules.py).
+
+>>> find_rule(torch.relu)(trace, [x], {})      # a node
+>>> find_rule(torch.is_grad_enabled)(trace, [], {})      # a constant
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..breaks import unsupported
+from ..torch_rules import REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
+from .base import CallRule, Value, builtin_rule, call_finder
+from .constant import Constant
+from .tensor import TensorValue, constant_result, lower, torch_call, trial
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+_DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+# Methods with the data model's names that an operator function says more plainly.
+_OPERATORS = {"__getitem__": operator.getitem, "__setitem__": operator.setitem}
+
+
+@call_finder
+def _find_torch(fn: Any) -> CallRule | None:
+    """The rule of a torch callable, by the tables of torch_rules.py."""
+    refused = refusal(fn)
+    if refused is not None:
+        return _refusing(_name(fn), *refused)
+    if is_query(fn):
+        return _query(fn)
+    if is_graph_function(fn):
+        return _graph_function(fn)
+    if isinstance(fn, _DESCRIPTORS) and fn in TENSOR_METHODS:
+        return _method(fn, TENSOR_METHODS[fn])
+    if isinstance(fn, type) and issubclass(fn, torch.autograd.Function):
+        return None
+    if isinstance(fn, types.BuiltinMethodType) and fn.__name__ == "apply" and isinstance(fn.__self__, type) and issubclass(
+            fn.__self__, torch.autograd.Function):
+        return _refusing(f"{fn.__self__.__name__}.apply", "autograd", "custom autograd functions are not captured yet")
+    if isinstance(fn, torch.jit.ScriptFunction | torch.jit.ScriptModule):
+        return _refusing(_name(fn), "unsupported-call", "TorchScript code is opaque")
+    return None
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
+
+
+def _graph_function(fn: Callable[..., Any]) -> CallRule:
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        _refuse_generator(kwargs)
+        return torch_call(trace, fn, args, kwargs)
+    return rule
+
+
+def _refuse_generator(kwargs: dict[str, Value]) -> None:
+    generator = kwargs.get("generator")
+    if generator is not None and not (isinstance(generator, Constant) and generator.value is None):
+        raise unsupported("random", "a random number generator object is passed to a torch function",
+                          cure="use the default generator inside compiled code")
+
+
+def _method(descr: Any, name: str) -> CallRule:
+    refused = REFUSED_METHODS.get(name)
+    if refused is not None:
+        kind, cause = refused
+        return _refusing(f"Tensor.{name}", kind, cause)
+    target: Any = _OPERATORS.get(name, name)
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not args or type(args[0]) is not TensorValue:
+            raise unsupported("unsupported-value", f"Tensor.{name} of {args[0].describe() if args else 'nothing'}")
+        _refuse_generator(kwargs)
+        return torch_call(trace, target, args, kwargs)
+    return rule
+
+
+def _query(fn: Callable[..., Any]) -> CallRule:
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        result = trial(fn, fn, [_query_argument(a) for a in args], {name: _query_argument(v) for name, v in kwargs.items()})
+        return constant_result(trace, result)
+    return rule
+
+
+def _query_argument(value: Value) -> Any:
+    """Queries take any object: what is no tensor, number or container is shown as a bare object."""
+    if value.is_constant() and not isinstance(value, TensorValue):
+        return value.as_constant()
+    try:
+        return lower(value, False)
+    except Exception:
+        return object()
+
+
+def _refusing(name: str, kind: str, cause: str) -> CallRule:
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        raise unsupported(kind, f"{name} is called", cause, cure="call it outside the compiled function")
+    return rule
+
+
+# Single rules ----------------------------------------------------------------------------------------------------------
+@builtin_rule(torch.overrides.handle_torch_function)
+def _handle(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise unsupported("tensor-subclass", "an object with __torch_function__ takes over a torch call")
+
+
+@builtin_rule(torch._assert)
+def _torch_assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if not trace.truth(args[0]):
+        raise trace.error(AssertionError, *args[1:])
+    return Constant(None)
+
+
+@builtin_rule(torch.Tensor.__iter__)
+def _iter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return args[0].iterate(trace)
+
+
+@builtin_rule(torch.Tensor.__len__)
+def _len(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return args[0].length(trace)
+
+
+@builtin_rule(torch.Tensor.__hash__)
+def _hash(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise unsupported("unsupported-call", "hash() of a tensor is its address")
+
+
+@builtin_rule(torch.Tensor.requires_grad_)
+def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    tensor = args[0]
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", Constant(True))
+    if isinstance(tensor, TensorValue) and wanted.as_constant() == tensor.example.requires_grad:
+        return tensor
+    raise unsupported("autograd", "requires_grad_() makes a new leaf inside the captured region",
+                      cure="set requires_grad outside the compiled function")
+
+
+@builtin_rule(torch.as_tensor, torch.asarray)
+def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A tensor as another type or on another device, or a new tensor of numbers."""
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if isinstance(data, TensorValue):
+        wanted = {name: v for name, v in kwargs.items() if name in ("dtype", "device") and v.as_constant() is not None}
+        if len(args) > 1 or set(kwargs) - {"dtype", "device", "data", "obj"}:
+            raise unsupported("unsupported-call", "as_tensor() of a tensor with unusual arguments", cure="use to()")
+        return torch_call(trace, "to", [data], wanted) if wanted else data
+    return _tensor(trace, args, kwargs)
+
+
+@builtin_rule(torch.tensor)
+def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A new tensor of numbers."""
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if isinstance(data, TensorValue) or data is None:
+        raise unsupported("unsupported-call", "torch.tensor() of a tensor", cure="use clone() or detach()")
+    if _holds_tensor_value(data):
+        raise unsupported("data-dependent", "torch.tensor() of a list of tensors reads their data", cure="use torch.stack")
+    wanted = kwargs.get("requires_grad")
+    if wanted is not None and wanted.as_constant():
+        raise unsupported("autograd", "torch.tensor(..., requires_grad=True) makes a new leaf inside the captured region")
+    return torch_call(trace, torch.tensor, [data, *args[1:]], {k: v for k, v in kwargs.items() if k not in ("data", "obj")})
+
+
+def _holds_tensor_value(value: Value) -> bool:
+    items = getattr(value, "items", None)
+    return isinstance(value, TensorValue) or isinstance(items, list) and any(map(_holds_tensor_value, items))
+
+
+@builtin_rule(torch.autograd.profiler.record_function.__enter__)
+def _record_enter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return args[0]
+
+
+@builtin_rule(torch.autograd.profiler.record_function.__exit__)
+def _record_exit(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(None)
