@@ -183,11 +183,12 @@ wrap_base: list[tuple[type, WrapRule]] = []
 
 
 def wrap_rule(*types: type, subclasses: bool = False) -> Callable[[WrapRule], WrapRule]:
-    """Register the wrap rule of exact types, or of a base class with all its subclasses (first match wins)."""
+    """Register the wrap rule of exact types, or of a base class with all its subclasses (the rule registered
+    last wins; `object` comes last of all)."""
     def add(rule: WrapRule) -> WrapRule:
         for cls in types:
             if subclasses:
-                wrap_base.append((cls, rule))
+                wrap_base.insert(len(wrap_base) if cls is object else 0, (cls, rule))
             else:
                 wrap_exact.add(cls, rule)
         return rule
