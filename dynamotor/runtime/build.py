@@ -27,7 +27,7 @@ from ..base.errors import BuildError
 from ..base.events import counters, emit, timed
 from ..base.log import log
 
-BASE_FLAGS = ("-shared", "-fPIC", "-fvisibility=hidden")
+BASE_FLAGS = ("-shared", "-fPIC")
 TIMEOUT_SECONDS = 300.0
 _CURE = "install g++ (or clang++), set $CXX or dynamotor.config.cxx"
 

@@ -1,0 +1,56 @@
+"""How the call program calls aten: the fastest callable of an overload, its `out=` names, and which results may alias.
+
+>>> callable_of(ExternStep(aten.mm.default, ..., out_variant=aten.mm.out))
+('mm', <built-in method mm>)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..lower.program import ExternStep
+
+aten = torch.ops.aten
+
+# Python bindings parse their arguments faster than OpOverload does.
+_FAST: dict[Any, Callable[..., Any]] = {
+    aten.mm.out: torch.mm, aten.addmm.out: torch.addmm, aten.bmm.out: torch.bmm, aten.baddbmm.out: torch.baddbmm,
+    aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
+}
+_ALIASING_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
+
+
+def callable_of(step: ExternStep) -> tuple[str, Callable[..., Any]]:
+    """A name for the generated text and the callable that it stands for."""
+    target = step.out_variant or step.target
+    if not isinstance(target, torch._ops.OpOverload):
+        name = getattr(target, "__name__", "")
+        return name if name.isidentifier() else "function", target
+    namespace, _, name = target._schema.name.partition("::")
+    stem = name if namespace == "aten" else f"{namespace}_{name}"
+    return stem, _FAST.get(target) or getattr(target, "_op", target)
+
+
+def out_keywords(target: Any) -> tuple[str, ...]:
+    """Names of the `out=` arguments of an out overload, in the order of its results."""
+    return tuple(argument.name for argument in target._schema.arguments if argument.is_out)
+
+
+def returns_many(target: Any) -> bool:
+    """Whether a call gives a tuple or list even when it holds one result."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    returns = target._schema.returns
+    return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
+
+
+def may_alias(target: Any) -> bool:
+    """Whether a result of the call may share memory with an argument (declared, or possible in a composite op)."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):
+        return True
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")

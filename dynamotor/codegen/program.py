@@ -1,0 +1,372 @@
+"""The call program: a lowered `Program` written as a readable Python function over kernels, aten calls and planned memory.
+
+    def call(arg0, arg1):
+        out0 = take((24576, float32), (32, 192), (192, 1))
+        k0(arg0, buf1)                       # buf1 lies in the scratch block, as a global of this function
+        mm(buf1, arg1_v0, out=out0)          # arg1_v0: a view of a parameter, remade when its memory moves
+        return (out0,)
+"""
+
+from __future__ import annotations
+
+import linecache
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from ..base.config import config
+from ..base.errors import BuildError, InternalError
+from ..base.events import emit
+from ..base.log import log
+from ..graph.info import GraphInfo
+from ..graph.spec import TensorSpec
+from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
+from ..runtime import build, launch, memory
+from . import cpp, externs
+
+_view = torch._C._dynamo.guards._reinterpret_tensor
+Shape = tuple[int, ...]
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def _refs(value: Any) -> Iterator[BufRef]:
+    """The buffer references inside an argument."""
+    if isinstance(value, BufRef):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _refs(item)
+    elif isinstance(value, dict):
+        yield from _refs(list(value.values()))
+
+
+def _touches(step: LoopStep | ExternStep) -> set[str]:
+    """Names of all buffers that a step reads or writes."""
+    if isinstance(step, LoopStep):
+        return set(step.args) | set(step.reads) | set(step.writes)
+    return {ref.name for ref in _refs((step.args, step.kwargs))} | {name for name in step.outs if name} | set(step.mutates)
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return spec.extent * spec.dtype.itemsize
+
+
+def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: Shape, offset: int) -> torch.Tensor:
+    """A view with other strides whose elements are read as another dtype of the same width."""
+    return _view(tensor.view(dtype), shape, stride, offset)
+
+
+def _restride(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
+    """The result of an aten kernel with the strides that the program was compiled for (the kernel chose others)."""
+    if tuple(tensor.shape) != shape:
+        raise InternalError("DM901", "an aten kernel gave another shape than was inferred",
+                            why=f"{tuple(tensor.shape)}, not {shape}",
+                            cure="report the op's shape rule; backend='aot_eager' runs without the native compiler")
+    if all(n == 1 or a == b for n, a, b in zip(shape, tensor.stride(), stride, strict=True)):
+        return _view(tensor, shape, stride, 0)
+    return _copied(tensor, shape, stride)
+
+
+def _copied(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
+    """A copy in memory of its own, with the given strides."""
+    return torch.empty_strided(shape, stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def _written(tensors: list[torch.Tensor]) -> None:
+    """Move the version counters of inputs that were written through pointers, as an in-place op does."""
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+class _Writer:
+    """Writes the text of one program. After `write()`, the fields say what its globals must hold."""
+
+    def __init__(self, program: Program, info: GraphInfo) -> None:
+        self.program, self.info = program, info
+        self.static = {program.inputs[i] for i in info.static_inputs if i < len(program.inputs)}
+        self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
+        self.constants: dict[str, Any] = {}  # globals that never change
+        self.scratch: dict[str, BufRef] = {}  # globals that are tensors in the block
+        self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
+        self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
+        self.functions: dict[str, cpp.CFunction] = {}
+        self.pool: Counter[tuple[int, torch.dtype]] = Counter()
+        self.lines: list[str] = []
+        self._names: dict[Any, str] = {}
+        self._kernel_names: dict[Any, str] = {}
+        self._fresh: set[str] = set()  # buffers that an extern call allocates
+        self._last: dict[str, int] = {}
+        self._plan()
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Which buffers lie in the scratch block, and where."""
+        first: dict[str, int] = {}
+        holds: dict[str, set[str]] = {}  # result of a view-like extern call -> buffers whose memory it may show
+        for at, step in enumerate(self.program.steps):
+            if isinstance(step, ExternStep) and step.out_variant is None:
+                made = {name for name in step.outs if name}
+                self._fresh |= made
+                if externs.may_alias(step.target):
+                    shown = {ref.name for ref in _refs((step.args, step.kwargs))}
+                    for name in made:
+                        holds[name] = shown.union(*(holds.get(other, ()) for other in shown))
+            for name in _touches(step):
+                for held in (name, *holds.get(name, ())):
+                    first.setdefault(held, at)
+                    self._last[held] = at
+        self.holds = holds
+        temps = [buffer for buffer in self.program.buffers.values() if buffer.name in first and self._in_scratch(buffer)]
+        lifetimes = [memory.Lifetime(b.name, _nbytes(b.spec), first[b.name], self._last[b.name]) for b in temps]
+        inplace: dict[str, list[str]] = {}
+        for step in self.program.steps:
+            if isinstance(step, LoopStep):
+                for written, read in step.inplace:
+                    inplace.setdefault(written, []).append(read)
+        self.offsets, self.scratch_size = memory.plan_offsets(lifetimes, inplace)
+        for buffer in temps:
+            self.scratch[buffer.name] = BufRef.whole(buffer)
+
+    def _in_scratch(self, buffer: Buffer) -> bool:
+        return buffer.kind in ("temp", "output") and buffer.name not in self.outputs and buffer.name not in self._fresh
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def ref(self, ref: BufRef) -> str:
+        """The expression for a view of a buffer."""
+        buffer = self.program.buffers[ref.name]
+        if ref == BufRef.whole(buffer):
+            return ref.name
+        if ref.name in self.scratch or ref.name in self.static or buffer.kind == "const":
+            known = self._names.get(ref)
+            if known is None:
+                known = self._names[ref] = f"{ref.name}_v{len(self._names)}"
+                if ref.name in self.static:
+                    self.bound[known] = ref
+                elif buffer.kind == "const":
+                    self.constants[known] = make_view(buffer.value, ref, buffer.spec)
+                else:
+                    self.scratch[known] = ref
+            return known
+        return self.view(ref)
+
+    def view(self, ref: BufRef) -> str:
+        """The expression that makes a view at each call."""
+        if ref.dtype != self.program.buffers[ref.name].spec.dtype:
+            return f"view_dtype({ref.name}, {ref.dtype}, {ref.shape}, {ref.stride}, {ref.offset})"
+        return f"view({ref.name}, {ref.shape}, {ref.stride}, {ref.offset})"
+
+    def value(self, value: Any) -> str:
+        """The expression for an argument of an aten call."""
+        if isinstance(value, BufRef):
+            return self.ref(value)
+        if isinstance(value, (tuple, list)):
+            items = ", ".join(self.value(item) for item in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items}{',' if len(value) == 1 else ''})"
+        if isinstance(value, float) and value - value != 0:
+            return f"float({str(value)!r})"
+        if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.memory_format, torch.layout)):
+            return repr(value)
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        return self.constant("c", value)
+
+    def constant(self, stem: str, value: Any) -> str:
+        """A global that holds a value; equal objects share one."""
+        key = (stem, id(value))
+        if key not in self._names:
+            name = stem if stem not in self.constants else f"{stem}_{len(self.constants)}"
+            self._names[key] = name
+            self.constants[name] = value
+        return self._names[key]
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def loop(self, step: LoopStep) -> str:
+        key = (id(step.kernel), step.ints)
+        name = self._kernel_names.get(key)
+        if name is None:
+            function = cpp.emit_kernel(step.kernel)
+            self.functions.setdefault(function.name, function)
+            row = (function.name, len(step.args), step.ints)
+            name = next((known for known, other in self.kernels.items() if other == row), None) or f"k{len(self.kernels)}"
+            self.kernels[name] = row
+            self._kernel_names[key] = name
+        return f"{name}({', '.join(step.args)})" + (f"  # {step.note}" if step.note else "")
+
+    def extern(self, step: ExternStep) -> Iterator[str]:
+        function, outs = externs.callable_of(step), [name or "_" for name in step.outs]
+        arguments = [self.value(arg) for arg in step.args]
+        arguments += [f"{key}={self.value(arg)}" for key, arg in step.kwargs.items()]
+        note = f"  # {step.target}" if step.fallback else ""
+        if step.out_variant is not None:
+            for keyword, name in zip(externs.out_keywords(step.out_variant), outs, strict=True):
+                arguments.append(f"{keyword}={name}")
+            yield f"{self.constant(*function)}({', '.join(arguments)}){note}"
+            return
+        call = f"{self.constant(*function)}({', '.join(arguments)}){note}"
+        if not outs or outs == ["_"]:
+            yield call
+            return
+        yield f"{', '.join(outs)}{',' if len(outs) == 1 and externs.returns_many(step.target) else ''} = {call}"
+        for name in step.outs:
+            if name and self.program.buffers[name].spec.shape != ():
+                spec = self.program.buffers[name].spec
+                yield f"if {name}.stride() != {spec.stride}: {name} = restride({name}, {spec.shape}, {spec.stride})"
+
+    def new_result(self, name: str) -> str:
+        spec = self.program.buffers[name].spec
+        nbytes = _nbytes(spec)
+        if nbytes < memory.SMALL or not config.reuse_memory:
+            return f"{name} = new({spec.shape}, {spec.stride}, {spec.dtype})"
+        self.pool[nbytes, spec.dtype] += 1
+        return f"{name} = take(({nbytes}, {spec.dtype}), {spec.shape}, {spec.stride})"
+
+    def result(self, ref: BufRef | int | float | bool | None, used: Counter[str]) -> str:
+        """The expression for one output of the program."""
+        if not isinstance(ref, BufRef):
+            return self.value(ref)
+        buffer = self.program.buffers[ref.name]
+        used[ref.name] += 1
+        if buffer.kind == "const" or ref.name in self.holds:
+            return f"copied({self.ref(ref)}, {ref.shape}, {ref.stride})"
+        whole = ref == BufRef.whole(buffer)
+        if whole and (buffer.kind == "input" or used[ref.name] == 1):
+            return ref.name
+        return self.view(ref) if not whole else f"view({ref.name}, {ref.shape}, {ref.stride}, 0)"
+
+    def write(self) -> str:
+        """The source text of the program."""
+        made: set[str] = set(self.program.inputs)
+        for at, step in enumerate(self.program.steps):
+            touched = _touches(step)
+            for name in sorted(touched & self.outputs - made - self._fresh):
+                if self.program.buffers[name].kind not in ("input", "const"):
+                    self.lines.append(self.new_result(name))
+                    made.add(name)
+            self.lines.extend([self.loop(step)] if isinstance(step, LoopStep) else self.extern(step))
+            dead = sorted(name for name in touched & self._fresh - self.outputs if self._last[name] == at)
+            if dead:
+                self.lines.append(f"del {', '.join(dead)}")
+        for name in sorted(self.outputs - made - self._fresh):  # an output without elements that no step writes
+            if self.program.buffers[name].kind not in ("input", "const"):
+                self.lines.append(self.new_result(name))
+        if self.program.mutations:
+            self.lines.append(f"written([{', '.join(self.program.mutations)}])")
+        used: Counter[str] = Counter()
+        results = ", ".join(self.result(ref, used) for ref in self.program.outputs)
+        self.lines.append(f"return ({results}{',' if len(self.program.outputs) == 1 else ''})")
+        for name, buffer in self.program.buffers.items():
+            if buffer.kind == "const":
+                self.constants[name] = buffer.value
+        return "\n    ".join([f"def call({', '.join(self.program.inputs)}):", *self.lines]) + "\n"
+
+
+def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tensor:
+    """The view of `tensor` (laid out as `spec`) that `ref` describes."""
+    if ref.dtype != spec.dtype:
+        return _view_dtype(tensor, ref.dtype, ref.shape, ref.stride, ref.offset)
+    return _view(tensor, ref.shape, ref.stride, ref.offset)
+
+
+class CallProgram:
+    """A compiled graph: `program(*tensors) -> tuple`. Safe to call from several threads and from within itself.
+
+    The C++ is built in the background; the first call waits for it. When the build fails, `on_build_error(error)` raises or
+    gives the callable that takes this one's place.
+    """
+
+    def __init__(self, program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]) -> None:
+        writer = _Writer(program, info)
+        self.name, self.source = program.name, writer.write()
+        self._writer, self._on_build_error = writer, on_build_error
+        self._specs = {name: buffer.spec for name, buffer in program.buffers.items()}
+        self._inputs = {name: i for i, name in enumerate(program.inputs)}
+        filename = f"<dynamotor {self.name} {id(self):x}>"
+        linecache.cache[filename] = (len(self.source), None, self.source.splitlines(True), filename)
+        scope: dict[str, Any] = {}
+        exec(compile(self.source, filename, "exec"), {"torch": torch}, scope)
+        self._code: types.CodeType = scope["call"].__code__
+        self._static = tuple(sorted({self._inputs[ref.name] for ref in writer.bound.values()}))
+        self._pool = memory.new_pool({kind: 4 * count for kind, count in writer.pool.items()})
+        self._globals: dict[str, Any] | None = None
+        self._instances: weakref.WeakKeyDictionary[memory.Block, _Instance] = weakref.WeakKeyDictionary()
+        self._replacement: Callable[..., Any] | None = None
+        self.build: Future[build.Library] | None = None
+        self.cpp_source = ""
+        if writer.functions:
+            self.cpp_source = cpp.emit_unit(writer.functions.values())
+            self.build = build.start_build(self.cpp_source, cpp.FLAGS)
+        memory.arena.register(self)
+        log("code", self.source)
+        emit("code", name=self.name, python=self.source, cpp=self.cpp_source, scratch_bytes=writer.scratch_size)
+
+    def _prepare(self) -> None:
+        """Fill the globals that all instances share; needs the built library."""
+        writer = self._writer
+        shared = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "restride": _restride, "take": self._pool.take,
+                  "copied": _copied, "new": memory.new_tensor, "written": _written, **writer.constants}
+        if self.build is not None:
+            try:
+                library = self.build.result()
+            except BuildError as error:
+                self._replacement = self._on_build_error(error)
+                return
+            for name, (c_name, n_pointers, ints) in writer.kernels.items():
+                shared[name] = launch.make_kernel(library, c_name, n_pointers, ints)
+        self._globals = shared
+
+    def _instance(self, block: memory.Block) -> _Instance:
+        """The function whose globals lie in `block`."""
+        writer = self._writer
+        scope = dict(self._globals or {})
+        for name, ref in writer.scratch.items():
+            offset = writer.offsets[ref.name] + ref.offset * self._specs[ref.name].dtype.itemsize
+            scope[name] = block.tensor(offset, ref.shape, ref.stride, ref.dtype)
+        return _Instance(types.FunctionType(self._code, scope, "call"), scope)
+
+    def _rebind(self, instance: _Instance, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Remake the views of static inputs, whose memory has moved."""
+        for name, ref in self._writer.bound.items():
+            instance.scope[name] = make_view(inputs[self._inputs[ref.name]], ref, self._specs[ref.name])
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        if self._globals is None:
+            if self._replacement is None:
+                self._prepare()
+            if self._replacement is not None:
+                return self._replacement(*inputs)
+        block = memory.arena.acquire(self._writer.scratch_size)
+        try:
+            instance = self._instances.get(block)
+            if instance is None:
+                instance = self._instances[block] = self._instance(block)
+            pointers = launch.data_pointers([inputs[i] for i in self._static])
+            if pointers != instance.pointers:
+                self._rebind(instance, inputs)
+                instance.pointers = pointers
+            with _below_autograd():
+                return instance.call(*inputs)
+        finally:
+            if config.reuse_memory:
+                memory.arena.release(block)
+
+
+class _Instance:
+    """The call function bound to one block of scratch memory, and the static inputs' pointers that its views were made of."""
+
+    __slots__ = ("call", "scope", "pointers")
+
+    def __init__(self, call: Callable[..., Any], scope: dict[str, Any]) -> None:
+        self.call, self.scope = call, scope
+        self.pointers: tuple[int, ...] | None = None
+
+
+def build_program(program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]) -> CallProgram:
+    """Plan memory, start building the C++ and write the call program."""
+    return CallProgram(program, info, on_build_error)

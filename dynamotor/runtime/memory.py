@@ -1,0 +1,253 @@
+"""Memory of call programs: a plan of offsets, a scratch block kept between calls, and recycled result storages.
+
+Fresh buffers of 10-100 MB cost a page fault every 4 kB, which is what makes small CPU kernels slow. Intermediates
+therefore live in one block that all programs share (only one runs at a time on a thread; a second thread gets a second
+block), and results come from a pool that takes a storage back when nobody but the pool holds it.
+
+>>> offsets, size = plan_offsets([Lifetime("a", 100, 0, 1), Lifetime("b", 100, 2, 3)])
+>>> offsets, size
+({'a': 0, 'b': 0}, 128)
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from bisect import insort
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ALIGNMENT = 64
+# Below this the C allocator recycles as fast as we could, and no page is touched for the first time.
+SMALL = 64 * 1024
+_PROBES = 8
+
+_reinterpret = torch._C._dynamo.guards._reinterpret_tensor
+_use_count = torch._C._storage_Use_Count
+new_tensor = torch._C._dynamo.guards._empty_strided_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A buffer of `nbytes` that is first written in step `start` and last touched in step `end` (both inclusive)."""
+
+    name: str
+    nbytes: int
+    start: int
+    end: int
+
+
+def _aligned(nbytes: int) -> int:
+    return max(ALIGNMENT, (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+
+
+class _FreeList:
+    """Free ranges of an address space that grows at its end; best fit, neighbours merge."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []  # (offset, size), sorted by offset
+        self.top = 0
+
+    def take(self, size: int) -> int:
+        best = min(((s, o) for o, s in self.ranges if s >= size), default=None)
+        if best is None:
+            if self.ranges and sum(self.ranges[-1]) == self.top:
+                offset, _ = self.ranges.pop()
+                self.top = offset + size
+                return offset
+            offset, self.top = self.top, self.top + size
+            return offset
+        found, offset = best
+        self.ranges.remove((offset, found))
+        if found > size:
+            insort(self.ranges, (offset + size, found - size))
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        insort(self.ranges, (offset, size))
+        at = self.ranges.index((offset, size))
+        if at + 1 < len(self.ranges) and offset + size == self.ranges[at + 1][0]:
+            size += self.ranges.pop(at + 1)[1]
+            self.ranges[at] = (offset, size)
+        if at > 0 and sum(self.ranges[at - 1]) == offset:
+            before = self.ranges[at - 1]
+            self.ranges[at - 1 : at + 1] = [(before[0], before[1] + size)]
+
+
+def plan_offsets(lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[str]] | None = None) -> tuple[dict[str, int], int]:
+    """Byte offsets so that buffers alive in one step never overlap, and the total size.
+
+    inplace[written] lists buffers whose memory `written` may take over when they end in the step where it starts.
+    """
+    inplace = inplace or {}
+    free = _FreeList()
+    offsets: dict[str, int] = {}
+    size_of = {life.name: _aligned(life.nbytes) for life in lifetimes}
+    by_name = {life.name: life for life in lifetimes}
+    ending: dict[int, list[str]] = {}
+    for life in lifetimes:
+        ending.setdefault(life.end, []).append(life.name)
+    taken_over: set[str] = set()
+    clock = None
+    for life in sorted(lifetimes, key=lambda one: one.start):
+        # Ranges that ended before this step are free in it.
+        for step in sorted(s for s in ending if s < life.start) if clock != life.start else ():
+            for name in ending.pop(step):
+                if name not in taken_over:
+                    free.give(offsets[name], size_of[name])
+        clock = life.start
+        for other in inplace.get(life.name, ()):
+            before = by_name.get(other)
+            if before and before.start < before.end == life.start and other not in taken_over and size_of[other] == size_of[life.name]:
+                offsets[life.name] = offsets[other]
+                taken_over.add(other)
+                break
+        else:
+            offsets[life.name] = free.take(size_of[life.name])
+    return offsets, free.top
+
+
+class Block:
+    """Scratch memory. Programs remember weakly what they have made of it."""
+
+    __slots__ = ("bytes", "__weakref__")
+
+    def __init__(self, nbytes: int) -> None:
+        with torch.inference_mode(False):
+            self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8)
+
+    def tensor(self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor (no view of another, so without shared version counter) at a byte offset of the block."""
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
+
+
+class Arena:
+    """The blocks that no call uses at the moment. `acquire` and `release` rest on list.pop/append being atomic."""
+
+    def __init__(self) -> None:
+        self._idle: list[Block] = []
+        self._lock = threading.Lock()
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def register(self, program: Any) -> None:
+        """Count `program` as a user; when the last one is gone, the idle blocks are freed."""
+        self._users.add(program)
+        weakref.finalize(program, self._program_died).atexit = False
+
+    def _program_died(self) -> None:
+        if next(iter(self._users), None) is None:
+            self.clear()
+
+    def acquire(self, nbytes: int) -> Block:
+        """A block of at least `nbytes` that belongs to the caller until `release`."""
+        try:
+            block = self._idle.pop()
+        except IndexError:
+            return Block(nbytes)
+        return block if block.bytes.nbytes >= nbytes else Block(nbytes)
+
+    def release(self, block: Block) -> None:
+        """Give a block back; the next `acquire` takes the one given back last, which is warm in the caches."""
+        self._idle.append(block)
+
+    def clear(self) -> None:
+        """Free the idle blocks (those in use go when their call ends and the next `clear` comes)."""
+        with self._lock:
+            self._idle.clear()
+
+    def nbytes(self) -> int:
+        """Bytes held in idle blocks."""
+        return sum(block.bytes.nbytes for block in self._idle)
+
+
+class _Pooled:
+    """A storage that is lent out. It is free when its count of owners is what it was when the pool alone held it."""
+
+    __slots__ = ("tensor", "storage", "handle", "pointer", "nbytes", "owners", "references")
+
+    def __init__(self, nbytes: int, dtype: torch.dtype) -> None:
+        with torch.inference_mode(False):
+            self.tensor = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
+        self.storage = self.tensor.untyped_storage()
+        self.handle = self.storage._cdata
+        self.pointer, self.nbytes = self.storage.data_ptr(), self.storage.nbytes()
+        self.owners = _use_count(self.handle)
+        self.references = sys.getrefcount(self.storage)
+
+    def is_free(self) -> bool:
+        """No tensor and no Python storage object besides ours: views, numpy arrays and saved tensors all count."""
+        return _use_count(self.handle) == self.owners and sys.getrefcount(self.storage) == self.references
+
+    def is_intact(self) -> bool:
+        """Not moved to shared memory and not resized while it was lent out."""
+        return self.storage.data_ptr() == self.pointer and self.storage.nbytes() == self.nbytes
+
+
+class ResultPool:
+    """Results of one program: `take` gives a tensor of its own over a storage that nobody else holds.
+
+    At most `limit` storages of a kind are kept; results beyond that come from the allocator and go back to it.
+    """
+
+    def __init__(self, limits: Mapping[tuple[int, torch.dtype], int]) -> None:
+        self._limits = dict(limits)
+        self._kinds: dict[tuple[int, torch.dtype], deque[_Pooled]] = {kind: deque() for kind in limits}
+        self._made: dict[tuple[int, torch.dtype], int] = dict.fromkeys(limits, 0)
+
+    def take(self, kind: tuple[int, torch.dtype], shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+        """A tensor over uninitialised memory; kind = (bytes, dtype)."""
+        entries = self._kinds[kind]
+        for _ in range(min(_PROBES, len(entries))):
+            try:
+                entry = entries.popleft()  # nobody else sees it until it is back: safe with threads
+            except IndexError:
+                break
+            if not entry.is_free():
+                entries.append(entry)
+            elif not entry.is_intact():
+                self._made[kind] -= 1
+            else:
+                tensor = _reinterpret(entry.tensor, shape, stride, 0)
+                entries.append(entry)
+                return tensor
+        if self._made[kind] >= self._limits[kind]:
+            return new_tensor(shape, stride, kind[1])
+        self._made[kind] += 1
+        entry = _Pooled(*kind)
+        tensor = _reinterpret(entry.tensor, shape, stride, 0)
+        entries.append(entry)
+        return tensor
+
+    def clear(self) -> None:
+        """Forget all storages; those lent out are freed by their holders."""
+        for kind, entries in self._kinds.items():
+            entries.clear()
+            self._made[kind] = 0
+
+    def nbytes(self) -> int:
+        """Bytes of all storages that the pool knows, lent out or not."""
+        return sum(entry.nbytes for entries in self._kinds.values() for entry in entries)
+
+
+arena = Arena()
+_pools: weakref.WeakSet[ResultPool] = weakref.WeakSet()
+
+
+def new_pool(limits: Mapping[tuple[int, torch.dtype], int]) -> ResultPool:
+    """A pool that `release_all` knows."""
+    pool = ResultPool(limits)
+    _pools.add(pool)
+    return pool
+
+
+def release_all() -> None:
+    """Free what is kept between calls (`dynamotor.reset()` calls it); programs go on working and fill up again."""
+    arena.clear()
+    for pool in list(_pools):
+        pool.clear()
