@@ -1,0 +1,256 @@
+"""The symbolic interpreter: one `Frame` an inlined Python function, one function an opcode (ops_*.py).
+
+A frame keeps its whole state in `fast` (locals, cells), `stack` and `ip`, so that generators are frames that stop at a
+yield, and a graph break can rebuild the frame. A stack item None is CPython's NULL.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ..base.errors import UserLine
+from ..base.registry import Registry
+from .breaks import Unsupported, unsupported
+from .bytecode import CodeInfo, Instr, decode
+from .protocol import Protocol
+from .trace import Stop, Trace
+from .values.base import Iterator, Raised, Value
+from .values.constant import Constant
+from .values.function import CellValue, FunctionValue, bind_arguments
+
+# Opcode -> function(frame, instr, target index) -> None, or True to leave the frame's loop.
+Handler = Callable[["Frame", Instr, int], Any]
+opcodes: Registry[str, Handler] = Registry("opcode")
+opcode = opcodes.register
+
+MAX_DEPTH = 220
+_GENERATOR = inspect.CO_GENERATOR
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _unknown(frame: Frame, instr: Instr, target: int) -> None:
+    raise unsupported("unsupported-op", f"bytecode instruction {instr.op}", "the interpreter has no rule for it")
+
+
+_programs: dict[int, tuple[CodeInfo, list[tuple[Handler, Instr, int]]]] = {}
+
+
+def program_of(code: types.CodeType) -> tuple[CodeInfo, list[tuple[Handler, Instr, int]]]:
+    """The decoded code with the handler and the jump target's index of each instruction."""
+    known = _programs.get(id(code))
+    if known is None:
+        info = decode(code)
+        steps = [(opcodes.get(i.op) or _unknown, i, -1 if i.target is None else info.index[i.target]) for i in info.instrs]
+        known = _programs[id(code)] = (info, steps)
+    return known
+
+
+def forget() -> None:
+    """Drop the memo of programs (used by `reset`)."""
+    _programs.clear()
+
+
+class Frame:
+    """One activation of a Python function."""
+
+    __slots__ = ("trace", "func", "code", "info", "steps", "fast", "stack", "ip", "tail", "result", "step_at", "started", "generator",
+                 "handled")
+
+    def __init__(self, trace: Trace, func: FunctionValue, slots: list[Any]) -> None:
+        self.trace, self.func, self.code = trace, func, func.code
+        self.info, self.steps = program_of(func.code)
+        self.fast: list[Any] = slots + [None] * (len(self.info.localsplus) - len(slots))
+        self.stack: list[Any] = []
+        self.ip = 0
+        self.tail = False
+        self.result: Any = None
+        self.step_at = 0
+        self.started = False
+        self.generator = False
+
+    @property
+    def instr(self) -> Instr:
+        """The instruction that runs now (or ran last)."""
+        return self.steps[max(self.ip - 1, 0)][1]
+
+    def user_line(self) -> UserLine:
+        """Where the frame is in the user's source."""
+        return UserLine(self.code.co_filename, self.instr.line or self.code.co_firstlineno, self.code.co_name)
+
+    def run(self) -> Any:
+        """Run until return or yield; the result is in `result`."""
+        trace, steps = self.trace, self.steps
+        while True:
+            handler, instr, target = steps[self.ip]
+            trace.steps += 1
+            self.step_at = trace.steps
+            if trace.steps == trace.break_at or trace.steps > trace.max_steps:
+                if trace.steps == trace.break_at:
+                    raise Stop
+                trace.count_step()
+            self.ip += 1
+            try:
+                if handler(self, instr, target):
+                    return self.result
+            except Raised as raised:
+                trace.tail = False
+                self.unwind(raised, instr)
+
+    def unwind(self, raised: Raised, instr: Instr) -> None:
+        """Go to the handler of an exception, or let it leave the frame."""
+        handler = self.info.handler(instr.offset)
+        if handler is None:
+            raise raised
+        del self.stack[handler.depth:]
+        if handler.lasti:
+            self.stack.append(Constant(instr.offset))
+        self.stack.append(raised.value)
+        self.ip = self.info.index[handler.target]
+
+
+def _inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call a Python function by interpreting it."""
+    frame = Frame(trace, func, bind_arguments(trace, func, args, kwargs))
+    flags = func.code.co_flags
+    if flags & _GENERATOR:
+        frame.generator = True
+        return GeneratorValue(frame)
+    if flags & _ASYNC:
+        raise unsupported("generator", f"{func.describe()} is asynchronous", cure="compile the synchronous part only")
+    frame.tail, trace.tail = trace.tail, False
+    return run_frame(trace, frame)
+
+
+def run_frame(trace: Trace, frame: Frame) -> Any:
+    """Run a frame on top of the stack of frames."""
+    if len(trace.frames) >= MAX_DEPTH:
+        raise unsupported("too-long", f"more than {MAX_DEPTH} calls deep", "the recursion does not end, or is very deep")
+    trace.frames.append(frame)
+    try:
+        return frame.run()
+    except Unsupported as stop:
+        stop.at(trace.user_stack())
+        if not stop.frames:
+            stop.frames = tuple(trace.frames)
+        raise
+    except Stop:
+        if not trace.stopped:
+            trace.stopped = tuple(trace.frames)
+        raise
+    finally:
+        trace.frames.pop()
+
+
+Protocol.inline = _inline  # type: ignore[attr-defined]
+
+
+class GeneratorValue(Iterator):
+    """A generator: a frame that is stepped."""
+
+    __slots__ = ("frame", "finished", "running")
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()
+        self.frame, self.finished, self.running = frame, False, False
+
+    def python_type(self) -> type:
+        return types.GeneratorType
+
+    def next(self, trace: Trace) -> Value | None:
+        yielded, value = self.send(trace, Constant(None))
+        return value if yielded else None
+
+    def send(self, trace: Trace, value: Value) -> tuple[bool, Value]:
+        """(True, yielded value) or (False, return value)."""
+        if self.finished:
+            return False, Constant(None)
+        if self.frame.started:
+            self.frame.stack.append(value)
+        elif not (isinstance(value, Constant) and value.value is None):
+            raise trace.error(TypeError, "can't send non-None value to a just-started generator")
+        return self._step(trace)
+
+    def throw(self, trace: Trace, error: Value) -> tuple[bool, Value]:
+        """Raise an exception at the yield where the generator waits."""
+        frame = self.frame
+        raised = Raised(error)
+        if self.finished or not frame.started:
+            self.finished = True
+            raise raised
+        inner = self._delegate()
+        if inner is not None:
+            try:
+                yielded, value = inner.throw(trace, error)
+            except Raised as again:
+                raised = again
+            else:
+                if yielded:
+                    return True, value
+                raise unsupported("generator", "an exception thrown through `yield from` was handled inside")
+        trace.frames.append(frame)
+        try:
+            frame.unwind(raised, frame.instr)
+        except Raised:
+            self.finished = True
+            raise
+        finally:
+            trace.frames.pop()
+        return self._step(trace)
+
+    def close(self, trace: Trace) -> None:
+        """`generator.close()`."""
+        if self.finished or not self.frame.started:
+            self.finished = True
+            return
+        try:
+            yielded, _ = self.throw(trace, trace.new_exception(GeneratorExit, []))
+        except Raised as raised:
+            if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
+                raise
+            return
+        if yielded:
+            raise trace.error(RuntimeError, "generator ignored GeneratorExit")
+
+    def _delegate(self) -> GeneratorValue | None:
+        frame = self.frame
+        if frame.ip >= 2 and frame.steps[frame.ip - 2][1].op == "SEND" and frame.stack:
+            inner = frame.stack[-1]
+            return inner if isinstance(inner, GeneratorValue) else None
+        return None
+
+    def _step(self, trace: Trace) -> tuple[bool, Value]:
+        frame = self.frame
+        if self.running:
+            raise trace.error(ValueError, "generator already executing")
+        frame.started = True
+        self.running = True
+        trace.tail = False
+        handled = trace.handled
+        try:
+            result = run_frame(trace, frame)
+        except Raised as raised:
+            self.finished = True
+            if issubclass(raised.value.python_type(), StopIteration):
+                raise trace.error(RuntimeError, "generator raised StopIteration") from None
+            raise
+        finally:
+            self.running = False
+            trace.handled = handled
+        if frame.instr.op == "YIELD_VALUE":
+            return True, result
+        self.finished = True
+        return False, result
+
+    def reconstruct(self, cg: Any) -> str:
+        if self.finished:
+            return "iter(())"
+        raise unsupported("generator", f"generator {self.frame.code.co_qualname} leaves the captured region",
+                          "a suspended generator cannot be rebuilt", "use a list instead")
+
+
+def make_cell(value: Value | None) -> CellValue:
+    """A new closure cell."""
+    return CellValue(value)

@@ -1,0 +1,376 @@
+"""Opcodes that decide: operators, jumps, loops, calls, returns, generators, exceptions and `with` blocks."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from .breaks import unsupported
+from .bytecode import Instr
+from .interpreter import Frame, GeneratorValue, opcode
+from .protocol import ObjectIterator
+from .values.base import MISSING, Iterator, Raised, Value
+from .values.constant import Constant
+from .values.containers import DictValue, TupleValue, contents_of
+from .values.klass import ClassValue
+
+_SYMBOLS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+            "%": operator.mod, "**": operator.pow, "@": operator.matmul, "<<": operator.lshift, ">>": operator.rshift,
+            "&": operator.and_, "|": operator.or_, "^": operator.xor,
+            "+=": operator.iadd, "-=": operator.isub, "*=": operator.imul, "/=": operator.itruediv, "//=": operator.ifloordiv,
+            "%=": operator.imod, "**=": operator.ipow, "@=": operator.imatmul, "<<=": operator.ilshift, ">>=": operator.irshift,
+            "&=": operator.iand, "|=": operator.ior, "^=": operator.ixor,
+            "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
+
+
+@opcode("BINARY_OP", "COMPARE_OP")
+def binary_op(frame: Frame, instr: Instr, target: int) -> None:
+    stack = frame.stack
+    result = frame.trace.binary(_SYMBOLS[instr.argval], stack[-2], stack[-1])
+    stack.pop()
+    stack[-1] = result
+
+
+@opcode("UNARY_NEGATIVE")
+def unary_negative(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-1] = frame.stack[-1].unary(frame.trace, operator.neg)
+
+
+@opcode("UNARY_POSITIVE")
+def unary_positive(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-1] = frame.stack[-1].unary(frame.trace, operator.pos)
+
+
+@opcode("UNARY_INVERT")
+def unary_invert(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-1] = frame.stack[-1].unary(frame.trace, operator.invert)
+
+
+@opcode("UNARY_NOT")
+def unary_not(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-1] = Constant(not frame.trace.truth(frame.stack[-1]))
+
+
+@opcode("IS_OP")
+def is_op(frame: Frame, instr: Instr, target: int) -> None:
+    right = frame.stack.pop()
+    frame.stack[-1] = Constant(frame.trace.same(frame.stack[-1], right) != instr.argval)
+
+
+@opcode("CONTAINS_OP")
+def contains_op(frame: Frame, instr: Instr, target: int) -> None:
+    found = frame.trace.truth(frame.stack[-1].contains(frame.trace, frame.stack[-2]))
+    frame.stack.pop()
+    frame.stack[-1] = Constant(found != instr.argval)
+
+
+# Jumps and loops -------------------------------------------------------------------------------------------------------
+@opcode("JUMP")
+def jump(frame: Frame, instr: Instr, target: int) -> None:
+    frame.ip = target
+
+
+@opcode("POP_JUMP_IF_FALSE")
+def pop_jump_if_false(frame: Frame, instr: Instr, target: int) -> None:
+    if not frame.trace.truth(frame.stack[-1]):
+        frame.ip = target
+    frame.stack.pop()
+
+
+@opcode("POP_JUMP_IF_TRUE")
+def pop_jump_if_true(frame: Frame, instr: Instr, target: int) -> None:
+    if frame.trace.truth(frame.stack[-1]):
+        frame.ip = target
+    frame.stack.pop()
+
+
+@opcode("POP_JUMP_IF_NONE")
+def pop_jump_if_none(frame: Frame, instr: Instr, target: int) -> None:
+    if _is_none(frame.stack.pop()):
+        frame.ip = target
+
+
+@opcode("POP_JUMP_IF_NOT_NONE")
+def pop_jump_if_not_none(frame: Frame, instr: Instr, target: int) -> None:
+    if not _is_none(frame.stack.pop()):
+        frame.ip = target
+
+
+def _is_none(value: Value) -> bool:
+    return isinstance(value, Constant) and value.value is None
+
+
+@opcode("JUMP_IF_FALSE_OR_POP")
+def jump_if_false_or_pop(frame: Frame, instr: Instr, target: int) -> None:
+    if not frame.trace.truth(frame.stack[-1]):
+        frame.ip = target
+    else:
+        frame.stack.pop()
+
+
+@opcode("JUMP_IF_TRUE_OR_POP")
+def jump_if_true_or_pop(frame: Frame, instr: Instr, target: int) -> None:
+    if frame.trace.truth(frame.stack[-1]):
+        frame.ip = target
+    else:
+        frame.stack.pop()
+
+
+@opcode("GET_ITER")
+def get_iter(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-1] = frame.stack[-1].iterate(frame.trace)
+
+
+@opcode("FOR_ITER")
+def for_iter(frame: Frame, instr: Instr, target: int) -> None:
+    iterator = frame.stack[-1]
+    if not isinstance(iterator, Iterator):
+        iterator = ObjectIterator(iterator)
+    item = iterator.next(frame.trace)
+    if item is None:
+        frame.stack.pop()
+        frame.ip = target
+    else:
+        frame.stack.append(item)
+
+
+# Calls and returns -----------------------------------------------------------------------------------------------------
+@opcode("CALL")
+def call(frame: Frame, instr: Instr, target: int) -> None:
+    trace, stack, n, names = frame.trace, frame.stack, instr.arg, instr.argval
+    base = len(stack) - n - 2
+    args = stack[base + 2:]
+    below, fn = stack[base], stack[base + 1]
+    del stack[base:]
+    if below is not None:
+        args.insert(0, fn)
+        fn = below
+    kwargs = {}
+    if names:
+        first = len(args) - len(names)
+        kwargs = dict(zip(names, args[first:]))
+        del args[first:]
+    trace.tail = True
+    result = fn.call(trace, args, kwargs)
+    trace.tail = False
+    stack.append(result)
+
+
+@opcode("CALL_FUNCTION_EX")
+def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
+    trace, stack = frame.trace, frame.stack
+    named = stack.pop() if instr.arg & 1 else None
+    args = stack.pop().unpack(trace)
+    fn = stack.pop()
+    stack.pop()
+    kwargs: dict[str, Value] = {}
+    if named is not None:
+        table = DictValue([])
+        trace.update_dict(table, named)
+        kwargs = {k.as_constant(): v for k, v in table.load().values()}
+    trace.tail = True
+    result = fn.call(trace, args, kwargs)
+    trace.tail = False
+    stack.append(result)
+
+
+@opcode("RETURN_VALUE")
+def return_value(frame: Frame, instr: Instr, target: int) -> bool:
+    frame.result = frame.stack.pop()
+    return True
+
+
+@opcode("RETURN_CONST")
+def return_const(frame: Frame, instr: Instr, target: int) -> bool:
+    frame.result = Constant(instr.argval)
+    return True
+
+
+# Generators --------------------------------------------------------------------------------------------------------------
+@opcode("RETURN_GENERATOR")
+def return_generator(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(Constant(None))
+
+
+@opcode("YIELD_VALUE")
+def yield_value(frame: Frame, instr: Instr, target: int) -> bool:
+    frame.result = frame.stack.pop()
+    return True
+
+
+@opcode("GET_YIELD_FROM_ITER")
+def get_yield_from_iter(frame: Frame, instr: Instr, target: int) -> None:
+    if not isinstance(frame.stack[-1], GeneratorValue):
+        frame.stack[-1] = frame.stack[-1].iterate(frame.trace)
+
+
+@opcode("SEND")
+def send(frame: Frame, instr: Instr, target: int) -> None:
+    trace, stack = frame.trace, frame.stack
+    value, receiver = stack[-1], stack[-2]
+    if isinstance(receiver, GeneratorValue):
+        yielded, result = receiver.send(trace, value)
+    else:
+        item = receiver.next(trace)
+        yielded, result = item is not None, item if item is not None else Constant(None)
+    stack.pop()
+    if not yielded:
+        if not instr.arg:
+            stack.pop()
+        frame.ip = target
+    stack.append(result)
+
+
+@opcode("END_SEND")
+def end_send(frame: Frame, instr: Instr, target: int) -> None:
+    del frame.stack[-2]
+
+
+@opcode("STOPITERATION_ERROR")
+def stopiteration_error(frame: Frame, instr: Instr, target: int) -> None:
+    if issubclass(frame.stack[-1].python_type(), StopIteration):
+        frame.stack[-1] = frame.trace.error(RuntimeError, "generator raised StopIteration").value
+
+
+# Exceptions --------------------------------------------------------------------------------------------------------------
+@opcode("RAISE_VARARGS")
+def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
+    trace = frame.trace
+    if instr.arg == 0:
+        if trace.handled is None:
+            raise trace.error(RuntimeError, "No active exception to reraise")
+        raise Raised(trace.handled)
+    cause = frame.stack.pop() if instr.arg == 2 else None
+    value = _instance(frame, frame.stack.pop())
+    if cause is not None:
+        value.setattr(trace, "__cause__", _instance(frame, cause) if not _is_none(cause) else cause)
+    elif trace.handled is not None and trace.handled is not value:
+        value.setattr(trace, "__context__", trace.handled)
+    raise Raised(value)
+
+
+def _instance(frame: Frame, value: Value) -> Value:
+    if isinstance(value, ClassValue) and issubclass(value.value, BaseException):
+        return frame.trace.call(value, [])
+    if not issubclass(value.python_type(), BaseException):
+        raise frame.trace.error(TypeError, "exceptions must derive from BaseException")
+    return value
+
+
+@opcode("PUSH_EXC_INFO")
+def push_exc_info(frame: Frame, instr: Instr, target: int) -> None:
+    value = frame.stack.pop()
+    frame.stack.append(HandledValue(frame.trace.handled))
+    frame.stack.append(value)
+    frame.trace.handled = value
+
+
+class HandledValue(Value):
+    """What PUSH_EXC_INFO saves: the exception that was being handled before."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value | None) -> None:
+        super().__init__()
+        self.value = value
+
+    def reconstruct(self, cg: Any) -> str:
+        raise unsupported("reconstruct", "an exception handler is running")
+
+    def python_type(self) -> type:
+        return type(None) if self.value is None else self.value.python_type()
+
+
+@opcode("POP_EXCEPT")
+def pop_except(frame: Frame, instr: Instr, target: int) -> None:
+    frame.trace.handled = frame.stack.pop().value
+
+
+@opcode("RERAISE")
+def reraise(frame: Frame, instr: Instr, target: int) -> None:
+    raise Raised(frame.stack.pop())
+
+
+@opcode("CHECK_EXC_MATCH")
+def check_exc_match(frame: Frame, instr: Instr, target: int) -> None:
+    kinds = frame.stack.pop().as_constant()
+    frame.stack.append(Constant(issubclass(frame.stack[-1].python_type(), kinds)))
+
+
+@opcode("CLEANUP_THROW")
+def cleanup_throw(frame: Frame, instr: Instr, target: int) -> None:
+    error = frame.stack[-1]
+    if not issubclass(error.python_type(), StopIteration):
+        raise Raised(error)
+    args = error.getattr(frame.trace, "args").unpack(frame.trace)
+    frame.stack[-3:] = [Constant(None), args[0] if args else Constant(None)]
+
+
+# with ------------------------------------------------------------------------------------------------------------------
+@opcode("BEFORE_WITH")
+def before_with(frame: Frame, instr: Instr, target: int) -> None:
+    trace, manager = frame.trace, frame.stack[-1]
+    leave = special(frame, manager, "__exit__")
+    enter = special(frame, manager, "__enter__")
+    result = trace.call(enter, [])
+    frame.stack[-1] = leave
+    frame.stack.append(result)
+
+
+def special(frame: Frame, value: Value, name: str) -> Value:
+    """A special method bound to its instance."""
+    cls = value.python_type()
+    raw = frame.trace.type_attr(cls, name)
+    if raw is MISSING:
+        raise frame.trace.error(TypeError, f"'{cls.__name__}' object does not support the context manager protocol")
+    return value.getattr(frame.trace, name) if value.special_on_instance else frame.trace.bind(raw, name, value, cls)
+
+
+@opcode("WITH_EXCEPT_START")
+def with_except_start(frame: Frame, instr: Instr, target: int) -> None:
+    trace, error = frame.trace, frame.stack[-1]
+    leave = frame.stack[-4]
+    frame.stack.append(trace.call(leave, [trace.make(error.python_type()), error, Constant(None)]))
+
+
+# match -----------------------------------------------------------------------------------------------------------------
+@opcode("GET_LEN")
+def get_len(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(frame.stack[-1].length(frame.trace))
+
+
+@opcode("MATCH_SEQUENCE")
+def match_sequence(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(Constant(issubclass(frame.stack[-1].python_type(), (list, tuple, range))))
+
+
+@opcode("MATCH_MAPPING")
+def match_mapping(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(Constant(issubclass(frame.stack[-1].python_type(), dict)))
+
+
+@opcode("MATCH_KEYS")
+def match_keys(frame: Frame, instr: Instr, target: int) -> None:
+    keys, subject = frame.stack[-1].unpack(frame.trace), contents_of(frame.stack[-2])
+    if not isinstance(subject, DictValue):
+        raise unsupported("unsupported-op", "a mapping pattern over an object that is no dict")
+    found = [subject.lookup(key.hash_key(frame.trace)) for key in keys]
+    frame.stack.append(Constant(None) if None in found else TupleValue(found))  # type: ignore[arg-type]
+
+
+@opcode("MATCH_CLASS")
+def match_class(frame: Frame, instr: Instr, target: int) -> None:
+    trace = frame.trace
+    names = frame.stack.pop().as_constant()
+    cls, subject = frame.stack.pop(), frame.stack.pop()
+    if not issubclass(subject.python_type(), cls.as_constant()):
+        frame.stack.append(Constant(None))
+        return
+    positional: list[Any] = []
+    if instr.arg:
+        if cls.as_constant() in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple):
+            frame.stack.append(TupleValue([subject]))
+            return
+        positional = list(cls.getattr(trace, "__match_args__").as_constant())[:instr.arg]
+    found = [trace.getattr_or_none(subject, name) for name in (*positional, *names)]
+    frame.stack.append(Constant(None) if None in found else TupleValue(found))  # type: ignore[arg-type]

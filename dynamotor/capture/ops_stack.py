@@ -1,0 +1,406 @@
+"""Opcodes that move values: constants, locals, globals, cells, attributes, the stack, and building of containers."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from .breaks import unsupported
+from .bytecode import Instr
+from .interpreter import Frame, make_cell, opcode
+from .values.base import Value
+from .values.constant import Constant
+from .values.containers import DictValue, ListValue, SetValue, SliceValue, TupleValue
+from .values.function import CellValue, FunctionValue
+from .values.klass import SuperValue
+
+
+@opcode("NOP", "END_SEND_NOP")
+def nop(frame: Frame, instr: Instr, target: int) -> None:
+    pass
+
+
+@opcode("POP_TOP")
+def pop_top(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.pop()
+
+
+@opcode("PUSH_NULL")
+def push_null(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(None)
+
+
+@opcode("COPY")
+def copy(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(frame.stack[-instr.arg])
+
+
+@opcode("SWAP")
+def swap(frame: Frame, instr: Instr, target: int) -> None:
+    stack, n = frame.stack, instr.arg
+    stack[-1], stack[-n] = stack[-n], stack[-1]
+
+
+@opcode("LOAD_CONST")
+def load_const(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(Constant(instr.argval))
+
+
+# Locals, cells, globals ------------------------------------------------------------------------------------------------
+@opcode("LOAD_FAST")
+def load_fast(frame: Frame, instr: Instr, target: int) -> None:
+    value = frame.fast[instr.arg]
+    if value is None:
+        raise frame.trace.error(UnboundLocalError, f"cannot access local variable '{instr.argval}'")
+    frame.stack.append(value)
+
+
+@opcode("LOAD_FAST_AND_CLEAR")
+def load_fast_and_clear(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(frame.fast[instr.arg])
+    frame.fast[instr.arg] = None
+
+
+@opcode("STORE_FAST")
+def store_fast(frame: Frame, instr: Instr, target: int) -> None:
+    frame.fast[instr.arg] = frame.stack.pop()
+
+
+@opcode("DELETE_FAST")
+def delete_fast(frame: Frame, instr: Instr, target: int) -> None:
+    if frame.fast[instr.arg] is None:
+        raise frame.trace.error(UnboundLocalError, f"cannot access local variable '{instr.argval}'")
+    frame.fast[instr.arg] = None
+
+
+@opcode("MAKE_CELL")
+def make_cell_op(frame: Frame, instr: Instr, target: int) -> None:
+    frame.fast[instr.arg] = make_cell(frame.fast[instr.arg])
+
+
+@opcode("COPY_FREE_VARS")
+def copy_free_vars(frame: Frame, instr: Instr, target: int) -> None:
+    frame.fast[len(frame.fast) - instr.arg:] = frame.func.closure
+
+
+@opcode("LOAD_CLOSURE")
+def load_closure(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(frame.fast[instr.arg])
+
+
+@opcode("LOAD_DEREF")
+def load_deref(frame: Frame, instr: Instr, target: int) -> None:
+    cell: CellValue = frame.fast[instr.arg]
+    value = cell.load(frame.trace)
+    if value is None:
+        raise frame.trace.error(NameError if instr.argval in frame.code.co_freevars else UnboundLocalError,
+                                f"cannot access variable '{instr.argval}' where it is not associated with a value")
+    frame.stack.append(value)
+
+
+@opcode("STORE_DEREF")
+def store_deref(frame: Frame, instr: Instr, target: int) -> None:
+    frame.fast[instr.arg].store(frame.trace, frame.stack.pop())
+
+
+@opcode("DELETE_DEREF")
+def delete_deref(frame: Frame, instr: Instr, target: int) -> None:
+    frame.fast[instr.arg].store(frame.trace, None)
+
+
+@opcode("LOAD_GLOBAL")
+def load_global(frame: Frame, instr: Instr, target: int) -> None:
+    if instr.arg:
+        frame.stack.append(None)
+    frame.stack.append(global_value(frame, instr.argval))
+
+
+def global_value(frame: Frame, name: str) -> Value:
+    """A global or builtin of a frame."""
+    value = frame.func.globals.lookup(name)
+    if value is None:
+        try:
+            value = frame.trace.make(_BUILTINS[name])
+        except KeyError:
+            raise frame.trace.error(NameError, f"name '{name}' is not defined") from None
+    return value
+
+
+_BUILTINS: dict[str, Any] = vars(sys.modules["builtins"])
+
+
+@opcode("STORE_GLOBAL")
+def store_global(frame: Frame, instr: Instr, target: int) -> None:
+    frame.func.globals.store(frame.trace, instr.argval, Constant(instr.argval), frame.stack.pop())
+
+
+@opcode("DELETE_GLOBAL")
+def delete_global(frame: Frame, instr: Instr, target: int) -> None:
+    if frame.func.globals.lookup(instr.argval) is None:
+        raise frame.trace.error(NameError, f"name '{instr.argval}' is not defined")
+    frame.func.globals.remove(frame.trace, instr.argval)
+
+
+# Attributes and items --------------------------------------------------------------------------------------------------
+@opcode("LOAD_ATTR")
+def load_attr(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-1] = frame.stack[-1].getattr(frame.trace, instr.argval)
+
+
+@opcode("LOAD_METHOD")
+def load_method(frame: Frame, instr: Instr, target: int) -> None:
+    value = frame.stack[-1].getattr(frame.trace, instr.argval)
+    frame.stack[-1] = None
+    frame.stack.append(value)
+
+
+@opcode("LOAD_SUPER_ATTR")
+def load_super_attr(frame: Frame, instr: Instr, target: int) -> None:
+    stack = frame.stack
+    fn, cls, instance = stack[-3:]
+    if not (isinstance(fn, Constant) and fn.value is super):
+        proxy = frame.trace.call(fn, [cls, instance] if instr.arg[1] else [])
+    else:
+        proxy = SuperValue(cls.as_constant(), instance)
+    value = proxy.getattr(frame.trace, instr.argval)
+    del stack[-3:]
+    if instr.arg[0]:
+        stack.append(None)
+    stack.append(value)
+
+
+@opcode("STORE_ATTR")
+def store_attr(frame: Frame, instr: Instr, target: int) -> None:
+    obj, value = frame.stack[-1], frame.stack[-2]
+    obj.setattr(frame.trace, instr.argval, value)
+    del frame.stack[-2:]
+
+
+@opcode("DELETE_ATTR")
+def delete_attr(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.pop().delattr(frame.trace, instr.argval)
+
+
+@opcode("BINARY_SUBSCR")
+def binary_subscr(frame: Frame, instr: Instr, target: int) -> None:
+    key = frame.stack.pop()
+    frame.stack[-1] = frame.stack[-1].getitem(frame.trace, key)
+
+
+@opcode("STORE_SUBSCR")
+def store_subscr(frame: Frame, instr: Instr, target: int) -> None:
+    value, obj, key = frame.stack[-3:]
+    obj.setitem(frame.trace, key, value)
+    del frame.stack[-3:]
+
+
+@opcode("DELETE_SUBSCR")
+def delete_subscr(frame: Frame, instr: Instr, target: int) -> None:
+    obj, key = frame.stack[-2:]
+    obj.delitem(frame.trace, key)
+    del frame.stack[-2:]
+
+
+def make_slice(parts: list[Value]) -> Value:
+    """A slice of two or three parts."""
+    start, stop, step = (*parts, Constant(None))[:3]
+    if all(type(p) is Constant for p in parts):
+        return Constant(slice(*(p.as_constant() for p in parts)))
+    return SliceValue(start, stop, step)
+
+
+@opcode("BUILD_SLICE")
+def build_slice(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-instr.arg:] = [make_slice(frame.stack[-instr.arg:])]
+
+
+@opcode("BINARY_SLICE")
+def binary_slice(frame: Frame, instr: Instr, target: int) -> None:
+    obj, start, stop = frame.stack[-3:]
+    frame.stack[-3:] = [obj.getitem(frame.trace, make_slice([start, stop]))]
+
+
+@opcode("STORE_SLICE")
+def store_slice(frame: Frame, instr: Instr, target: int) -> None:
+    value, obj, start, stop = frame.stack[-4:]
+    obj.setitem(frame.trace, make_slice([start, stop]), value)
+    del frame.stack[-4:]
+
+
+# Containers ------------------------------------------------------------------------------------------------------------
+def _take(frame: Frame, n: int) -> list[Value]:
+    items = frame.stack[len(frame.stack) - n:]
+    del frame.stack[len(frame.stack) - n:]
+    return items
+
+
+@opcode("BUILD_TUPLE")
+def build_tuple(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(TupleValue(_take(frame, instr.arg)))
+
+
+@opcode("BUILD_LIST")
+def build_list(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(ListValue(_take(frame, instr.arg)))
+
+
+@opcode("BUILD_SET")
+def build_set(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(SetValue.of(frame.trace, _take(frame, instr.arg)))
+
+
+@opcode("BUILD_MAP")
+def build_map(frame: Frame, instr: Instr, target: int) -> None:
+    items = _take(frame, 2 * instr.arg)
+    frame.stack.append(DictValue([(k.hash_key(frame.trace), k, v) for k, v in zip(items[::2], items[1::2])]))
+
+
+@opcode("BUILD_CONST_KEY_MAP")
+def build_const_key_map(frame: Frame, instr: Instr, target: int) -> None:
+    keys = frame.stack.pop().as_constant()
+    frame.stack.append(DictValue([(k, Constant(k), v) for k, v in zip(keys, _take(frame, instr.arg))]))
+
+
+@opcode("LIST_APPEND")
+def list_append(frame: Frame, instr: Instr, target: int) -> None:
+    value = frame.stack.pop()
+    frame.stack[-instr.arg].items.append(value)
+
+
+@opcode("SET_ADD")
+def set_add(frame: Frame, instr: Instr, target: int) -> None:
+    value = frame.stack.pop()
+    frame.stack[-instr.arg].table.setdefault(value.hash_key(frame.trace), value)
+
+
+@opcode("MAP_ADD")
+def map_add(frame: Frame, instr: Instr, target: int) -> None:
+    key, value = _take(frame, 2)
+    frame.stack[-instr.arg].setitem(frame.trace, key, value)
+
+
+@opcode("LIST_EXTEND")
+def list_extend(frame: Frame, instr: Instr, target: int) -> None:
+    items = frame.stack[-1].unpack(frame.trace)
+    frame.stack.pop()
+    frame.stack[-instr.arg].items.extend(items)
+
+
+@opcode("SET_UPDATE")
+def set_update(frame: Frame, instr: Instr, target: int) -> None:
+    items = frame.stack[-1].unpack(frame.trace)
+    frame.stack.pop()
+    for item in items:
+        frame.stack[-instr.arg].table.setdefault(item.hash_key(frame.trace), item)
+
+
+@opcode("DICT_UPDATE")
+def dict_update(frame: Frame, instr: Instr, target: int) -> None:
+    source = frame.stack[-1]
+    frame.trace.update_dict(frame.stack[-1 - instr.arg], source)
+    frame.stack.pop()
+
+
+@opcode("DICT_MERGE")
+def dict_merge(frame: Frame, instr: Instr, target: int) -> None:
+    trace, source = frame.trace, frame.stack[-1]
+    into: DictValue = frame.stack[-1 - instr.arg]
+    before = set(into.load())
+    merged = DictValue([])
+    trace.update_dict(merged, source)
+    twice = before & set(merged.load())
+    if twice:
+        raise trace.error(TypeError, f"got multiple values for keyword argument '{next(iter(twice))}'")
+    into.update(trace, merged)
+    frame.stack.pop()
+
+
+@opcode("LIST_TO_TUPLE")
+def list_to_tuple(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack[-1] = TupleValue(frame.stack[-1].items)
+
+
+@opcode("UNPACK_SEQUENCE")
+def unpack_sequence(frame: Frame, instr: Instr, target: int) -> None:
+    items = frame.stack[-1].unpack(frame.trace)
+    if len(items) != instr.arg:
+        few = len(items) < instr.arg
+        text = f"not enough values to unpack (expected {instr.arg}, got {len(items)})" if few else (
+            f"too many values to unpack (expected {instr.arg})")
+        raise frame.trace.error(ValueError, text)
+    frame.stack.pop()
+    frame.stack.extend(reversed(items))
+
+
+@opcode("UNPACK_EX")
+def unpack_ex(frame: Frame, instr: Instr, target: int) -> None:
+    items = frame.stack[-1].unpack(frame.trace)
+    before, after = instr.arg & 255, instr.arg >> 8
+    if len(items) < before + after:
+        raise frame.trace.error(ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+    frame.stack.pop()
+    middle = ListValue(items[before:len(items) - after])
+    frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after:]]))
+
+
+# Strings, functions, imports ---------------------------------------------------------------------------------------------
+@opcode("FORMAT_VALUE")
+def format_value(frame: Frame, instr: Instr, target: int) -> None:
+    trace = frame.trace
+    spec = frame.stack.pop() if instr.arg & 4 else Constant("")
+    value = frame.stack.pop()
+    convert = (None, str, repr, ascii)[instr.arg & 3]
+    if convert is not None:
+        value = trace.call(trace.make(convert), [value])
+    frame.stack.append(trace.call(trace.make(format), [value, spec]))
+
+
+@opcode("BUILD_STRING")
+def build_string(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(Constant("".join(v.as_constant() for v in _take(frame, instr.arg))))
+
+
+@opcode("MAKE_FUNCTION")
+def make_function(frame: Frame, instr: Instr, target: int) -> None:
+    flags, stack = instr.arg, frame.stack
+    code: types.CodeType = stack.pop().as_constant()
+    closure = stack.pop().items if flags & 8 else []
+    annotations = stack.pop() if flags & 4 else None
+    kwdefaults = stack.pop() if flags & 2 else None
+    defaults = stack.pop().unpack(frame.trace) if flags & 1 else []
+    named = {} if kwdefaults is None else {k.as_constant(): v for k, v in kwdefaults.load().values()}
+    func = FunctionValue(frame.trace, code, globals_=frame.func.globals, defaults=defaults, kwdefaults=named, closure=closure)
+    if annotations is not None and isinstance(annotations, TupleValue):
+        items = annotations.items
+        func.special["__annotations__"] = DictValue([(k.as_constant(), k, v) for k, v in zip(items[::2], items[1::2])])
+    stack.append(func)
+
+
+@opcode("IMPORT_NAME")
+def import_name(frame: Frame, instr: Instr, target: int) -> None:
+    level, names = (v.as_constant() for v in _take(frame, 2))
+    namespace = {k: getattr(frame.func.globals.lookup(k), "value", None) for k in ("__package__", "__name__", "__spec__")}
+    frame.stack.append(frame.trace.real_call(__import__, instr.argval, namespace, None, names, level))
+
+
+@opcode("IMPORT_FROM")
+def import_from(frame: Frame, instr: Instr, target: int) -> None:
+    module = frame.stack[-1]
+    found = frame.trace.getattr_or_none(module, instr.argval)
+    if found is None:
+        name = f"{module.as_constant().__name__}.{instr.argval}"
+        if name not in sys.modules:
+            raise frame.trace.error(ImportError, f"cannot import name '{instr.argval}' from '{module.as_constant().__name__}'")
+        found = frame.trace.make(sys.modules[name])
+    frame.stack.append(found)
+
+
+@opcode("LOAD_BUILD_CLASS")
+def load_build_class(frame: Frame, instr: Instr, target: int) -> None:
+    raise unsupported("unsupported-op", "a class is defined", cure="define the class outside the compiled function")
+
+
+@opcode("LOAD_ASSERTION_ERROR")
+def load_assertion_error(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(frame.trace.make(AssertionError))

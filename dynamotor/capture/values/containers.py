@@ -1,0 +1,613 @@
+"""Lists, tuples, dicts and sets: made in the trace, or from outside with their items read (and guarded) on demand.
+
+A container from outside that is changed is replayed as a whole after the graph has run (effects.py).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..breaks import unsupported
+from ..guards import DictKeys, Length, MissingKey, TypeIs
+from ..source import Const, DictItem, SeqItem
+from .base import MISSING, Iterator, Value, wrap_rule
+from .constant import Constant
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+
+class SequenceValue(Value):
+    """What lists and tuples share. `obj` is the outside object, `_items` None until its items are read."""
+
+    __slots__ = ("obj", "_items", "trace")
+    kind: type = list
+
+    def __init__(self, items: Iterable[Value] | None, source: Any = None, obj: Any = MISSING, trace: Trace | None = None) -> None:
+        self.source, self.obj, self.trace = source, obj, trace
+        self._items = None if items is None else list(items)
+
+    @property
+    def items(self) -> list[Value]:
+        """The item values; those of an outside object are read now."""
+        if self._items is None:
+            wrap, source = self.trace.wrap, self.source
+            self._items = [wrap(SeqItem(source, i), item) for i, item in enumerate(self.kind.__iter__(self.obj))]
+        return self._items
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def is_constant(self) -> bool:
+        return all(item.is_constant() for item in self.items)
+
+    def as_constant(self) -> Any:
+        return self.kind(item.as_constant() for item in self.items)
+
+    def real(self) -> Any:
+        return self.obj
+
+    def truth(self, trace: Trace) -> bool:
+        return bool(self.items)
+
+    def length(self, trace: Trace) -> Value:
+        return Constant(len(self.items))
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        return list(self.items)
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return SequenceIterator(self)
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        return Constant(any(trace.equal(other, item) for other in self.items))
+
+    def index_of(self, trace: Trace, key: Value) -> Any:
+        """A real int or slice index."""
+        if key.python_type() is slice or isinstance(key, Constant) and key.is_plain:
+            return key.as_constant()
+        if trace.has_special(key, "__index__"):
+            return trace.call_special(key, "__index__", [], {}).as_constant()
+        raise trace.error(TypeError, f"{self.kind.__name__} indices must be integers or slices, not {key.python_type().__name__}")
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        index = self.index_of(trace, key)
+        try:
+            found = self.items[index]
+        except (IndexError, TypeError) as error:
+            raise trace.error(type(error), str(error).replace("list", self.kind.__name__)) from None
+        return type(self)(found) if isinstance(index, slice) else found
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        contents = contents_of(other)
+        if op in _ORDER:
+            return self._compare(trace, op, contents) if contents is not None and contents.python_type() is self.kind else None
+        if op is operator.add and not reflected:
+            if contents is not None and contents.python_type() is self.kind:
+                return type(self)(self.items + contents.unpack(trace))
+        if op is operator.mul and isinstance(other, Constant) and isinstance(other.value, int):
+            return type(self)(self.items * other.value)
+        return None
+
+    def _compare(self, trace: Trace, op: Callable[..., Any], other: Value) -> Value:
+        mine, theirs = self.items, other.unpack(trace)
+        if op in (operator.eq, operator.ne) and len(mine) != len(theirs):
+            return Constant(op is operator.ne)
+        for a, b in zip(mine, theirs):
+            if not trace.equal(a, b):
+                return Constant(op is operator.ne) if op in (operator.eq, operator.ne) else trace.binary(op, a, b)
+        return Constant(op(len(mine), len(theirs)))
+
+    def describe(self) -> str:
+        return f"a {self.kind.__name__}" + ("" if self._items is None else f" of {len(self._items)}")
+
+
+class TupleValue(SequenceValue):
+    """A tuple."""
+
+    __slots__ = ()
+    kind = tuple
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return tuple(item.hash_key(trace) for item in self.items)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return "(" + "".join(f"{cg.emit(item)}, " for item in self.items) + ")"
+
+
+class ListValue(SequenceValue):
+    """A list."""
+
+    __slots__ = ()
+    kind = list
+
+    def mutate(self, trace: Trace) -> list[Value]:
+        """The items, to be changed in place; an outside list is recorded as an effect."""
+        items = self.items
+        if self.obj is not MISSING:
+            trace.effects.touch(self)
+        return items
+
+    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        index = self.index_of(trace, key)
+        new = value.unpack(trace) if isinstance(index, slice) else value
+        items = self.mutate(trace)
+        try:
+            items[index] = new  # type: ignore[call-overload]
+        except (IndexError, TypeError, ValueError) as error:
+            raise trace.error(type(error), str(error)) from None
+
+    def delitem(self, trace: Trace, key: Value) -> None:
+        index = self.index_of(trace, key)
+        items = self.mutate(trace)
+        try:
+            del items[index]
+        except (IndexError, TypeError) as error:
+            raise trace.error(type(error), str(error)) from None
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        if op is operator.iadd:
+            new = other.unpack(trace)
+            self.mutate(trace).extend(new)
+            return self
+        if op is operator.imul and isinstance(other, Constant) and isinstance(other.value, int):
+            items = self.mutate(trace)
+            items[:] = items * other.value
+            return self
+        return super().binary(trace, op, other, reflected)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        name = cg.new_object(self, "[]")
+        if self.items:
+            cg.statement(f"{name} += [{', '.join([cg.emit(item) for item in self.items])}]")
+        return name
+
+    def replay(self, cg: Codegen) -> None:
+        """Give the outside list its final contents."""
+        cg.statement(f"list.__setitem__({cg.emit(self)}, slice(None), [{', '.join([cg.emit(item) for item in self.items])}])")
+
+
+class SequenceIterator(Iterator):
+    """Steps a list or tuple by index, so that changes during the loop are seen as CPython sees them."""
+
+    __slots__ = ("target", "index")
+
+    def __init__(self, target: SequenceValue, index: int = 0) -> None:
+        super().__init__()
+        self.target, self.index = target, index
+
+    def python_type(self) -> type:
+        return type(iter(self.target.kind()))
+
+    def next(self, trace: Trace) -> Value | None:
+        items = self.target.items
+        if self.index >= len(items):
+            self.index = 1 << 60
+            return None
+        self.index += 1
+        return items[self.index - 1]
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        rest = self.target.items[self.index:]
+        self.index = 1 << 60
+        return rest
+
+    def reconstruct(self, cg: Codegen) -> str:
+        if self.index >= 1 << 60:
+            return "iter(())"
+        name = cg.new_object(self, f"iter({cg.emit(self.target)})")
+        if self.index:
+            cg.statement(f"{name}.__setstate__({self.index})")
+        return name
+
+
+class DictValue(Value):
+    """A dict. Outside dicts are read key by key, until something needs all of their keys in order (`load`)."""
+
+    __slots__ = ("obj", "table", "complete", "trace", "trusted", "kind", "changed", "absent")
+
+    def __init__(self, items: Iterable[tuple[Hashable, Value, Value]] | None, source: Any = None, obj: Any = MISSING,
+                 trace: Trace | None = None, trusted: bool = False, kind: type = dict) -> None:
+        self.source, self.obj, self.trace, self.trusted, self.kind = source, obj, trace, trusted, kind
+        # hash key -> (key, value) of what was read or written.
+        self.table: dict[Hashable, tuple[Value, Value]] = {h: (k, v) for h, k, v in items or ()}
+        self.complete = items is not None
+        self.changed: dict[Hashable, None] = {}
+        self.absent: set[Hashable] = set()
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def real(self) -> Any:
+        return self.obj
+
+    def is_constant(self) -> bool:
+        return all(k.is_constant() and v.is_constant() for k, v in self.load().values())
+
+    def as_constant(self) -> Any:
+        return {k.as_constant(): v.as_constant() for k, v in self.load().values()}
+
+    # Primitives --------------------------------------------------------------------------------------------------------
+    def load(self) -> dict[Hashable, tuple[Value, Value]]:
+        """All items in order; guards the keys of an outside dict."""
+        if not self.complete:
+            keys = list(dict.__iter__(self.obj))
+            if not self.trusted:
+                self.trace.reader.guard(DictKeys(self.source, tuple(keys)))
+            written, self.table = self.table, {}
+            for key in keys:
+                if key in written:
+                    self.table[key] = written[key]
+                elif key not in self.changed:
+                    self.table[key] = (self._key(key), self._read(key))
+            for key, pair in written.items():
+                self.table.setdefault(key, pair)
+            self.complete = True
+        return self.table
+
+    def _key(self, key: Any) -> Value:
+        return self.trace.make(key)
+
+    def _read(self, key: Any) -> Value:
+        value = dict.__getitem__(self.obj, key)
+        if self.trusted:
+            return self.trace.make(value)
+        return self.trace.wrap(DictItem(self.source, key), value)
+
+    def lookup(self, key: Hashable) -> Value | None:
+        """The value under a hash key, or None; the read or the absence is guarded."""
+        pair = self.table.get(key)
+        if pair is not None:
+            return pair[1]
+        if self.complete or key in self.changed or key in self.absent:
+            return None
+        if isinstance(key, Value):
+            self.load()
+            return None
+        if dict.__contains__(self.obj, key):
+            value = self._read(key)
+            self.table[key] = (Constant(key) if type(key) is str else self._key(key), value)
+            return value
+        if not self.trusted:
+            self.trace.reader.guard(MissingKey(self.source, key))
+        self.absent.add(key)
+        return None
+
+    def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
+        """`dict.__setitem__`."""
+        if self.obj is not MISSING:
+            self.lookup(hash_key)  # whether the key is new decides its place in the order
+            self.changed[hash_key] = None
+            trace.effects.touch(self)
+        old = self.table.get(hash_key)
+        self.table[hash_key] = (key if old is None else old[0], value)
+
+    def remove(self, trace: Trace, hash_key: Hashable) -> None:
+        """`dict.__delitem__` of a key that is there."""
+        if self.obj is not MISSING:
+            self.changed[hash_key] = None
+            trace.effects.touch(self)
+        del self.table[hash_key]
+
+    # Protocol ----------------------------------------------------------------------------------------------------------
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        found = self.lookup(key.hash_key(trace))
+        if found is None:
+            raise trace.error(KeyError, key)
+        return found
+
+    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        self.store(trace, key.hash_key(trace), key, value)
+
+    def delitem(self, trace: Trace, key: Value) -> None:
+        hash_key = key.hash_key(trace)
+        if self.lookup(hash_key) is None:
+            raise trace.error(KeyError, key)
+        self.remove(trace, hash_key)
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        return Constant(self.lookup(item.hash_key(trace)) is not None)
+
+    def truth(self, trace: Trace) -> bool:
+        return bool(self.load())
+
+    def length(self, trace: Trace) -> Value:
+        return Constant(len(self.load()))
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        return [k for k, _ in self.load().values()]
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return DictIterator(self, "keys")
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        contents = contents_of(other)
+        if not isinstance(contents, DictValue):
+            return None
+        if op in (operator.eq, operator.ne):
+            mine, theirs = self.load(), contents.load()
+            equal = len(mine) == len(theirs) and all(
+                k in theirs and trace.equal(v, theirs[k][1]) for k, (_, v) in mine.items())
+            return Constant(equal == (op is operator.eq))
+        if op is operator.or_ and not reflected:
+            merged = DictValue([(h, k, v) for h, (k, v) in self.load().items()])
+            merged.update(trace, contents)
+            return merged
+        if op is operator.ior:
+            self.update(trace, contents)
+            return self
+        return None
+
+    def update(self, trace: Trace, other: DictValue) -> None:
+        """Take over the items of another dict."""
+        for hash_key, (key, value) in list(other.load().items()):
+            self.store(trace, hash_key, key, value)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        name = cg.new_object(self, "{}")
+        for key, value in self.table.values():
+            cg.statement(f"{name}[{cg.emit(key)}] = {cg.emit(value)}")
+        return name
+
+    def replay(self, cg: Codegen) -> None:
+        """Give the outside dict its final contents: changed keys only; in a fresh order when a key was deleted and set again."""
+        target, kind = cg.emit(self), dict
+        method = "dict"
+        if self.kind is not dict:
+            method = cg.constant(self.kind)
+        keys = list(dict.__iter__(self.obj))
+        final = list(self.table)
+        reordered = self.complete and [k for k in keys if k in self.table] != [k for k in final if dict.__contains__(self.obj, k)]
+        changed = list(self.changed)
+        if reordered:
+            for key in keys:
+                cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(key))})")
+            changed = final
+        for hash_key in changed:
+            pair = self.table.get(hash_key)
+            if pair is not None:
+                cg.statement(f"{method}.__setitem__({target}, {cg.emit(pair[0])}, {cg.emit(pair[1])})")
+            elif kind.__contains__(self.obj, hash_key):
+                cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(hash_key))})")
+
+    def describe(self) -> str:
+        return "a dict"
+
+
+class DictView(Value):
+    """`d.keys()`, `d.values()`, `d.items()`."""
+
+    __slots__ = ("target", "part")
+
+    def __init__(self, target: DictValue, part: str) -> None:
+        super().__init__()
+        self.target, self.part = target, part
+
+    def python_type(self) -> type:
+        return type(getattr({}, self.part)())
+
+    def length(self, trace: Trace) -> Value:
+        return self.target.length(trace)
+
+    def truth(self, trace: Trace) -> bool:
+        return self.target.truth(trace)
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        pairs = self.target.load().values()
+        if self.part == "items":
+            return [TupleValue(pair) for pair in pairs]
+        return [pair[0 if self.part == "keys" else 1] for pair in pairs]
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return DictIterator(self.target, self.part)
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        if self.part == "keys":
+            return self.target.contains(trace, item)
+        return Constant(any(trace.equal(other, item) for other in self.unpack(trace)))
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        if self.part == "values":
+            return None
+        mine = SetValue.of(trace, self.unpack(trace))
+        theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other.unpack(trace))
+        return mine.binary(trace, op, theirs, reflected)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.emit(self.target)}.{self.part}()"
+
+
+class DictIterator(Iterator):
+    """Steps the items that a dict had when the loop began; a changed size raises as in CPython."""
+
+    __slots__ = ("target", "part", "pairs", "index")
+
+    def __init__(self, target: DictValue, part: str, reverse: bool = False) -> None:
+        super().__init__()
+        self.target, self.part, self.index = target, part, 0
+        self.pairs = list(target.load())
+        if reverse:
+            self.pairs.reverse()
+
+    def python_type(self) -> type:
+        return type(iter(getattr({}, self.part)()))
+
+    def next(self, trace: Trace) -> Value | None:
+        table = self.target.table
+        if self.index >= len(self.pairs):
+            return None
+        if len(table) != len(self.pairs):
+            raise trace.error(RuntimeError, "dictionary changed size during iteration")
+        pair = table.get(self.pairs[self.index])
+        if pair is None:
+            raise trace.error(RuntimeError, "dictionary keys changed during iteration")
+        self.index += 1
+        return TupleValue(pair) if self.part == "items" else pair[0 if self.part == "keys" else 1]
+
+    def reconstruct(self, cg: Codegen) -> str:
+        rest = [self.target.table[key] for key in self.pairs[self.index:]]
+        items = [TupleValue(p) if self.part == "items" else p[0 if self.part == "keys" else 1] for p in rest]
+        return f"iter([{', '.join([cg.emit(item) for item in items])}])"
+
+
+class SetValue(Value):
+    """A set or frozenset."""
+
+    __slots__ = ("obj", "table", "kind")
+
+    def __init__(self, table: dict[Hashable, Value], kind: type = set, source: Any = None, obj: Any = MISSING) -> None:
+        self.source, self.table, self.kind, self.obj = source, table, kind, obj
+
+    @staticmethod
+    def of(trace: Trace, items: Iterable[Value], kind: type = set) -> SetValue:
+        """A new set of the items."""
+        table: dict[Hashable, Value] = {}
+        for item in items:
+            table.setdefault(item.hash_key(trace), item)
+        return SetValue(table, kind)
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def real(self) -> Any:
+        return self.obj
+
+    def is_constant(self) -> bool:
+        return all(v.is_constant() for v in self.table.values())
+
+    def as_constant(self) -> Any:
+        return self.kind(v.as_constant() for v in self.table.values())
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        if self.kind is set:
+            raise trace.error(TypeError, "unhashable type: 'set'")
+        return frozenset(self.table)
+
+    def mutate(self, trace: Trace) -> dict[Hashable, Value]:
+        """The table, to be changed."""
+        if self.obj is not MISSING:
+            trace.effects.touch(self)
+        return self.table
+
+    def truth(self, trace: Trace) -> bool:
+        return bool(self.table)
+
+    def length(self, trace: Trace) -> Value:
+        return Constant(len(self.table))
+
+    def ordered(self) -> list[Value]:
+        """The items in the order in which a real set gives them, when that is known."""
+        if len(self.table) > 1 and self.is_constant():
+            by_key = {v.as_constant(): v for v in self.table.values()}
+            return [by_key[k] for k in self.as_constant()]
+        if len(self.table) > 1:
+            raise unsupported("unsupported-value", "iteration over a set of objects without a fixed order",
+                              cure="iterate over a list or dict, or sort the set")
+        return list(self.table.values())
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        return self.ordered()
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return SequenceIterator(TupleValue(self.ordered()))
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        return Constant(item.hash_key(trace) in self.table)
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        if isinstance(other, DictView):
+            other = SetValue.of(trace, other.unpack(trace))
+        if isinstance(other, Constant) and isinstance(other.value, frozenset):
+            other = SetValue.of(trace, [trace.make(v) for v in other.value], frozenset)
+        if not isinstance(other, SetValue):
+            return None
+        mine, theirs = (other, self) if reflected and op not in _ORDER else (self, other)
+        a, b = mine.table, theirs.table
+        if op in _ORDER:
+            return Constant(op(set(a), set(b)))
+        plain = {operator.iand: operator.and_, operator.ior: operator.or_, operator.isub: operator.sub,
+                 operator.ixor: operator.xor}.get(op, op)
+        if plain not in (operator.and_, operator.or_, operator.sub, operator.xor):
+            return None
+        both = a | b
+        result = {k: both[k] for k in both if k in plain(set(a), set(b))}
+        if plain is not op and self.kind is set:
+            table = self.mutate(trace)
+            table.clear()
+            table.update(result)
+            return self
+        return SetValue(result, mine.kind)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        text = f"{{{', '.join([cg.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
+        return cg.new_object(self, text if self.kind is set else f"frozenset({text})")
+
+    def replay(self, cg: Codegen) -> None:
+        """Give the outside set its final contents."""
+        name = cg.emit(self)
+        cg.statement(f"set.clear({name})")
+        for item in self.table.values():
+            cg.statement(f"set.add({name}, {cg.emit(item)})")
+
+
+class SliceValue(Value):
+    """A slice whose parts are not all constants (tensors, ...)."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, start: Value, stop: Value, step: Value) -> None:
+        super().__init__()
+        self.parts = (start, stop, step)
+
+    def python_type(self) -> type:
+        return slice
+
+    def is_constant(self) -> bool:
+        return all(p.is_constant() for p in self.parts)
+
+    def as_constant(self) -> Any:
+        return slice(*(p.as_constant() for p in self.parts))
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name in ("start", "stop", "step"):
+            return self.parts[("start", "stop", "step").index(name)]
+        return super().getattr(trace, name)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"slice({', '.join([cg.emit(p) for p in self.parts])})"
+
+
+_ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
+
+
+def contents_of(value: Value) -> Value | None:
+    """The list, tuple, dict or set inside a value (of a builtin type or a subclass), or None."""
+    if isinstance(value, SequenceValue | DictValue | SetValue):
+        return value
+    if isinstance(value, Constant):
+        return TupleValue([Constant(v) for v in value.value]) if type(value.value) is tuple else None
+    return getattr(value, "base", None)
+
+
+@wrap_rule(list)
+def _wrap_list(trace: Trace, source: Any, obj: list) -> Value:
+    trace.reader.guard(TypeIs(source, list))
+    trace.reader.guard(Length(source, len(obj)))
+    return ListValue(None, source, obj, trace)
+
+
+@wrap_rule(tuple)
+def _wrap_tuple(trace: Trace, source: Any, obj: tuple) -> Value:
+    trace.reader.guard(TypeIs(source, tuple))
+    if type(source) is not Const:
+        trace.reader.guard(Length(source, len(obj)))
+    return TupleValue(None, source, obj, trace)
+
+
+@wrap_rule(dict)
+def _wrap_dict(trace: Trace, source: Any, obj: dict) -> Value:
+    trace.reader.guard(TypeIs(source, dict))
+    return DictValue(None, source, obj, trace)

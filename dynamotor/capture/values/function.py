@@ -1,0 +1,438 @@
+"""Python functions, their cells, bound methods and partials.
+
+A function from outside is guarded by identity where its place is held (class, module), by its code where it is an argument.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from ..breaks import unsupported
+from ..guards import CellEmpty, IdIs, TypeIs
+from ..reader import trusted_module
+from ..source import Cell, CellContents, Const, FuncAttr, GlobalsOf, InstanceDict, MethodFunc, MethodSelf, SeqItem
+from .base import MISSING, Value, find_rule, wrap_rule
+from .constant import Constant
+from .containers import DictValue, TupleValue
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+_NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__type_params__")
+
+
+class CellValue(Value):
+    """A closure cell; `contents` is MISSING until read, None when empty."""
+
+    __slots__ = ("contents", "contents_source", "obj")
+
+    def __init__(self, contents: Any = None, source: Any = None, contents_source: Any = None, obj: Any = MISSING) -> None:
+        self.source, self.contents, self.contents_source, self.obj = source, contents, contents_source, obj
+
+    def python_type(self) -> type:
+        return types.CellType
+
+    def real(self) -> Any:
+        return self.obj
+
+    def load(self, trace: Trace) -> Value | None:
+        """The contents, or None when the cell is empty."""
+        if self.contents is MISSING:
+            try:
+                found = self.obj.cell_contents
+            except ValueError:
+                self.contents = None
+                if isinstance(self.contents_source, Cell):
+                    trace.reader.guard(CellEmpty(self.contents_source.base, self.contents_source.key))
+                else:
+                    trace.reader.guard(CellEmpty(self.source, None))
+            else:
+                self.contents = trace.wrap(self.contents_source, found)
+        return self.contents
+
+    def store(self, trace: Trace, value: Value | None) -> None:
+        """Set (None: empty) the cell."""
+        self.contents = value
+        if self.obj is not MISSING:
+            trace.effects.touch(self)
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name == "cell_contents":
+            found = self.load(trace)
+            if found is None:
+                raise trace.error(ValueError, "Cell is empty")
+            return found
+        return super().getattr(trace, name)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        name = cg.new_object(self, f"{cg.constant(types.CellType)}()")
+        if self.contents is not None:
+            cg.statement(f"{name}.cell_contents = {cg.emit(self.contents)}")
+        return name
+
+    def replay(self, cg: Codegen) -> None:
+        """Give the outside cell its final contents."""
+        name = cg.emit(self)
+        cg.statement(f"{name}.cell_contents = {cg.emit(self.contents)}" if self.contents is not None
+                     else f"del {name}.cell_contents")
+
+
+@wrap_rule(types.CellType)
+def _wrap_cell(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(TypeIs(source, types.CellType))
+    return CellValue(MISSING, source, CellContents(source), obj)
+
+
+class FunctionValue(Value):
+    """A Python function: `fn` is the real one (from outside), or MISSING for one made in the trace."""
+
+    __slots__ = ("fn", "code", "trusted", "_globals", "_defaults", "_kwdefaults", "_closure", "special", "_dict", "trace")
+
+    def __init__(self, trace: Trace, code: types.CodeType, *, fn: Any = MISSING, source: Any = None, globals_: DictValue | None = None,
+                 defaults: list[Value] | None = None, kwdefaults: dict[str, Value] | None = None,
+                 closure: list[CellValue] | None = None, name: str | None = None) -> None:
+        self.source, self.trace, self.fn, self.code = source, trace, fn, code
+        self.trusted = fn is not MISSING and (source is None or type(source) is Const) and trusted_function(fn)
+        self._globals, self._defaults, self._kwdefaults, self._closure = globals_, defaults, kwdefaults, closure
+        self.special: dict[str, Value] = {}
+        self._dict: DictValue | None = None
+        if fn is MISSING:
+            self.special["__qualname__"] = Constant(name or code.co_qualname)
+            self.special["__name__"] = Constant(code.co_name)
+            self._dict = DictValue([])
+
+    def python_type(self) -> type:
+        return types.FunctionType
+
+    def is_constant(self) -> bool:
+        return self.fn is not MISSING
+
+    def as_constant(self) -> Any:
+        return super().as_constant() if self.fn is MISSING else self.fn
+
+    def real(self) -> Any:
+        return self.fn
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self if self.fn is MISSING else self.fn
+
+    def truth(self, trace: Trace) -> bool:
+        return True
+
+    @property
+    def globals(self) -> DictValue:
+        """The module's dict, shared by all functions of the module."""
+        if self._globals is None:
+            self._globals = globals_of(self.trace, self.fn.__globals__)
+        return self._globals
+
+    @property
+    def closure(self) -> list[CellValue]:
+        """The cells of the free variables, in order."""
+        if self._closure is None:
+            self._closure = []
+            for i, cell in enumerate(self.fn.__closure__ or ()):
+                known = self.trace.reader.values.get(id(cell))
+                if known is None:
+                    base = self.source if self.source is not None else Const(self.fn, self.fn.__qualname__)
+                    known = CellValue(MISSING, SeqItem(FuncAttr(base, "__closure__"), i), Cell(base, i), cell)
+                    self.trace.reader.adopt(cell, known)
+                self._closure.append(known)  # type: ignore[arg-type]
+        return self._closure
+
+    def _slot(self, name: str) -> Value:
+        """A guarded slot of a real function as a value."""
+        found = getattr(self.fn, name)
+        return self.trace.make(found) if self.trusted else self.trace.wrap(FuncAttr(self.source, name), found)
+
+    @property
+    def defaults(self) -> list[Value]:
+        if self._defaults is None:
+            value = self._slot("__defaults__")
+            self._defaults = [] if isinstance(value, Constant) else value.unpack(self.trace)
+        return self._defaults
+
+    @property
+    def kwdefaults(self) -> dict[str, Value]:
+        if self._kwdefaults is None:
+            value = self._slot("__kwdefaults__")
+            self._kwdefaults = {k: v for k, (_, v) in value.load().items()} if isinstance(value, DictValue) else {}  # type: ignore[misc]
+        return self._kwdefaults
+
+    @property
+    def dict(self) -> DictValue:
+        """The function's own attributes."""
+        if self._dict is None:
+            value = self._slot("__dict__")
+            assert isinstance(value, DictValue)
+            value.trusted = self.trusted
+            self._dict = value
+        return self._dict
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name in self.special:
+            return self.special[name]
+        if name in _NAMES:
+            if self.fn is not MISSING:
+                return trace.make(getattr(self.fn, name, None))
+            if name == "__module__":
+                return self.globals.lookup("__name__") or Constant(None)
+            if name == "__doc__":
+                doc = self.code.co_consts[:1]
+                return Constant(doc[0] if doc and isinstance(doc[0], str) else None)
+            return DictValue([])
+        if name == "__dict__":
+            return self.dict
+        if name == "__code__":
+            return trace.make(self.code)
+        if name == "__globals__":
+            return self.globals
+        if name == "__defaults__":
+            return TupleValue(self.defaults) if self.defaults else Constant(None)
+        if name == "__kwdefaults__":
+            return DictValue([(k, Constant(k), v) for k, v in self.kwdefaults.items()]) if self.kwdefaults else Constant(None)
+        if name == "__closure__":
+            return TupleValue(self.closure) if self.closure else Constant(None)
+        found = self.dict.lookup(name)
+        if found is not None:
+            return found
+        if name == "__get__" or name == "__call__" or not hasattr(types.FunctionType, name):
+            return trace.generic_getattr(self, name)
+        return trace.generic_getattr(self, name)
+
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        return self.dict.lookup(name)
+
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        if name in _NAMES and self.fn is MISSING:
+            self.special[name] = value
+        elif name.startswith("__") and hasattr(types.FunctionType, name):
+            raise unsupported("unsupported-mutation", f"{name} of {self.describe()} is set")
+        else:
+            self.dict.store(trace, name, Constant(name), value)
+
+    def delattr(self, trace: Trace, name: str) -> None:
+        if self.dict.lookup(name) is None:
+            raise trace.error(AttributeError, name)
+        self.dict.remove(trace, name)
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if self.fn is not MISSING:
+            rule = find_rule(self.fn)
+            if rule is not None:
+                return rule(trace, args, kwargs)
+        return trace.inline(self, args, kwargs)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        if self.fn is not MISSING:
+            return cg.constant(self.fn)
+        closure = "".join(f"{cg.emit(cell)}, " for cell in self.closure)
+        defaults = "".join(f"{cg.emit(v)}, " for v in self.defaults)
+        name = cg.new_object(self, f"{cg.constant(types.FunctionType)}({cg.constant(self.code)}, {cg.emit(self.globals)}, "
+                                   f"{self.special['__name__'].as_constant()!r}, ({defaults}) or None, ({closure}) or None)")
+        if self.kwdefaults:
+            cg.statement(f"{name}.__kwdefaults__ = {{{', '.join([f'{k!r}: {cg.emit(v)}' for k, v in self.kwdefaults.items()])}}}")
+        for attr, value in self.special.items():
+            if attr != "__name__":
+                cg.statement(f"{name}.{attr} = {cg.emit(value)}")
+        for _, (key, value) in self.dict.load().items():
+            cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+        return name
+
+    def describe(self) -> str:
+        return f"function {self.code.co_qualname}"
+
+
+def trusted_function(fn: types.FunctionType) -> bool:
+    """Whether a function's code, defaults and globals are taken as constant."""
+    return trusted_module(fn.__globals__.get("__name__")) and "torch.nn.modules" not in (fn.__module__ or "")
+
+
+def globals_of(trace: Trace, namespace: dict[str, Any]) -> DictValue:
+    """The value of a module's dict."""
+    known = trace.reader.values.get(id(namespace))
+    if isinstance(known, DictValue):
+        return known
+    name = namespace.get("__name__")
+    value = DictValue(None, Const(namespace, f"{name}.__dict__"), namespace, trace, trusted=trusted_module(name))
+    trace.reader.adopt(namespace, value)
+    return value
+
+
+@wrap_rule(types.FunctionType)
+def _wrap_function(trace: Trace, source: Any, fn: types.FunctionType) -> Value:
+    value = FunctionValue(trace, fn.__code__, fn=fn, source=source)
+    if not value.trusted:
+        guard = trace.reader.guard
+        if source.is_held:
+            guard(IdIs(source, fn))
+        else:
+            guard(TypeIs(source, types.FunctionType))
+            guard(IdIs(GlobalsOf(source), fn.__globals__))
+        guard(IdIs(FuncAttr(source, "__code__"), fn.__code__))
+    return value
+
+
+class BoundMethod(Value):
+    """A Python function (or any callable) bound to an instance."""
+
+    __slots__ = ("func", "instance")
+
+    def __init__(self, func: Value, instance: Value, source: Any = None) -> None:
+        self.source, self.func, self.instance = source, func, instance
+
+    def python_type(self) -> type:
+        return types.MethodType
+
+    def is_constant(self) -> bool:
+        return self.instance.is_constant() and self.func.is_constant()
+
+    def as_constant(self) -> Any:
+        return types.MethodType(self.func.as_constant(), self.instance.as_constant())
+
+    def truth(self, trace: Trace) -> bool:
+        return True
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return ("method", self.func.hash_key(trace), self.instance.hash_key(trace))
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name == "__self__":
+            return self.instance
+        if name == "__func__":
+            return self.func
+        return self.func.getattr(trace, name)
+
+    def binary(self, trace: Trace, op: Any, other: Value, reflected: bool = False) -> Value | None:
+        if isinstance(other, BoundMethod) and op.__name__ in ("eq", "ne"):
+            equal = trace.same(self.func, other.func) and trace.same(self.instance, other.instance)
+            return Constant(equal == (op.__name__ == "eq"))
+        return None
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return trace.tail_call(self.func, [self.instance, *args], kwargs)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.constant(types.MethodType)}({cg.emit(self.func)}, {cg.emit(self.instance)})"
+
+    def describe(self) -> str:
+        return f"method {self.func.describe()}"
+
+
+@wrap_rule(types.MethodType)
+def _wrap_method(trace: Trace, source: Any, obj: types.MethodType) -> Value:
+    trace.reader.guard(TypeIs(source, types.MethodType))
+    return BoundMethod(trace.wrap(MethodFunc(source), obj.__func__), trace.wrap(MethodSelf(source), obj.__self__), source)
+
+
+class PartialValue(Value):
+    """`functools.partial`."""
+
+    __slots__ = ("func", "args", "kwargs", "obj", "_dict")
+
+    def __init__(self, func: Value, args: list[Value], kwargs: dict[str, Value], source: Any = None, obj: Any = MISSING) -> None:
+        self.source, self.func, self.args, self.kwargs, self.obj = source, func, args, kwargs, obj
+        self._dict: DictValue | None = DictValue([]) if obj is MISSING else None
+
+    def python_type(self) -> type:
+        return functools.partial
+
+    def real(self) -> Any:
+        return self.obj
+
+    def truth(self, trace: Trace) -> bool:
+        return True
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self if self.obj is MISSING else self.obj
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name == "func":
+            return self.func
+        if name == "args":
+            return TupleValue(self.args)
+        if name == "keywords":
+            return DictValue([(k, Constant(k), v) for k, v in self.kwargs.items()])
+        found = self.instance_attr(trace, name)
+        return found if found is not None else super().getattr(trace, name)
+
+    def dict(self, trace: Trace) -> DictValue:
+        """The partial's own attributes."""
+        if self._dict is None:
+            self._dict = trace.wrap(InstanceDict(self.source), self.obj.__dict__)  # type: ignore[assignment]
+        assert self._dict is not None
+        return self._dict
+
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        return self.dict(trace).lookup(name)
+
+    def store_attr(self, trace: Trace, name: str, value: Value | None) -> None:
+        if value is None:
+            self.dict(trace).remove(trace, name)
+        else:
+            self.dict(trace).store(trace, name, Constant(name), value)
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return trace.tail_call(self.func, [*self.args, *args], {**self.kwargs, **kwargs})
+
+    def reconstruct(self, cg: Codegen) -> str:
+        items = [cg.emit(self.func), *map(cg.emit, self.args), *(f"**{{{k!r}: {cg.emit(v)}}}" for k, v in self.kwargs.items())]
+        name = cg.new_object(self, f"{cg.constant(functools.partial)}({', '.join(items)})")
+        if self._dict is not None:
+            for key, value in self._dict.table.values():
+                cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+        return name
+
+
+def bind_arguments(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> list[Any]:
+    """The initial fast locals of a call, in the order of `co_varnames`; wrong calls raise the program's TypeError."""
+    code = func.code
+    n_positional, flags = code.co_argcount, code.co_flags
+    n_named = n_positional + code.co_kwonlyargcount
+    names = code.co_varnames
+    slots: list[Any] = args[:n_positional] + [None] * (n_named - min(len(args), n_positional))
+    extra: dict[str, Value] = {}
+    for name, value in kwargs.items():
+        try:
+            i = names.index(name, code.co_posonlyargcount, n_named)
+        except ValueError:
+            if not flags & inspect.CO_VARKEYWORDS:
+                raise trace.error(TypeError, f"{code.co_qualname}() got an unexpected keyword argument '{name}'") from None
+            extra[name] = value
+            continue
+        if slots[i] is not None:
+            raise trace.error(TypeError, f"{code.co_qualname}() got multiple values for argument '{name}'")
+        slots[i] = value
+    if None in slots:
+        _fill_defaults(trace, func, slots, n_positional)
+    if flags & inspect.CO_VARARGS:
+        slots.append(TupleValue(args[n_positional:]))
+    elif len(args) > n_positional:
+        raise trace.error(TypeError, f"{code.co_qualname}() takes {n_positional} positional arguments but {len(args)} were given")
+    if flags & inspect.CO_VARKEYWORDS:
+        slots.append(DictValue([(k, Constant(k), v) for k, v in extra.items()]))
+    return slots
+
+
+def _fill_defaults(trace: Trace, func: FunctionValue, slots: list[Any], n_positional: int) -> None:
+    names = func.code.co_varnames
+    missing = [i for i, slot in enumerate(slots) if slot is None]
+    if missing[0] < n_positional:
+        defaults = func.defaults
+        first = n_positional - len(defaults)
+        for i in missing:
+            if first <= i < n_positional:
+                slots[i] = defaults[i - first]
+    if missing[-1] >= n_positional:
+        kwdefaults = func.kwdefaults
+        for i in missing:
+            if i >= n_positional:
+                slots[i] = kwdefaults.get(names[i])
+    unbound = [names[i] for i, slot in enumerate(slots) if slot is None]
+    if unbound:
+        raise trace.error(TypeError, f"{func.code.co_qualname}() missing required arguments: {', '.join(map(repr, unbound))}")

@@ -1,0 +1,401 @@
+"""Classes, Python modules, `super()`, and how each kind of descriptor binds to an instance."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections import namedtuple
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..breaks import unsupported
+from ..guards import ConstEquals, IdIs, MissingKey
+from ..protocol import is_data_descriptor, trusted_class
+from ..reader import trusted_module
+from ..source import Const
+from .base import MISSING, Value, binders, find_rule, wrap_rule
+from .constant import PURE_TYPES, BoundBuiltin, Constant
+from .containers import DictValue, TupleValue
+from .function import BoundMethod, FunctionValue
+from .user_object import UserObject
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+PURE_TYPES.update({torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.qscheme})
+
+
+class ClassValue(Constant):
+    """A class. Its attributes are guarded like those that instances find on it."""
+
+    __slots__ = ()
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self.value
+
+    def truth(self, trace: Trace) -> bool:
+        if trace.type_attr(type(self.value), "__bool__") is MISSING and trace.type_attr(type(self.value), "__len__") is MISSING:
+            return True
+        return trace.generic_truth(self)
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        cls = self.value
+        meta = type(cls)
+        if name in _CLASS_SLOTS:
+            return trace.make(getattr(cls, name, None))
+        if name == "__dict__":
+            return TypeDictValue(trace, cls)
+        on_meta = trace.type_attr(meta, name)
+        if on_meta is not MISSING and is_data_descriptor(on_meta) and name not in ("__abstractmethods__",):
+            return trace.bind(on_meta, name, self, meta)
+        raw = trace.type_attr(cls, name)
+        if raw is not MISSING:
+            return self._bind(trace, raw, name)
+        if on_meta is not MISSING:
+            return trace.bind(on_meta, name, self, meta)
+        hook = trace.type_attr(meta, "__getattr__")
+        if hook is not MISSING:
+            return trace.call(trace.bind(hook, "__getattr__", self, meta), [Constant(name)])
+        raise trace.error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
+
+    def _bind(self, trace: Trace, raw: Any, name: str) -> Value:
+        cls, kind = self.value, type(raw)
+        value = trace.type_attr_value(cls, name, raw)
+        if kind is classmethod:
+            return BoundMethod(trace.make(raw.__func__), self)
+        if kind is staticmethod:
+            return trace.make(raw.__func__)
+        if kind is types.ClassMethodDescriptorType or (kind is types.BuiltinFunctionType and name == "__new__"):
+            return trace.make(getattr(cls, name))
+        getter = getattr(kind, "__get__", None)
+        if isinstance(getter, types.FunctionType):
+            if issubclass(kind, types.DynamicClassAttribute | enum.property):
+                return trace.make(getattr(cls, name))
+            return trace.call(trace.make(getter), [value, Constant(None), self])
+        return value
+
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        raise unsupported("unsupported-mutation", f"attribute {name!r} of class {self.value.__name__} is set")
+
+    def delattr(self, trace: Trace, name: str) -> None:
+        raise unsupported("unsupported-mutation", f"attribute {name!r} of class {self.value.__name__} is deleted")
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        if isinstance(self.value, enum.EnumMeta) or key.is_constant():
+            return trace.real_call(lambda: self.value[key.as_constant()])
+        return super().getitem(trace, key)
+
+    def length(self, trace: Trace) -> Value:
+        if isinstance(self.value, enum.EnumMeta):
+            return Constant(len(self.value))
+        return super().length(trace)
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        if isinstance(self.value, enum.EnumMeta) and item.is_constant():
+            return trace.real_call(lambda: item.as_constant() in self.value)
+        return trace.generic_contains(self, item)
+
+    def iterate(self, trace: Trace) -> Any:
+        if isinstance(self.value, enum.EnumMeta):
+            return TupleValue([trace.make(member) for member in self.value]).iterate(trace)
+        return trace.generic_iterate(self)
+
+    def binary(self, trace: Trace, op: Any, other: Value, reflected: bool = False) -> Value | None:
+        if op.__name__ == "or_" and other.is_constant():
+            a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
+            return trace.real_call(op, a, b)
+        return trace.generic_binary(self, op, other, reflected)
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        rule = find_rule(self.value)
+        if rule is not None:
+            return rule(trace, args, kwargs)
+        return trace.instantiate(self.value, args, kwargs)
+
+    def describe(self) -> str:
+        return f"class {self.value.__name__}"
+
+
+_CLASS_SLOTS = frozenset({"__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__base__", "__doc__", "__flags__",
+                          "__basicsize__", "__dictoffset__", "__text_signature__", "__class__"})
+
+
+class TypeDictValue(DictValue):
+    """The `__dict__` of a class: a read-only mapping whose items are guarded as class attributes."""
+
+    __slots__ = ("cls",)
+
+    def __init__(self, trace: Trace, cls: type) -> None:
+        super().__init__(None, None, dict(cls.__dict__), trace, trusted=True, kind=types.MappingProxyType)
+        self.cls = cls
+
+    def _read(self, key: Any) -> Value:
+        raw = self.trace.type_attr(self.cls, key)
+        return self.trace.make(raw if raw is not MISSING else self.obj[key])
+
+    def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
+        raise trace.error(TypeError, "'mappingproxy' object does not support item assignment")
+
+
+class PythonModule(Constant):
+    """A Python module; the names of users' modules are guarded, those of torch and the standard library are not."""
+
+    __slots__ = ("dict",)
+
+    def __init__(self, trace: Trace, value: types.ModuleType, source: Any) -> None:
+        super().__init__(value, source)
+        known = trace.reader.values.get(id(value.__dict__))
+        if known is None:
+            known = DictValue(None, Const(value.__dict__, f"{value.__name__}.__dict__"), value.__dict__, trace,
+                              trusted=trusted_module(value.__name__))
+            trace.reader.adopt(value.__dict__, known)
+        self.dict: DictValue = known  # type: ignore[assignment]
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        return self.value
+
+    def truth(self, trace: Trace) -> bool:
+        return True
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name == "__dict__":
+            return self.dict
+        found = self.dict.lookup(name)
+        if found is not None:
+            return found
+        try:  # a lazily imported name (transformers' modules); fetching it fills the module's dict
+            real = getattr(self.value, name)
+        except AttributeError as error:
+            raise trace.real_error(error) from None
+        self.dict.absent.discard(name)
+        trace.reader.guards.pop(MissingKey(self.dict.source, name), None)
+        found = self.dict.lookup(name)
+        return found if found is not None else trace.make(real)
+
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        self.dict.store(trace, name, Constant(name), value)
+
+    def delattr(self, trace: Trace, name: str) -> None:
+        self.dict.delitem(trace, Constant(name))
+
+    def describe(self) -> str:
+        return f"module {self.value.__name__}"
+
+
+@wrap_rule(types.ModuleType, subclasses=True)
+def _wrap_module(trace: Trace, source: Any, obj: types.ModuleType) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return PythonModule(trace, obj, source)
+
+
+@wrap_rule(type, subclasses=True)
+def _wrap_class(trace: Trace, source: Any, obj: type) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return ClassValue(obj, source)
+
+
+@wrap_rule(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, range, types.CodeType)
+def _wrap_constant(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(ConstEquals(source, obj))
+    return Constant(obj, source)
+
+
+@wrap_rule(property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType,
+           types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType, types.MethodWrapperType,
+           functools.cached_property, type(functools.lru_cache(len)), torch.finfo, torch.iinfo, slice, types.GenericAlias,
+           types.UnionType)
+def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return Builtin(obj, source)
+
+
+class Builtin(Constant):
+    """A C function or descriptor, held by identity."""
+
+    __slots__ = ()
+
+    def truth(self, trace: Trace) -> bool:
+        return True
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        wrapped = getattr(self.value, "__wrapped__", None)
+        if name == "__wrapped__" and wrapped is not None:
+            return trace.make(wrapped)
+        try:
+            found = getattr(self.value, name)
+        except AttributeError as error:
+            raise trace.real_error(error) from None
+        if name in ("__name__", "__qualname__", "__module__", "__doc__", "__self__", "__func__", "fget", "fset", "__objclass__"):
+            return trace.make(found)
+        return BoundBuiltin(found, self) if callable(found) else trace.make(found)
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        fn = self.value
+        if type(fn) in (types.MethodWrapperType, types.BuiltinFunctionType) and _bound(fn) and find_rule(fn) is None:
+            owner = trace.make(fn.__self__)
+            descr = getattr(type(fn.__self__), fn.__name__, None)
+            if descr is not None and not isinstance(fn.__self__, type):
+                return trace.call_builtin(descr, [owner, *args], kwargs, real=fn, real_args=args)
+        return trace.call_builtin(fn, args, kwargs)
+
+    def describe(self) -> str:
+        return f"builtin {getattr(self.value, '__qualname__', self.value)}"
+
+
+def _bound(fn: Any) -> bool:
+    owner = getattr(fn, "__self__", None)
+    return owner is not None and not isinstance(owner, types.ModuleType)
+
+
+class EnumConstant(Constant):
+    """An enum member: its value is taken as constant."""
+
+    __slots__ = ()
+
+    @property
+    def is_plain(self) -> bool:
+        return True
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        raw = trace.type_attr(type(self.value), name)
+        if isinstance(raw, types.FunctionType | classmethod | property) and not trusted_class_of(raw, type(self.value)):
+            return trace.bind(raw, name, self, type(self.value))
+        try:
+            found = getattr(self.value, name)
+        except AttributeError as error:
+            raise trace.real_error(error) from None
+        return BoundBuiltin(found, self) if isinstance(found, types.BuiltinMethodType) else trace.make(found)
+
+
+def trusted_class_of(raw: Any, cls: type) -> bool:
+    """Whether an attribute of an enum class comes from the enum machinery itself."""
+    fn = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
+    return trusted_module(getattr(fn, "__module__", None))
+
+
+@wrap_rule(enum.Enum, subclasses=True)
+def _wrap_enum(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return EnumConstant(obj, source)
+
+
+# super() ---------------------------------------------------------------------------------------------------------------
+class SuperValue(Value):
+    """`super(cls, instance)`: attributes are looked up on the MRO of the instance's type after `cls`."""
+
+    __slots__ = ("cls", "instance", "owner")
+
+    def __init__(self, cls: type, instance: Value) -> None:
+        super().__init__()
+        self.cls, self.instance = cls, instance
+        real = instance.value if isinstance(instance, ClassValue) else None
+        self.owner = real if real is not None and issubclass(real, cls) else instance.python_type()
+
+    def python_type(self) -> type:
+        return super
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name == "__class__":
+            return trace.make(super)
+        mro = self.owner.__mro__
+        for klass in mro[mro.index(self.cls) + 1:]:
+            if name in klass.__dict__:
+                raw = klass.__dict__[name]
+                break
+            if not trusted_class(klass):
+                trace.type_attr(klass, name)
+        else:
+            raise trace.error(AttributeError, f"'super' object has no attribute '{name}'")
+        if not trusted_class(klass):
+            trace.type_attr(klass, name)
+        if self.owner is not self.instance.python_type():  # in a classmethod
+            if type(raw) is classmethod:
+                return BoundMethod(trace.make(raw.__func__), self.instance)
+            if type(raw) is types.FunctionType:
+                return trace.type_attr_value(klass, name, raw)
+            return ClassValue(klass)._bind(trace, raw, name)
+        if type(raw) is types.FunctionType:
+            return BoundMethod(trace.type_attr_value(klass, name, raw), self.instance)
+        return trace.bind(raw, name, self.instance, klass)
+
+
+# Binding ---------------------------------------------------------------------------------------------------------------
+@binders.register(types.FunctionType)
+def _bind_function(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return BoundMethod(trace.type_attr_value(cls, name, raw), instance)
+
+
+@binders.register(property, types.DynamicClassAttribute)
+def _bind_property(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    if raw.fget is None:
+        raise trace.error(AttributeError, f"property '{name}' of '{cls.__name__}' object has no getter")
+    return trace.call(trace.make(raw.fget), [instance])
+
+
+@binders.register(staticmethod)
+def _bind_static(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return trace.make(raw.__func__)
+
+
+@binders.register(classmethod)
+def _bind_class(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return BoundMethod(trace.make(raw.__func__), trace.make(instance.python_type()))
+
+
+@binders.register(types.MethodDescriptorType, types.WrapperDescriptorType)
+def _bind_c_method(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return BoundBuiltin(raw, instance)
+
+
+@binders.register(types.ClassMethodDescriptorType)
+def _bind_c_classmethod(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return trace.make(raw.__get__(None, instance.python_type()))
+
+
+@binders.register(types.BuiltinFunctionType)
+def _bind_builtin(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return trace.make(raw)
+
+
+@binders.register(types.MemberDescriptorType)
+def _bind_member(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    if isinstance(instance, UserObject):
+        return instance.load_slot(trace, raw)
+    if isinstance(instance, Constant):
+        return trace.real_call(raw.__get__, instance.value)
+    raise unsupported("unsupported-value", f"attribute {name!r} of {instance.describe()}")
+
+
+@binders.register(types.GetSetDescriptorType)
+def _bind_getset(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    if name == "__class__":
+        return trace.make(instance.python_type())
+    if isinstance(instance, UserObject):
+        if name == "__dict__":
+            attrs = instance.dict(trace)
+            if attrs is not None:
+                return attrs
+        if issubclass(instance.cls, BaseException):
+            return instance.slots.get(name) or trace.make(() if name == "args" else None)
+        if instance.obj is not MISSING:
+            return instance.load_slot(trace, raw)
+    if isinstance(instance, Constant):
+        return trace.real_call(raw.__get__, instance.value)
+    if isinstance(instance, FunctionValue):
+        return instance.getattr(trace, name)
+    raise unsupported("unsupported-value", f"attribute {name!r} of {instance.describe()}")
+
+
+@binders.register(functools.cached_property)
+def _bind_cached(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    value = trace.call(trace.make(raw.func), [instance])
+    instance.store_attr(trace, raw.attrname, value)
+    return value
+
+
+@binders.register(type(namedtuple("_Pair", "a").a))
+def _bind_tuplegetter(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return instance.base.items[raw.__reduce__()[1][0]]

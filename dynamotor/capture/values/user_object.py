@@ -1,0 +1,220 @@
+"""Instances: objects of any class from outside, and objects made in the trace (virtual until they escape).
+
+Attributes live in a `DictValue` over the instance's `__dict__`, so reads are guarded and writes recorded in one place. An
+instance of a subclass of list, dict, tuple, set, int, str ... keeps that content in `base`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from ..breaks import unsupported
+from ..guards import Length, MissingAttr, TypeIs
+from ..source import Attr, InstanceDict
+from .base import MISSING, Value, wrap_rule
+from .constant import Constant
+from .containers import DictValue, ListValue, SetValue, TupleValue
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+CONTAINERS: tuple[type, ...] = (dict, list, tuple, set, frozenset)
+
+
+class UserObject(Value):
+    """An instance of any class. `obj` is the outside object or MISSING; `slots` holds C members and the like by name."""
+
+    __slots__ = ("cls", "obj", "base", "slots", "changed_slots", "_dict")
+
+    def __init__(self, cls: type, source: Any = None, obj: Any = MISSING, base: Value | None = None) -> None:
+        self.source, self.cls, self.obj, self.base = source, cls, obj, base
+        self.slots: dict[str, Value | None] = {}
+        self.changed_slots: dict[str, Any] = {}
+        self._dict: DictValue | None = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def real(self) -> Any:
+        return self.obj
+
+    def hash_key(self, trace: Trace) -> Hashable:
+        hasher = trace.type_attr(self.cls, "__hash__")
+        if hasher is object.__hash__ or isinstance(hasher, types.FunctionType) and _identity_hash(self.cls):
+            return self if self.obj is MISSING else self.obj
+        if isinstance(self.base, TupleValue) and hasher is tuple.__hash__:
+            return self.base.hash_key(trace)
+        if isinstance(self.base, Constant):
+            return self.base.hash_key(trace)
+        if hasher is None:
+            raise trace.error(TypeError, f"unhashable type: '{self.cls.__name__}'")
+        if isinstance(hasher, types.FunctionType):
+            return self._custom_key(trace)
+        return super().hash_key(trace)
+
+    def _custom_key(self, trace: Trace) -> Hashable:
+        """A dataclass-like key: the hash the program computes stands for the object (equal hashes mean `==` must agree)."""
+        result = trace.call_special(self, "__hash__", [], {})
+        return (self.cls, result.as_constant())
+
+    # Attributes --------------------------------------------------------------------------------------------------------
+    def dict(self, trace: Trace) -> DictValue | None:
+        """The value of `__dict__`, or None when instances have none."""
+        if self._dict is None and self.cls.__dictoffset__ != 0:
+            if self.obj is MISSING:
+                self._dict = DictValue([])
+            else:
+                found = object.__getattribute__(self.obj, "__dict__")
+                if type(found) is not dict:
+                    raise unsupported("unsupported-value", f"{self.cls.__name__} with a special __dict__")
+                self._dict = trace.wrap(InstanceDict(self.source), found)  # type: ignore[assignment]
+        return self._dict
+
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        attrs = self._dict or self.dict(trace)
+        return None if attrs is None else attrs.lookup(name)
+
+    def store_attr(self, trace: Trace, name: str, value: Value | None) -> None:
+        attrs = self.dict(trace)
+        if attrs is None:
+            raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+        if value is None:
+            attrs.remove(trace, name)
+        else:
+            attrs.store(trace, name, Constant(name), value)
+
+    def load_slot(self, trace: Trace, descr: Any) -> Value:
+        """A `__slots__` member or a C member."""
+        name = descr.__name__
+        if name not in self.slots and self.obj is not MISSING:
+            try:
+                found = descr.__get__(self.obj)
+            except AttributeError:
+                trace.reader.guard(MissingAttr(self.source, name))
+                self.slots[name] = None
+            else:
+                self.slots[name] = trace.wrap(Attr(self.source, name), found)
+        value = self.slots.get(name)
+        if value is None:
+            raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
+        return value
+
+    def store_slot(self, trace: Trace, descr: Any, value: Value | None) -> None:
+        """Write (None: delete) a `__slots__` member."""
+        if value is None:
+            self.load_slot(trace, descr)
+        self.slots[descr.__name__] = value
+        if self.obj is not MISSING:
+            self.changed_slots[descr.__name__] = descr
+            trace.effects.touch(self)
+
+    def store_special(self, trace: Trace, descr: Any, name: str, value: Value | None) -> None:
+        """Write a C getset attribute: only those of exceptions and `__class__`-free basics are known."""
+        if issubclass(self.cls, BaseException) and self.obj is MISSING and value is not None:
+            self.slots[name] = value
+            return
+        if name == "__dict__" and self.obj is MISSING and isinstance(value, DictValue):
+            self._dict = value
+            return
+        raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
+
+    # Contents of builtin bases -------------------------------------------------------------------------------------------
+    def is_constant(self) -> bool:
+        return False
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        return trace.generic_binary(self, op, other, reflected)
+
+    # Leaving the trace ---------------------------------------------------------------------------------------------------
+    def reconstruct(self, cg: Codegen) -> str:
+        cls = self.cls
+        if issubclass(cls, BaseException):
+            name = self._reconstruct_exception(cg)
+        else:
+            name = cg.new_object(self, self._new(cg))
+            self._fill_base(cg, name)
+        if self._dict is not None:
+            for key, value in self._dict.load().values():
+                cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+        for slot, value in self.slots.items():
+            if value is not None and not issubclass(cls, BaseException):
+                cg.statement(f"{cg.constant(object)}.__setattr__({name}, {slot!r}, {cg.emit(value)})")
+        return name
+
+    def _new(self, cg: Codegen) -> str:
+        cls, base = cg.constant(self.cls), self.base
+        if base is None:
+            return f"{cg.constant(object)}.__new__({cls})"
+        if isinstance(base, ListValue | DictValue):
+            kind = OrderedDict if issubclass(self.cls, OrderedDict) else base.kind
+            return f"{cg.constant(kind)}.__new__({cls})"
+        if isinstance(base, SetValue):
+            return f"{cg.constant(base.kind)}.__new__({cls}, {cg.emit(base)})"
+        return f"{cg.constant(base.python_type())}.__new__({cls}, {cg.emit(base)})"
+
+    def _fill_base(self, cg: Codegen, name: str) -> None:
+        base = self.base
+        if isinstance(base, ListValue):
+            cg.statement(f"list.extend({name}, [{', '.join([cg.emit(item) for item in base.items])}])")
+        elif isinstance(base, DictValue):
+            method = cg.constant(OrderedDict) if issubclass(self.cls, OrderedDict) else "dict"
+            for key, value in base.load().values():
+                cg.statement(f"{method}.__setitem__({name}, {cg.emit(key)}, {cg.emit(value)})")
+            if issubclass(self.cls, defaultdict):
+                factory = self.slots.get("default_factory")
+                if factory is not None:
+                    cg.statement(f"{name}.default_factory = {cg.emit(factory)}")
+        elif isinstance(base, SetValue):
+            cg.statement(f"{base.kind.__name__}.__init__({name}, {cg.emit(base)})")
+
+    def _reconstruct_exception(self, cg: Codegen) -> str:
+        args = self.slots.get("args")
+        name = cg.new_object(self, f"{cg.constant(BaseException)}.__new__({cg.constant(self.cls)}, *{cg.emit(args)})"
+                             if args is not None else f"{cg.constant(self.cls)}.__new__({cg.constant(self.cls)})")
+        for slot in ("__cause__", "__context__"):
+            value = self.slots.get(slot)
+            if value is not None:
+                cg.statement(f"{name}.{slot} = {cg.emit(value)}")
+        return name
+
+    def replay(self, cg: Codegen) -> None:
+        """Set the changed slots of the outside object (its dict and base record themselves)."""
+        name = cg.emit(self)
+        for slot, descr in self.changed_slots.items():
+            value = self.slots[slot]
+            if value is None:
+                cg.statement(f"{cg.constant(descr)}.__delete__({name})")
+            else:
+                cg.statement(f"{cg.constant(descr)}.__set__({name}, {cg.emit(value)})")
+
+    def describe(self) -> str:
+        return f"an instance of {self.cls.__module__}.{self.cls.__qualname__}"
+
+
+def _identity_hash(cls: type) -> bool:
+    """torch.nn.Module and the like define `__hash__` as id(self)."""
+    return cls.__module__.startswith("torch.") and cls.__eq__ is object.__eq__
+
+
+def content_base(trace: Trace, cls: type, source: Any, obj: Any) -> Value | None:
+    """The builtin content of an outside object whose class extends a container or a plain type."""
+    if issubclass(cls, dict):
+        return DictValue(None, source, obj, trace, kind=OrderedDict if issubclass(cls, OrderedDict) else dict)
+    if issubclass(cls, list):
+        trace.reader.guard(Length(source, list.__len__(obj)))
+        return ListValue(None, source, obj, trace)
+    if issubclass(cls, tuple):
+        trace.reader.guard(Length(source, tuple.__len__(obj)))
+        return TupleValue(None, source, obj, trace)
+    return None
+
+
+@wrap_rule(object, subclasses=True)
+def _wrap_object(trace: Trace, source: Any, obj: Any) -> Value:
+    cls = type(obj)
+    trace.reader.guard(TypeIs(source, cls))
+    return UserObject(cls, source, obj, content_base(trace, cls, source, obj))
