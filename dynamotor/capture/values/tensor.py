@@ -33,11 +33,12 @@ class TensorValue(Value):
     A tensor from outside has a `source` and `obj`, the real tensor; it gets its placeholder at the first use in a call.
     """
 
-    __slots__ = ("_node", "example", "obj", "cls", "trace")
+    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned")
 
     def __init__(self, trace: Trace, node: fx.Node | None, example: ShapeTensor, source: Any = None, obj: Any = MISSING,
                  cls: type = torch.Tensor) -> None:
         self.source, self.trace, self._node, self.example, self.obj, self.cls = source, trace, node, example, obj, cls
+        self.pinned = source is not None and is_static(source)
         tensor_values(trace)[id(example)] = self
 
     @staticmethod
@@ -52,12 +53,18 @@ class TensorValue(Value):
     def node(self) -> fx.Node:
         """The fx node."""
         if self._node is None:
-            static = is_static(self.source)
-            if static:
+            if self.pinned:
                 self.trace.reader.guard(IdIs(self.source, self.obj))
-            self._node = self.trace.graph.input(self.source, self.obj, TensorSpec.of(self.obj), static=static,
+            self._node = self.trace.graph.input(self.source, self.obj, TensorSpec.of(self.obj), static=self.pinned,
                                                 name=_input_name(self.source))
         return self._node
+
+    def unpin(self, trace: Trace) -> None:
+        """The place that this tensor comes from is given another one: it is fetched at each call, not bound to the entry."""
+        self.pinned = False
+        if self._node is not None:
+            trace.reader.guards.pop(IdIs(self.source, self.obj), None)
+            trace.graph.static.discard(trace.graph.inputs.index(self.source))
 
     def python_type(self) -> type:
         return self.cls

@@ -39,11 +39,6 @@ def _find_torch(fn: Any) -> CallRule | None:
         return _graph_function(fn)
     if isinstance(fn, _DESCRIPTORS) and fn in TENSOR_METHODS:
         return _method(fn, TENSOR_METHODS[fn])
-    if isinstance(fn, type) and issubclass(fn, torch.autograd.Function):
-        return None
-    if isinstance(fn, types.BuiltinMethodType) and fn.__name__ == "apply" and isinstance(fn.__self__, type) and issubclass(
-            fn.__self__, torch.autograd.Function):
-        return _refusing(f"{fn.__self__.__name__}.apply", "autograd", "custom autograd functions are not captured yet")
     if isinstance(fn, torch.jit.ScriptFunction | torch.jit.ScriptModule):
         return _refusing(_name(fn), "unsupported-call", "TorchScript code is opaque")
     return None
@@ -109,6 +104,12 @@ def _refusing(name: str, kind: str, cause: str) -> CallRule:
 @builtin_rule(torch.overrides.handle_torch_function)
 def _handle(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise unsupported("tensor-subclass", "an object with __torch_function__ takes over a torch call")
+
+
+@builtin_rule(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
+def _autograd_function(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise unsupported("autograd", f"{args[0].describe()}.apply is called", "custom autograd functions are not captured",
+                      cure="write it with torch functions, or leave it outside the compiled function")
 
 
 @builtin_rule(torch._assert)

@@ -1,0 +1,179 @@
+"""Grad mode and autocast in a trace: the regions are nodes of the graph, and the trial runs are under the same real modes.
+
+`torch.no_grad` and its kin are plain Python above `_set_grad_enabled`, so only that call and autocast have rules of their own.
+A trace that ends inside a region leaves the mode to the run-time `finish` (see `ModeEffect`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..breaks import unsupported
+from .base import Value, builtin_rule
+from .constant import Constant
+from .user_object import UserObject
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@contextlib.contextmanager
+def preserved_modes() -> Iterator[None]:
+    """Put grad mode and autocast back as they were: a trace changes them for real and may stop anywhere."""
+    grad = torch.is_grad_enabled()
+    cache = torch.is_autocast_cache_enabled()
+    autocast, nesting = _autocast_state(), _nesting()
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+        torch.set_autocast_cache_enabled(cache)
+        for _ in range(_nesting() - nesting):
+            torch.autocast_decrement_nesting()
+        if not nesting:
+            torch.clear_autocast_cache()
+        for device, (enabled, dtype) in autocast.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+
+
+def _autocast_state() -> dict[str, tuple[bool, torch.dtype]]:
+    return {device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES}
+
+
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+class ModeEffect(Value):
+    """The modes at the end of the trace, set after the graph when they are not those of the beginning."""
+
+    __slots__ = ("grad", "autocast", "nesting")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grad = torch.is_grad_enabled()
+        self.autocast = _autocast_state()
+        self.nesting = 0
+
+    @staticmethod
+    def of(trace: Trace) -> ModeEffect:
+        """The one of a trace, registered as an effect."""
+        effect = trace.__dict__.get("mode_effect")
+        if effect is None:
+            effect = trace.__dict__["mode_effect"] = ModeEffect()
+            trace.effects.touch(effect)
+        return effect
+
+    def real(self) -> Any:
+        return self
+
+    def python_type(self) -> type:
+        return ModeEffect
+
+    def replay(self, cg: Codegen) -> None:
+        """Statements that set what differs now."""
+        if torch.is_grad_enabled() != self.grad:
+            cg.statement(f"{cg.constant(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
+        for device, (enabled, dtype) in _autocast_state().items():
+            if (enabled, dtype) != self.autocast[device]:
+                cg.statement(f"{cg.constant(torch.set_autocast_enabled)}({device!r}, {enabled})")
+                cg.statement(f"{cg.constant(torch.set_autocast_dtype)}({device!r}, {cg.constant(dtype)})")
+        for _ in range(self.nesting):
+            cg.statement(f"{cg.constant(torch.autocast_increment_nesting)}()")
+
+
+@builtin_rule(torch._C._set_grad_enabled)
+def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    enabled = args[0].as_constant()
+    ModeEffect.of(trace)
+    if enabled != torch.is_grad_enabled():
+        trace.graph.call_function(torch._C._set_grad_enabled, (enabled,), {})
+        torch._C._set_grad_enabled(enabled)
+    return Constant(None)
+
+
+# Autocast ----------------------------------------------------------------------------------------------------------------
+class AutocastValue(UserObject):
+    """`torch.autocast(...)` made in the trace: `template` is a real one, never entered, that holds the settings."""
+
+    __slots__ = ("template",)
+
+    def __init__(self, template: torch.autocast) -> None:
+        super().__init__(type(template))
+        self.template = template
+
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        found = super().instance_attr(trace, name)
+        if found is None and name in self.template.__dict__:
+            return trace.make(self.template.__dict__[name])
+        return found
+
+    def reconstruct(self, cg: Codegen) -> str:
+        template, dtype = self.template, self.template.fast_dtype
+        name = cg.new_object(self, f"{cg.constant(torch.autocast)}({template.device!r}, dtype={cg.constant(dtype)}, "
+                                   f"enabled={template._enabled}, cache_enabled={template._cache_enabled})")
+        if self._dict is not None:
+            for key, value in self._dict.load().values():
+                cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
+        return name
+
+
+@builtin_rule(torch.autocast)
+def _make_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real_args = [a.as_constant() for a in args]
+    return AutocastValue(torch.autocast(*real_args, **{k: v.as_constant() for k, v in kwargs.items()}))
+
+
+def _settings(trace: Trace, value: Value) -> tuple[str, torch.dtype, bool, bool]:
+    names = ("device", "fast_dtype", "_enabled", "_cache_enabled")
+    return tuple([value.getattr(trace, name).as_constant() for name in names])  # type: ignore[return-value]
+
+
+def _regions(trace: Trace) -> dict[Value, tuple[Any, torch.autocast]]:
+    return trace.__dict__.setdefault("autocast_regions", {})
+
+
+@builtin_rule(torch.autocast.__enter__)
+def _enter_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0]
+    device, dtype, enabled, cache = _settings(trace, value)
+    if device not in _AUTOCAST_DEVICES:
+        raise unsupported("context", f"autocast for device {device!r}")
+    effect = ModeEffect.of(trace)
+    for name, was in (("prev_cache_enabled", torch.is_autocast_cache_enabled()), ("prev", torch.is_autocast_enabled(device)),
+                      ("prev_fastdtype", torch.get_autocast_dtype(device))):
+        value.store_attr(trace, name, trace.make(was))  # what the real __exit__ puts back if the graph breaks inside
+    node = trace.graph.call_function(torch.amp.autocast_mode._enter_autocast, (device, dtype, enabled, cache), {})
+    region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
+    region.__enter__()
+    effect.nesting += 1
+    _regions(trace)[value] = (node, region)
+    return value
+
+
+@builtin_rule(torch.autocast.__exit__)
+def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    region = _regions(trace).pop(args[0], None)
+    if region is None:
+        raise unsupported("context", "an autocast region that was entered outside the captured region is left in it")
+    node, real = region
+    trace.graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
+    real.__exit__(None, None, None)
+    ModeEffect.of(trace).nesting -= 1
+    return Constant(False)
+
+
+@builtin_rule(torch.inference_mode)
+def _inference_mode(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise unsupported("context", "torch.inference_mode() is entered",
+                      cure="enter it outside the compiled function, or use torch.no_grad")
+

@@ -1,0 +1,161 @@
+"""torch.nn.Module instances: user objects with short cuts for what every module does, calls without hooks and attribute lookup.
+
+The short cuts read (and guard) exactly what `Module.__call__`, `__getattr__` and `__setattr__` would read.
+
+>>> value.call(trace, [x], {})      # no hooks: goes straight to forward, guarded by the hooks' tables being empty
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from ..breaks import unsupported
+from ..guards import TypeIs
+from ..protocol import is_data_descriptor
+from ..source import Const
+from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
+from .constant import Constant
+from .containers import DictValue, contents_of
+from .tensor import TensorValue
+from .user_object import UserObject, content_base
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+Module = torch.nn.Module
+_TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_backward_hooks", "_global_backward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
+_CALL_CHAIN = {"__call__": Module.__dict__["__call__"], "_wrapped_call_impl": Module.__dict__["_wrapped_call_impl"],
+               "_call_impl": Module.__dict__["_call_impl"]}
+
+
+class NNModuleValue(UserObject):
+    """An instance of torch.nn.Module or a subclass."""
+
+    __slots__ = ()
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if self._plain_call(trace):
+            return trace.tail_call(self.getattr(trace, "forward"), args, kwargs)
+        return super().call(trace, args, kwargs)
+
+    def _plain_call(self, trace: Trace) -> bool:
+        """Whether `module(...)` is `module.forward(...)`: nothing overridden, no hooks, not compiled on its own."""
+        cls = self.cls
+        if any(trace.type_attr(cls, name) is not original for name, original in _CALL_CHAIN.items()):
+            return False
+        if self.instance_attr(trace, "_call_impl") is not None:
+            return False
+        compiled = self.instance_attr(trace, "_compiled_call_impl")
+        if compiled is not None and not (isinstance(compiled, Constant) and compiled.value is None):
+            return False
+        return not any(self._filled(trace, name) for name in _HOOKS) and not _global_hooks(trace)
+
+    def _filled(self, trace: Trace, table: str) -> bool:
+        found = self.instance_attr(trace, table)
+        contents = None if found is None else contents_of(found)
+        return contents is None or contents.truth(trace)
+
+    # Attributes --------------------------------------------------------------------------------------------------------
+    def getattr(self, trace: Trace, name: str) -> Value:
+        cls = self.cls
+        if trace.type_attr(cls, "__getattr__") is not Module.__getattr__ or (
+                trace.type_attr(cls, "__getattribute__") is not object.__getattribute__):
+            return trace.generic_getattr(self, name)
+        raw = trace.type_attr(cls, name)
+        if raw is not MISSING and is_data_descriptor(raw):
+            return trace.generic_getattr(self, name)
+        found = self.instance_attr(trace, name)
+        if found is not None:
+            return found
+        if raw is not MISSING:
+            return trace.bind(raw, name, self, cls)
+        for table in _TABLES:
+            found = self.table(trace, table).lookup(name)
+            if found is not None:
+                return found
+        raise trace.error(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
+
+    def table(self, trace: Trace, name: str) -> DictValue:
+        """The dict `_parameters`, `_buffers` or `_modules` of the instance (an empty one before Module.__init__)."""
+        found = self.instance_attr(trace, name)
+        contents = None if found is None else contents_of(found)
+        return contents if isinstance(contents, DictValue) else DictValue([])
+
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        if trace.type_attr(self.cls, "__setattr__") is not Module.__setattr__ or self.obj is MISSING:
+            trace.generic_setattr(self, name, value)
+            return
+        if issubclass(value.python_type(), torch.nn.Parameter) or isinstance(value, NNModuleValue):
+            raise unsupported("unsupported-mutation", f"a parameter or submodule {name!r} of {self.describe()} is set",
+                              cure="set parameters and submodules outside the compiled function")
+        for table in ("_parameters", "_modules"):
+            if self.table(trace, table).lookup(name) is not None:
+                raise unsupported("unsupported-mutation", f"{name!r} in {table} of {self.describe()} is replaced",
+                                  cure="set parameters and submodules outside the compiled function")
+        buffers = self.table(trace, "_buffers")
+        old = buffers.lookup(name)
+        if old is not None:
+            if not isinstance(value, TensorValue) and not (isinstance(value, Constant) and value.value is None):
+                raise trace.error(TypeError, f"cannot assign '{value.python_type().__name__}' object to buffer '{name}' "
+                                             "(torch.nn.Buffer, torch.Tensor or None required)")
+            if isinstance(old, TensorValue):
+                old.unpin(trace)
+            buffers.store(trace, name, Constant(name), value)
+            return
+        trace.object_setattr(self, self.cls, name, value)
+
+
+def _global_hooks(trace: Trace) -> bool:
+    """Whether hooks for all modules are registered; guarded."""
+    for name in _GLOBAL_HOOKS:
+        table = getattr(torch_module, name)
+        value = trace.wrap(Const(table, f"torch.nn.modules.module.{name}"), table)
+        contents = contents_of(value)
+        if contents is None or contents.truth(trace):
+            return True
+    return False
+
+
+@wrap_rule(Module, subclasses=True)
+def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
+    cls = type(obj)
+    trace.reader.guard(TypeIs(source, cls))
+    if isinstance(obj, torch.jit.ScriptModule):
+        raise unsupported("unsupported-call", f"{cls.__name__} is a TorchScript module")
+    return NNModuleValue(cls, source, obj, content_base(trace, cls, source, obj))
+
+
+# Methods that change what a module is: they run natively ---------------------------------------------------------------
+def _refuse(name: str) -> CallRule:
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
+            raise unsupported("unsupported-mutation", f"Module.{name}() is called",
+                              cure="call it outside the compiled function")
+        return trace.inline_function(getattr(Module, name), args, kwargs)
+    return rule
+
+
+_REFUSED = ("to", "cuda", "cpu", "half", "double", "float", "bfloat16", "type", "to_empty", "_apply", "requires_grad_", "zero_grad",
+            "load_state_dict", "state_dict", "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+            "register_full_backward_pre_hook", "share_memory", "compile")
+_refused_functions = {getattr(Module, name): name for name in _REFUSED}
+
+
+@call_finder
+def _find_refused(fn: Any) -> CallRule | None:
+    try:
+        name = _refused_functions.get(fn)
+    except TypeError:
+        return None
+    return None if name is None else _refuse(name)
+
+
+@builtin_rule(torch._C._log_api_usage_metadata)
+def _log_usage(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(None)
