@@ -1,0 +1,83 @@
+"""Decompositions: composite aten ops that lowering wants as smaller ones. One row each.
+
+A row is called as `rule(recorder, func, *args, **kwargs)` with ShapeTensors, writes ops with `recorder.call`, and
+may return NotImplemented to keep the op whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..graph.shape_tensor import ShapeTensor
+from .recorder import GraphRecorder, record_rule
+
+aten = torch.ops.aten
+decomposition = record_rule
+
+
+def _zeros(recorder: GraphRecorder, size: Any, like: ShapeTensor) -> ShapeTensor:
+    return recorder.call(aten.full.default, list(size), 0, dtype=like.dtype, device=like.device)
+
+
+@decomposition(aten.select_backward.default)
+def _select_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, sizes: Any, dim: int, index: int) -> Any:
+    return recorder.call(aten.select_scatter.default, _zeros(recorder, sizes, grad), grad, dim, index)
+
+
+@decomposition(aten.slice_backward.default)
+def _slice_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, sizes: Any, dim: int, start: int,
+                    end: int, step: int) -> Any:
+    return recorder.call(aten.slice_scatter.default, _zeros(recorder, sizes, grad), grad, dim, start, end, step)
+
+
+@decomposition(aten.native_batch_norm.default)
+def _native_batch_norm(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, weight: Any, bias: Any,
+                       running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float) -> Any:
+    """In training the running statistics are written: the functional form returns their new values."""
+    if not training or running_mean is None or running_var is None:
+        return recorder.plain(func, (x, weight, bias, running_mean, running_var, training, momentum, eps), {})
+    out, mean, rstd, new_mean, new_var = recorder.call(
+        aten._native_batch_norm_legit_functional.default, x, weight, bias, running_mean, running_var, True, momentum, eps)
+    recorder.assign(running_mean, new_mean)
+    recorder.assign(running_var, new_var)
+    return out, mean, rstd
+
+
+@decomposition(aten._native_batch_norm_legit.default)
+def _native_batch_norm_legit(recorder: GraphRecorder, func: OpOverload, *args: Any) -> Any:
+    return recorder.record(aten.native_batch_norm.default, args, {})
+
+
+@decomposition(aten.native_batch_norm_backward.default)
+def _native_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, x: ShapeTensor, weight: Any,
+                                running_mean: Any, running_var: Any, mean: Any, rstd: Any, train: bool, eps: float,
+                                mask: Any) -> Any:
+    """In training the running statistics are not read; leaving them out keeps their old values from being saved."""
+    means = (None, None) if train else (running_mean, running_var)
+    return recorder.plain(func, (grad, x, weight, *means, mean, rstd, train, eps, mask), {})
+
+
+@decomposition(aten.new_zeros.default)
+def _new_zeros(recorder: GraphRecorder, func: OpOverload, like: ShapeTensor, size: Any, *, dtype: Any = None,
+               layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    return recorder.call(aten.full.default, list(size), 0, dtype=dtype or like.dtype, device=device or like.device)
+
+
+@decomposition(aten.zeros.default, aten.ones.default)
+def _zeros_ones(recorder: GraphRecorder, func: OpOverload, size: Any, *, dtype: Any = None, layout: Any = None,
+                device: Any = None, pin_memory: Any = None) -> Any:
+    value = 0 if func is aten.zeros.default else 1
+    return recorder.call(aten.full.default, list(size), value, dtype=dtype or torch.get_default_dtype(),
+                         device=torch.device(device or torch.get_default_device()))
+
+
+@decomposition(aten.zeros_like.default, aten.ones_like.default)
+def _like(recorder: GraphRecorder, func: OpOverload, like: ShapeTensor, *, dtype: Any = None, layout: Any = None,
+          device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+    if not like.is_contiguous() or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+        return NotImplemented
+    value = 0 if func is aten.zeros_like.default else 1
+    return recorder.call(aten.full.default, list(like.shape), value, dtype=dtype or like.dtype, device=device or like.device)

@@ -1,0 +1,127 @@
+"""Cut a graph of its own out of the joint graph: chosen inputs, chosen outputs, the nodes between them.
+
+Outputs never share memory with an input or with each other: such values are cloned.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..graph.op_facts import facts
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+RESHAPES = {aten._unsafe_view.default}
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node's result may share memory with its first argument when PyTorch runs it."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return is_view(node.args[0])
+    return node.target in RESHAPES or facts(node.target).is_view
+
+
+def memory_root(node: Node) -> Node:
+    """The node whose memory a chain of views looks at."""
+    while is_view(node):
+        node = node.args[0]
+    return node
+
+
+def extract(joint: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], *,
+            writes: Sequence[tuple[Node, Node]] = (), keep: Sequence[Node] = (), anchored: set[Node] | None = None,
+            may_share: bool = False) -> torch.fx.GraphModule:
+    """A graph module from `inputs` to `outputs`.
+
+    writes: (input, new contents) pairs that become trailing `copy_`. keep: nodes computed although nobody uses them.
+    anchored: when given, the nodes that keep their order; others (recomputed values) are placed where they are first used.
+    may_share: outputs may be inputs or views of them (gradients may).
+    """
+    graph = torch.fx.Graph()
+    env: dict[Node, Node] = {}
+    for node in inputs:
+        env[node] = graph.placeholder(node.name)
+        env[node].meta = dict(node.meta)
+    for node in _order(joint, [*outputs, *(value for _, value in writes), *keep], env, anchored):
+        env[node] = graph.node_copy(node, env.__getitem__)
+    written = {target for target, _ in writes}
+    result = _own_memory(graph, inputs, outputs, env, written, may_share)
+    contents = [_apart(graph, target, value, env, written) for target, value in writes]
+    for (target, _), value in zip(writes, contents, strict=True):
+        copied = graph.call_function(aten.copy_.default, (env[target], value))
+        copied.meta["val"] = target.meta["val"]
+    graph.output(tuple(result))
+    return torch.fx.GraphModule({}, graph)
+
+
+def _order(joint: torch.fx.Graph, roots: Sequence[Node | None], known: dict[Node, Node],
+           anchored: set[Node] | None) -> list[Node]:
+    """The nodes that the roots depend on. Anchored nodes keep the joint order, the others come just before they are used."""
+    wanted: set[Node] = set()
+    stack = [node for node in roots if node is not None and node not in known]
+    while stack:
+        node = stack.pop()
+        if node not in wanted:
+            wanted.add(node)
+            stack.extend(arg for arg in node.all_input_nodes if arg not in known and arg not in wanted)
+    in_order = [node for node in joint.nodes if node in wanted]
+    if anchored is None:
+        return in_order
+    placed: dict[Node, None] = {}
+    for node in [*(n for n in in_order if n in anchored), *(n for n in in_order if n not in anchored)]:
+        _place(node, wanted, placed)
+    return list(placed)
+
+
+def _place(node: Node, wanted: set[Node], placed: dict[Node, None]) -> None:
+    """Append the node after its arguments (an explicit stack: chains may be longer than Python's)."""
+    stack = [(node, False)]
+    while stack:
+        node, ready = stack.pop()
+        if node in placed:
+            continue
+        if ready:
+            placed[node] = None
+            continue
+        stack.append((node, True))
+        stack.extend((arg, False) for arg in reversed(node.all_input_nodes) if arg in wanted and arg not in placed)
+
+
+def _clone(graph: torch.fx.Graph, node: Node) -> Node:
+    copied = graph.call_function(aten.clone.default, (node,))
+    copied.meta["val"] = node.meta["val"]
+    return copied
+
+
+def _own_memory(graph: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], env: dict[Node, Node],
+                written: set[Node], may_share: bool) -> list[Any]:
+    """The output nodes of the new graph, cloned where they would share memory with an input or another output."""
+    taken: dict[Node, Node] = {}
+    given = {env[node] for node in inputs}
+    untouchable = {env[node] for node in written}
+    result: list[Any] = []
+    for node in outputs:
+        if node is None:
+            result.append(None)
+            continue
+        value = env[node]
+        root = memory_root(value)
+        shared = root in taken and (not may_share or taken[root] is not value)
+        if shared or root in untouchable or (root in given and not may_share):
+            value = _clone(graph, value)
+        taken.setdefault(root, value)
+        result.append(value)
+    return result
+
+
+def _apart(graph: torch.fx.Graph, target: Node, value: Node, env: dict[Node, Node], written: set[Node]) -> Node:
+    """New contents that do not look at an input which an earlier `copy_` may have overwritten."""
+    copied = env[value]
+    root = memory_root(copied)
+    return _clone(graph, copied) if root in {env[node] for node in written} else copied

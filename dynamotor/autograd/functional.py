@@ -1,0 +1,190 @@
+"""Functionalisation: tensors that share memory are aliases of one base value, and a write makes a new base value.
+
+An `Alias` names a tensor of the traced program: the base of its memory, or a view (a parent and a replayable view
+op). Reading gives the fx node of the current value; a view is replayed when its base has been written since.
+Writing sends the value back through the inverse of each view up to the base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..base.registry import Registry
+from ..graph.shapes import UnsupportedOp
+from ..graph.spec import TensorSpec
+
+aten = torch.ops.aten
+Emit = Callable[..., torch.fx.Node]
+
+
+class Memory:
+    """What the aliases of one memory share: the base alias and a count of writes."""
+
+    __slots__ = ("base", "version", "input")
+
+    def __init__(self, input_node: torch.fx.Node | None = None) -> None:
+        self.base: Alias
+        self.version = 0
+        self.input = input_node
+
+
+class Alias:
+    """A tensor of the traced program: a base (no parent), or a view of its parent by `func(parent, *args, **kwargs)`.
+
+    `get` makes the node on the first read, for outputs of multi-output ops that may never be read.
+    """
+
+    __slots__ = ("memory", "spec", "node", "get", "seen", "parent", "func", "args", "kwargs")
+
+    def __init__(self, memory: Memory, spec: TensorSpec, node: torch.fx.Node | None, *, parent: Alias | None = None,
+                 func: OpOverload | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None,
+                 get: Callable[[], torch.fx.Node] | None = None) -> None:
+        self.memory, self.spec, self.node, self.get, self.seen = memory, spec, node, get, memory.version
+        self.parent, self.func, self.args, self.kwargs = parent, func, args, kwargs or {}
+        if parent is None:
+            memory.base = self
+
+
+def base(spec: TensorSpec, node: torch.fx.Node | None, *, get: Callable[[], torch.fx.Node] | None = None,
+         input_node: torch.fx.Node | None = None) -> Alias:
+    """An alias of new memory."""
+    return Alias(Memory(input_node), spec, node, get=get)
+
+
+def read(alias: Alias, emit: Emit) -> torch.fx.Node:
+    """The node of the alias's current value."""
+    if alias.node is not None and alias.seen == alias.memory.version:
+        return alias.node
+    if alias.get is not None and alias.seen == alias.memory.version:
+        alias.node = alias.get()
+        return alias.node
+    assert alias.parent is not None and alias.func is not None
+    alias.node = emit(alias.func, (read(alias.parent, emit), *alias.args), alias.kwargs)
+    alias.seen = alias.memory.version
+    return alias.node
+
+
+def write(alias: Alias, value: torch.fx.Node, emit: Emit) -> None:
+    """Make `value` (same shape and dtype) the alias's value, seen by all that share its memory."""
+    memory = alias.memory
+    if alias.parent is None:
+        alias.node = like(value, alias.spec, lambda: read(alias, emit), emit)
+        memory.version += 1
+        alias.seen = memory.version
+        return
+    inverse = view_inverses.get(alias.func) if alias.func is not None else None
+    if inverse is None:
+        raise UnsupportedOp("DM211", f"a write through {alias.func} cannot be made functional", cure="clone the view first")
+    write(alias.parent, inverse(emit, alias, value), emit)
+    if spec_of_node(value).stride == alias.spec.stride:
+        alias.node, alias.seen = value, memory.version
+
+
+def like(value: torch.fx.Node, spec: TensorSpec, old: Callable[[], torch.fx.Node], emit: Emit) -> torch.fx.Node:
+    """The value cast, expanded and laid out as `spec` says, the way `copy_` into such a tensor does it."""
+    have = spec_of_node(value)
+    if have.dtype != spec.dtype and have.shape == spec.shape and have.stride == spec.stride:
+        return emit(aten._to_copy.default, (value,), {"dtype": spec.dtype})
+    if (have.shape, have.stride, have.dtype, have.device) != (spec.shape, spec.stride, spec.dtype, spec.device):
+        return emit(aten.copy.default, (old(), value), {})
+    return value
+
+
+def spec_of_node(node: torch.fx.Node) -> TensorSpec:
+    """The spec of a node that gives one tensor."""
+    return node.meta["val"]
+
+
+def reshaped(emit: Emit, value: torch.fx.Node, shape: tuple[int, ...]) -> torch.fx.Node:
+    """The value with another shape; it is copied first when its strides do not allow a view."""
+    spec = spec_of_node(value)
+    if spec.shape == tuple(shape):
+        return value
+    if not spec.is_contiguous:
+        value = emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+    return emit(aten.view.default, (value, list(shape)), {})
+
+
+# One row a view op: (emit, alias of the view, its new value) -> new value of its parent.
+Inverse = Callable[[Emit, Alias, torch.fx.Node], torch.fx.Node]
+view_inverses: Registry[OpOverload, Inverse] = Registry("view inverse")
+view_inverse = view_inverses.register
+
+
+def _parent(emit: Emit, alias: Alias) -> torch.fx.Node:
+    assert alias.parent is not None
+    return read(alias.parent, emit)
+
+
+@view_inverse(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.unsqueeze.default,
+              aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _reshape(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return reshaped(emit, value, alias.parent.spec.shape)
+
+
+@view_inverse(aten.expand.default)
+def _expand(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    if alias.parent.spec.numel != alias.spec.numel:
+        raise UnsupportedOp("DM211", "a write into an expanded tensor", cure="clone it first")
+    return reshaped(emit, value, alias.parent.spec.shape)
+
+
+@view_inverse(aten.t.default)
+def _t(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return emit(aten.t.default, (value,), {})
+
+
+@view_inverse(aten.transpose.int)
+def _transpose(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return emit(aten.transpose.int, (value, *alias.args), {})
+
+
+@view_inverse(aten.permute.default)
+def _permute(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    dims, rank = alias.args[0], len(alias.spec.shape)
+    back = [0] * rank
+    for position, dim in enumerate(dims):
+        back[dim % rank] = position
+    return emit(aten.permute.default, (value, back), {})
+
+
+@view_inverse(aten.select.int)
+def _select(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return emit(aten.select_scatter.default, (_parent(emit, alias), value, *alias.args), {})
+
+
+@view_inverse(aten.slice.Tensor)
+def _slice(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return emit(aten.slice_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs))
+
+
+@view_inverse(aten.diagonal.default)
+def _diagonal(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return emit(aten.diagonal_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs))
+
+
+@view_inverse(aten.as_strided.default)
+def _as_strided(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return emit(aten.as_strided_scatter.default, (_parent(emit, alias), value, *alias.args), {})
+
+
+def slices_of(func: OpOverload, parent: TensorSpec, args: tuple, kwargs: dict[str, Any],
+              parts: tuple[TensorSpec, ...]) -> list[tuple[OpOverload, tuple]]:
+    """The single-output view op that gives each output of a multi-output view (split, unbind)."""
+    named = dict(zip([a.name for a in func._schema.arguments][1:], args, strict=False)) | kwargs
+    dim = named.get("dim", 0) % max(len(parent.shape), 1)
+    if func is aten.unbind.int:
+        return [(aten.select.int, (dim, index)) for index in range(len(parts))]
+    if func in (aten.split.Tensor, aten.split_with_sizes.default):
+        steps, start = [], 0
+        for part in parts:
+            steps.append((aten.slice.Tensor, (dim, start, start + part.shape[dim])))
+            start += part.shape[dim]
+        return steps
+    raise UnsupportedOp("DM211", f"{func} returns several views and has no replay rule", cure="use split or unbind")
+
+

@@ -1,0 +1,44 @@
+"""The functional overload of each in-place op, and how its arguments change.
+
+>>> functional_form(torch.ops.aten.add_.Tensor)
+<OpOverload(op='aten.add', overload='Tensor')>
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+from ..graph.op_facts import facts
+from ..graph.shapes import UnsupportedOp
+
+aten = torch.ops.aten
+
+# In-place ops whose functional form has another name.
+_OTHER_NAMES: dict[OpOverload, OpOverload] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+    aten._index_put_impl_.default: aten.index_put.default,
+}
+_forms: dict[OpOverload, OpOverload] = {}
+
+
+def functional_form(func: OpOverload) -> OpOverload:
+    """The overload that returns what the in-place `func` would write; raises UnsupportedOp when there is none."""
+    form = _forms.get(func)
+    if form is None:
+        form = _forms[func] = _OTHER_NAMES.get(func) or _search(func)
+    return form
+
+
+def _search(func: OpOverload) -> OpOverload:
+    namespace, name = func._schema.name.split("::")
+    if facts(func).writes == (0,) and name.endswith("_"):
+        packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+        overload = func._overloadname
+        if packet is not None and overload in packet.overloads():
+            form = getattr(packet, overload)
+            if not facts(form).writes and len(form._schema.arguments) == len(func._schema.arguments):
+                return form
+    raise UnsupportedOp("DM211", f"{func} writes its arguments and has no functional form that is known",
+                        cure="use the out-of-place op")

@@ -1,0 +1,220 @@
+"""The joint trace: the torch graph runs once over ShapeTensors, then PyTorch's own engine runs its backward.
+
+The result is one fx graph of functional aten ops whose output is (values, written inputs, gradients), and a plan of
+how the user's outputs come from the values and the inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
+from ..graph.spec import TensorSpec
+from . import decompositions, randomness  # noqa: F401  (they register their rules)
+from .functional import Alias, read
+from .recorder import GraphRecorder
+
+aten = torch.ops.aten
+Step = tuple[OpOverload, tuple, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """How a user output is made: the `index`-th value or input, view steps replayed on it, then perhaps a detach.
+
+    kind "constant" holds a plain number in `constant`.
+    """
+
+    kind: str
+    index: int = 0
+    steps: tuple[Step, ...] = ()
+    detach: bool = False
+    constant: Any = None
+
+
+@dataclass
+class Joint:
+    """A traced program. Values are tensors the compiled forward returns; gradients stand per input, None where none flows."""
+
+    gm: torch.fx.GraphModule
+    inputs: list[torch.fx.Node]
+    constants: list[torch.Tensor]
+    tangents: list[torch.fx.Node]
+    plans: list[OutputPlan]
+    differentiable: list[bool]  # per value
+    mutated: list[int]  # input indices
+    gradient_of: list[int] = field(default_factory=list)  # input indices that want a gradient
+
+    @property
+    def output(self) -> tuple[list, list, list]:
+        """(values, new contents of the mutated inputs, gradients): the nodes, as they are now."""
+        return next(iter(reversed(self.gm.graph.nodes))).args[0]  # type: ignore[return-value]
+
+
+def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_grad: Sequence[bool],
+                memory_groups: Sequence[int], training: bool) -> Joint:
+    """Trace a torch graph. `memory_groups` numbers the storages of the inputs: equal numbers share memory.
+
+    Raises UnsupportedOp (or PyTorch's own error) for programs that must run as they are.
+    """
+    recorder = GraphRecorder()
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    inputs = [recorder.input(name, spec, training and needs)
+              for name, spec, needs in zip(names, specs, requires_grad, strict=True)]
+    with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
+        results = _run(gm, recorder, inputs)
+    torch.clear_autocast_cache()
+    _check_inputs(inputs, requires_grad, memory_groups, training)
+    plans, sources = _plan_outputs(results, inputs)
+    values = [read(alias, recorder.emit) for alias, _ in sources]
+    roots = [tensor for _, tensor in sources]
+    mutated = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
+    contents = [read(inputs[i].note, recorder.emit) for i in mutated]
+    differentiable = [training and tensor is not None and tensor.requires_grad for tensor in roots]
+    gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
+    tangents, grads = [], []
+    if gradient_of:
+        tangents, grads = _backward(recorder, [t for t, wanted in zip(roots, differentiable, strict=True) if wanted],
+                                    [inputs[i] for i in gradient_of])
+    recorder.graph.output((values, contents, grads))
+    joint_gm = torch.fx.GraphModule({}, recorder.graph)
+    return Joint(joint_gm, [i.note.memory.input for i in inputs] + [node for node, _ in recorder.constants],
+                 [tensor for _, tensor in recorder.constants], tangents, plans, differentiable, mutated, gradient_of)
+
+
+def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]) -> tuple:
+    """Interpret the torch graph; each node's user line is noted on the aten nodes that it makes."""
+    env: dict[torch.fx.Node, Any] = {}
+    lookup = env.__getitem__
+    feed = iter(inputs)
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(feed)
+            continue
+        args = torch.fx.node.map_arg(node.args, lookup)
+        if node.op == "output":
+            return args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
+        kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
+        recorder.where = node.meta.get("where")
+        if node.op == "call_function":
+            env[node] = node.target(*args, **kwargs)
+        elif node.op == "call_method":
+            env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            raise UnsupportedOp("DM211", f"a {node.op} node in a torch graph", cure="pass outside tensors as placeholders")
+    raise UnsupportedOp("DM211", "a torch graph without output")
+
+
+def _check_inputs(inputs: Sequence[ShapeTensor], requires_grad: Sequence[bool], groups: Sequence[int], training: bool) -> None:
+    """Writes into inputs are made functional only where that is eager's meaning in full."""
+    written = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
+    for i in written:
+        if training and (requires_grad[i] or inputs[i].requires_grad):
+            raise UnsupportedOp("DM212", "an input that takes part in the gradient is changed in place",
+                                cure="use the out-of-place op")
+        if sum(group == groups[i] for group in groups) > 1:
+            raise UnsupportedOp("DM213", "an input is changed in place and shares memory with another input",
+                                cure="clone one of them")
+
+
+def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
+    """The view steps from `root` down to `alias`, or None when root is not on the way."""
+    steps: list[Step] = []
+    at: Alias | None = alias
+    while at is not None and at is not root:
+        if at.func is None:
+            return None
+        steps.append((at.func, at.args, at.kwargs))
+        at = at.parent
+    return tuple(reversed(steps)) if at is root else None
+
+
+def _plan_outputs(results: Sequence[Any], inputs: Sequence[ShapeTensor]) -> tuple[list[OutputPlan], list]:
+    """Plans for the user's outputs, and the (alias, tensor) of each value that the graph must return for them."""
+    input_of = {tensor.note.memory: i for i, tensor in enumerate(inputs)}
+    by_memory: dict[Any, list[ShapeTensor]] = {}
+    for tensor in results:
+        if isinstance(tensor, ShapeTensor) and tensor.note.memory not in input_of:
+            group = by_memory.setdefault(tensor.note.memory, [])
+            if not any(tensor is other for other in group):
+                group.append(tensor)
+    sources: list[tuple[Alias, ShapeTensor | None]] = []
+    value_of: dict[Any, int] = {}
+    for memory, group in by_memory.items():
+        value_of[memory] = len(sources)
+        sources.append(_root_of(memory, group))
+    plans = []
+    for tensor in results:
+        if not isinstance(tensor, ShapeTensor):
+            plans.append(OutputPlan("constant", constant=tensor))
+        elif tensor.note.memory in input_of:
+            index = input_of[tensor.note.memory]
+            plans.append(_plan(tensor, "input", index, inputs[index].note, inputs[index]))
+        else:
+            index = value_of[tensor.note.memory]
+            plans.append(_plan(tensor, "value", index, *sources[index]))
+    return plans, sources
+
+
+def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: ShapeTensor | None) -> OutputPlan:
+    steps = _chain(tensor.note, root)
+    if steps is None:
+        raise UnsupportedOp("DM214", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
+    if tensor is source or (source is None and not steps):
+        return OutputPlan(kind, index)
+    if not steps and tensor.requires_grad:
+        steps = ((aten.alias.default, (), {}),)
+    return OutputPlan(kind, index, steps, detach=not tensor.requires_grad)
+
+
+def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor | None]:
+    """What the graph returns for outputs that share memory: the one output, or the tensor that all of them view."""
+    if len(group) == 1:
+        return group[0].note, group[0]
+    wanting = [tensor for tensor in group if tensor.requires_grad]
+    if not wanting:
+        whole = [tensor for tensor in group if tensor.note is memory.base]
+        return memory.base, whole[0] if whole else None
+    root = wanting[0]._base if wanting[0]._base is not None else wanting[0]
+    if not isinstance(root, ShapeTensor) or any(_chain(tensor.note, root.note) is None for tensor in group):
+        raise UnsupportedOp("DM214", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
+    return next((t for t in group if t is root), root).note, root
+
+
+def tangent_spec(spec: TensorSpec) -> TensorSpec:
+    """The layout in which a gradient of an output arrives: the output's own when it has no holes, else row-major."""
+    step = 1
+    for size, stride in sorted(zip(spec.shape, spec.stride, strict=True), key=lambda pair: pair[1]):
+        if size == 1:
+            continue
+        if stride != step:
+            return TensorSpec.dense(spec.shape, spec.dtype, spec.device)
+        step *= size
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+
+
+def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[ShapeTensor]) -> tuple[list, list]:
+    """Run PyTorch's engine from the roots to the inputs under the recorder: tangent nodes and gradient nodes."""
+    recorder.stage, recorder.where = "backward", None
+    tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
+    with recording(recorder), _no_autocast():
+        grads = torch.autograd.grad(roots, inputs, tangents, allow_unused=True)
+        nodes = [None if grad is None else recorder.node_of(grad) for grad in grads]
+    return [tangent.note.memory.input for tangent in tangents], nodes
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Any:
+    """Backward formulas run in the types that the forward chose, whatever region surrounds the compilation."""
+    before = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", before)

@@ -1,0 +1,157 @@
+"""The partition: which values the forward saves for the backward, by a minimum cut over bytes.
+
+Pointwise ops, views and random draws may run again in the backward; matrix products, convolutions and reductions
+never do. The result never saves more bytes than eager's autograd would.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..graph.op_facts import facts
+from ..graph.spec import TensorSpec
+from .extract import is_view, memory_root
+from .joint import Joint
+from .maxflow import FlowNetwork
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+_NEVER = float(1 << 62)  # a capacity that no cut can afford
+
+# Cheap ops that carry no pointwise tag.
+_RECOMPUTABLE = {
+    aten.full.default, aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.arange.default,
+    aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default, aten.clone.default, aten._to_copy.default,
+    aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
+    aten.constant_pad_nd.default, aten.tril.default, aten.triu.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+    aten.where.self, aten.gelu_backward.default, torch.ops.dynamotor.rand.default,
+}
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`saved` values in joint order: inputs of the backward besides the tangents. Bytes count what is not an input."""
+
+    saved: list[Node]
+    saved_bytes: int
+    eager_bytes: int
+
+
+def is_recomputable(node: Node) -> bool:
+    """Whether the backward may run the op again instead of reading its saved result."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return is_view(node)
+    if is_view(node) or node.target in _RECOMPUTABLE:
+        return True
+    about = facts(node.target)
+    return torch.Tag.pointwise in node.target.tags and not about.random and not about.writes
+
+
+def partition(joint: Joint) -> Partition:
+    """Choose the saved values."""
+    nodes = list(joint.gm.graph.nodes)
+    backward = dependents(nodes, joint.tangents)
+    grads = [node for node in joint.output[2] if node is not None]
+    wanted = _ancestors(grads)
+    eager = {memory_root(arg) for node in backward if node in wanted for arg in node.all_input_nodes if arg not in backward}
+    eager |= {memory_root(node) for node in grads if node not in backward}
+    eager_bytes = _bytes(eager)
+    cut = _minimum_cut(joint, nodes, backward, wanted, grads)
+    if cut is None or _bytes(cut) > eager_bytes:
+        cut = eager
+    saved = [node for node in nodes if node in cut]
+    return Partition(saved, _bytes(saved), eager_bytes)
+
+
+def dependents(nodes: list[Node], roots: list[Node]) -> set[Node]:
+    """The nodes that depend on the roots, the roots with them."""
+    found = set(roots)
+    for node in nodes:
+        if node.op != "output" and any(arg in found for arg in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _ancestors(roots: list[Node]) -> set[Node]:
+    found: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _size(node: Node) -> float:
+    val = node.meta["val"]
+    return val.nbytes if isinstance(val, TensorSpec) else _NEVER
+
+
+def _bytes(nodes: Any) -> int:
+    return int(sum(_size(node) for node in nodes if node.op != "placeholder"))
+
+
+def _minimum_cut(joint: Joint, nodes: list[Node], backward: set[Node], wanted: set[Node], grads: list[Node]) -> set[Node] | None:
+    """Each candidate is an edge in → out with its bytes as capacity; the cut edges are the saved values.
+
+    None when no cut separates the halves, which cannot be but need not be fatal.
+    """
+    forward = _ancestors([*joint.output[0], *joint.output[1]])
+    candidates = [node for node in nodes if node in wanted and node not in backward and node.op != "output"]
+    index = {node: 2 * i for i, node in enumerate(candidates)}
+    source, sink = 2 * len(candidates), 2 * len(candidates) + 1
+    net = FlowNetwork(sink + 1)
+    for node in candidates:
+        a = index[node]
+        net.edge(a, a + 1, _cost(node))
+        if node.op == "placeholder" or _must_stay(node, forward, backward, wanted):
+            net.edge(source, a, _NEVER)
+        for user in node.users:
+            if user in index:
+                net.edge(a + 1, index[user], _NEVER)
+            elif user in backward and user in wanted:
+                net.edge(a + 1, sink, _NEVER)
+        if node in grads:
+            net.edge(a + 1, sink, _NEVER)
+    if net.max_flow(source, sink) >= _NEVER:
+        return None
+    side = net.reachable(source)
+    return {node for node in candidates if side[index[node]] and not side[index[node] + 1]}
+
+
+def _cost(node: Node) -> float:
+    """Bytes to save the node. Views are never saved (their memory's root is), inputs are kept for next to nothing."""
+    if is_view(node) or not isinstance(node.meta["val"], TensorSpec):
+        return _NEVER
+    if node.op == "placeholder":
+        return 1.0
+    return 16.0 + _size(node)
+
+
+def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[Node]) -> bool:
+    """Whether the op runs in the forward only: it is dear, or the backward would have to write its result out anyway."""
+    if not is_recomputable(node):
+        return node in forward or node.target is not operator.getitem
+    return node in forward and not is_view(node) and _feeds_opaque_op(node, backward, wanted)
+
+
+def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool:
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        if is_view(user):
+            stack.extend(user.users)
+        elif user in backward and user in wanted and not is_recomputable(user) and not _is_reduction(user):
+            return True
+    return False
+
+
+def _is_reduction(node: Node) -> bool:
+    return node.target in (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim)

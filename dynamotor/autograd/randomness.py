@@ -1,0 +1,82 @@
+"""Random ops: draws of the counter-based generator from one seed a graph, or eager's own ops under `fallback_random`.
+
+>>> # F.dropout(x, 0.1) records: u = dynamotor.rand(seed, 0, x.shape); mask = (u < 0.9); ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..base.config import config
+from ..graph import prims  # noqa: F401  (it defines torch.ops.dynamotor)
+from ..graph.shape_tensor import ShapeTensor
+from .recorder import GraphRecorder, record_rule
+
+aten = torch.ops.aten
+_WIDE = (torch.float32, torch.float64)
+
+
+def uniform(recorder: GraphRecorder, shape: Any, device: torch.device) -> ShapeTensor:
+    """float32 in [0, 1) of the next stream of the graph's seed."""
+    if recorder.seed is None:
+        recorder.seed = recorder.call(torch.ops.dynamotor.new_seed.default)
+    stream = recorder.streams
+    recorder.streams += 1
+    return recorder.call(torch.ops.dynamotor.rand.default, recorder.seed, stream, list(shape), dtype=torch.float32,
+                         device=device)
+
+
+def _ours(generator: Any, device: torch.device | None) -> bool:
+    return not config.fallback_random and generator is None and (device is None or torch.device(device).type == "cpu")
+
+
+@record_rule(aten.bernoulli_.float, aten.bernoulli.p)
+def _bernoulli(recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, p: float = 0.5, *, generator: Any = None) -> Any:
+    if not _ours(generator, source.device):
+        return NotImplemented
+    drawn = recorder.call(aten.lt.Scalar, uniform(recorder, source.shape, source.device), p)
+    value = recorder.call(aten._to_copy.default, drawn, dtype=source.dtype)
+    if func is aten.bernoulli.p:
+        return value
+    recorder.assign(source, value)
+    return source
+
+
+@record_rule(aten.native_dropout.default)
+def _native_dropout(recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, p: float, train: bool | None) -> Any:
+    if not _ours(None, source.device) or train is False or p in (0, 1):
+        return NotImplemented
+    mask = recorder.call(aten.ge.Scalar, uniform(recorder, source.shape, source.device), p)
+    kept = recorder.call(aten.mul.Tensor, source, mask)
+    return recorder.call(aten.mul.Tensor, kept, 1.0 / (1.0 - p)), mask
+
+
+@record_rule(aten.rand.default)
+def _rand(recorder: GraphRecorder, func: OpOverload, size: Any, *, dtype: Any = None, layout: Any = None,
+          device: Any = None, pin_memory: Any = None) -> Any:
+    dtype = dtype or torch.get_default_dtype()
+    if not _ours(None, device) or dtype not in _WIDE:
+        return NotImplemented
+    drawn = uniform(recorder, size, torch.device(device or "cpu"))
+    return drawn if dtype is torch.float32 else recorder.call(aten._to_copy.default, drawn, dtype=dtype)
+
+
+@record_rule(aten.rand_like.default)
+def _rand_like(recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, *, dtype: Any = None, layout: Any = None,
+               device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+    if not source.is_contiguous():
+        return NotImplemented
+    return _rand(recorder, func, source.shape, dtype=dtype or source.dtype, device=device or source.device)
+
+
+@record_rule(aten.uniform_.default)
+def _uniform(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, low: float = 0.0, high: float = 1.0, *,
+             generator: Any = None) -> Any:
+    if not _ours(generator, target.device) or target.dtype not in _WIDE:
+        return NotImplemented
+    drawn = recorder.call(aten.mul.Scalar, uniform(recorder, target.shape, target.device), high - low)
+    recorder.assign(target, recorder.call(aten.add.Scalar, drawn, low))
+    return target

@@ -1,0 +1,262 @@
+"""The recorder: writes every op of a traced run as functional aten nodes of one fx graph.
+
+It stands below PyTorch's autograd, so the ops of the backward arrive here too. In-place ops become values
+(`functional.py`), random ops draws from a seed (`randomness.py`), composites smaller ops (`decompositions.py`).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..base.errors import UserLine
+from ..base.registry import Registry
+from ..graph.op_facts import OpFacts, facts
+from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer
+from ..graph.shapes import infer_spec
+from ..graph.spec import TensorSpec
+from .functional import Alias, base, like, read, slices_of, write
+from .inplace import functional_form
+
+aten = torch.ops.aten
+
+# One row an op: (recorder, func, *args, **kwargs) -> result. `NotImplemented` leaves the case to the general rule.
+record_rules: Registry[OpOverload, Any] = Registry("record")
+record_rule = record_rules.register
+
+
+class GraphRecorder:
+    """Records ops on ShapeTensors into `graph`; `where` is noted on the nodes, `stage` too ("forward" or "backward")."""
+
+    def __init__(self) -> None:
+        self.graph = torch.fx.Graph()
+        self.where: UserLine | None = None
+        self.stage = "forward"
+        self.constants: list[tuple[torch.fx.Node, torch.Tensor]] = []
+        self.seed: ShapeTensor | None = None
+        self.streams = 0
+        self._constant_nodes: dict[int, Alias] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+
+    # -- inputs ---------------------------------------------------------------------------------------------------
+    def input(self, name: str, spec: TensorSpec, requires_grad: bool = False) -> ShapeTensor:
+        """A placeholder and the ShapeTensor that stands for it."""
+        tensor = ShapeTensor.make(spec, requires_grad)
+        tensor.note = self._placeholder(name, spec)
+        return tensor
+
+    def _placeholder(self, name: str, spec: TensorSpec) -> Alias:
+        anchor = self._last_placeholder
+        with (self.graph.inserting_after(anchor) if anchor is not None else
+              self.graph.inserting_before(next(iter(self.graph.nodes)) if len(self.graph.nodes) else None)):
+            node = self.graph.placeholder(name)
+        node.meta["val"] = spec
+        self._last_placeholder = node
+        return base(spec, node, input_node=node)
+
+    def _constant(self, tensor: torch.Tensor) -> Alias:
+        """A real tensor met in the trace becomes an extra placeholder that is bound to it."""
+        alias = self._constant_nodes.get(id(tensor))
+        if alias is None:
+            alias = self._constant_nodes[id(tensor)] = self._placeholder("constant", TensorSpec.of(tensor))
+            self.constants.append((alias.node, tensor))
+        return alias
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+    def emit(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], val: Any = None) -> torch.fx.Node:
+        """A node for a functional op on nodes; `val` is inferred when not given."""
+        if val is None:
+            val = infer_spec(func, _specs(args), {k: _specs(v) for k, v in kwargs.items()} if kwargs else kwargs)
+        node = self.graph.create_node("call_function", func, args, kwargs)
+        node.meta["val"] = val
+        node.meta["stage"] = self.stage
+        if self.where is not None:
+            node.meta["where"] = self.where
+        return node
+
+    def alias_of(self, tensor: torch.Tensor) -> Alias:
+        """The alias that a tensor stands for."""
+        if isinstance(tensor, ShapeTensor):
+            if tensor.note is None:
+                raise UnsupportedOp("DM211", "a tensor from outside the trace", cure="pass it as an argument")
+            return tensor.note
+        return self._constant(tensor)
+
+    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
+        """The node of a tensor's current value."""
+        return read(self.alias_of(tensor), self.emit)
+
+    def nodes(self, value: Any) -> Any:
+        """Arguments with nodes in the place of tensors."""
+        kind = type(value)
+        if kind is ShapeTensor or isinstance(value, torch.Tensor):
+            return self.node_of(value)
+        if kind is list or kind is tuple:
+            return [self.nodes(v) for v in value]
+        return value
+
+    def tensor(self, node: torch.fx.Node) -> ShapeTensor:
+        """A ShapeTensor for a node that gives new memory."""
+        made = ShapeTensor.make(node.meta["val"])
+        made.note = base(made.spec, node)
+        return made
+
+    def _outputs(self, node: torch.fx.Node) -> Any:
+        """ShapeTensors for a node's result; getitem nodes are made when they are read."""
+        val = node.meta["val"]
+        if isinstance(val, TensorSpec):
+            return self.tensor(node)
+        if not isinstance(val, tuple):
+            return val
+        outs = []
+        for index, spec in enumerate(val):
+            if isinstance(spec, TensorSpec):
+                made = ShapeTensor.make(spec)
+                made.note = base(spec, None, get=_Getter(self, node, index))
+                outs.append(made)
+            elif isinstance(spec, tuple):
+                raise UnsupportedOp("DM211", f"{node.target} returns nested lists", cure="use another op")
+            else:
+                outs.append(spec)
+        return tuple(outs)
+
+    # -- recording ------------------------------------------------------------------------------------------------
+    def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Record one op and give its result."""
+        rule = record_rules.get(func)
+        if rule is not None:
+            result = rule(self, func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        about = facts(func)
+        if about.changes_metadata:
+            raise UnsupportedOp("DM211", f"{func} changes a tensor's shape, strides or storage in place",
+                                cure="use the out-of-place op")
+        if about.writes:
+            return self._record_write(func, about, args, kwargs)
+        if about.is_view:
+            return self._record_view(func, args, kwargs)
+        return self.plain(func, args, kwargs)
+
+    def plain(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Record the op as it is, whatever the rules say."""
+        return self._outputs(self.emit(func, tuple([self.nodes(a) for a in args]),
+                                       {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {}))
+
+    def call(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """`record` with the op's own calling convention: what decompositions are written with."""
+        return self.record(func, args, kwargs)
+
+    def _record_view(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        source, rest = args[0], args[1:]
+        parent = self.alias_of(source)
+        node = self.emit(func, (read(parent, self.emit), *rest), kwargs)
+        val = node.meta["val"]
+        memory = source.memory if isinstance(source, ShapeTensor) else None
+        if isinstance(val, TensorSpec):
+            return self._view(parent, memory, val, node, None, func, rest, kwargs)
+        steps = slices_of(func, parent.spec, rest, kwargs, val)
+        return [self._view(parent, memory, spec, None, _Getter(self, node, index), step, step_args, {})
+                for index, (spec, (step, step_args)) in enumerate(zip(val, steps, strict=True))]
+
+    def _view(self, parent: Alias, memory: Any, spec: TensorSpec, node: torch.fx.Node | None, get: Any,
+              func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
+        made = ShapeTensor.make(spec, memory=memory)
+        made.note = Alias(parent.memory, spec, node, parent=parent, func=func, args=args, kwargs=kwargs, get=get)
+        return made
+
+    def _record_write(self, func: OpOverload, about: OpFacts, args: tuple, kwargs: dict[str, Any]) -> Any:
+        form = functional_form(func)
+        result = self.record(form, args, kwargs)
+        self.assign(args[0], result)
+        return args[0]
+
+    def assign(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Make `value` the contents of `target`, as `target.copy_(value)` does."""
+        if not isinstance(target, ShapeTensor):
+            raise UnsupportedOp("DM211", "a write into a tensor made of constants", cure="clone it first")
+        alias = self.alias_of(target)
+        node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
+        write(alias, node, self.emit)
+
+
+class _Getter:
+    """Makes one getitem node of a multi-output op when its value is first read."""
+
+    __slots__ = ("recorder", "node", "index")
+
+    def __init__(self, recorder: GraphRecorder, node: torch.fx.Node, index: int) -> None:
+        self.recorder, self.node, self.index = recorder, node, index
+
+    def __call__(self) -> torch.fx.Node:
+        return self.recorder.emit(operator.getitem, (self.node, self.index), {}, self.node.meta["val"][self.index])
+
+
+def _specs(value: Any) -> Any:
+    kind = type(value)
+    if kind is torch.fx.Node:
+        return value.meta["val"]
+    if kind is list or kind is tuple:
+        return kind([_specs(v) for v in value])
+    return value
+
+
+@record_rule(aten.detach.default, aten.alias.default)
+def _same_value(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) -> ShapeTensor:
+    alias = recorder.alias_of(source)
+    made = ShapeTensor.make(alias.spec, memory=source.memory if isinstance(source, ShapeTensor) else None)
+    made.note = alias
+    return made
+
+
+@record_rule(aten.lift_fresh.default, aten.lift.default)
+def _lift(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) -> ShapeTensor:
+    """A literal of the traced program: scalars are folded into the graph, others become bound placeholders."""
+    if isinstance(source, ShapeTensor):
+        return _same_value(recorder, func, source)
+    if source.numel() == 1:
+        return recorder.call(aten.full.default, list(source.shape), source.item(), dtype=source.dtype, device=source.device)
+    return recorder.call(aten.clone.default, source)
+
+
+@record_rule(aten._local_scalar_dense.default, aten.equal.default, aten._fused_sdp_choice.default)
+def _answers(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Ops that give plain numbers, not tensors."""
+    return infer(func, args, kwargs)
+
+
+@record_rule(aten.copy_.default)
+def _copy(recorder: GraphRecorder, func: OpOverload, target: torch.Tensor, source: torch.Tensor,
+          non_blocking: bool = False) -> torch.Tensor:
+    recorder.assign(target, source)
+    return target
+
+
+@record_rule(aten.zero_.default)
+def _zero(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor) -> torch.Tensor:
+    return _fill(recorder, func, target, 0)
+
+
+@record_rule(aten.fill_.Scalar)
+def _fill(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, value: Any) -> torch.Tensor:
+    spec = target.spec
+    recorder.assign(target, recorder.call(aten.full.default, list(spec.shape), value, dtype=spec.dtype, device=spec.device))
+    return target
+
+
+@record_rule(aten.as_strided.default)
+def _as_strided(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor, size: Any, stride: Any,
+                offset: int | None = None) -> Any:
+    """as_strided addresses the storage, so its parent is the base of the memory."""
+    alias = recorder.alias_of(source)
+    if alias.parent is None or not isinstance(source, ShapeTensor):
+        return NotImplemented
+    whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
+    whole.note = alias.memory.base
+    return recorder._record_view(func, (whole, size, stride, source.spec.offset if offset is None else offset), {})
+
+
+__all__ = ["DataDependent", "GraphRecorder", "record_rule", "record_rules"]

@@ -1,0 +1,210 @@
+"""Run time: compiled halves joined to PyTorch's autograd, and the user's outputs rebuilt from compiled values.
+
+Everything that can be known is worked out when the callable is made; a call only gathers, runs and rebuilds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..base.errors import BackendError
+from ..graph.spec import TensorSpec
+from .joint import Joint, OutputPlan
+
+Compiled = Callable[..., Any]
+_set_grad_enabled = torch._C._set_grad_enabled
+_is_grad_enabled = torch.is_grad_enabled
+_bump = torch.autograd.graph.increment_version
+
+
+@dataclass(frozen=True)
+class ForwardBackward:
+    """The compiled halves. Saved for the backward: inputs by position, then outputs of the forward by position."""
+
+    forward: Compiled
+    compile_backward: Callable[[], Compiled]
+    n_values: int
+    saved_inputs: tuple[int, ...]
+    saved_outputs: tuple[int, ...]
+
+
+def inference_callable(compiled: Compiled, joint: Joint) -> Compiled:
+    """Wrap a compiled graph that takes no part in autograd."""
+    compiled = _without_autocast(_with_constants(compiled, joint.constants))
+    rebuild = _rebuilder(joint.plans, len(joint.output[0]))
+    mutated = tuple(joint.mutated)
+    quiet = torch.is_grad_enabled()
+    if not mutated and not quiet and rebuild is None:
+        return compiled
+
+    def run(*inputs: torch.Tensor) -> tuple:
+        before = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            values = compiled(*inputs)
+            if mutated:
+                _bump([inputs[i] for i in mutated])
+        finally:
+            _set_grad_enabled(before)
+        return values if rebuild is None else rebuild(inputs, values)
+
+    return run
+
+
+def training_callable(plan: ForwardBackward, joint: Joint) -> Compiled:
+    """Wrap the halves as one autograd function."""
+    function = _autograd_function(plan, joint)
+    apply = function.apply
+    rebuild = _rebuilder(joint.plans, plan.n_values)
+    if rebuild is None:
+        return apply
+
+    def run(*inputs: torch.Tensor) -> tuple:
+        return rebuild(inputs, apply(*inputs))
+
+    return run
+
+
+def _autograd_function(plan: ForwardBackward, joint: Joint) -> type[torch.autograd.Function]:
+    forward = _without_autocast(_with_constants(plan.forward, joint.constants))
+    n, saved_outputs = plan.n_values, plan.saved_outputs
+    n_inputs = len(joint.inputs) - len(joint.constants)
+    saved_inputs = tuple(i for i in plan.saved_inputs if i < n_inputs)
+    saved_constants = tuple(joint.constants[i - n_inputs] for i in plan.saved_inputs if i >= n_inputs)
+    mutated = tuple(joint.mutated)
+    fixed = tuple(k for k, differentiable in enumerate(joint.differentiable) if not differentiable)
+    run_backward = _backward_runner(plan, joint, n_inputs, len(saved_inputs), saved_constants)
+
+    class CompiledFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: torch.Tensor) -> tuple:
+            outs = forward(*inputs)
+            if mutated:
+                _bump([inputs[i] for i in mutated])
+            ctx.save_for_backward(*[inputs[i] for i in saved_inputs], *[outs[i] for i in saved_outputs])
+            ctx.set_materialize_grads(False)
+            values = tuple(outs[:n])
+            if fixed:
+                ctx.mark_non_differentiable(*[values[k] for k in fixed])
+            return values
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
+            return run_backward(ctx.saved_tensors, tangents)
+
+    return CompiledFunction
+
+
+def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved_inputs: int,
+                     constants: tuple[torch.Tensor, ...]) -> Callable[[tuple, tuple], tuple]:
+    """The function from (saved tensors, tangents) to one gradient per input; the backward is compiled on its first call."""
+    wanted = [k for k, differentiable in enumerate(joint.differentiable) if differentiable]
+    arriving = tuple(zip(wanted, [node.meta["val"] for node in joint.tangents], strict=True))
+    positions = tuple(joint.gradient_of)
+    compiled: list[Compiled] = []
+
+    def run(saved: tuple, tangents: tuple) -> tuple:
+        if _is_grad_enabled():
+            with torch.no_grad():
+                return _only_once(run(saved, tangents))
+        if not compiled:
+            compiled.append(plan.compile_backward())
+        fitted = [_fit(tangents[k], spec) for k, spec in arriving]
+        if constants:
+            saved = (*saved[:n_saved_inputs], *constants, *saved[n_saved_inputs:])
+        grads = _call_without_autocast(compiled[0], (*saved, *fitted))
+        result: list[torch.Tensor | None] = [None] * n_inputs
+        for position, grad in zip(positions, grads, strict=True):
+            result[position] = grad
+        return tuple(result)
+
+    return run
+
+
+def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+    """A tangent in the layout that the backward was compiled for."""
+    if tangent is None:
+        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).zero_()
+    if tangent.stride() == spec.stride and tangent.dtype is spec.dtype:
+        return tangent
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).copy_(tangent)
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """Stands where `create_graph=True` would go on, and says so instead of giving zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        return tuple([grad.view_as(grad) for grad in grads])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple:
+        raise BackendError("DM402", "the gradient of a compiled function's gradient was asked for",
+                           why="the backward is compiled once, without a backward of its own",
+                           cure="compute second derivatives on the original function (dynamotor.disable)")
+
+
+def _only_once(grads: tuple) -> tuple:
+    present = [grad.detach().requires_grad_() for grad in grads if grad is not None]
+    with torch.enable_grad():
+        marked = iter(_SecondDerivative.apply(*present) if present else ())
+    return tuple([None if grad is None else next(marked) for grad in grads])
+
+
+def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Compiled:
+    if not constants:
+        return compiled
+    bound = tuple(constants)
+    return lambda *inputs: compiled(*inputs, *bound)
+
+
+def _without_autocast(compiled: Compiled) -> Compiled:
+    """The casts are in the graph already: the compiled ops must not be cast again by the region around the call."""
+    if not torch.is_autocast_enabled("cpu"):
+        return compiled
+    return lambda *inputs: _call_without_autocast(compiled, inputs)
+
+
+def _call_without_autocast(compiled: Compiled, inputs: tuple) -> Any:
+    if not torch.is_autocast_enabled("cpu"):
+        return compiled(*inputs)
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        return compiled(*inputs)
+    finally:
+        torch.set_autocast_enabled("cpu", True)
+
+
+def _rebuilder(plans: Sequence[OutputPlan], n_values: int) -> Callable[[Sequence, Sequence], tuple] | None:
+    """(inputs, values) → the user's outputs; None when they are the values as they stand."""
+    if all(p.kind == "value" and not p.steps and not p.detach and p.index == k for k, p in enumerate(plans)) and len(
+            plans) == n_values:
+        return None
+    makers = [_maker(plan) for plan in plans]
+
+    def rebuild(inputs: Sequence, values: Sequence) -> tuple:
+        return tuple([make(inputs, values) for make in makers])
+
+    return rebuild
+
+
+def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
+    index, steps, detach = plan.index, plan.steps, plan.detach
+    if plan.kind == "constant":
+        return lambda inputs, values: plan.constant
+    if not steps and not detach:
+        return (lambda inputs, values: inputs[index]) if plan.kind == "input" else (lambda inputs, values: values[index])
+
+    def make(inputs: Sequence, values: Sequence) -> Any:
+        tensor = inputs[index] if plan.kind == "input" else values[index]
+        if detach:
+            tensor = tensor.detach()
+        for func, args, kwargs in steps:
+            tensor = func(tensor, *args, **kwargs)
+        return tensor
+
+    return make

@@ -1,0 +1,126 @@
+"""Passes over the joint graph: no-op removal, common subexpressions, dead code.
+
+Values are immutable here, so a clone is its source and equal ops of equal arguments are one op. What must not be
+shared with the outside is copied again when the graphs are cut out (`extract.py`).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ..base.registry import Registry
+from ..graph.op_facts import facts
+from ..graph.spec import TensorSpec
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+
+# One row an op: node -> the node that it equals, or None.
+no_op_rules: Registry[Any, Any] = Registry("no-op")
+no_op = no_op_rules.register
+
+
+def remove_no_ops(gm: torch.fx.GraphModule) -> None:
+    """Replace ops that return their argument's value and layout by the argument."""
+    for node in gm.graph.nodes:
+        rule = no_op_rules.get(node.target) if node.op == "call_function" else None
+        if rule is not None:
+            same = rule(node)
+            if same is not None:
+                node.replace_all_uses_with(same)
+                gm.graph.erase_node(node)
+
+
+def _layout(spec: TensorSpec) -> tuple:
+    return spec.shape, spec.stride, spec.dtype, spec.device
+
+
+@no_op(aten.clone.default, aten._to_copy.default, aten.view.default, aten._unsafe_view.default, aten.expand.default,
+       aten.slice.Tensor, aten.permute.default, aten._reshape_alias.default, aten.copy.default, aten.alias.default,
+       aten.as_strided.default, aten.squeeze.dims, aten.squeeze.dim, aten.transpose.int)
+def _unchanged(node: Node) -> Node | None:
+    """A copy or view whose result has its source's shape, strides, type and device."""
+    if node.target is aten.copy.default:
+        source = node.args[1]
+    else:
+        source = node.args[0]
+        if node.target is aten.as_strided.default and (node.meta["val"].offset != source.meta["val"].offset):
+            return None
+        if node.target in (aten.permute.default, aten.transpose.int) and not _same_order(node):
+            return None
+    return source if _layout(source.meta["val"]) == _layout(node.meta["val"]) else None
+
+
+def _same_order(node: Node) -> bool:
+    """Whether a permutation moves no dimension (sizes and strides alone do not tell)."""
+    rank = len(node.meta["val"].shape)
+    if node.target is aten.permute.default:
+        return all(dim % rank == i for i, dim in enumerate(node.args[1]))
+    return rank == 0 or node.args[1] % rank == node.args[2] % rank
+
+
+@no_op(aten.t.default)
+def _double_transpose(node: Node) -> Node | None:
+    source = node.args[0]
+    if source.op == "call_function" and source.target is aten.t.default and _layout(source.args[0].meta["val"]) == _layout(
+            node.meta["val"]):
+        return source.args[0]
+    return None
+
+
+def merge_views(gm: torch.fx.GraphModule) -> None:
+    """A view of a view looks at the first source, when that one allows it."""
+    views = (aten.view.default, aten._unsafe_view.default)
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in views:
+            source = node.args[0]
+            if source.op == "call_function" and source.target in views and source.args[0].meta["val"].is_contiguous:
+                node.replace_input_with(source, source.args[0])
+
+
+def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
+    """Equal functional ops on equal arguments become one node; random ops never do."""
+    seen: dict[Any, Node] = {}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or (node.target is not operator.getitem and facts(node.target).random):
+            continue
+        try:
+            key = (node.target, _key(node.args), _key(tuple(node.kwargs.items())))
+            first = seen.setdefault(key, node)
+        except TypeError:
+            continue
+        if first is not node and first.meta["val"] == node.meta["val"]:
+            node.replace_all_uses_with(first)
+            gm.graph.erase_node(node)
+
+
+def _key(value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is float or kind is bool:
+        return kind, value, str(value) if value == 0 else ""  # 1, 1.0 and True differ, and so do 0.0 and -0.0
+    if isinstance(value, (tuple, list)):
+        return tuple([_key(v) for v in value])
+    return value
+
+
+def remove_dead_code(gm: torch.fx.GraphModule) -> None:
+    """Erase nodes that nobody uses; aten's random ops stay, since they advance the generator."""
+    for node in reversed(list(gm.graph.nodes)):
+        if node.op == "call_function" and not node.users and not advances_generator(node):
+            gm.graph.erase_node(node)
+
+
+def advances_generator(node: Node) -> bool:
+    return (node.target is not operator.getitem and node.target.namespace == "aten" and facts(node.target).random
+            and node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default)
+
+
+PASSES = [
+    ("remove no-ops", remove_no_ops),
+    ("merge views", merge_views),
+    ("share common subexpressions", share_common_subexpressions),
+    ("remove dead code", remove_dead_code),
+]
