@@ -73,7 +73,6 @@ static int state_is(PyObject *state) {
 int ambient_capture(Ambient *ambient, PyObject *state) {
     int equal = state_is(state);
     if (equal < 0) return -1;
-    ambient->state = state;
     /* The fast copy is read from the present, so it is right only if the present is that state. A default device hides
      * inside a mode object; comparing it needs Python. */
     PyObject *device = PyObject_GetAttrString(state, "default_device");
@@ -81,6 +80,7 @@ int ambient_capture(Ambient *ambient, PyObject *state) {
     ambient->fast = equal && torch_state.ready && device == Py_None;
     Py_DECREF(device);
     if (ambient->fast) read_state(ambient);
+    ambient->state = Py_NewRef(state);
     return 0;
 }
 

@@ -1,2 +1,342 @@
+/* _C.Dispatcher, the callable that stands in for a user's function, and _C.Entry, one compiled version of it.
+ * A call tries the entries: guards -> gather inputs -> run -> finish. When none fits, `miss` captures a new one. */
 #include "dynamotor.h"
-int dispatch_init(PyObject *module) { return 0; }
+#include <structmember.h>
+
+typedef struct {
+    PyObject_HEAD
+    GuardProgram *program;
+    PyObject *run;     /* callable on the inputs */
+    PyObject *finish;  /* callable (outs, args), or NULL: the outs are the result */
+    PyObject *kwnames; /* keywords in the order of the call */
+    PyObject *info;    /* whatever Python keeps beside: guards, graph, reasons */
+    Py_ssize_t n_positional;
+    unsigned long long hits;
+} Entry;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *entries;  /* tuple, replaced and never changed: a running call keeps its own */
+    PyObject *miss;     /* (dispatcher, args, kwnames) -> result */
+    PyObject *original; /* called when disabled */
+    PyObject *name;
+    PyObject *dict;
+    PyObject *weakrefs;
+    char disabled;
+    unsigned long long misses;
+} Dispatcher;
+
+/* ---- Entry ---- */
+
+static PyTypeObject Entry_Type;
+
+static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"program", "run", "finish", "n_positional", "kwnames", "info", NULL};
+    PyObject *program, *run, *finish, *kwnames, *info = Py_None;
+    Py_ssize_t n_positional;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOnO!|O", names, &GuardProgram_Type, &program, &run, &finish,
+                                     &n_positional, &PyTuple_Type, &kwnames, &info))
+        return NULL;
+    Entry *entry = (Entry *)type->tp_alloc(type, 0);
+    if (entry == NULL) return NULL;
+    entry->program = (GuardProgram *)Py_NewRef(program);
+    entry->run = Py_NewRef(run);
+    entry->finish = finish == Py_None ? NULL : Py_NewRef(finish);
+    entry->kwnames = Py_NewRef(kwnames);
+    entry->info = Py_NewRef(info);
+    entry->n_positional = n_positional;
+    return (PyObject *)entry;
+}
+
+static int entry_traverse(PyObject *self, visitproc visit, void *arg) {
+    Entry *entry = (Entry *)self;
+    Py_VISIT(entry->program);
+    Py_VISIT(entry->run);
+    Py_VISIT(entry->finish);
+    Py_VISIT(entry->kwnames);
+    Py_VISIT(entry->info);
+    return 0;
+}
+
+static int entry_clear(PyObject *self) {
+    Entry *entry = (Entry *)self;
+    Py_CLEAR(entry->program);
+    Py_CLEAR(entry->run);
+    Py_CLEAR(entry->finish);
+    Py_CLEAR(entry->kwnames);
+    Py_CLEAR(entry->info);
+    return 0;
+}
+
+static void entry_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    entry_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMemberDef entry_members[] = {
+    {"program", T_OBJECT, offsetof(Entry, program), READONLY, "the guard program"},
+    {"run", T_OBJECT, offsetof(Entry, run), 0, "the compiled callable on the inputs"},
+    {"finish", T_OBJECT, offsetof(Entry, finish), 0, "(outs, args) -> result, or None"},
+    {"kwnames", T_OBJECT, offsetof(Entry, kwnames), READONLY, "keywords of the calls it serves"},
+    {"info", T_OBJECT, offsetof(Entry, info), 0, "what Python keeps beside"},
+    {"n_positional", T_PYSSIZET, offsetof(Entry, n_positional), READONLY, "positional arguments of the calls it serves"},
+    {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "calls served"},
+    {NULL},
+};
+
+static PyTypeObject Entry_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.Entry",
+    .tp_doc = "Entry(program, run, finish, n_positional, kwnames, info=None): one compiled version of a function",
+    .tp_basicsize = sizeof(Entry),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = entry_new,
+    .tp_traverse = entry_traverse,
+    .tp_clear = entry_clear,
+    .tp_dealloc = entry_dealloc,
+    .tp_members = entry_members,
+};
+
+static bool same_keywords(PyObject *call, PyObject *entry) {
+    if (call == entry) return true;
+    Py_ssize_t n = call == NULL ? 0 : PyTuple_GET_SIZE(call);
+    if (n != PyTuple_GET_SIZE(entry)) return false;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *a = PyTuple_GET_ITEM(call, i), *b = PyTuple_GET_ITEM(entry, i);
+        if (a != b && PyUnicode_Compare(a, b) != 0) return false;
+    }
+    return true;
+}
+
+/* ---- calls ---- */
+
+static PyObject *flat_arguments(PyObject *const *args, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    return tuple;
+}
+
+static PyObject *finish_call(Entry *entry, PyObject *outs, PyObject *const *args, Py_ssize_t n) {
+    if (entry->finish == NULL) return outs;
+    PyObject *flat = flat_arguments(args, n), *result = NULL;
+    if (flat != NULL) {
+        PyObject *pair[2] = {outs, flat};
+        result = PyObject_Vectorcall(entry->finish, pair, 2, NULL);
+        Py_DECREF(flat);
+    }
+    Py_DECREF(outs);
+    return result;
+}
+
+enum { INPUTS_ON_STACK = 512 };
+
+/* 1: *result is the call's result (NULL with an exception); 0: the guards do not hold. */
+static int try_entry(Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject **result) {
+    PyObject *few[INPUTS_ON_STACK + 1], **room = few;
+    Py_ssize_t n_inputs = guard_program_n_inputs(entry->program);
+    if (n_inputs > INPUTS_ON_STACK) room = PyMem_Malloc(sizeof(PyObject *) * (size_t)(n_inputs + 1));
+    *result = NULL;
+    if (room == NULL) {
+        PyErr_NoMemory();
+        return 1;
+    }
+    /* The place before the first input is the callee's to use (PY_VECTORCALL_ARGUMENTS_OFFSET). */
+    int holds = guard_program_run(entry->program, args, n, room + 1);
+    if (holds == 1) {
+        entry->hits++;
+        PyObject *outs = PyObject_Vectorcall(entry->run, room + 1, (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        for (Py_ssize_t i = 1; i <= n_inputs; i++) Py_DECREF(room[i]);
+        if (outs != NULL) *result = finish_call(entry, outs, args, n);
+    }
+    if (room != few) PyMem_Free(room);
+    return holds != 0;
+}
+
+/* The entry that hit goes to the front, so that the next call meets it first. */
+static void move_to_front(Dispatcher *self, PyObject *entries, Py_ssize_t index) {
+    if (index == 0 || self->entries != entries) return;
+    Py_ssize_t n = PyTuple_GET_SIZE(entries);
+    PyObject *moved = PyTuple_New(n);
+    if (moved == NULL) {
+        PyErr_Clear();
+        return;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Py_ssize_t from = i == 0 ? index : i <= index ? i - 1 : i;
+        PyTuple_SET_ITEM(moved, i, Py_NewRef(PyTuple_GET_ITEM(entries, from)));
+    }
+    Py_SETREF(self->entries, moved);
+}
+
+static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Dispatcher *self = (Dispatcher *)callable;
+    if (UNLIKELY(self->disabled && self->original != NULL)) return PyObject_Vectorcall(self->original, args, nargsf, kwnames);
+    if (UNLIKELY(self->entries == NULL)) {
+        PyErr_SetString(PyExc_ReferenceError, "the compiled function was called while it was being destroyed");
+        return NULL;
+    }
+    Py_ssize_t n_positional = PyVectorcall_NARGS(nargsf);
+    Py_ssize_t n = n_positional + (kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0);
+    PyObject *entries = Py_NewRef(self->entries), *result = NULL;
+    Py_INCREF(callable); /* the call may drop the last reference to it */
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries); i++) {
+        Entry *entry = (Entry *)PyTuple_GET_ITEM(entries, i);
+        if (entry->n_positional != n_positional || !same_keywords(kwnames, entry->kwnames)) continue;
+        if (try_entry(entry, args, n, &result)) {
+            if (result != NULL) move_to_front(self, entries, i);
+            goto done;
+        }
+    }
+    self->misses++;
+    PyObject *flat = flat_arguments(args, n);
+    PyObject *names = kwnames != NULL ? Py_NewRef(kwnames) : PyTuple_New(0);
+    if (flat != NULL && names != NULL) {
+        PyObject *passed[3] = {callable, flat, names};
+        result = PyObject_Vectorcall(self->miss, passed, 3, NULL);
+    }
+    Py_XDECREF(flat);
+    Py_XDECREF(names);
+done:
+    Py_DECREF(entries);
+    Py_DECREF(callable);
+    return result;
+}
+
+/* ---- Dispatcher ---- */
+
+static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"miss", "original", "name", NULL};
+    PyObject *miss, *original, *name = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|U", names, &miss, &original, &name)) return NULL;
+    Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->vectorcall = dispatcher_call;
+    self->miss = Py_NewRef(miss);
+    self->original = Py_NewRef(original);
+    self->name = name != NULL ? Py_NewRef(name) : PyUnicode_FromString("compiled");
+    self->entries = PyTuple_New(0);
+    if (self->name == NULL || self->entries == NULL) Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg) {
+    Dispatcher *self = (Dispatcher *)object;
+    Py_VISIT(self->entries);
+    Py_VISIT(self->miss);
+    Py_VISIT(self->original);
+    Py_VISIT(self->dict);
+    return 0;
+}
+
+static int dispatcher_clear_references(PyObject *object) {
+    Dispatcher *self = (Dispatcher *)object;
+    Py_CLEAR(self->entries);
+    Py_CLEAR(self->miss);
+    Py_CLEAR(self->original);
+    Py_CLEAR(self->dict);
+    return 0;
+}
+
+static void dispatcher_dealloc(PyObject *object) {
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs(object);
+    dispatcher_clear_references(object);
+    Py_CLEAR(self->name);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *dispatcher_add(PyObject *object, PyObject *entry) {
+    Dispatcher *self = (Dispatcher *)object;
+    if (!Py_IS_TYPE(entry, &Entry_Type)) return PyErr_Format(PyExc_TypeError, "add takes an Entry, not %R", entry);
+    PyObject *first = PyTuple_Pack(1, entry);
+    PyObject *all = first != NULL ? PySequence_Concat(first, self->entries) : NULL;
+    Py_XDECREF(first);
+    if (all == NULL) return NULL;
+    Py_SETREF(self->entries, all);
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatcher_remove(PyObject *object, PyObject *entry) {
+    Dispatcher *self = (Dispatcher *)object;
+    PyObject *kept = PySequence_List(self->entries);
+    if (kept == NULL) return NULL;
+    for (Py_ssize_t i = PyList_GET_SIZE(kept) - 1; i >= 0; i--)
+        if (PyList_GET_ITEM(kept, i) == entry && PySequence_DelItem(kept, i) < 0) break;
+    PyObject *all = PyErr_Occurred() ? NULL : PyList_AsTuple(kept);
+    Py_DECREF(kept);
+    if (all == NULL) return NULL;
+    Py_SETREF(self->entries, all);
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatcher_clear(PyObject *object, PyObject *unused) {
+    PyObject *none = PyTuple_New(0);
+    if (none == NULL) return NULL;
+    Py_SETREF(((Dispatcher *)object)->entries, none);
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatcher_hits(PyObject *object, void *unused) {
+    PyObject *entries = ((Dispatcher *)object)->entries;
+    unsigned long long hits = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries); i++) hits += ((Entry *)PyTuple_GET_ITEM(entries, i))->hits;
+    return PyLong_FromUnsignedLongLong(hits);
+}
+
+static PyObject *dispatcher_bind(PyObject *self, PyObject *object, PyObject *type) {
+    return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
+}
+
+static PyObject *dispatcher_repr(PyObject *object) {
+    Dispatcher *self = (Dispatcher *)object;
+    return PyUnicode_FromFormat("<dynamotor Dispatcher %U: %zd entries>", self->name, PyTuple_GET_SIZE(self->entries));
+}
+
+static PyMethodDef dispatcher_methods[] = {
+    {"add", dispatcher_add, METH_O, "add(entry): try this entry first from now on"},
+    {"remove", dispatcher_remove, METH_O, "remove(entry): forget an entry"},
+    {"clear", dispatcher_clear, METH_NOARGS, "clear(): forget all entries"},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef dispatcher_members[] = {
+    {"entries", T_OBJECT, offsetof(Dispatcher, entries), READONLY, "tuple of entries, the last hit first"},
+    {"miss", T_OBJECT, offsetof(Dispatcher, miss), 0, "called as (dispatcher, args, kwnames) when no entry fits"},
+    {"original", T_OBJECT, offsetof(Dispatcher, original), 0, "called instead while disabled"},
+    {"name", T_OBJECT, offsetof(Dispatcher, name), READONLY, "for people"},
+    {"disabled", T_BOOL, offsetof(Dispatcher, disabled), 0, "true: every call goes to original"},
+    {"misses", T_ULONGLONG, offsetof(Dispatcher, misses), READONLY, "calls that no entry served"},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Dispatcher, weakrefs), READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Dispatcher, dict), READONLY, NULL},
+    {NULL},
+};
+static PyGetSetDef dispatcher_getset[] = {
+    {"hits", dispatcher_hits, NULL, "calls that an entry served", NULL},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL},
+};
+
+PyTypeObject Dispatcher_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.Dispatcher",
+    .tp_doc = "Dispatcher(miss, original, name='compiled'): tries its entries, then miss(dispatcher, args, kwnames)",
+    .tp_basicsize = sizeof(Dispatcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_vectorcall_offset = offsetof(Dispatcher, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_descr_get = dispatcher_bind,
+    .tp_repr = dispatcher_repr,
+    .tp_new = dispatcher_new,
+    .tp_traverse = dispatcher_traverse,
+    .tp_clear = dispatcher_clear_references,
+    .tp_dealloc = dispatcher_dealloc,
+    .tp_weaklistoffset = offsetof(Dispatcher, weakrefs),
+    .tp_dictoffset = offsetof(Dispatcher, dict),
+    .tp_methods = dispatcher_methods,
+    .tp_members = dispatcher_members,
+    .tp_getset = dispatcher_getset,
+};
+
+int dispatch_init(PyObject *module) {
+    return PyModule_AddType(module, &Entry_Type) < 0 ? -1 : PyModule_AddType(module, &Dispatcher_Type);
+}

@@ -67,7 +67,7 @@ int launch_init(PyObject *module);
 
 /* ---- ambient.c ---- */
 typedef struct {
-    PyObject *state; /* the Python AmbientState, for the slow comparison */
+    PyObject *state; /* the Python AmbientState, owned; for the slow comparison */
     uint64_t include_keys, exclude_keys;
     int64_t function_modes, dispatch_modes;
     int function_enabled;

@@ -1,2 +1,372 @@
-#include "dynamotor.h"
-int guards_init(PyObject *module) { return 0; }
+/* _C.GuardProgram: built from the rows of capture/guards.py (see capture/dispatch.py), run at every call. */
+#include "guards.h"
+
+static const char *STEP_NAMES[N_STEPS] = {
+    "arg", "const", "getattr", "instance_dict", "dict_item", "seq_item", "type_of", "type_attr", "cell", "cell_contents",
+    "func_attr", "globals_of", "builtins_of", "method_self", "method_func",
+};
+static const char *CHECK_NAMES[N_CHECKS] = {
+    "type_is", "id_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "missing_type_attr",
+    "missing_attr", "cell_empty", "predicate", "same", "distinct", "no_overlap",
+};
+
+static int name_index(PyObject *name, const char *const *names, int n) {
+    for (int i = 0; PyUnicode_Check(name) && i < n; i++)
+        if (PyUnicode_CompareWithASCIIString(name, names[i]) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "the guard program has no %R", name);
+    return -1;
+}
+
+/* ---- running ---- */
+
+static void release_slots(PyObject **slots, int n) {
+    for (int i = 0; i < n; i++) Py_XDECREF(slots[i]);
+}
+
+static bool run_per_call(const GuardProgram *program, PyObject *const *args, Py_ssize_t nargs, PyObject **slots) {
+    for (int i = 0; i < program->n_nodes; i++) {
+        const Node *node = &program->nodes[i];
+        if (node->life != PER_CALL) break; /* these nodes come first */
+        if (node->step != STEP_ARG) {
+            slots[node->slot] = node_evaluate(program, node, slots[program->nodes[node->parent].slot]);
+            if (slots[node->slot] == NULL) return false;
+            continue;
+        }
+        if (node->number >= nargs) return false;
+        PyObject *value = args[node->number];
+        for (int c = node->first_check; c < node->first_check + node->n_checks; c++)
+            if (!check_holds(&program->checks[c], value)) return false;
+        slots[node->slot] = Py_NewRef(value);
+    }
+    return true;
+}
+
+/* Evaluate every bound node anew and keep the values. 1 done, 0 a guard fails, -1 no memory. Python code may run
+ * meanwhile, even this very function, so nothing is stored before all is known. */
+static int rebind(GuardProgram *program) {
+    int n = program->n_nodes, bound = 1;
+    PyObject **values = PyMem_Calloc((size_t)n + 1, sizeof(PyObject *));
+    if (values == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; bound == 1 && i < n; i++) {
+        const Node *node = &program->nodes[i];
+        if (node->life != BOUND) continue;
+        values[i] = node_evaluate(program, node, node->parent < 0 ? NULL : values[node->parent]);
+        if (values[i] == NULL) bound = 0;
+    }
+    if (bound == 1) {
+        for (int i = 0; i < n; i++) {
+            PyObject *old = program->nodes[i].value;
+            program->nodes[i].value = values[i];
+            values[i] = old;
+        }
+        program->epoch++;
+        bound = watches_build(program) < 0 ? -1 : 1;
+        program->bound = bound == 1;
+    }
+    for (int i = 0; i < n; i++) Py_XDECREF(values[i]);
+    PyMem_Free(values);
+    return bound;
+}
+
+enum { REBINDS = 3 };
+
+static int run_bound(GuardProgram *program, PyObject **slots) {
+    for (int i = 0; i < REBINDS; i++) {
+        if (program->bound) {
+            Verdict verdict = watches_run(program, slots);
+            if (verdict != MOVED) return verdict == HOLD;
+        }
+        int rebound = rebind(program);
+        if (rebound != 1) return rebound;
+    }
+    return program->bound && watches_run(program, slots) == HOLD;
+}
+
+static bool are_distinct(const GuardProgram *program, const Check *check, PyObject **slots) {
+    for (int i = 0; i < check->n_nodes; i++) {
+        PyObject *value = node_value(&program->nodes[check->nodes[i]], slots);
+        for (int j = 0; j < i; j++)
+            if (node_value(&program->nodes[check->nodes[j]], slots) == value) return false;
+    }
+    return true;
+}
+
+static bool none_overlaps(const GuardProgram *program, const Check *check, PyObject **slots) {
+    uintptr_t start, stop, other_start, other_stop;
+    if (tensor_range(node_value(&program->nodes[check->node], slots), &start, &stop) < 0) return false;
+    for (int i = 0; i < check->n_nodes; i++) {
+        PyObject *other = node_value(&program->nodes[check->nodes[i]], slots);
+        if (tensor_range(other, &other_start, &other_stop) < 0) return false;
+        bool empty = start == stop || other_start == other_stop;
+        if (!empty && other_start < stop && start < other_stop) return false;
+    }
+    return true;
+}
+
+static bool relations_hold(const GuardProgram *program, PyObject **slots) {
+    for (int i = program->n_checks - program->n_related; i < program->n_checks; i++) {
+        const Check *check = &program->checks[i];
+        bool holds;
+        if (check->kind == CHECK_SAME)
+            holds = node_value(&program->nodes[check->node], slots) == node_value(&program->nodes[check->number], slots);
+        else if (check->kind == CHECK_DISTINCT)
+            holds = are_distinct(program, check, slots);
+        else
+            holds = none_overlaps(program, check, slots);
+        if (!holds) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return true;
+}
+
+Py_ssize_t guard_program_n_inputs(GuardProgram *program) { return program->n_inputs; }
+
+int guard_program_run(GuardProgram *program, PyObject *const *args, Py_ssize_t nargs, PyObject **inputs) {
+    if (UNLIKELY(program->cleared)) return 0;
+    PyObject **slots = alloca(sizeof(PyObject *) * (size_t)(program->n_slots + 1));
+    memset(slots, 0, sizeof(PyObject *) * (size_t)(program->n_slots + 1));
+    int holds = run_per_call(program, args, nargs, slots) && (!program->has_ambient || ambient_matches(&program->ambient));
+    if (holds) holds = run_bound(program, slots);
+    if (holds == 1) holds = relations_hold(program, slots);
+    if (holds == 1)
+        for (int i = 0; i < program->n_inputs; i++)
+            inputs[i] = Py_NewRef(node_value(&program->nodes[program->inputs[i]], slots));
+    release_slots(slots, program->n_slots);
+    return holds;
+}
+
+/* ---- building ---- */
+
+static int parse_node(GuardProgram *program, int index, PyObject *encoded) {
+    Node *node = &program->nodes[index];
+    PyObject *name;
+    if (!PyArg_ParseTuple(encoded, "OiO", &name, &node->parent, &node->key)) {
+        node->key = NULL;
+        return -1;
+    }
+    Py_INCREF(node->key);
+    int step = name_index(name, STEP_NAMES, N_STEPS);
+    bool is_root = step == STEP_ARG || step == STEP_CONST;
+    if (step < 0) return -1;
+    if (node->parent >= index || is_root != (node->parent < 0)) {
+        PyErr_SetString(PyExc_ValueError, "a guard program's nodes must come after their parents");
+        return -1;
+    }
+    node->step = (Step)step;
+    node->first_child = node->next_sibling = node->slot = -1;
+    if (step == STEP_ARG || step == STEP_SEQ_ITEM || step == STEP_CELL) node->number = PyLong_AsSsize_t(node->key);
+    if (step == STEP_DICT_ITEM) node->hash = PyObject_Hash(node->key);
+    if (step == STEP_ARG) node->life = PER_CALL;
+    else if (step == STEP_CONST) node->life = BOUND;
+    else {
+        Node *parent = &program->nodes[node->parent];
+        node->life = parent->life == BOUND && step == STEP_GETATTR ? VOLATILE : parent->life;
+        node->next_sibling = parent->first_child;
+        parent->first_child = index;
+    }
+    if (node->life != BOUND) node->slot = program->n_slots++;
+    if (index > 0 && node->life == PER_CALL && program->nodes[index - 1].life != PER_CALL) {
+        PyErr_SetString(PyExc_ValueError, "a guard program's nodes on arguments must come first");
+        return -1;
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_indices(PyObject *sequence, int limit, int **out, int *n) {
+    PyObject *items = PySequence_Fast(sequence, "node numbers must be a sequence");
+    if (items == NULL) return -1;
+    *n = (int)PySequence_Fast_GET_SIZE(items);
+    *out = PyMem_Calloc((size_t)*n + 1, sizeof(int));
+    if (*out == NULL) PyErr_NoMemory();
+    for (int i = 0; *out != NULL && i < *n; i++) {
+        long index = PyLong_AsLong(PySequence_Fast_GET_ITEM(items, i));
+        if (!PyErr_Occurred() && (index < 0 || index >= limit)) PyErr_SetString(PyExc_ValueError, "no such node");
+        (*out)[i] = (int)index;
+    }
+    Py_DECREF(items);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_check_data(GuardProgram *program, Check *check) {
+    switch (check->kind) {
+    case CHECK_LENGTH:
+    case CHECK_CELL_EMPTY: check->number = PyLong_AsSsize_t(check->data); break;
+    case CHECK_TENSOR_MATCH: return tensor_facts_from(check->data, &check->facts);
+    case CHECK_SAME:
+        check->number = PyLong_AsSsize_t(check->data);
+        if (!PyErr_Occurred() && (check->number < 0 || check->number >= program->n_nodes))
+            PyErr_SetString(PyExc_ValueError, "no such node");
+        break;
+    case CHECK_DISTINCT:
+    case CHECK_NO_OVERLAP: return parse_indices(check->data, program->n_nodes, &check->nodes, &check->n_nodes);
+    case CHECK_DICT_KEYS:
+        if (!PyTuple_Check(check->data)) PyErr_SetString(PyExc_TypeError, "dict_keys takes a tuple");
+        break;
+    default: break;
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_check(GuardProgram *program, int index, PyObject *encoded) {
+    Check *check = &program->checks[index];
+    PyObject *name;
+    if (!PyArg_ParseTuple(encoded, "OiOO", &name, &check->node, &check->data, &check->slow)) {
+        check->data = check->slow = NULL;
+        return -1;
+    }
+    Py_INCREF(check->data);
+    Py_INCREF(check->slow);
+    int kind = name_index(name, CHECK_NAMES, N_CHECKS);
+    if (kind < 0) return -1;
+    check->kind = (CheckKind)kind;
+    if (check->node < 0 || check->node >= program->n_nodes) {
+        PyErr_SetString(PyExc_ValueError, "no such node");
+        return -1;
+    }
+    if (kind >= CHECK_SAME) {
+        program->n_related++;
+    } else {
+        Node *node = &program->nodes[check->node];
+        if (program->n_related > 0 || (node->n_checks > 0 && node->first_check + node->n_checks != index)) {
+            PyErr_SetString(PyExc_ValueError, "the checks of one node must lie together, before those that relate nodes");
+            return -1;
+        }
+        if (node->n_checks++ == 0) node->first_check = index;
+    }
+    return parse_check_data(program, check);
+}
+
+static int parse_program(GuardProgram *program, PyObject *nodes, PyObject *checks, PyObject *inputs, PyObject *state) {
+    int n_nodes = (int)PyList_GET_SIZE(nodes), n_checks = (int)PyList_GET_SIZE(checks);
+    program->nodes = PyMem_Calloc((size_t)n_nodes + 1, sizeof(Node));
+    program->checks = PyMem_Calloc((size_t)n_checks + 1, sizeof(Check));
+    if (program->nodes == NULL || program->checks == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (; program->n_nodes < n_nodes; program->n_nodes++)
+        if (parse_node(program, program->n_nodes, PyList_GET_ITEM(nodes, program->n_nodes)) < 0) {
+            program->n_nodes++; /* so that its key is released */
+            return -1;
+        }
+    for (; program->n_checks < n_checks; program->n_checks++)
+        if (parse_check(program, program->n_checks, PyList_GET_ITEM(checks, program->n_checks)) < 0) {
+            program->n_checks++;
+            return -1;
+        }
+    if (parse_indices(inputs, n_nodes, &program->inputs, &program->n_inputs) < 0) return -1;
+    program->has_ambient = state != Py_None;
+    return program->has_ambient ? ambient_capture(&program->ambient, state) : 0;
+}
+
+static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"nodes", "checks", "inputs", "ambient", NULL};
+    PyObject *nodes, *checks, *inputs, *state = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O|O", names, &PyList_Type, &nodes, &PyList_Type, &checks, &inputs,
+                                     &state))
+        return NULL;
+    GuardProgram *program = (GuardProgram *)type->tp_alloc(type, 0);
+    if (program != NULL && parse_program(program, nodes, checks, inputs, state) < 0) Py_CLEAR(program);
+    return (PyObject *)program;
+}
+
+static int program_traverse(PyObject *self, visitproc visit, void *arg) {
+    GuardProgram *program = (GuardProgram *)self;
+    for (int i = 0; i < program->n_nodes; i++) {
+        Py_VISIT(program->nodes[i].key);
+        Py_VISIT(program->nodes[i].value);
+    }
+    for (int i = 0; i < program->n_checks; i++) {
+        Py_VISIT(program->checks[i].data);
+        Py_VISIT(program->checks[i].slow);
+    }
+    Py_VISIT(program->ambient.state);
+    return 0;
+}
+
+static int program_clear(PyObject *self) {
+    GuardProgram *program = (GuardProgram *)self;
+    program->cleared = true;
+    program->bound = false;
+    program->n_watches = 0;
+    int n_nodes = program->n_nodes, n_checks = program->n_checks;
+    program->n_nodes = program->n_checks = program->n_related = program->n_inputs = 0;
+    for (int i = 0; i < n_nodes; i++) {
+        Py_CLEAR(program->nodes[i].key);
+        Py_CLEAR(program->nodes[i].value);
+    }
+    for (int i = 0; i < n_checks; i++) {
+        Py_CLEAR(program->checks[i].data);
+        Py_CLEAR(program->checks[i].slow);
+        PyMem_Free(program->checks[i].facts.dims);
+        PyMem_Free(program->checks[i].nodes);
+    }
+    program->has_ambient = false;
+    Py_CLEAR(program->ambient.state);
+    return 0;
+}
+
+static void program_dealloc(PyObject *self) {
+    GuardProgram *program = (GuardProgram *)self;
+    PyObject_GC_UnTrack(self);
+    program_clear(self);
+    PyMem_Free(program->nodes);
+    PyMem_Free(program->checks);
+    PyMem_Free(program->inputs);
+    PyMem_Free(program->watches);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *program_check(PyObject *self, PyObject *args) {
+    GuardProgram *program = (GuardProgram *)self;
+    PyObject *flat;
+    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &flat)) return NULL;
+    Py_ssize_t n = program->n_inputs;
+    PyObject **inputs = PyMem_Calloc((size_t)n + 1, sizeof(PyObject *));
+    if (inputs == NULL) return PyErr_NoMemory();
+    int holds = guard_program_run(program, &PyTuple_GET_ITEM(flat, 0), PyTuple_GET_SIZE(flat), inputs);
+    PyObject *result = holds == 1 ? PyTuple_New(n) : holds == 0 ? Py_NewRef(Py_None) : NULL;
+    for (Py_ssize_t i = 0; holds == 1 && i < n; i++) {
+        if (result != NULL) PyTuple_SET_ITEM(result, i, inputs[i]);
+        else Py_DECREF(inputs[i]);
+    }
+    PyMem_Free(inputs);
+    return result;
+}
+
+static PyObject *program_sizes(PyObject *self, void *unused) {
+    GuardProgram *program = (GuardProgram *)self;
+    return Py_BuildValue("{s:i,s:i,s:i,s:i,s:K}", "nodes", program->n_nodes, "checks", program->n_checks, "watches",
+                         program->n_watches, "inputs", program->n_inputs, "rebinds", (unsigned long long)program->epoch);
+}
+
+static PyMethodDef program_methods[] = {
+    {"check", program_check, METH_VARARGS, "check(args) -> tuple of the inputs when every guard holds, else None"},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef program_getset[] = {
+    {"sizes", program_sizes, NULL, "counts of nodes, checks, watches, inputs and rebinds", NULL},
+    {NULL},
+};
+
+PyTypeObject GuardProgram_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.GuardProgram",
+    .tp_doc = "GuardProgram(nodes, checks, inputs, ambient=None): guards compiled for C; see capture/dispatch.py",
+    .tp_basicsize = sizeof(GuardProgram),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = program_new,
+    .tp_traverse = program_traverse,
+    .tp_clear = program_clear,
+    .tp_dealloc = program_dealloc,
+    .tp_methods = program_methods,
+    .tp_getset = program_getset,
+};
+
+int guards_init(PyObject *module) {
+    return guard_checks_init() < 0 ? -1 : PyModule_AddType(module, &GuardProgram_Type);
+}

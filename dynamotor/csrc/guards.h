@@ -1,0 +1,120 @@
+/* A guard program: nodes (sources) in an order where parents come first, and checks on them.
+ *
+ * Nodes that hang on a call argument are evaluated at every call. Nodes that hang on an object held by the entry are
+ * bound: their values are kept, and a list of `Watch`es, made from what each step read, says whether every step would
+ * give the same value again (see hot_list.c). Only when a watch moved are the bound nodes evaluated again.
+ */
+#ifndef DYNAMOTOR_GUARDS_H
+#define DYNAMOTOR_GUARDS_H
+
+#include "dynamotor.h"
+
+/* One for each class in capture/source.py, by its step_kind. */
+typedef enum {
+    STEP_ARG, STEP_CONST, STEP_GETATTR, STEP_INSTANCE_DICT, STEP_DICT_ITEM, STEP_SEQ_ITEM, STEP_TYPE_OF, STEP_TYPE_ATTR,
+    STEP_CELL, STEP_CELL_CONTENTS, STEP_FUNC_ATTR, STEP_GLOBALS_OF, STEP_BUILTINS_OF, STEP_METHOD_SELF, STEP_METHOD_FUNC,
+    N_STEPS
+} Step;
+
+/* One for each row in capture/guards.py, by its code. */
+typedef enum {
+    CHECK_TYPE_IS, CHECK_ID_IS, CHECK_CONST_EQUALS, CHECK_TENSOR_MATCH, CHECK_LENGTH, CHECK_DICT_KEYS, CHECK_MISSING_KEY,
+    CHECK_MISSING_TYPE_ATTR, CHECK_MISSING_ATTR, CHECK_CELL_EMPTY, CHECK_PREDICATE,
+    CHECK_SAME, CHECK_DISTINCT, CHECK_NO_OVERLAP, /* these relate nodes and run last */
+    N_CHECKS
+} CheckKind;
+
+typedef enum {
+    PER_CALL, /* hangs on a call argument: evaluated first, at every call */
+    BOUND,    /* hangs on a held object by steps that can be watched */
+    VOLATILE, /* hangs on a held object by a getattr: evaluated at every call, among the watches */
+} Life;
+
+typedef struct {
+    Step step;
+    Life life;
+    int parent;        /* -1 for roots */
+    int slot;          /* where a run keeps its value; -1 for BOUND nodes, whose value is in `value` */
+    int first_check, n_checks;
+    int first_child, next_sibling;
+    Py_ssize_t number; /* argument, item or cell index */
+    PyObject *key;     /* attribute name, dict key, or the constant */
+    Py_hash_t hash;    /* of a dict key */
+    PyObject *value;   /* bound value, owned; NULL before the first evaluation */
+} Node;
+
+typedef struct {
+    CheckKind kind;
+    int node;
+    Py_ssize_t number;  /* length, cell index, the other node of `same` */
+    PyObject *data;     /* what the row encoded */
+    PyObject *slow;     /* tensor_match: the row's own check_value */
+    TensorFacts facts;  /* tensor_match */
+    int *nodes;         /* distinct, no_overlap */
+    int n_nodes;
+} Check;
+
+typedef enum { WATCH_POINTER, WATCH_DICT, WATCH_TYPE, WATCH_ITEM, WATCH_TENSOR, WATCH_CHECK, WATCH_NODE } WatchKind;
+
+typedef struct {
+    WatchKind kind;
+    int index;        /* node, or check for WATCH_TENSOR and WATCH_CHECK */
+    void *where;      /* the pointer's place; the dict, type, list or tensor */
+    uint64_t expect;  /* the pointer, dict or type version; the item of a list */
+    Py_ssize_t item;
+} Watch;
+
+struct GuardProgram {
+    PyObject_HEAD
+    int n_nodes, n_checks, n_related, n_slots, n_inputs, n_watches;
+    Node *nodes;
+    Check *checks; /* those of one node lie together; the n_related that relate nodes come last */
+    int *inputs;
+    Watch *watches;
+    bool bound, cleared;
+    uint64_t epoch; /* counts rebinds: whoever ran Python code meanwhile looks whether it changed */
+    bool has_ambient;
+    Ambient ambient;
+};
+
+/* guard_steps.c: a new reference to the value one step on, or NULL without an exception when there is none. */
+PyObject *step_value(const Node *node, PyObject *parent);
+PyObject **instance_dict_place(PyObject *object);
+PyObject **function_slot_place(PyObject *function, PyObject *name);
+PyObject **cell_place(PyObject *function, Py_ssize_t index);
+bool class_can_change(PyTypeObject *cls);
+
+/* guard_checks.c: whether a check of one value holds; exceptions count as no and are cleared. */
+bool check_holds(const Check *check, PyObject *value);
+bool const_is_frozen(PyObject *value);
+int guard_checks_init(void);
+
+/* watches.c */
+typedef enum {
+    HOLD,  /* nothing moved */
+    MOVED, /* a step may lead elsewhere now: evaluate the bound nodes again */
+    FAIL,  /* a check of a value, which every step still leads to, fails */
+} Verdict;
+
+int watches_build(GuardProgram *program); /* from the bound values; 0 or -1 */
+Verdict watches_run(GuardProgram *program, PyObject **slots);
+/* Take a step and run the checks of the node it leads to: a new reference, or NULL without an exception. */
+PyObject *node_evaluate(const GuardProgram *program, const Node *node, PyObject *parent);
+
+static inline PyObject *node_value(const Node *node, PyObject *const *slots) {
+    return node->slot >= 0 ? slots[node->slot] : node->value;
+}
+
+static inline uint64_t dict_version(PyObject *dict) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    return ((PyDictObject *)dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+}
+
+/* Whether iterating a dict subclass gives the raw order (an OrderedDict keeps another). */
+static inline bool has_raw_order(PyObject *dict) {
+    return Py_TYPE(dict)->tp_iter == PyDict_Type.tp_iter || PyDict_GET_SIZE(dict) < 2;
+}
+
+#endif

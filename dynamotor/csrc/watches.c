@@ -1,0 +1,198 @@
+/* Watches: cheap tests that every step of the bound nodes would give the same value again, and the tests of what can
+ * change inside a value without any step changing (tensor metadata, list lengths). They lie in the order of the nodes,
+ * parents first, so a watch that is reached looks at a value that every step still leads to. */
+#include "guards.h"
+
+PyObject *node_evaluate(const GuardProgram *program, const Node *node, PyObject *parent) {
+    PyObject *found = step_value(node, parent);
+    for (int i = 0; found != NULL && i < node->n_checks; i++)
+        if (!check_holds(&program->checks[node->first_check + i], found)) Py_CLEAR(found);
+    return found;
+}
+
+/* ---- building ---- */
+
+typedef struct {
+    bool dict, type; /* whether the version of the node's value is watched already */
+} Watched;
+
+static Watch *add(GuardProgram *program, WatchKind kind, int index, void *where, uint64_t expect) {
+    Watch *watch = &program->watches[program->n_watches++];
+    *watch = (Watch){.kind = kind, .index = index, .where = where, .expect = expect};
+    return watch;
+}
+
+static void watch_pointer(GuardProgram *program, int node, void *place) {
+    if (place != NULL) add(program, WATCH_POINTER, node, place, (uint64_t)(uintptr_t)*(void **)place);
+}
+
+static void watch_class(GuardProgram *program, int node, PyObject *value) {
+    if (class_can_change(Py_TYPE(value))) watch_pointer(program, node, &value->ob_type);
+}
+
+static void watch_dict(GuardProgram *program, int node, PyObject *dict, Watched *watched) {
+    if (!watched->dict) add(program, WATCH_DICT, node, dict, dict_version(dict));
+    watched->dict = true;
+}
+
+/* 0 when the type has no version, so that a change of it would leave no trace. */
+static uint64_t type_version(PyTypeObject *type) {
+    return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+}
+
+static uint64_t assigned_type_version(PyTypeObject *type) {
+    static PyObject *any_name;
+    if (any_name == NULL) any_name = PyUnicode_InternFromString("__class__");
+    if (any_name != NULL) _PyType_Lookup(type, any_name); /* a lookup gives the type a version */
+    return type_version(type);
+}
+
+static void watch_type(GuardProgram *program, int node, PyObject *type, Watched *watched) {
+    if (!watched->type) add(program, WATCH_TYPE, node, type, assigned_type_version((PyTypeObject *)type));
+    watched->type = true;
+}
+
+static void watch_check(GuardProgram *program, int node, int index, PyObject *value, Watched *watched) {
+    switch (program->checks[index].kind) {
+    case CHECK_ID_IS: return;
+    case CHECK_TYPE_IS: watch_class(program, node, value); return;
+    case CHECK_TENSOR_MATCH: add(program, WATCH_TENSOR, index, value, 0); return;
+    case CHECK_MISSING_KEY: watch_dict(program, node, value, watched); return;
+    case CHECK_MISSING_TYPE_ATTR: watch_type(program, node, value, watched); return;
+    case CHECK_CONST_EQUALS:
+        if (!const_is_frozen(value)) break;
+        return;
+    case CHECK_LENGTH:
+        if (PyTuple_Check(value) || PyUnicode_Check(value) || PyBytes_Check(value)) return;
+        if (!PyDict_Check(value)) break;
+        watch_dict(program, node, value, watched);
+        return;
+    case CHECK_DICT_KEYS:
+        if (!has_raw_order(value)) break; /* an OrderedDict can be reordered under the same version */
+        watch_dict(program, node, value, watched);
+        return;
+    default: break;
+    }
+    add(program, WATCH_CHECK, index, value, 0);
+}
+
+static void watch_step(GuardProgram *program, int parent, PyObject *value, const Node *child, Watched *watched) {
+    switch (child->step) {
+    case STEP_INSTANCE_DICT: watch_pointer(program, parent, instance_dict_place(value)); return;
+    case STEP_DICT_ITEM: watch_dict(program, parent, value, watched); return;
+    case STEP_SEQ_ITEM:
+        if (PyList_Check(value))
+            add(program, WATCH_ITEM, parent, value, (uint64_t)(uintptr_t)child->value)->item = child->number;
+        return;
+    case STEP_TYPE_OF: watch_class(program, parent, value); return;
+    case STEP_TYPE_ATTR: watch_type(program, parent, value, watched); return;
+    case STEP_CELL: watch_pointer(program, parent, cell_place(value, child->number)); return;
+    case STEP_CELL_CONTENTS: watch_pointer(program, parent, &((PyCellObject *)value)->ob_ref); return;
+    case STEP_FUNC_ATTR: watch_pointer(program, parent, function_slot_place(value, child->key)); return;
+    default: return; /* a function's globals and a method's halves never change; a getattr is a volatile node */
+    }
+}
+
+int watches_build(GuardProgram *program) {
+    size_t most = (size_t)(program->n_checks + 2 * program->n_nodes + 1);
+    Watch *room = PyMem_Realloc(program->watches, sizeof(Watch) * most);
+    if (room == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    program->watches = room;
+    program->n_watches = 0;
+    for (int i = 0; i < program->n_nodes; i++) {
+        Node *node = &program->nodes[i];
+        if (node->life == VOLATILE) add(program, WATCH_NODE, i, NULL, 0);
+        if (node->life != BOUND) continue;
+        Watched watched = {false, false};
+        for (int c = node->first_check; c < node->first_check + node->n_checks; c++)
+            watch_check(program, i, c, node->value, &watched);
+        for (int c = node->first_child; c >= 0; c = program->nodes[c].next_sibling)
+            if (program->nodes[c].life == BOUND) watch_step(program, i, node->value, &program->nodes[c], &watched);
+    }
+    return 0;
+}
+
+/* ---- running ---- */
+
+static bool depends_on_version(Step step, WatchKind kind) {
+    return kind == WATCH_DICT ? step == STEP_DICT_ITEM : step == STEP_TYPE_ATTR;
+}
+
+/* A dict or class has a new version: look whether anything that was read from it changed. */
+static Verdict recheck(const GuardProgram *program, Watch *watch) {
+    const Node *node = &program->nodes[watch->index];
+    bool dict = watch->kind == WATCH_DICT;
+    uint64_t version = dict ? dict_version(watch->where) : assigned_type_version(watch->where);
+    Verdict verdict = HOLD;
+    for (int c = node->first_child; verdict != FAIL && c >= 0; c = program->nodes[c].next_sibling) {
+        const Node *child = &program->nodes[c];
+        if (child->life != BOUND || !depends_on_version(child->step, watch->kind)) continue;
+        PyObject *now = step_value(child, watch->where);
+        if (now != child->value) {
+            verdict = MOVED;
+            for (int i = 0; now != NULL && i < child->n_checks; i++)
+                if (!check_holds(&program->checks[child->first_check + i], now)) verdict = FAIL;
+            if (now == NULL) verdict = FAIL;
+        }
+        Py_XDECREF(now);
+    }
+    for (int i = 0; verdict != FAIL && i < node->n_checks; i++)
+        if (!check_holds(&program->checks[node->first_check + i], watch->where)) verdict = FAIL;
+    if (verdict == HOLD) watch->expect = version;
+    return verdict;
+}
+
+static Verdict run_volatile(const GuardProgram *program, const Node *node, PyObject **slots) {
+    PyObject *found = node_evaluate(program, node, node_value(&program->nodes[node->parent], slots));
+    if (found == NULL) return FAIL;
+    Py_XSETREF(slots[node->slot], found);
+    return HOLD;
+}
+
+/* What may run Python code, so that the program may be rebound meanwhile. */
+static Verdict run_slow_watch(GuardProgram *program, Watch *watch, PyObject **slots) {
+    uint64_t epoch = program->epoch;
+    Verdict verdict;
+    switch (watch->kind) {
+    case WATCH_CHECK: verdict = check_holds(&program->checks[watch->index], watch->where) ? HOLD : FAIL; break;
+    case WATCH_NODE: verdict = run_volatile(program, &program->nodes[watch->index], slots); break;
+    default: verdict = recheck(program, watch); break;
+    }
+    return program->epoch == epoch ? verdict : MOVED;
+}
+
+Verdict watches_run(GuardProgram *program, PyObject **slots) {
+    for (int i = 0; i < program->n_watches; i++) {
+        Watch *watch = &program->watches[i];
+        switch (watch->kind) {
+        case WATCH_POINTER:
+            if (LIKELY(*(uint64_t *)watch->where == watch->expect)) continue;
+            return MOVED;
+        case WATCH_DICT:
+            if (LIKELY(dict_version(watch->where) == watch->expect)) continue;
+            break;
+        case WATCH_TYPE:
+            if (LIKELY(watch->expect != 0 && type_version(watch->where) == watch->expect)) continue;
+            break;
+        case WATCH_ITEM:
+            if (watch->item < PyList_GET_SIZE(watch->where) &&
+                (uint64_t)(uintptr_t)PyList_GET_ITEM(watch->where, watch->item) == watch->expect)
+                continue;
+            return MOVED;
+        case WATCH_TENSOR:
+            if (LIKELY(shim.ready)) {
+                if (LIKELY(tensor_matches(watch->where, &program->checks[watch->index].facts))) continue;
+                return FAIL;
+            }
+            if (check_holds(&program->checks[watch->index], watch->where)) continue;
+            return FAIL;
+        default: break;
+        }
+        Verdict verdict = run_slow_watch(program, watch, slots);
+        if (verdict != HOLD) return verdict;
+    }
+    return HOLD;
+}
