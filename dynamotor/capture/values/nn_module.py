@@ -137,11 +137,12 @@ def _refuse(name: str) -> CallRule:
         if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
             raise unsupported("unsupported-mutation", f"Module.{name}() is called",
                               cure="call it outside the compiled function")
-        return trace.inline_function(getattr(Module, name), args, kwargs)
+        return trace.inline(trace.make(getattr(Module, name)), args, kwargs)
     return rule
 
 
-_REFUSED = ("to", "cuda", "cpu", "half", "double", "float", "bfloat16", "type", "to_empty", "_apply", "requires_grad_", "zero_grad",
+_REFUSED = ("to", "cuda", "cpu", "half", "double", "float", "bfloat16", "type", "to_empty", "_apply", "requires_grad_",
+            "zero_grad",
             "load_state_dict", "state_dict", "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
             "register_full_backward_pre_hook", "share_memory", "compile")
 _refused_functions = {getattr(Module, name): name for name in _REFUSED}

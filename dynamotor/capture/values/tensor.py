@@ -17,7 +17,7 @@ from ...base.errors import DynamotorError
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.spec import TensorSpec
 from ..breaks import unsupported
-from ..guards import IdIs, TensorMatch
+from ..guards import IdIs, NoOverlap, TensorMatch, memory_range
 from ..source import DictItem, InstanceDict
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
@@ -33,12 +33,13 @@ class TensorValue(Value):
     A tensor from outside has a `source` and `obj`, the real tensor; it gets its placeholder at the first use in a call.
     """
 
-    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned")
+    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned", "first_version")
 
     def __init__(self, trace: Trace, node: fx.Node | None, example: ShapeTensor, source: Any = None, obj: Any = MISSING,
                  cls: type = torch.Tensor) -> None:
         self.source, self.trace, self._node, self.example, self.obj, self.cls = source, trace, node, example, obj, cls
         self.pinned = source is not None and is_static(source)
+        self.first_version = version(example)
         tensor_values(trace)[id(example)] = self
 
     @staticmethod
@@ -198,9 +199,26 @@ def tensor_values(trace: Trace) -> dict[int, TensorValue]:
     return trace.__dict__.setdefault("_tensor_values", {})
 
 
-def version(tensor: torch.Tensor) -> int:
-    """The tensor's version counter; tensors of inference mode have none."""
-    return -1 if tensor.is_inference() else tensor._version
+def version(tensor: torch.Tensor) -> Any:
+    """The tensor's version counter. Tensors of inference mode have none: each answer differs, as if they had been written."""
+    return object() if tensor.is_inference() else tensor._version
+
+
+def guard_overlaps(trace: Trace) -> None:
+    """Guards that no written input shares memory with another one, as far as that can change from call to call.
+
+    To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees them overlap.
+    """
+    inputs = [v for v in tensor_values(trace).values() if v._node is not None and v._node.op == "placeholder"]
+    written = [v for v in inputs if version(v.example) != v.first_version]
+    for value in written:
+        others = [o for o in inputs if o is not value and not (o.pinned and value.pinned)]
+        others = [o for o in others if o not in written or id(o) > id(value)]
+        guard = NoOverlap(value.source, tuple([o.source for o in others]))
+        start, stop = memory_range(value.obj)
+        ranges = [memory_range(o.obj) for o in others]
+        if others and all(stop <= low or high <= start for low, high in ranges):
+            trace.reader.guard(guard)
 
 
 # Outside tensors -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,270 @@
+"""Torch functions, tensor methods, modules and modes in a captured program give eager's results in one graph."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dynamotor
+from dynamotor.base.errors import CaptureError
+
+
+class Recorder:
+    """A backend that keeps the graphs and runs them as they are."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, gm, example_inputs):
+        self.graphs.append(gm)
+        return gm.forward
+
+
+def x(*shape, dtype=torch.float64, grad=False):
+    return torch.randn(*shape, dtype=dtype).requires_grad_(grad)
+
+
+PROGRAMS = {
+    "functions": lambda a, b: torch.relu(a) + torch.sin(b) * torch.add(a, b, alpha=2),
+    "methods": lambda a, b: a.view(6).unsqueeze(0).to(torch.float32).sum(-1, keepdim=True) + b.mean().float(),
+    "reflected operators": lambda a, b: 2 - a + 3 / (b * b + 1) - 2 ** a + (1.5 * b) // 1,
+    "comparisons": lambda a, b: (a > b) & (a != 0) | ~(b <= 1),
+    "indexing": lambda a, b: a[0] + b[:, None, 1].sum() + a[..., -1:].sum() + a[torch.tensor([1, 0])].sum(),
+    "unpacking": lambda a, b: [row * 2 for row in a] + [*b.unbind(1)],
+    "size arithmetic": lambda a, b: a.reshape(*b.shape[:-1], -1).view(b.size(0), b.shape[1]).expand(2, *a.shape),
+    "named results": lambda a, b: (a.max(dim=1).values, torch.sort(b, dim=0).indices, a.topk(2)[0]),
+    "lists of tensors": lambda a, b: torch.cat([a, b], dim=0).split([1, 3], dim=0),
+    "factories": lambda a, b: a + torch.arange(3) + torch.ones_like(a) + torch.zeros(2, 3) + b.new_full((2, 3), 4.0),
+    "constants": lambda a, b: a + torch.tensor(1.5) + torch.tensor([[1], [2]]) + torch.as_tensor([1, 2, 3]) + torch.as_tensor(b),
+    "attributes": lambda a, b: a.T @ b.mT.T + a.dtype.itemsize + a.ndim + len(a) + a.numel() + b.shape.numel(),
+    "queries": lambda a, b: a if torch.is_tensor(b) and a.is_floating_point() and torch.is_grad_enabled() else b,
+    "functional": lambda a, b: F.layer_norm(F.gelu(a), (3,)) + F.softmax(b, dim=-1) + F.pad(a, (0, 1))[:, :3],
+    "loss": lambda a, b: F.cross_entropy(a, torch.tensor([0, 2])) + F.mse_loss(a, b),
+    "pooling": lambda a, b: F.max_pool2d(a.view(1, 1, 2, 3), 2) + F.adaptive_avg_pool2d(b.view(1, 1, 2, 3), 1),
+    "einsum": lambda a, b: torch.einsum("ij,kj->ik", a, b),
+    "identity": lambda a, b: (a.contiguous() is a, a.to(a.dtype) is a, a is b, a + b),
+    "data and detach": lambda a, b: a.data * 2 + b.detach(),
+    "constant results": lambda a, b: (a.shape, a.stride(), a.dim(), b.size(1), str(a.dtype), a.device.type, a * 1),
+    "dict keyed by tensors": lambda a, b: {a: 1, b: 2}[a] * a,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_match_eager(name):
+    fn = PROGRAMS[name]
+    backend = Recorder()
+    compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        a, b = x(2, 3), x(2, 3)
+        torch.testing.assert_close(compiled(a, b), fn(a, b), rtol=0, atol=0)
+    assert len(backend.graphs) == 1
+
+
+def test_in_place_operations_change_the_arguments():
+    def fn(a, b):
+        view = a[0]
+        view += 1
+        a.mul_(2)
+        b[:, 1] = 5
+        c = a.add_(b)
+        return c is a, c
+
+    a, b = x(2, 3), x(2, 3)
+    a2, b2 = a.clone(), b.clone()
+    same, out = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)(a, b)
+    assert same is True and out is a
+    fn(a2, b2)
+    assert torch.equal(a, a2) and torch.equal(b, b2)
+
+
+def test_an_input_that_is_returned_is_the_very_object():
+    a = x(3)
+    assert dynamotor.compile(lambda t: t.contiguous(), backend=Recorder())(a) is a
+
+
+@pytest.mark.parametrize("breaking", [
+    lambda a: a * a.sum().item(),
+    lambda a: a * 2 if a.sum() > 0 else a * 3,
+    lambda a: a[a > 0] * 2,
+    lambda a: a * len(a.tolist()),
+    lambda a: torch.vmap(torch.sin)(a),
+    lambda a: a + float(a.mean()),
+])
+def test_data_dependence_breaks_and_still_gives_the_result(breaking):
+    a = x(4)
+    torch.testing.assert_close(dynamotor.compile(breaking, backend=Recorder())(a), breaking(a))
+    with pytest.raises(CaptureError):
+        dynamotor.compile(breaking, backend=Recorder(), fullgraph=True)(a)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+        self.head = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(inplace=True), nn.Dropout(0.5))
+        self.named = nn.ModuleDict({"out": nn.Linear(3, 2)})
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("steps", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, a):
+        self.calls += 1
+        self.steps = self.steps + 1
+        for i, layer in enumerate(self.layers[:2]):
+            a = layer(a) * (i + 1)
+        a = self.layers[-1](a)
+        if self.training and len(self.layers) == 3:
+            a = a * self.scale
+        return self.named["out"](self.head(a)) + self.steps
+
+
+def test_modules_match_eager_and_update_their_state():
+    model = Net()
+    reference = copy.deepcopy(model)
+    backend = Recorder()
+    compiled = dynamotor.compile(model, backend=backend, fullgraph=True)
+    for seed in (1, 2, 3):
+        a = x(4, 3, dtype=torch.float32)
+        torch.manual_seed(seed)
+        ours = compiled(a)
+        torch.manual_seed(seed)
+        theirs = reference(a)
+        torch.testing.assert_close(ours, theirs)
+        ours.sum().backward()
+        theirs.sum().backward()
+    assert model.steps == 3 and model.head[0].num_batches_tracked == 3
+    torch.testing.assert_close(model.head[0].running_mean, reference.head[0].running_mean)
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_hooks_present_at_trace_time_run():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    seen = []
+    model[0].register_forward_hook(lambda module, args, out: out * 2)
+    model[1].register_forward_pre_hook(lambda module, args: seen.append(len(args)))
+    compiled = dynamotor.compile(model, backend=Recorder(), fullgraph=True)
+    a = x(2, 3, dtype=torch.float32)
+    torch.testing.assert_close(compiled(a), model(a))
+    assert seen == [1, 1]
+
+
+def test_a_hook_added_later_is_seen():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    compiled = dynamotor.compile(model, backend=Recorder())
+    a = x(2, 3, dtype=torch.float32)
+    compiled(a)
+    model[0].register_forward_hook(lambda module, args, out: out + 7)
+    torch.testing.assert_close(compiled(a), model(a))
+
+
+def test_no_grad_regions():
+    def fn(a, w):
+        with torch.no_grad():
+            b = a @ w
+            assert not torch.is_grad_enabled()
+        c = a @ w
+
+        @torch.no_grad()
+        def inner(t):
+            return t * 3
+
+        with torch.enable_grad():
+            d = inner(c) + w.sum()
+        return b, c, d, torch.is_grad_enabled()
+
+    a, w = x(2, 3), x(3, 3, grad=True)
+    ours = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)(a, w)
+    theirs = fn(a, w)
+    for mine, other in zip(ours[:3], theirs[:3], strict=True):
+        assert mine.requires_grad == other.requires_grad and torch.equal(mine, other)
+    assert torch.is_grad_enabled()
+
+
+def test_a_break_inside_no_grad_keeps_the_mode():
+    def fn(a):
+        with torch.no_grad():
+            b = a * 2
+            print(end="")
+            c = b + a
+        return b, c, a * 3
+
+    a = x(3, grad=True)
+    b, c, d = dynamotor.compile(fn, backend=Recorder())(a)
+    assert not b.requires_grad and not c.requires_grad and d.requires_grad and torch.is_grad_enabled()
+    torch.testing.assert_close(c, a * 3)
+
+
+def test_autocast_regions():
+    def fn(a, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            b = a @ w
+            with torch.autocast("cpu", enabled=False):
+                c = b.float() @ w
+        return b, c, a @ w
+
+    a, w = x(4, 4, dtype=torch.float32), x(4, 4, dtype=torch.float32)
+    ours, theirs = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)(a, w), fn(a, w)
+    assert [t.dtype for t in ours] == [torch.bfloat16, torch.float32, torch.float32]
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_autocast_outside_recompiles():
+    backend = Recorder()
+    compiled = dynamotor.compile(lambda a: a @ a, backend=backend)
+    a = x(4, 4, dtype=torch.float32)
+    assert compiled(a).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert compiled(a).dtype == torch.bfloat16
+    assert compiled(a).dtype == torch.float32 and len(backend.graphs) == 2
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 5
+
+
+def test_custom_autograd_functions_keep_their_backward():
+    a = x(3, grad=True)
+    dynamotor.compile(lambda t: Double.apply(t * 1), backend=Recorder())(a).sum().backward()
+    assert torch.equal(a.grad, torch.full_like(a, 5))
+
+
+def test_replaced_parameters_and_buffers_are_seen():
+    model = nn.Linear(3, 3)
+    compiled = dynamotor.compile(model, backend=Recorder())
+    a = x(2, 3, dtype=torch.float32)
+    compiled(a)
+    model.weight = nn.Parameter(torch.zeros(3, 3))
+    torch.testing.assert_close(compiled(a), model(a))
+    with torch.no_grad():
+        model.weight.add_(1)
+    torch.testing.assert_close(compiled(a), model(a))
+    model.weight.data = torch.randn(3, 3)
+    torch.testing.assert_close(compiled(a), model(a))
+    model.double()
+    torch.testing.assert_close(compiled(a.double()), model(a.double()))
+
+
+def test_random_functions_keep_eagers_order():
+    def fn(a):
+        b = F.dropout(a, 0.5)
+        c = torch.rand_like(a)
+        return b, c, torch.randn(3), torch.bernoulli(c)
+
+    compiled = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)
+    a = x(4)
+    torch.manual_seed(0)
+    ours = compiled(a)
+    torch.manual_seed(0)
+    torch.testing.assert_close(ours, fn(a), rtol=0, atol=0)
