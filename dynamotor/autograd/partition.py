@@ -62,7 +62,7 @@ def partition(joint: Joint) -> Partition:
     eager = {memory_root(arg) for node in backward if node in wanted for arg in node.all_input_nodes if arg not in backward}
     eager |= {memory_root(node) for node in grads if node not in backward}
     eager_bytes = _bytes(eager)
-    cut = _minimum_cut(joint, nodes, backward, wanted, grads)
+    cut = _minimum_cut(joint, nodes, backward, wanted, eager)
     if cut is None or _bytes(cut) > eager_bytes:
         cut = eager
     saved = [node for node in nodes if node in cut]
@@ -98,19 +98,22 @@ def _bytes(nodes: Any) -> int:
     return int(sum(_size(node) for node in nodes if node.op != "placeholder"))
 
 
-def _minimum_cut(joint: Joint, nodes: list[Node], backward: set[Node], wanted: set[Node], grads: list[Node]) -> set[Node] | None:
+def _minimum_cut(joint: Joint, nodes: list[Node], backward: set[Node], wanted: set[Node], eager: set[Node]) -> set[Node] | None:
     """Each candidate is an edge in → out with its bytes as capacity; the cut edges are the saved values.
 
     None when no cut separates the halves, which cannot be but need not be fatal.
     """
     forward = _ancestors([*joint.output[0], *joint.output[1]])
+    grads = {node for node in joint.output[2] if node is not None}
+    free = {node for node in joint.output[0] if node in eager}
     candidates = [node for node in nodes if node in wanted and node not in backward and node.op != "output"]
     index = {node: 2 * i for i, node in enumerate(candidates)}
     source, sink = 2 * len(candidates), 2 * len(candidates) + 1
     net = FlowNetwork(sink + 1)
+    distance = _distances(candidates, backward)
     for node in candidates:
         a = index[node]
-        net.edge(a, a + 1, _cost(node))
+        net.edge(a, a + 1, 0.5 if node in free else _cost(node, distance[node]))
         if node.op == "placeholder" or _must_stay(node, forward, backward, wanted):
             net.edge(source, a, _NEVER)
         for user in node.users:
@@ -126,13 +129,25 @@ def _minimum_cut(joint: Joint, nodes: list[Node], backward: set[Node], wanted: s
     return {node for node in candidates if side[index[node]] and not side[index[node] + 1]}
 
 
-def _cost(node: Node) -> float:
-    """Bytes to save the node. Views are never saved (their memory's root is), inputs are kept for next to nothing."""
+def _distances(candidates: list[Node], backward: set[Node]) -> dict[Node, int]:
+    """Steps from each candidate to its nearest use by the backward."""
+    distance: dict[Node, int] = {}
+    for node in reversed(candidates):
+        distance[node] = min([0 if user in backward else distance.get(user, 50) + 1 for user in node.users], default=50)
+    return distance
+
+
+def _cost(node: Node, distance: int) -> float:
+    """What saving the node costs: bytes, more for values far from their use and for those that fusion would not write.
+
+    Views are never saved (their memory's root is), inputs are kept for next to nothing.
+    """
     if is_view(node) or not isinstance(node.meta["val"], TensorSpec):
         return _NEVER
     if node.op == "placeholder":
         return 1.0
-    return 16.0 + _size(node)
+    written_anyway = not is_recomputable(node) or any(not is_recomputable(user) and user.op != "output" for user in node.users)
+    return (16.0 + _size(node)) * 1.1 ** min(distance, 50) * (1.0 if written_anyway else 2.0)
 
 
 def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[Node]) -> bool:

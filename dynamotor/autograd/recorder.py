@@ -170,7 +170,7 @@ class GraphRecorder:
 
     def _record_write(self, func: OpOverload, about: OpFacts, args: tuple, kwargs: dict[str, Any]) -> Any:
         form = functional_form(func)
-        result = self.record(form, args, kwargs)
+        result = self.record(form, _with_defaults(form, args), kwargs)
         self.assign(args[0], result)
         return args[0]
 
@@ -181,6 +181,13 @@ class GraphRecorder:
         alias = self.alias_of(target)
         node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
         write(alias, node, self.emit)
+
+
+def _with_defaults(form: OpOverload, args: tuple) -> tuple:
+    """Arguments that the in-place op defaults and its functional form requires (bernoulli's p)."""
+    if form is aten.bernoulli.p and len(args) == 1:
+        return (*args, 0.5)
+    return args
 
 
 class _Getter:

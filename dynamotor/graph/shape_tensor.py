@@ -161,6 +161,11 @@ class _Mode(TorchDispatchMode):
         super().__init__()
         self.handler = handler
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else PyTorch wraps the method below in a way that imports torch._dynamo, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return self.handler(func, args, kwargs or {})
 
