@@ -64,7 +64,7 @@ def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: 
 def _restride(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
     """The result of an aten kernel with the strides that the program was compiled for (the kernel chose others)."""
     if tuple(tensor.shape) != shape:
-        raise InternalError("DM901", "an aten kernel gave another shape than was inferred",
+        raise InternalError("DM920", "an aten kernel gave another shape than was inferred",
                             why=f"{tuple(tensor.shape)}, not {shape}",
                             cure="report the op's shape rule; backend='aot_eager' runs without the native compiler")
     if all(n == 1 or a == b for n, a, b in zip(shape, tensor.stride(), stride, strict=True)):

@@ -103,7 +103,8 @@ def plan_offsets(lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[s
         clock = life.start
         for other in inplace.get(life.name, ()):
             before = by_name.get(other)
-            if before and before.start < before.end == life.start and other not in taken_over and size_of[other] == size_of[life.name]:
+            ends_here = before is not None and before.start < before.end == life.start
+            if ends_here and other not in taken_over and size_of[other] == size_of[life.name]:
                 offsets[life.name] = offsets[other]
                 taken_over.add(other)
                 break

@@ -1,0 +1,103 @@
+"""Convolutions at inference: weights reordered once for oneDNN, and what follows a convolution done inside it.
+
+    y = relu(conv(x, w) + z)   becomes   packed = reorder(w)  (once);  y = conv_pointwise.binary(x, z, packed, ..., "add", "relu")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph.info import GraphInfo
+from ..graph.spec import TensorSpec
+from .layout import is_channels_last
+from .rewrite import call, only_user, spec_of, static_nodes
+
+aten = torch.ops.aten
+mkldnn = torch.ops.mkldnn
+
+_PACKED = mkldnn._convolution_pointwise.default
+_PACKED_BINARY = mkldnn._convolution_pointwise.binary
+# aten op -> oneDNN's name, for ops without parameters.
+_UNARY = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh", aten.silu.default: "swish",
+          aten.hardswish.default: "hardswish", aten.hardsigmoid.default: "hardsigmoid"}
+
+
+def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
+    """Channels-last convolution with a static weight: reorder the weight into oneDNN's own layout, once."""
+    graph = gm.graph
+    static = static_nodes(graph, info)
+    for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.convolution.default]:
+        x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+        spec = spec_of(x)
+        if transposed or weight not in static or not is_channels_last(spec) or not is_channels_last(node.meta["val"]):
+            continue
+        if spec.dtype != torch.float32 or (bias is not None and bias not in static):
+            continue
+        place = [list(padding), list(stride), list(dilation), groups]
+        with graph.inserting_before(node):
+            ordered = call(graph, aten.clone.default, weight, memory_format=torch.channels_last)
+            packed = call(graph, mkldnn._reorder_convolution_weight.default, ordered, *place, list(spec.shape),
+                          spec=TensorSpec.dense(spec_of(weight).shape, torch.float32))
+            new = call(graph, _PACKED, x, packed, bias, *place, "none", [], "", spec=node.meta["val"])
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+def _unary(node: fx.Node | None) -> tuple[str, list[Any]] | None:
+    """oneDNN's name and parameters of an activation, or None."""
+    if node is None or node.op != "call_function":
+        return None
+    if node.target in _UNARY:
+        return _UNARY[node.target], []
+    if node.target is aten.hardtanh.default:
+        low, high = (*node.args[1:], *(-1.0, 1.0)[len(node.args) - 1 :])[:2]
+        return "hardtanh", [float(low), float(high)]
+    if node.target is aten.leaky_relu.default:
+        return "leaky_relu", [float(node.args[1]) if len(node.args) > 1 else 0.01]
+    return None
+
+
+def fuse_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
+    """Residual sums and activations that follow a prepacked convolution move into it."""
+    graph = gm.graph
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for conv in [n for n in graph.nodes if n.target is _PACKED]:
+        after = only_user(conv)
+        other = _added(conv, after)
+        if other is not None and order[other] < order[after]:
+            last = only_user(after)
+            unary = _unary(last)
+            # oneDNN fuses relu behind a sum; others run as kernels of ours.
+            end = last if unary and unary[0] == "relu" else after
+            with graph.inserting_before(end):
+                new = call(graph, _PACKED_BINARY, conv.args[0], other, *conv.args[1:7], "add", 1.0,
+                           unary[0] if end is last else None, [], None, spec=conv.meta["val"])
+            order[new] = order[end]
+            _replace(graph, new, [end, after, conv] if end is last else [after, conv])
+            continue
+        unary = _unary(after)
+        if unary is not None and after.meta["val"] == conv.meta["val"]:
+            with graph.inserting_before(after):
+                new = call(graph, _PACKED, *conv.args[:7], *unary, "", spec=conv.meta["val"])
+            order[new] = order[after]
+            _replace(graph, new, [after, conv])
+
+
+def _added(conv: fx.Node, add: fx.Node | None) -> fx.Node | None:
+    """The other operand when `add` is conv + other, of equal spec."""
+    if add is None or add.op != "call_function" or add.target is not aten.add.Tensor or add.kwargs.get("alpha", 1) != 1:
+        return None
+    left, right = add.args
+    other = right if left is conv else left
+    if not isinstance(other, fx.Node) or other is conv:
+        return None
+    return other if spec_of(other) == conv.meta["val"] == add.meta["val"] else None
+
+
+def _replace(graph: fx.Graph, new: fx.Node, old: list[fx.Node]) -> None:
+    old[0].replace_all_uses_with(new)
+    for node in old:
+        graph.erase_node(node)

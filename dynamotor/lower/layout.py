@@ -1,0 +1,112 @@
+"""Layout assignment: 2-D convolutions run channels-last, and what lies between them stays so.
+
+A convolution's input is converted where it is not channels-last yet; strides are then inferred again for all nodes after it,
+as eager would give them for channels-last inputs. Graph outputs of the user's keep the strides that eager gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base.errors import DynamotorError
+from ..graph.info import GraphInfo
+from ..graph.shapes import infer_spec
+from ..graph.spec import TensorSpec, channels_last_stride
+from .rewrite import call, output_node, spec_of
+
+aten = torch.ops.aten
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def is_channels_last(spec: TensorSpec | None) -> bool:
+    """Whether a 4-D spec is laid out with channels innermost (dimensions of size 1 may have any stride)."""
+    if spec is None or len(spec.shape) != 4:
+        return False
+    wanted = channels_last_stride(spec.shape)
+    return all(n == 1 or a == b for n, a, b in zip(spec.shape, spec.stride, wanted, strict=True))
+
+
+def _wants_channels_last(node: fx.Node) -> bool:
+    """Whether a node is a convolution (or the backward of one) that oneDNN runs faster channels-last."""
+    if node.op != "call_function" or node.target not in (aten.convolution.default, aten.convolution_backward.default):
+        return False
+    x = spec_of(node.args[0])
+    return x is not None and len(x.shape) == 4 and x.dtype in _DTYPES and x.device.type == "cpu" and x.numel > 0
+
+
+def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
+    """Make convolutions channels-last and carry the layout on."""
+    graph = gm.graph
+    if not torch.backends.mkldnn.is_available() or not any(_wants_channels_last(node) for node in graph.nodes):
+        return
+    output = output_node(graph)
+    promised = {node: node.meta["val"] for node in output.all_input_nodes}
+    changed: set[fx.Node] = set()
+    converted: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        before = node.meta.get("val")
+        if _wants_channels_last(node):
+            _convert_inputs(graph, node, converted)
+            node.meta["val"] = _channels_last_result(node)
+        elif any(n in changed for n in node.all_input_nodes):
+            node.meta["val"] = _inferred_again(node)
+        if node.meta.get("val") != before:
+            changed.add(node)
+    _restore_outputs(graph, output, promised, info)
+
+
+def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.Node]) -> None:
+    """Give a convolution its activations (and its incoming gradient) channels-last."""
+    for position in (0, 1) if node.target is aten.convolution_backward.default else (0,):
+        x = node.args[position]
+        if is_channels_last(spec_of(x)):
+            continue
+        if x not in converted:
+            spec = spec_of(x)
+            with graph.inserting_before(node):
+                converted[x] = call(graph, aten.clone.default, x, memory_format=torch.channels_last,
+                                    spec=TensorSpec(spec.shape, channels_last_stride(spec.shape), spec.dtype, spec.device))
+            later = {user for user in x.users if user.op == "call_function" and node < user}
+            x.replace_all_uses_with(converted[x], delete_user_cb=later.__contains__)  # a residual sum stays channels-last
+        node.update_arg(position, converted[x])
+
+
+def _channels_last_result(node: fx.Node) -> Any:
+    """What oneDNN gives for channels-last activations: activations likewise, weight gradients row-major (measured)."""
+    val = node.meta["val"]
+    if isinstance(val, TensorSpec):
+        return val.with_stride(channels_last_stride(val.shape))
+    first = val[0]
+    return (first.with_stride(channels_last_stride(first.shape)) if isinstance(first, TensorSpec) else first, *val[1:])
+
+
+def _inferred_again(node: fx.Node) -> Any:
+    """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps what it had."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.args[0].meta["val"][node.args[1]] if len(node.args) == 2 else node.meta["val"]
+    try:
+        return infer_spec(node.target, *fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
+    except (RuntimeError, ValueError, TypeError, DynamotorError):
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+        return node.meta["val"]
+
+
+def _restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, Any], info: GraphInfo) -> None:
+    """Copy the user's outputs back into eager's strides. Saved values stay as they are: the backward reads their specs."""
+    values = list(output.args[0])
+    n_outputs = info.n_outputs if info.kind == "forward" else len(values)
+    for position, node in enumerate(values[:n_outputs]):
+        if not isinstance(node, fx.Node) or not isinstance(promised[node], TensorSpec):
+            continue
+        spec = promised[node]
+        if node.meta["val"].stride == spec.stride:
+            continue
+        with graph.inserting_before(output):
+            values[position] = call(graph, aten.clone.default, node, memory_format=torch.contiguous_format, spec=spec)
+    output.args = (tuple(values),)

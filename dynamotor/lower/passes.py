@@ -1,0 +1,61 @@
+"""The native compiler's passes over an aten graph: one function lists them, in order.
+
+>>> optimised = optimise(gm, info)          # gm is rewritten in place
+>>> optimised.fold                          # what was split off to be computed once, or None
+
+Each pass is `(gm, info) -> None` and keeps the graph runnable: `gm(*inputs, *constants)` gives what it gave before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from ..base.config import config
+from ..graph.info import GraphInfo
+from ..graph.passes import run_passes
+from ..graph.verify import verify_aten_graph
+from .conv import fuse_convolutions, prepack_convolutions
+from .fold import Fold, fold_batch_norm, split_constants
+from .layout import assign_layouts
+
+Pass = Callable[[fx.GraphModule, GraphInfo], None]
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """The rewritten graph, its info (with more static inputs when constants were split off) and the split-off part."""
+
+    gm: fx.GraphModule
+    info: GraphInfo
+    fold: Fold | None
+
+
+def pipeline(info: GraphInfo) -> list[tuple[str, Pass]]:
+    """The passes that run for this kind of graph under the current settings."""
+    inference = info.kind == "inference"
+    passes: list[tuple[str, Pass, bool]] = [
+        ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
+        ("channels-last layout", assign_layouts, config.layout_opt),
+        ("prepack convolutions", prepack_convolutions, inference and config.layout_opt and config.fold_constants),
+        ("fuse convolutions", fuse_convolutions, inference and config.layout_opt and config.fold_constants),
+    ]
+    return [(name, function) for name, function, on in passes if on]
+
+
+def optimise(gm: fx.GraphModule, info: GraphInfo) -> Optimised:
+    """Run the pipeline on an aten graph, in place, and split off what depends on static inputs only."""
+    bound = [(name, partial(_apply, function, info)) for name, function in pipeline(info)]
+    run_passes(gm, bound, stage="native", verify=verify_aten_graph)
+    fold = None
+    if info.kind == "inference" and config.fold_constants:
+        fold, info = split_constants(gm, info)
+    return Optimised(gm, info, fold)
+
+
+def _apply(function: Pass, info: GraphInfo, gm: fx.GraphModule) -> Any:
+    return function(gm, info)

@@ -1,0 +1,83 @@
+"""Helpers of graph passes: make nodes that carry their spec, ask about users, find static values.
+
+>>> with graph.inserting_before(node):
+...     scaled = call(graph, aten.mul.Tensor, weight, scale)
+>>> scaled.meta["val"]
+TensorSpec(...)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph.info import GraphInfo
+from ..graph.op_facts import facts
+from ..graph.shapes import infer_spec
+from ..graph.spec import TensorSpec
+
+aten = torch.ops.aten
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: Any) -> fx.Node:
+    """A new call_function node at the graph's insertion point; its spec is inferred unless given."""
+    if spec is None:
+        spec = infer_spec(target, *fx.map_arg((args, kwargs), lambda n: n.meta["val"]))
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = spec
+    return node
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that uses this one, or None when there are none or several."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def spec_of(value: Any) -> TensorSpec | None:
+    """The TensorSpec of a node with one tensor result."""
+    spec = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return spec if isinstance(spec, TensorSpec) else None
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    """The graph's inputs, in order."""
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def output_node(graph: fx.Graph) -> fx.Node:
+    """The graph's output node."""
+    return next(node for node in reversed(graph.nodes) if node.op == "output")
+
+
+def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:
+    """Nodes whose value depends on static inputs (that the graph does not write) and constants only, with these inputs."""
+    inputs = placeholders(graph)
+    static = {node for i, node in enumerate(inputs) if i in info.static_inputs and not _is_written(node)}
+    outputs = set(output_node(graph).all_input_nodes)
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            static.add(node)
+        elif node.op == "call_function" and node not in outputs and all(n in static for n in node.all_input_nodes):
+            if not isinstance(node.target, torch._ops.OpOverload) or not _has_effects(node):
+                static.add(node)
+    return static
+
+
+def _is_written(node: fx.Node) -> bool:
+    for user in node.users:
+        if user.target is aten.native_batch_norm.default and not user.args[5]:
+            continue  # it writes its statistics in training only
+        if user.op == "call_function" and isinstance(user.target, torch._ops.OpOverload):
+            written = facts(user.target).writes
+            if any((user.args[w] if isinstance(w, int) and w < len(user.args) else user.kwargs.get(w)) is node for w in written):
+                return True
+    return False
+
+
+def _has_effects(node: fx.Node) -> bool:
+    found = facts(node.target)
+    draws = found.random or node.target._schema.name == "dynamotor::new_seed"
+    writes = found.writes and not (node.target is aten.native_batch_norm.default and not node.args[5])
+    return bool(writes) or draws or found.data_dependent

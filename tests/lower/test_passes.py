@@ -1,0 +1,153 @@
+"""Graph passes: each keeps the graph's meaning, and does what it is for."""
+
+import pytest
+import torch
+from aten_graphs import aten_graph, module_graph
+from torch import nn
+
+from dynamotor.base.config import config
+from dynamotor.graph.info import GraphInfo
+from dynamotor.lower.passes import optimise
+
+
+def run(optimised, inputs):
+    with torch.no_grad():
+        constants = optimised.fold.gm(*[inputs[i] for i in optimised.fold.sources]) if optimised.fold else ()
+        return optimised.gm(*inputs, *constants)
+
+
+def inference(module, *inputs):
+    gm, tensors = module_graph(module.eval(), *inputs)
+    return optimise(gm, GraphInfo("inference", "g", frozenset(range(len(tensors))))), [*tensors, *inputs]
+
+
+def targets(gm):
+    return [str(n.target).split(".")[1] for n in gm.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target)]
+
+
+class Block(nn.Module):
+    def __init__(self, inner=8, groups=1, bias=False, act=torch.relu):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(8, inner, 3, padding=1, bias=bias, groups=groups), nn.BatchNorm2d(inner)
+        self.conv2, self.bn2 = nn.Conv2d(inner, 8, 1), nn.BatchNorm2d(8, affine=bias)
+        self.act = act
+        for bn in (self.bn1, self.bn2):
+            bn.running_mean.uniform_(-1, 1)
+            bn.running_var.uniform_(0.5, 2)
+            if bn.affine:
+                nn.init.uniform_(bn.weight)
+                nn.init.uniform_(bn.bias)
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(self.act(self.bn1(self.conv1(x)))))
+        return torch.relu(x + y)
+
+
+@pytest.mark.parametrize("settings", [{}, {"bias": True}, {"groups": 4}, {"inner": 8, "groups": 8, "bias": True}, {"inner": 16}])
+def test_a_residual_block_becomes_two_fused_convolutions(settings):
+    block, x = Block(**settings), torch.randn(2, 8, 9, 11)
+    optimised, inputs = inference(block, x)
+    with torch.no_grad():
+        expected = block(x)
+    (result,) = run(optimised, inputs)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    assert result.stride() == expected.stride()
+    assert targets(optimised.gm) == ["clone", "_convolution_pointwise", "_convolution_pointwise", "clone"]
+
+
+@pytest.mark.parametrize("act", [torch.relu, torch.sigmoid, torch.tanh, nn.functional.silu, nn.functional.hardswish,
+                                 nn.functional.relu6, nn.functional.hardsigmoid,
+                                 lambda x: nn.functional.leaky_relu(x, 0.3), nn.functional.gelu])
+def test_activations_after_a_convolution(act):
+    block, x = Block(act=act), torch.randn(2, 8, 5, 5) * 4
+    optimised, inputs = inference(block, x)
+    with torch.no_grad():
+        torch.testing.assert_close(run(optimised, inputs)[0], block(x), rtol=1e-4, atol=1e-5)
+
+
+def test_double_precision_is_folded_and_not_prepacked():
+    block, x = Block(bias=True).double(), torch.randn(2, 8, 5, 5, dtype=torch.float64)
+    optimised, inputs = inference(block, x)
+    with torch.no_grad():
+        torch.testing.assert_close(run(optimised, inputs)[0], block(x))
+    assert targets(optimised.gm) == ["convolution", "relu", "convolution", "add", "relu"]
+
+
+def test_a_convolution_with_two_readers_keeps_its_batch_norm():
+    class Two(Block):
+        def forward(self, x):
+            y = self.conv1(x)
+            return self.bn1(y), y
+    block, x = Two(), torch.randn(2, 8, 5, 5)
+    optimised, inputs = inference(block, x)
+    with torch.no_grad():
+        for got, want in zip(run(optimised, inputs), block(x)):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            assert got.stride() == want.stride()
+
+
+def test_a_transposed_convolution_keeps_its_batch_norm():
+    module, x = nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 2, 3)), torch.randn(1, 4, 6, 6)
+    optimised, inputs = inference(module, x)
+    with torch.no_grad():
+        torch.testing.assert_close(run(optimised, inputs)[0], module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_are_no_parameters_are_not_folded():
+    def f(x, w):
+        return torch.relu(torch.conv2d(x, w))
+    x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    optimised = optimise(aten_graph(f, x, w), GraphInfo("inference", "g"))
+    assert optimised.fold is None and targets(optimised.gm) == ["clone", "convolution", "relu", "clone"]
+    torch.testing.assert_close(run(optimised, [x, w])[0], f(x, w), rtol=1e-4, atol=1e-5)
+
+
+def test_pooling_and_flattening_between_channels_last_and_the_head():
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3, dilation=2),
+                           nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * 3 * 3, 5))
+    x = torch.randn(2, 3, 43, 43)
+    optimised, inputs = inference(module, x)
+    with torch.no_grad():
+        torch.testing.assert_close(run(optimised, inputs)[0], module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_graph_saves_channels_last_and_returns_eager_strides():
+    def f(x, w):
+        y = torch.conv2d(x, w)
+        return torch.relu(y), y
+    x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    gm = optimise(aten_graph(f, x, w), GraphInfo("forward", "g", frozenset({1}), n_outputs=1)).gm
+    out, saved = gm(x, w)
+    assert out.is_contiguous() and saved.is_contiguous(memory_format=torch.channels_last)
+    outputs = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    assert outputs[0].meta["val"].stride == out.stride() and outputs[1].meta["val"].stride == saved.stride()
+
+
+def test_constants_are_split_off_only_where_reading_their_sources_pays():
+    def f(x, table, scale):
+        positions = torch.nn.functional.embedding(torch.arange(4), table)
+        return x * (scale * 2).exp() + positions[:, :3]
+    x, table, scale = torch.randn(4, 3), torch.randn(5000, 8), torch.randn(3)
+    optimised = optimise(aten_graph(f, x, table, scale), GraphInfo("inference", "g", frozenset({1, 2})))
+    assert optimised.fold.sources == (2,) and optimised.info.static_inputs == {1, 2, 3}
+    torch.testing.assert_close(run(optimised, [x, table, scale])[0], f(x, table, scale))
+
+
+def test_a_buffer_that_the_graph_writes_is_no_constant():
+    def f(x, count):
+        new = count + 1
+        result = x * new
+        torch.ops.aten.copy_.default(count, new)
+        return result
+    x, count = torch.randn(4), torch.zeros(4)
+    optimised = optimise(aten_graph(f, x, count), GraphInfo("inference", "g", frozenset({1})))
+    assert optimised.fold is None
+
+
+def test_settings_switch_the_passes_off():
+    block, x = Block(), torch.randn(2, 8, 5, 5)
+    with config.patch(layout_opt=False, fold_constants=False):
+        optimised, inputs = inference(block, x)
+    assert optimised.fold is None and not {"_convolution_pointwise", "clone"} & set(targets(optimised.gm))
+    with torch.no_grad():
+        torch.testing.assert_close(run(optimised, inputs)[0], block(x))
