@@ -7,6 +7,7 @@ The short cuts read (and guard) exactly what `Module.__call__`, `__getattr__` an
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from ..protocol import is_data_descriptor
 from ..source import Const
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant
-from .containers import DictValue, contents_of
+from .containers import DictValue, SetValue, contents_of
 from .tensor import TensorValue
 from .user_object import UserObject, content_base
 
@@ -131,13 +132,54 @@ def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
     return NNModuleValue(cls, source, obj, content_base(trace, cls, source, obj))
 
 
+# Slices of module containers ---------------------------------------------------------------------------------------------
+def _new_container(trace: Trace, cls: type, modules: list[tuple[str, Value]]) -> NNModuleValue:
+    """A ModuleList or Sequential made in the trace."""
+    instance = NNModuleValue(cls)
+    attributes = instance.dict(trace)
+    assert attributes is not None
+    for name, initial in vars(Module()).items():
+        attributes.store(trace, name, Constant(name), _empty(initial))
+    table = attributes.lookup("_modules")
+    assert isinstance(table, DictValue)
+    for name, module in modules:
+        table.store(trace, name, Constant(name), module)
+    return instance
+
+
+def _empty(initial: Any) -> Value:
+    if isinstance(initial, OrderedDict):
+        return UserObject(OrderedDict, base=DictValue([], kind=OrderedDict))
+    if isinstance(initial, dict):
+        return DictValue([])
+    return SetValue({}) if isinstance(initial, set) else Constant(initial)
+
+
+def _slice_rule(cls: type) -> None:
+    function = cls.__dict__["__getitem__"]
+
+    @builtin_rule(function)
+    def _getitem(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        module, index = args
+        if not isinstance(module, NNModuleValue) or module.cls is not cls or index.python_type() is not slice:
+            return trace.inline_function(function, args, kwargs)
+        pairs = [(name, m) for name, (_, m) in module.table(trace, "_modules").load().items()][index.as_constant()]
+        if cls is torch.nn.ModuleList:
+            pairs = [(str(i), m) for i, (_, m) in enumerate(pairs)]
+        return _new_container(trace, cls, pairs)  # type: ignore[arg-type]
+
+
+_slice_rule(torch.nn.ModuleList)
+_slice_rule(torch.nn.Sequential)
+
+
 # Methods that change what a module is: they run natively ---------------------------------------------------------------
 def _refuse(name: str) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
             raise unsupported("unsupported-mutation", f"Module.{name}() is called",
                               cure="call it outside the compiled function")
-        return trace.inline(trace.make(getattr(Module, name)), args, kwargs)
+        return trace.inline_function(getattr(Module, name), args, kwargs)
     return rule
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -190,8 +191,9 @@ def is_static(source: Any) -> bool:
 
 
 def _input_name(source: Any) -> str:
-    text = "".join(c if c.isalnum() else "_" for c in str(source)).strip("_")
-    return text[-60:].lstrip("_0123456789") or "arg"
+    """A placeholder's name: the path to the tensor, without the tables in which modules keep things."""
+    words = [w for w in re.findall(r"\w+", str(source)) if w not in ("_modules", "_parameters", "_buffers", "__dict__")]
+    return "_".join(words)[-60:].lstrip("_0123456789") or "arg"
 
 
 def tensor_values(trace: Trace) -> dict[int, TensorValue]:
