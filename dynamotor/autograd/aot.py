@@ -107,15 +107,26 @@ def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, stat
                         compile_graph)
     info = GraphInfo("backward", f"{name}_backward", _static(saved, joint, static_inputs))
 
+    saved_outputs = tuple(values.index(node) if node in values else len(values) + computed.index(node)
+                          for node in saved[len(kept_inputs):])
+
     def compile_backward() -> Compiled:
+        _adopt_layouts(forward, saved_outputs, backward, len(kept_inputs))
         return _compile(backward, info, compile_graph)
 
     plan = ForwardBackward(
         forward=compiled, compile_backward=compile_backward, n_values=len(values),
-        saved_inputs=tuple(joint.inputs.index(node) for node in kept_inputs),
-        saved_outputs=tuple(values.index(node) if node in values else len(values) + computed.index(node)
-                            for node in saved[len(kept_inputs):]))
+        saved_inputs=tuple(joint.inputs.index(node) for node in kept_inputs), saved_outputs=saved_outputs)
     return training_callable(plan, joint)
+
+
+def _adopt_layouts(forward: torch.fx.GraphModule, saved_outputs: Sequence[int], backward: torch.fx.GraphModule,
+                   first: int) -> None:
+    """The compiler may lay saved values out in its own way and says so in the forward's specs; the backward takes them over."""
+    made = next(node for node in reversed(forward.graph.nodes) if node.op == "output").args[0]
+    arrive = [node for node in backward.graph.nodes if node.op == "placeholder"][first:]
+    for node, position in zip(arrive, saved_outputs, strict=False):
+        node.meta["val"] = made[position].meta["val"]
 
 
 def _generators(joint: Joint, backward: set[torch.fx.Node]) -> list[torch.fx.Node]:

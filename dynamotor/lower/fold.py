@@ -30,10 +30,11 @@ _MAX_READ = 4
 
 @dataclass(frozen=True)
 class Fold:
-    """The split-off part: `gm(*[inputs[i] for i in sources])` gives the constants, in the order of the new inputs."""
+    """The split-off part: `gm(*[inputs[i] for i in sources])` gives the constants: values of the last `count` inputs."""
 
     gm: fx.GraphModule
     sources: tuple[int, ...]
+    count: int
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
         made.append(len(inputs) + number)
     graph.eliminate_dead_code()
     gm.recompile()
-    fold = Fold(fx.GraphModule(gm, part, "Constants"), sources)
+    fold = Fold(fx.GraphModule(gm, part, "Constants"), sources, len(wanted))
     return fold, replace(info, static_inputs=info.static_inputs | frozenset(made))
 
 

@@ -44,7 +44,8 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
         return
     output = output_node(graph)
     promised = {node: node.meta["val"] for node in output.all_input_nodes}
-    changed: set[fx.Node] = set()
+    # Saved values arrive channels-last in a backward that was traced with eager's strides.
+    changed = {node for node in graph.nodes if node.op == "placeholder" and is_channels_last(spec_of(node))}
     converted: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":

@@ -1,0 +1,61 @@
+"""A program whose static parts are computed once and again only when the tensors they were computed from have changed.
+
+>>> call = FoldedCall(program, fold, gm, info)
+>>> call(*inputs)            # program(*inputs, *constants)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base.errors import BuildError
+from ..base.events import counters
+from ..graph.info import GraphInfo
+from ..graph.spec import TensorSpec
+from ..lower.fold import Fold
+from ..lower.rewrite import placeholders
+from ..runtime.fingerprint import Fingerprint
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+class FoldedCall:
+    """Calls `program(*inputs, *constants)`; the constants follow the contents of the static inputs."""
+
+    def __init__(self, program: Callable[..., tuple[Any, ...]], fold: Fold, gm: fx.GraphModule, info: GraphInfo) -> None:
+        self.program, self._compute, self._sources = program, fold.gm.forward, fold.sources
+        inputs = placeholders(gm.graph)
+        self._specs = [node.meta["val"] for node in inputs[len(inputs) - fold.count:]]
+        self._fingerprint: Fingerprint | None = Fingerprint([inputs[i].meta["val"] for i in fold.sources])
+        self._state: tuple[int | None, tuple[torch.Tensor, ...]] | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        sources = [inputs[i] for i in self._sources]
+        key = self._key(sources)
+        state = self._state
+        if state is None or key is None or state[0] != key:
+            counters["fold"]["computed"] += 1
+            with torch.inference_mode(False), _below_autograd():
+                made = zip(self._compute(*sources), self._specs, strict=True)
+                state = self._state = (key, tuple([_as_compiled(tensor, spec) for tensor, spec in made]))
+        return self.program(*inputs, *state[1])
+
+    def _key(self, sources: list[torch.Tensor]) -> int | None:
+        """What the sources hold, as a hash; None (compute again) when the hash function cannot be built."""
+        if self._fingerprint is not None:
+            try:
+                return self._fingerprint.of(sources)
+            except BuildError:
+                self._fingerprint = None
+        return None
+
+
+def _as_compiled(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The constant with the strides that the program was compiled for; oneDNN's packed weights have none."""
+    if tensor.is_mkldnn or tensor.stride() == spec.stride:
+        return tensor
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype).copy_(tensor)
