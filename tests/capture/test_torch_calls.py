@@ -48,7 +48,7 @@ PROGRAMS = {
     "einsum": lambda a, b: torch.einsum("ij,kj->ik", a, b),
     "identity": lambda a, b: (a.contiguous() is a, a.to(a.dtype) is a, a is b, a + b),
     "data and detach": lambda a, b: a.data * 2 + b.detach(),
-    "constant results": lambda a, b: (a.shape, a.stride(), a.dim(), b.size(1), str(a.dtype), a.device.type, a * 1),
+    "constant results": lambda a, b: (a.shape, a.stride(), a.dim(), b.size(1), str(a.dtype) == "torch.float64", a.device.type == "cpu", a * 1),
     "dict keyed by tensors": lambda a, b: {a: 1, b: 2}[a] * a,
 }
 
