@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..base.errors import CaptureError, UserLine
 
@@ -62,6 +63,7 @@ class Unsupported(Exception):
     def __init__(self, reason: BreakReason) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        self.frames: tuple[Any, ...] = ()  # the inlined frames where it was raised
 
     def at(self, stack: tuple[UserLine, ...]) -> Unsupported:
         """Fill in the user's stack, once."""

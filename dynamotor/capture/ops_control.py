@@ -323,7 +323,7 @@ def special(frame: Frame, value: Value, name: str) -> Value:
     raw = frame.trace.type_attr(cls, name)
     if raw is MISSING:
         raise frame.trace.error(TypeError, f"'{cls.__name__}' object does not support the context manager protocol")
-    return value.getattr(frame.trace, name) if value.special_on_instance else frame.trace.bind(raw, name, value, cls)
+    return frame.trace.bind(raw, name, value, cls)
 
 
 @opcode("WITH_EXCEPT_START")

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .guards import ConstEquals, IdIs, SameObject, TypeIs
-from .source import Const, Source
+from .guards import ConstEquals, IdIs, Predicate, SameObject, TypeIs
+from .source import Attr, Const, Source
 from .values.base import Value, wrap_base, wrap_exact
 from .values.constant import Constant
 
@@ -63,6 +64,23 @@ class Reader:
         value = rule(self.trace, source, obj)
         self.adopt(obj, value)
         return value
+
+    def guard_type(self, source: Source, cls: type) -> None:
+        """The object is of exactly this class."""
+        self.guard(TypeIs(source, cls))
+
+    def guard_identity(self, source: Source, obj: Any) -> None:
+        """The object is this one."""
+        self.guard(IdIs(source, obj))
+
+    def guard_call(self, source: Source, test: Callable[[Any], bool], text: str) -> None:
+        """A Python test of the object holds; slow, for what has no other guard."""
+        self.guard(Predicate(source, test, text))
+
+    @staticmethod
+    def attr(source: Source, name: str) -> Source:
+        """The source of a C attribute."""
+        return Attr(source, name)
 
     def adopt(self, obj: Any, value: Value) -> None:
         """Remember that `value` stands for `obj`."""

@@ -46,7 +46,8 @@ class Trace(Protocol):
         # True between an instruction's call and the inlining that it directly stands for (see module docstring).
         self.tail = False
         self.contexts: list[Any] = []  # active context values (no_grad, autocast, ...), innermost last
-        self._pinned: list[object] = []
+        self.handled: Value | None = None  # the exception that an `except` block is handling
+        self.stopped: tuple[Frame, ...] = ()  # the frames at the cut
 
     # Values --------------------------------------------------------------------------------------------------------
     def wrap(self, source: Any, obj: Any) -> Value:

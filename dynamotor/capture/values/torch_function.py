@@ -18,7 +18,7 @@ from ..torch_rules import REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is
 from .base import CallRule, Value, builtin_rule, call_finder
 from .constant import Constant
 from .containers import TupleValue
-from .tensor import TensorValue, constant_result, lower, torch_call, trial
+from .tensor import TensorValue, constant_result, lower, torch_call
 
 if TYPE_CHECKING:
     from ..trace import Trace
@@ -80,7 +80,10 @@ def _method(descr: Any, name: str) -> CallRule:
 
 def _query(fn: Callable[..., Any]) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        result = trial(fn, fn, [_query_argument(a) for a in args], {name: _query_argument(v) for name, v in kwargs.items()})
+        try:
+            result = fn(*[_query_argument(a) for a in args], **{name: _query_argument(v) for name, v in kwargs.items()})
+        except Exception as error:
+            raise trace.real_error(error) from None
         return constant_result(trace, result)
     return rule
 

@@ -1,0 +1,55 @@
+"""What a trace changed outside: each changed object once, replayed after the graph with its final contents, and deferred calls.
+
+A value that can change knows how to write itself back (`replay(cg)`); without such a rule the change breaks the graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .guards import Distinct
+from .values.base import Value
+
+if TYPE_CHECKING:
+    from .output import Codegen
+    from .trace import Trace
+
+
+class Effects:
+    """The changed outside values of a trace, in the order of their first change, and calls to make afterwards."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.touched: dict[Any, None] = {}
+        self.calls: list[tuple[Value, list[Value], dict[str, Value]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.touched or self.calls)
+
+    def touch(self, value: Any) -> None:
+        """Note that an outside object changed; `value.replay(cg)` will write it back."""
+        self.touched[value] = None
+
+    def later(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> None:
+        """Make a call after the graph (a log message, ...); its result is not used."""
+        self.calls.append((fn, list(args), dict(kwargs)))
+
+    def guard_aliases(self) -> None:
+        """A changed object must not be reachable as another one at the next call."""
+        reader = self.trace.reader
+        for value in self.touched:
+            if value.source is None or value.real() is None:
+                continue
+            for other in list(reader.values.values()):
+                if other is value or other.source is None or type(other) is not type(value):
+                    continue
+                if other.python_type() is value.python_type() and not (other.source.is_held and value.source.is_held):
+                    reader.guard(Distinct(value.source, (other.source,)))
+
+    def replay(self, cg: Codegen) -> None:
+        """Write the statements that redo every change."""
+        for value in self.touched:
+            value.replay(cg)
+        for fn, args, kwargs in self.calls:
+            words = [cg.emit(a) for a in args] + [f"{k}={cg.emit(v)}" for k, v in kwargs.items()]
+            cg.statement(f"{cg.emit(fn)}({', '.join(words)})")

@@ -1,0 +1,200 @@
+"""What a dispatcher calls on a miss: trace the call, hand the graph to the backend, add the entry, run it.
+
+>>> dispatcher = make_dispatcher(fn, options, lambda gm, inputs: gm.forward)
+>>> dispatcher(x)
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..base.config import config
+from ..base.errors import CaptureError, DynamotorError, InternalError
+from ..base.events import counters, emit, timed
+from ..base.log import log, warn_once
+from ..base.options import CompileOptions
+from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_library, torch_rules
+from .breaks import BreakReason, Unsupported
+from .dispatch import arg_sources, make_entry, miss_reason
+from .guards import Ambient, AnyGuard
+from .output import Codegen
+from .source import Const
+from .trace import Trace
+from .values import context, instances, klass, nn_module, tensor, torch_function
+from .values.base import Raised, Value
+
+# Importing these registers their opcodes, call rules and value kinds.
+REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_library, torch_rules, context, instances, klass,
+              nn_module, tensor, torch_function)
+
+Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
+
+
+@dataclass
+class Captured:
+    """One finished trace: the graph, what it takes, what must hold, and the Python around it."""
+
+    gm: torch.fx.GraphModule | None
+    inputs: list[Any]
+    examples: list[torch.Tensor]
+    guards: list[AnyGuard]
+    finish: Callable[[Any, tuple[Any, ...]], Any]
+    code: str
+    reason: BreakReason | None = None
+    steps: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Compiler:
+    """Compiles the calls of one callable; the `miss` callback of its dispatcher."""
+
+    def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> None:
+        self.fn, self.options, self.backend = fn, options, backend
+        self.name = getattr(fn, "__qualname__", type(fn).__name__)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a graph break is an error."""
+        return self.options.fullgraph or bool(self.options.options.get("strict", config.strict))
+
+    def miss(self, dispatcher: Any, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        """No entry fits this call: compile it, or run it as it is."""
+        n_positional = len(args) - len(kwnames)
+        if dispatcher.entries:
+            reasons = [miss_reason(e, args, n_positional, kwnames) for e in dispatcher.entries]
+            emit("recompile", name=self.name, reasons=reasons)
+            counters["frames"]["recompiled"] += 1
+            log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
+            if len(dispatcher.entries) >= config.cache_size_limit:
+                counters["frames"]["cache_limit"] += 1
+                warn_once(f"cache-limit-{id(self)}", f"{self.name} was compiled {len(dispatcher.entries)} times; further variants "
+                          f"run eager. The last one differed because {reasons[0]}. Raise dynamotor.config.cache_size_limit if "
+                          "that is meant")
+                return self.eager(args, kwnames)
+        try:
+            captured = self.capture(args, kwnames)
+        except Raised:
+            counters["frames"]["raised"] += 1
+            return self.eager(args, kwnames)
+        except Unsupported as stop:
+            return self.refused(stop.reason, args, kwnames)
+        if captured.gm is None:
+            run: Callable[..., Any] = _nothing
+        else:
+            run = self.backend(captured.gm, captured.examples)
+        entry = make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
+        tensors = entry.program.check(args)
+        if tensors is None:
+            why = miss_reason(entry, args, n_positional, kwnames)
+            raise InternalError("DM901", f"a guard of {self.name} fails right after its capture", why=why,
+                                cure="report this; dynamotor.disable(fn) keeps the function out")
+        dispatcher.add(entry)
+        return captured.finish(run(*tensors), args)
+
+    def eager(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        """Run the original."""
+        n = len(args) - len(kwnames)
+        return self.fn(*args[:n], **dict(zip(kwnames, args[n:])))
+
+    def refused(self, reason: BreakReason, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        """The whole call runs eager: nothing of it can be captured."""
+        note_break(reason)
+        if self.strict:
+            raise reason.error()
+        counters["frames"]["eager"] += 1
+        return self.eager(args, kwnames)
+
+    # Capture -------------------------------------------------------------------------------------------------------------
+    def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
+        """Trace the call. Raises `Raised` when the program raises, `Unsupported` when it cannot be captured at all."""
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, 20_000))
+        try:
+            with timed("capture"), context.preserved_modes():
+                captured = self._trace(args, kwnames)
+        except (Raised, Unsupported, DynamotorError):
+            raise
+        except Exception as error:
+            raise InternalError("DM900", f"capture of {self.name} failed: {type(error).__name__}: {error}",
+                                cure="report this; dynamotor.disable(fn) keeps the function out") from error
+        finally:
+            sys.setrecursionlimit(limit)
+        counters["frames"]["captured"] += 1
+        emit("capture", name=self.name, captured=captured)
+        return captured
+
+    def _trace(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
+        ambient = Ambient.current()
+        trace = Trace()
+        result = self._run(trace, args, kwnames)
+        cg = Codegen(trace)
+        trace.effects.guard_aliases()
+        trace.effects.replay(cg)
+        return finish_trace(trace, cg, cg.emit(result), ambient)
+
+    def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
+        root, bound = root_value(trace, self.fn)
+        n = len(args) - len(kwnames)
+        sources = arg_sources(parameter_names(self.fn), n, kwnames)
+        values = [trace.wrap(source, arg) for source, arg in zip(sources, args)]
+        trace.tail = True
+        return root.call(trace, [*bound, *values[:n]], dict(zip(kwnames, values[n:])))
+
+
+def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None) -> Captured:
+    """Close the graph and the generated Python of a trace."""
+    finish, code = cg.function(result)
+    log("code", code)
+    gm = trace.graph.module(cg.outputs) if trace.graph.n_calls else None
+    if gm is not None:
+        log("graphs", lambda: gm.print_readable(print_output=False))
+    inputs = trace.graph.inputs if gm is not None else []
+    guards = [ambient, *trace.reader.guards]
+    log("guards", lambda: "\n".join(map(str, guards)))
+    return Captured(gm, inputs, trace.graph.examples, guards, finish, code, reason, trace.steps)
+
+
+def root_value(trace: Trace, fn: Callable[..., Any]) -> tuple[Value, list[Value]]:
+    """The value to call, and arguments that it gets first."""
+    if isinstance(fn, types.MethodType):
+        owner = trace.wrap(Const(fn.__self__, "self"), fn.__self__)
+        if getattr(type(fn.__self__), "__call__", None) is fn.__func__ and isinstance(owner, nn_module.NNModuleValue):
+            return owner, []
+        return trace.wrap(Const(fn.__func__, fn.__name__), fn.__func__), [owner]
+    return trace.wrap(Const(fn, getattr(fn, "__name__", "fn")), fn), []
+
+
+def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters, as far as they are known."""
+    skip = isinstance(fn, types.MethodType)
+    if isinstance(fn, types.MethodType) and isinstance(fn.__self__, torch.nn.Module):
+        fn = type(fn.__self__).forward
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    return () if code is None else code.co_varnames[skip:code.co_argcount]
+
+
+def note_break(reason: BreakReason) -> None:
+    """Count, log and emit a graph break."""
+    counters["breaks"][reason.code] += 1
+    emit("break", reason=reason)
+    log("breaks", lambda: str(reason))
+
+
+def _nothing(*tensors: Any) -> tuple:
+    return ()
+
+
+def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> Any:
+    """The compiled callable of a function, bound method or `type(module).__call__` method of a module."""
+    compiler = Compiler(fn, options, backend)
+    return _C.Dispatcher(compiler.miss, fn, compiler.name)
+
+
+__all__ = ["Captured", "CaptureError", "Compiler", "make_dispatcher"]

@@ -1,0 +1,46 @@
+"""`disable`: functions that are never captured; a call of one breaks the graph and runs as it is.
+
+>>> @dynamotor.disable
+... def log_stats(x): print(x.mean())
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .breaks import unsupported
+from .values.base import CallRule, Value, call_finder
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "_dynamotor_disabled"
+
+
+def disable(fn: F) -> F:
+    """Mark a function (or decorate it): compiled code calls it as it is, outside of any graph."""
+    if isinstance(fn, types.FunctionType):
+        fn.__dict__[_MARK] = True
+        return fn
+
+    @functools.wraps(fn, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+    run.__dict__[_MARK] = True
+    return run  # type: ignore[return-value]
+
+
+def is_disabled(fn: Any) -> bool:
+    """Whether `disable` marked the function."""
+    return isinstance(fn, types.FunctionType) and _MARK in fn.__dict__
+
+
+@call_finder
+def _find_disabled(fn: Any) -> CallRule | None:
+    if not is_disabled(fn):
+        return None
+
+    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        raise unsupported("disabled", f"{fn.__qualname__} is marked with dynamotor.disable")
+    return rule

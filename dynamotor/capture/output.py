@@ -1,0 +1,119 @@
+"""Readable Python that turns the graph's outputs into what the user's code returns, and redoes its side effects.
+
+>>> def finish(outs, args):
+...     v0 = {}
+...     v0['loss'] = outs[0]
+...     return v0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .source import Arg, Const, Source
+from .values.base import Value
+from .values.constant import Constant
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+_INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
+
+
+class Codegen:
+    """Collects the statements of `finish`; values are emitted once and shared by name."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.prologue: list[str] = []
+        self.lines: list[str] = []
+        self.names: dict[int, str] = {}
+        self.constants: dict[str, Any] = {}
+        self.outputs: list[Any] = []  # fx nodes, in the order of `outs`
+        self._constant_names: dict[int, str] = {}
+        self._out_index: dict[Any, int] = {}
+        self._kept: list[Any] = []
+
+    # For `Value.reconstruct` -----------------------------------------------------------------------------------------
+    def emit(self, value: Value) -> str:
+        """An expression of the object that a value stands for; one object for one value."""
+        if isinstance(value, Constant):
+            return self.constant(value.value)
+        known = self.names.get(id(value))
+        if known is not None:
+            return known
+        if value.source is not None:
+            return self._fetched(value)
+        text = value.reconstruct(self)
+        known = self.names.get(id(value))
+        if known is not None:
+            return known
+        if text.isidentifier() or value.python_type() is tuple and value.source is None and len(text) < 40:
+            self._remember(value, text)
+            return text
+        return self.new_object(value, text)
+
+    def _fetched(self, value: Value) -> str:
+        """Outside objects are fetched first of all: an effect may move what their sources go through."""
+        text = self.fetch(value.source)  # type: ignore[arg-type]
+        if not text.isidentifier():
+            name = f"v{len(self.names)}"
+            self.prologue.append(f"{name} = {text}")
+            text = name
+        self._remember(value, text)
+        return text
+
+    def new_object(self, value: Value, text: str) -> str:
+        """Bind the expression to a fresh name that stands for the value; call it before emitting the value's contents, so
+        that contents may refer back to it."""
+        name = f"v{len(self.names)}"
+        self.statement(f"{name} = {text}")
+        self._remember(value, name)
+        return name
+
+    def _remember(self, value: Value, name: str) -> None:
+        self.names[id(value)] = name
+        self._kept.append(value)
+
+    def statement(self, text: str) -> None:
+        """Add a line."""
+        self.lines.append(text)
+
+    def constant(self, obj: Any) -> str:
+        """An expression of a known real object."""
+        if type(obj) in _INLINE:
+            return repr(obj)
+        if type(obj) is float and math.isfinite(obj):
+            return repr(obj)
+        name = self._constant_names.get(id(obj))
+        if name is None:
+            label = getattr(obj, "__name__", None) or type(obj).__name__
+            label = label if isinstance(label, str) and label.isidentifier() else type(obj).__name__
+            name = self._constant_names[id(obj)] = f"c{len(self.constants)}_{label}"
+            self.constants[name] = obj
+        return name
+
+    def tensor(self, value: Any) -> str:
+        """The graph's output that holds a tensor value made in the trace."""
+        index = self._out_index.setdefault(value.node, len(self.outputs))
+        if index == len(self.outputs):
+            self.outputs.append(value.node)
+        return f"outs[{index}]"
+
+    def fetch(self, source: Source) -> str:
+        """What a source leads to, for this call's arguments."""
+        if type(source) is Arg:
+            return f"args[{source.index}]"
+        if type(source) is Const:
+            return self.constant(source.obj)
+        return f"{self.constant(source.fetch)}(args)"
+
+    # The finished function ---------------------------------------------------------------------------------------------
+    def function(self, result: str) -> tuple[Callable[[Any, Any], Any], str]:
+        """`finish(outs, args)` that returns the expression, and its text."""
+        text = "def finish(outs, args):\n" + "".join(f"    {line}\n" for line in self.prologue + self.lines) + f"    return {result}\n"
+        namespace = dict(self.constants)
+        exec(compile(text, "<dynamotor finish>", "exec"), namespace)
+        return namespace["finish"], text

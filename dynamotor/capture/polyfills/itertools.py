@@ -1,0 +1,165 @@
+"""itertools as generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def chain(*iterables: Iterable[Any]) -> Iterator[Any]:
+    for iterable in iterables:
+        yield from iterable
+
+
+def chain_from_iterable(iterables: Iterable[Iterable[Any]]) -> Iterator[Any]:
+    for iterable in iterables:
+        yield from iterable
+
+
+def islice(iterable: Iterable[Any], *args: Any) -> Iterator[Any]:
+    s = slice(*args)
+    start, stop, step = s.start or 0, s.stop, s.step or 1
+    iterator, at, wanted = iter(iterable), 0, start
+    while stop is None or wanted < stop:
+        for item in iterator:
+            at += 1
+            if at - 1 == wanted:
+                yield item
+                wanted += step
+                break
+        else:
+            return
+
+
+def repeat(obj: Any, times: int | None = None) -> Iterator[Any]:
+    if times is None:
+        while True:
+            yield obj
+    for _ in range(times):
+        yield obj
+
+
+def count(start: Any = 0, step: Any = 1) -> Iterator[Any]:
+    n = start
+    while True:
+        yield n
+        n += step
+
+
+def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
+    saved = []
+    for item in iterable:
+        yield item
+        saved.append(item)
+    while saved:
+        yield from saved
+
+
+def product(*iterables: Iterable[Any], repeat: int = 1) -> Iterator[Any]:
+    pools = [tuple(pool) for pool in iterables] * repeat
+    result: list[list[Any]] = [[]]
+    for pool in pools:
+        result = [x + [y] for x in result for y in pool]
+    for items in result:
+        yield tuple(items)
+
+
+def accumulate(iterable: Iterable[Any], func: Callable[[Any, Any], Any] | None = None, *, initial: Any = None) -> Iterator[Any]:
+    iterator = iter(iterable)
+    total = initial
+    if initial is None:
+        for item in iterator:
+            total = item
+            break
+        else:
+            return
+    yield total
+    for item in iterator:
+        total = total + item if func is None else func(total, item)
+        yield total
+
+
+def starmap(function: Callable[..., Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    for args in iterable:
+        yield function(*args)
+
+
+def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    for item in iterable:
+        if not predicate(item):
+            return
+        yield item
+
+
+def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    iterator = iter(iterable)
+    for item in iterator:
+        if not predicate(item):
+            yield item
+            break
+    yield from iterator
+
+
+def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:
+    lists = [list(iterable) for iterable in iterables]
+    for i in range(max([len(items) for items in lists], default=0)):
+        yield tuple([items[i] if i < len(items) else fillvalue for items in lists])
+
+
+def pairwise(iterable: Iterable[Any]) -> Iterator[Any]:
+    iterator = iter(iterable)
+    for first in iterator:
+        for second in iterator:
+            yield first, second
+            first = second
+
+
+def combinations(iterable: Iterable[Any], r: int) -> Iterator[Any]:
+    pool = tuple(iterable)
+    n = len(pool)
+    if r > n:
+        return
+    indices = list(range(r))
+    yield tuple([pool[i] for i in indices])
+    while True:
+        for i in reversed(range(r)):
+            if indices[i] != i + n - r:
+                break
+        else:
+            return
+        indices[i] += 1
+        for j in range(i + 1, r):
+            indices[j] = indices[j - 1] + 1
+        yield tuple([pool[i] for i in indices])
+
+
+def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[Any]:
+    pool = tuple(iterable)
+    length = len(pool) if r is None else r
+    for indices in product(range(len(pool)), repeat=length):
+        if len(set(indices)) == length:
+            yield tuple([pool[i] for i in indices])
+
+
+def compress(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
+    for item, selected in zip(data, selectors):
+        if selected:
+            yield item
+
+
+def filterfalse(predicate: Callable[[Any], Any] | None, iterable: Iterable[Any]) -> Iterator[Any]:
+    for item in iterable:
+        if not (item if predicate is None else predicate(item)):
+            yield item
+
+
+def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    groups: list[tuple[Any, list[Any]]] = []
+    for item in iterable:
+        this = item if key is None else key(item)
+        if groups and groups[-1][0] == this:
+            groups[-1][1].append(item)
+        else:
+            groups.append((this, [item]))
+    for this, items in groups:
+        yield this, iter(items)

@@ -1,0 +1,574 @@
+"""Call rules of Python's builtin functions and types.
+
+>>> @builtin_rule(len)
+... def _len(trace, args, kwargs): return args[0].length(trace)
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+from .breaks import unsupported
+from .interpreter import GeneratorValue
+from .polyfills import builtin as polyfills
+from .protocol import ObjectIterator, Protocol
+from .values.base import MISSING, Iterator, Raised, Value, builtin_rule
+from .values.constant import PURE_TYPES, Constant, RealIterator
+from .values.containers import (
+    DictIterator,
+    DictValue,
+    DictView,
+    ListValue,
+    SequenceIterator,
+    SequenceValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+    contents_of,
+)
+from .values.function import BoundMethod, FunctionValue
+from .values.instances import is_pure, pure_functions
+from .values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
+from .values.klass import ClassValue, SuperValue
+from .values.user_object import UserObject
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+pure_functions.update({abs, divmod, round, pow, chr, ord, bin, hex, oct, ascii, operator.index, sorted, min, max, sum, any, all})
+
+
+
+
+def constants(args: Args) -> list[Any]:
+    """The real objects of values that are all constant."""
+    return [a.as_constant() for a in args]
+
+
+def all_constant(args: Args, kwargs: Kwargs | None = None) -> bool:
+    """Whether every argument is constant."""
+    return all(a.is_constant() for a in args) and all(v.is_constant() for v in (kwargs or {}).values())
+
+
+@builtin_rule(len)
+def _len(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return args[0].length(trace)
+
+
+@builtin_rule(isinstance)
+def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(_check_class(trace, args[0], args[0].python_type(), args[1], "__instancecheck__"))
+
+
+@builtin_rule(issubclass)
+def _issubclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(_check_class(trace, args[0], args[0].as_constant(), args[1], "__subclasscheck__"))
+
+
+def _check_class(trace: Trace, value: Value, cls: type, kinds: Value, hook: str) -> bool:
+    if kinds.python_type() is tuple:
+        return any(_check_class(trace, value, cls, kind, hook) for kind in kinds.unpack(trace))
+    kind = kinds.as_constant()
+    if isinstance(kind, types.UnionType):
+        return any(_check_class(trace, value, cls, trace.make(k), hook) for k in kind.__args__)
+    if hook == "__instancecheck__" and isinstance(value, Constant):
+        try:
+            return isinstance(value.value, kind)
+        except TypeError as error:
+            raise trace.real_error(error) from None
+    special = trace.type_attr(type(kind), hook)
+    if hook == "__instancecheck__" and value.real() is not MISSING:
+        return isinstance(value.real(), kind)
+    if isinstance(special, types.FunctionType) and special.__module__ not in ("abc", "enum", "typing", "torch.nn.parameter",
+                                                                                "torch", "torch._C"):
+        return trace.truth(trace.call(trace.make(special), [kinds, value]))
+    try:
+        return issubclass(cls, kind)
+    except TypeError as error:
+        raise trace.real_error(error) from None
+
+
+@builtin_rule(type)
+def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) != 1:
+        raise unsupported("unsupported-call", "a class is made by type()", cure="define the class outside the compiled function")
+    return trace.make(args[0].python_type())
+
+
+@builtin_rule(getattr)
+def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 2:
+        return args[0].getattr(trace, args[1].as_constant())
+    found = trace.getattr_or_none(args[0], args[1].as_constant())
+    return args[2] if found is None else found
+
+
+@builtin_rule(hasattr)
+def _hasattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(trace.getattr_or_none(args[0], args[1].as_constant()) is not None)
+
+
+@builtin_rule(setattr)
+def _setattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    args[0].setattr(trace, args[1].as_constant(), args[2])
+    return Constant(None)
+
+
+@builtin_rule(delattr)
+def _delattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    args[0].delattr(trace, args[1].as_constant())
+    return Constant(None)
+
+
+@builtin_rule(callable)
+def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Constant):
+        return Constant(callable(args[0].value))
+    return Constant(trace.has_special(args[0], "__call__"))
+
+
+@builtin_rule(id)
+def _id(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    real = args[0].real()
+    if real is MISSING or args[0].source is None or not args[0].source.is_held:
+        raise unsupported("unsupported-call", f"id() of {args[0].describe()}", "the number changes from run to run")
+    trace.reader.guard_identity(args[0].source, real)
+    return Constant(id(real))
+
+
+@builtin_rule(hash)
+def _hash(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if all_constant(args) and type(args[0].as_constant()) in PURE_TYPES:
+        return trace.real_call(hash, args[0].as_constant())
+    if isinstance(trace.type_attr(args[0].python_type(), "__hash__"), types.FunctionType):
+        return trace.call_special(args[0], "__hash__", [], {})
+    raise unsupported("unsupported-call", f"hash() of {args[0].describe()}")
+
+
+@builtin_rule(vars)
+def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if not args:
+        raise unsupported("unsupported-call", "vars() without argument")
+    return args[0].getattr(trace, "__dict__")
+
+
+@builtin_rule(print)
+def _print(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    raise unsupported("side-effect", "print() is called", cure="print outside the compiled function")
+
+
+@builtin_rule(input, open, breakpoint, exec, eval, compile, globals, locals, dir, memoryview, bytearray)
+def _refused(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    raise unsupported("unsupported-call", "a builtin that depends on the frame or the outside world is called",
+                      cure="call it outside the compiled function")
+
+
+@builtin_rule(super)
+def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if args:
+        return SuperValue(args[0].as_constant(), args[1])
+    frame = trace.frames[-1]
+    index = frame.info.localsplus.index("__class__")
+    cell, first = frame.fast[index], frame.fast[0]
+    if hasattr(first, "contents_source"):  # self is itself captured by an inner function
+        first = first.load(trace)
+    return SuperValue(cell.load(trace).as_constant(), first)
+
+
+# Conversions -------------------------------------------------------------------------------------------------------------
+@builtin_rule(list)
+def _list(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return ListValue(args[0].unpack(trace) if args else [])
+
+
+@builtin_rule(tuple)
+def _tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if args and isinstance(args[0], Constant | TupleValue) and args[0].python_type() is tuple:
+        return args[0]
+    return TupleValue(args[0].unpack(trace) if args else [])
+
+
+@builtin_rule(set)
+def _set(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return SetValue.of(trace, args[0].unpack(trace) if args else [])
+
+
+@builtin_rule(frozenset)
+def _frozenset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return SetValue.of(trace, args[0].unpack(trace) if args else [], frozenset)
+
+
+@builtin_rule(dict)
+def _dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    result = DictValue([])
+    if args:
+        trace.update_dict(result, args[0])
+    for name, value in kwargs.items():
+        result.store(trace, name, Constant(name), value)
+    return result
+
+
+@builtin_rule(bool)
+def _bool(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(trace.truth(args[0]) if args else False)
+
+
+def _number_rule(kind: type, special: tuple[str, ...]) -> None:
+    @builtin_rule(kind)
+    def _number(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        if all_constant(args, kwargs):
+            return trace.real_call(kind, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
+        for name in special:
+            if trace.has_special(args[0], name):
+                return trace.call_special(args[0], name, [], {})
+        inner = contents_of(args[0])
+        if isinstance(inner, Constant):
+            return trace.real_call(kind, inner.value)
+        raise unsupported("unsupported-call", f"{kind.__name__}() of {args[0].describe()}")
+
+
+_number_rule(int, ("__int__", "__index__", "__trunc__"))
+_number_rule(float, ("__float__", "__index__"))
+_number_rule(complex, ("__complex__", "__float__"))
+_number_rule(bytes, ("__bytes__",))
+
+
+def text_of(trace: Trace, value: Value, how: Any) -> Value:
+    """`str(value)` or `repr(value)`."""
+    if isinstance(value, Constant) and (value.is_plain or isinstance(value, ClassValue)):
+        return trace.real_call(how, value.value)
+    cls = value.python_type()
+    name = "__str__" if how is str else "__repr__"
+    raw = trace.type_attr(cls, name)
+    if raw is object.__str__:
+        raw, name = trace.type_attr(cls, "__repr__"), "__repr__"
+    if isinstance(raw, types.FunctionType):
+        return trace.call(trace.bind(raw, name, value, cls), [])
+    if isinstance(value, UserObject) and issubclass(cls, BaseException):
+        items = value.slots["args"].unpack(trace)  # type: ignore[union-attr]
+        if name == "__str__":
+            if issubclass(cls, KeyError) and len(items) == 1:
+                return text_of(trace, items[0], repr)
+            if len(items) < 2:
+                return text_of(trace, items[0], str) if items else Constant("")
+            return text_of(trace, TupleValue(items), repr)
+        return Constant(f"{cls.__name__}({', '.join([text_of(trace, i, repr).as_constant() for i in items])})")
+    if isinstance(value, UserObject) and isinstance(value.base, Constant):
+        return text_of(trace, value.base, how)
+    if isinstance(value, SequenceValue | DictValue | SetValue):
+        return _container_text(trace, value)
+    raise unsupported("unsupported-call", f"{how.__name__}() of {value.describe()}", cure="build the text outside the compiled function")
+
+
+def _container_text(trace: Trace, value: Value) -> Value:
+    def text(v: Value) -> str:
+        return text_of(trace, v, repr).as_constant()
+
+    if isinstance(value, ListValue):
+        return Constant(f"[{', '.join([text(v) for v in value.items])}]")
+    if isinstance(value, TupleValue):
+        return Constant(f"({', '.join([text(v) for v in value.items])}{',' if len(value.items) == 1 else ''})")
+    if isinstance(value, SetValue):
+        if value.is_constant():
+            return Constant(repr(value.as_constant()))
+        raise unsupported("unsupported-call", "the text of a set of objects")
+    assert isinstance(value, DictValue)
+    return Constant(f"{{{', '.join([f'{text(k)}: {text(v)}' for k, v in value.load().values()])}}}")
+
+
+@builtin_rule(str)
+def _str(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) != 1:
+        return trace.real_call(str, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
+    return text_of(trace, args[0], str)
+
+
+@builtin_rule(repr)
+def _repr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return text_of(trace, args[0], repr)
+
+
+@builtin_rule(format)
+def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    spec = args[1].as_constant() if len(args) > 1 else ""
+    value = args[0]
+    if isinstance(value, Constant) and value.is_plain:
+        return trace.real_call(format, value.value, spec)
+    raw = trace.type_attr(value.python_type(), "__format__")
+    if isinstance(raw, types.FunctionType):
+        return trace.call(trace.bind(raw, "__format__", value, value.python_type()), [Constant(spec)])
+    if isinstance(value, UserObject) and isinstance(value.base, Constant):
+        return trace.real_call(format, value.base.value, spec)
+    return trace.real_call(format, text_of(trace, value, str).as_constant(), spec)
+
+
+def format_percent(trace: Trace, left: Constant, right: Value) -> Value:
+    """`"..." % values` with values that are not all plain: only %s and %r of texts we can build."""
+    items = right.unpack(trace) if right.python_type() is tuple else [right]
+    plain = [v.as_constant() if isinstance(v, Constant) else text_of(trace, v, str).as_constant() for v in items]
+    return trace.real_call(operator.mod, left.value, tuple(plain))
+
+
+@builtin_rule(str.format)
+def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    def plain(v: Value) -> Any:
+        return v.as_constant() if isinstance(v, Constant) else text_of(trace, v, str).as_constant()
+
+    return trace.real_call(args[0].as_constant().format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()})
+
+
+@builtin_rule(str.join)
+def _join(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return trace.real_call(args[0].as_constant().join, constants(args[1].unpack(trace)))
+
+
+@builtin_rule(slice)
+def _slice(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if all_constant(args):
+        return trace.real_call(slice, *constants(args))
+    none = Constant(None)
+    parts = (none, args[0], none) if len(args) == 1 else (*args, none)[:3]
+    return SliceValue(*parts)
+
+
+# Iteration ---------------------------------------------------------------------------------------------------------------
+@builtin_rule(iter)
+def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 2:
+        return trace.call_python(polyfills.iter_until, args)
+    return args[0].iterate(trace)
+
+
+@builtin_rule(next)
+def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    iterator = args[0] if isinstance(args[0], Iterator) else ObjectIterator(args[0])
+    if not isinstance(args[0], Iterator) and not trace.has_special(args[0], "__next__"):
+        raise trace.error(TypeError, f"'{args[0].python_type().__name__}' object is not an iterator")
+    if isinstance(iterator, GeneratorValue):
+        yielded, item = iterator.send(trace, Constant(None))
+        if yielded:
+            return item
+        if len(args) == 2:
+            return args[1]
+        none = isinstance(item, Constant) and item.value is None
+        raise Raised(trace.new_exception(StopIteration, [] if none else [item]))
+    found = iterator.next(trace)
+    if found is not None:
+        return found
+    if len(args) == 2:
+        return args[1]
+    raise trace.error(StopIteration)
+
+
+@builtin_rule(range)
+def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    real = []
+    for a in args:
+        real.append(a.as_constant() if a.is_constant() else trace.call_special(a, "__index__", [], {}).as_constant())
+    return trace.real_call(range, *real)
+
+
+@builtin_rule(enumerate)
+def _enumerate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+    return EnumerateIterator(args[0].iterate(trace), start.as_constant())
+
+
+@builtin_rule(zip)
+def _zip(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    strict = kwargs.get("strict")
+    return ZipIterator([a.iterate(trace) for a in args], strict is not None and trace.truth(strict))
+
+
+@builtin_rule(map)
+def _map(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return MapIterator(args[0], [a.iterate(trace) for a in args[1:]])
+
+
+@builtin_rule(filter)
+def _filter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return FilterIterator(args[0], args[1].iterate(trace))
+
+
+@builtin_rule(reversed)
+def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    contents = contents_of(value)
+    if trace.has_special(value, "__reversed__") and isinstance(value, UserObject):
+        raw = trace.type_attr(value.cls, "__reversed__")
+        if isinstance(raw, types.FunctionType):
+            return trace.call_special(value, "__reversed__", [], {})
+    if isinstance(contents, DictValue):
+        return DictIterator(contents, "keys", reverse=True)
+    if isinstance(value, DictView):
+        return DictIterator(value.target, value.part, reverse=True)
+    if isinstance(contents, SequenceValue):
+        return SequenceIterator(TupleValue(contents.items[::-1]))
+    if isinstance(value, Constant) and value.is_plain:
+        return RealIterator(iter(list(reversed(value.value))))
+    length = value.length(trace).as_constant()
+    return SequenceIterator(TupleValue([value.getitem(trace, Constant(i)) for i in range(length - 1, -1, -1)]))
+
+
+@builtin_rule(sum)
+def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+    for item in args[0].unpack(trace):
+        total = trace.binary(operator.add, total, item)
+    return total
+
+
+@builtin_rule(any)
+def _any(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    iterator = args[0].iterate(trace)
+    while (item := iterator.next(trace)) is not None:
+        if trace.truth(item):
+            return Constant(True)
+    return Constant(False)
+
+
+@builtin_rule(all)
+def _all(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    iterator = args[0].iterate(trace)
+    while (item := iterator.next(trace)) is not None:
+        if not trace.truth(item):
+            return Constant(False)
+    return Constant(True)
+
+
+def _extreme_rule(fn: Any, op: Any) -> None:
+    @builtin_rule(fn)
+    def _extreme(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        items = args if len(args) > 1 else args[0].unpack(trace)
+        key = kwargs.get("key")
+        if not items:
+            if "default" in kwargs:
+                return kwargs["default"]
+            raise trace.error(ValueError, f"{fn.__name__}() arg is an empty sequence")
+        none = key is None or isinstance(key, Constant) and key.value is None
+        best, best_key = None, None
+        for item in items:
+            this = item if none else trace.call(key, [item])  # type: ignore[arg-type]
+            if best is None or trace.truth(trace.binary(op, this, best_key)):
+                best, best_key = item, this
+        return best  # type: ignore[return-value]
+
+
+_extreme_rule(min, operator.lt)
+_extreme_rule(max, operator.gt)
+
+
+def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
+    """The items in sorted order; stable, with `key` and `reverse`."""
+    key = kwargs.get("key")
+    reverse = trace.truth(kwargs["reverse"]) if "reverse" in kwargs else False
+    none = key is None or isinstance(key, Constant) and key.value is None
+    keys = items if none else [trace.call(key, [item]) for item in items]  # type: ignore[arg-type]
+    if all_constant(keys):
+        real = [k.as_constant() for k in keys]
+        try:
+            order = sorted(range(len(items)), key=real.__getitem__, reverse=reverse)
+        except TypeError as error:
+            raise trace.real_error(error) from None
+        return [items[i] for i in order]
+    return trace.call_python(polyfills.merge_sort, [ListValue(items), ListValue(keys), Constant(reverse)]).unpack(trace)
+
+
+@builtin_rule(sorted)
+def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return ListValue(sort_values(trace, args[0].unpack(trace), kwargs))
+
+
+def _operator_rule(fn: Any, op: Any) -> None:
+    @builtin_rule(fn)
+    def _operate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        return trace.binary(op, *args)
+
+
+_operator_rule(divmod, divmod)
+
+
+@builtin_rule(abs)
+def _abs(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if all_constant(args):
+        return trace.real_call(abs, args[0].as_constant())
+    return trace.call_special(args[0], "__abs__", [], {})
+
+
+@builtin_rule(round)
+def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if all_constant(args):
+        return trace.real_call(round, *constants(args))
+    return trace.call_special(args[0], "__round__", args[1:], kwargs)
+
+
+@builtin_rule(pow)
+def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if all_constant(args):
+        return trace.real_call(pow, *constants(args))
+    return trace.binary(operator.pow, args[0], args[1])
+
+
+@builtin_rule(property, staticmethod, classmethod)
+def _descriptor(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    raise unsupported("unsupported-call", "a descriptor is made", cure="define the class outside the compiled function")
+
+
+@builtin_rule(types.MethodType)
+def _method(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return BoundMethod(args[0], args[1])
+
+
+@builtin_rule(types.FunctionType.__get__)
+def _function_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[1], Constant) and args[1].value is None:
+        return args[0]
+    return BoundMethod(args[0], args[1])
+
+
+@builtin_rule(types.GeneratorType.send)
+def _send(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return _generator_result(trace, args[0].send(trace, args[1]))  # type: ignore[attr-defined]
+
+
+@builtin_rule(types.GeneratorType.throw)
+def _throw(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    error = args[2] if len(args) > 2 else args[1]
+    if isinstance(error, ClassValue):
+        error = trace.call(error, [])
+    return _generator_result(trace, args[0].throw(trace, error))  # type: ignore[attr-defined]
+
+
+@builtin_rule(types.GeneratorType.close)
+def _close(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    args[0].close(trace)  # type: ignore[attr-defined]
+    return Constant(None)
+
+
+def _generator_result(trace: Trace, result: tuple[bool, Value]) -> Value:
+    yielded, value = result
+    if yielded:
+        return value
+    none = isinstance(value, Constant) and value.value is None
+    raise Raised(trace.new_exception(StopIteration, [] if none else [value]))
+
+
+@builtin_rule(BaseException.with_traceback)
+def _with_traceback(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return args[0]
+
+
+@builtin_rule(builtins.__import__)
+def _import(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return trace.real_call(__import__, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
+
+
+__all__ = ["FunctionValue", "format_percent", "is_pure", "sort_values", "text_of"]
+
+Protocol.format_percent = format_percent  # type: ignore[attr-defined]

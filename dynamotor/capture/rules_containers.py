@@ -1,0 +1,382 @@
+"""Call rules of the methods of list, tuple, dict, set and their standard-library kin (OrderedDict, defaultdict, deque).
+
+A method is registered under the C descriptor, so subclasses reach it through their MRO.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .breaks import unsupported
+from .rules_builtins import sort_values, text_of
+from .values.base import Value, builtin_rule, builtin_rules
+from .values.constant import Constant
+from .values.containers import DictIterator, DictValue, DictView, ListValue, SetValue, TupleValue, contents_of
+from .values.user_object import UserObject
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+NONE = Constant(None)
+
+
+def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register `rule(trace, contents, *args, **kwargs) -> Value | None` for C methods; contents is the builtin container."""
+    def add(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def call(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+            contents = contents_of(args[0])
+            if contents is None:
+                raise unsupported("unsupported-call", f"{descriptors[0].__qualname__} on {args[0].describe()}")
+            try:
+                result = rule(trace, contents, *args[1:], **kwargs)
+            except TypeError as error:
+                if "rule" not in str(error) and rule.__name__ not in str(error):
+                    raise
+                raise trace.error(TypeError, str(error)) from None
+            return Constant(None) if result is None else result
+        for descriptor in descriptors:
+            builtin_rules.setdefault(descriptor, call)
+        return rule
+    return add
+
+
+# Special methods shared by all ---------------------------------------------------------------------------------------------
+_KINDS = (list, tuple, dict, set, frozenset, OrderedDict, type({}.keys()), type({}.values()), type({}.items()), defaultdict,
+          types.MappingProxyType)
+
+
+def _of(name: str) -> list[Any]:
+    return list({id(d): d for kind in _KINDS if (d := getattr(kind, name, None)) is not None
+                 and not isinstance(d, types.BuiltinFunctionType) and getattr(d, "__objclass__", None) is not object}.values())
+
+
+@method(*_of("__len__"))
+def _len(trace: Trace, self: Any) -> Value:
+    return self.length(trace)
+
+
+@method(*_of("__contains__"))
+def _contains(trace: Trace, self: Any, item: Value) -> Value:
+    return self.contains(trace, item)
+
+
+@method(*[d for d in _of("__getitem__")])
+def _getitem(trace: Trace, self: Any, key: Value) -> Value:
+    return self.getitem(trace, key)
+
+
+def _dict_getitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """`dict.__getitem__` of a subclass honours `__missing__` and defaultdict's factory."""
+    contents = contents_of(args[0])
+    found = contents.lookup(args[1].hash_key(trace))  # type: ignore[union-attr]
+    if found is not None:
+        return found
+    if isinstance(args[0], UserObject):
+        if issubclass(args[0].cls, defaultdict):
+            return _missing(trace, args[0], args[1])
+        if trace.has_special(args[0], "__missing__"):
+            return trace.call_special(args[0], "__missing__", [args[1]], {})
+    raise trace.error(KeyError, args[1])
+
+
+for _descr in (dict.__getitem__, OrderedDict.__getitem__, defaultdict.__getitem__):
+    builtin_rules[_descr] = _dict_getitem
+
+
+def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
+    factory = obj.getattr(trace, "default_factory")
+    if isinstance(factory, Constant) and factory.value is None:
+        raise trace.error(KeyError, key)
+    value = trace.call(factory, [])
+    obj.base.store(trace, key.hash_key(trace), key, value)  # type: ignore[union-attr]
+    return value
+
+
+@method(*_of("__setitem__"))
+def _setitem(trace: Trace, self: Any, key: Value, value: Value) -> None:
+    self.setitem(trace, key, value)
+
+
+@method(*_of("__delitem__"))
+def _delitem(trace: Trace, self: Any, key: Value) -> None:
+    self.delitem(trace, key)
+
+
+@method(*_of("__iter__"))
+def _iterate(trace: Trace, self: Any) -> Value:
+    return self.iterate(trace)
+
+
+@method(*_of("__repr__"))
+def _repr(trace: Trace, self: Any) -> Value:
+    return text_of(trace, self, repr)
+
+
+def _operator_methods(name: str, op: Any, reflected: bool = False) -> None:
+    @method(*_of(name))
+    def _operate(trace: Trace, self: Any, other: Value) -> Value:
+        result = self.binary(trace, op, other, reflected)
+        return Constant(NotImplemented) if result is None else result
+
+
+for _name in ("add", "mul", "or", "and", "sub", "xor"):
+    _operator_methods(f"__{_name}__", getattr(operator, _name + ("_" if _name in ("or", "and") else "")))
+    _operator_methods(f"__r{_name}__", getattr(operator, _name + ("_" if _name in ("or", "and") else "")), True)
+    _operator_methods(f"__i{_name}__", getattr(operator, "i" + _name))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _operator_methods(f"__{_name}__", getattr(operator, _name))
+
+
+# list ------------------------------------------------------------------------------------------------------------------
+@method(list.append)
+def _append(trace: Trace, self: ListValue, item: Value) -> None:
+    self.mutate(trace).append(item)
+
+
+@method(list.extend)
+def _extend(trace: Trace, self: ListValue, other: Value) -> None:
+    items = other.unpack(trace)
+    self.mutate(trace).extend(items)
+
+
+@method(list.insert)
+def _insert(trace: Trace, self: ListValue, index: Value, item: Value) -> None:
+    self.mutate(trace).insert(index.as_constant(), item)
+
+
+@method(list.pop)
+def _pop(trace: Trace, self: ListValue, index: Value = Constant(-1)) -> Value:
+    at = index.as_constant()
+    if not -len(self.items) <= at < len(self.items):
+        raise trace.error(IndexError, "pop index out of range" if self.items else "pop from empty list")
+    return self.mutate(trace).pop(at)
+
+
+@method(list.clear)
+def _list_clear(trace: Trace, self: ListValue) -> None:
+    self.mutate(trace).clear()
+
+
+@method(list.reverse)
+def _reverse(trace: Trace, self: ListValue) -> None:
+    self.mutate(trace).reverse()
+
+
+@method(list.copy)
+def _list_copy(trace: Trace, self: ListValue) -> Value:
+    return ListValue(self.items)
+
+
+@method(list.sort)
+def _sort(trace: Trace, self: ListValue, **kwargs: Value) -> None:
+    items = sort_values(trace, list(self.items), kwargs)
+    self.mutate(trace)[:] = items
+
+
+def _position(trace: Trace, self: Any, item: Value, start: int = 0) -> int | None:
+    return next((i for i, other in enumerate(self.items) if i >= start and trace.equal(other, item)), None)
+
+
+@method(list.remove)
+def _remove(trace: Trace, self: ListValue, item: Value) -> None:
+    at = _position(trace, self, item)
+    if at is None:
+        raise trace.error(ValueError, "list.remove(x): x not in list")
+    del self.mutate(trace)[at]
+
+
+@method(list.index, tuple.index)
+def _index(trace: Trace, self: Any, item: Value, start: Value = Constant(0)) -> Value:
+    at = _position(trace, self, item, start.as_constant())
+    if at is None:
+        raise trace.error(ValueError, "value is not in list")
+    return Constant(at)
+
+
+@method(list.count, tuple.count)
+def _count(trace: Trace, self: Any, item: Value) -> Value:
+    return Constant(sum(trace.equal(other, item) for other in self.items))
+
+
+# dict ------------------------------------------------------------------------------------------------------------------
+@method(dict.get, types.MappingProxyType.get)
+def _get(trace: Trace, self: DictValue, key: Value, default: Value = NONE) -> Value:
+    found = self.lookup(key.hash_key(trace))
+    return default if found is None else found
+
+
+@method(dict.keys, OrderedDict.keys, types.MappingProxyType.keys)
+def _keys(trace: Trace, self: DictValue) -> Value:
+    return DictView(self, "keys")
+
+
+@method(dict.values, OrderedDict.values, types.MappingProxyType.values)
+def _values(trace: Trace, self: DictValue) -> Value:
+    return DictView(self, "values")
+
+
+@method(dict.items, OrderedDict.items, types.MappingProxyType.items)
+def _items(trace: Trace, self: DictValue) -> Value:
+    return DictView(self, "items")
+
+
+@method(dict.pop, OrderedDict.pop)
+def _dict_pop(trace: Trace, self: DictValue, key: Value, default: Value | None = None) -> Value:
+    hash_key = key.hash_key(trace)
+    found = self.lookup(hash_key)
+    if found is None:
+        if default is None:
+            raise trace.error(KeyError, key)
+        return default
+    self.remove(trace, hash_key)
+    return found
+
+
+@method(dict.popitem, OrderedDict.popitem)
+def _popitem(trace: Trace, self: DictValue, last: Value = Constant(True)) -> Value:
+    table = self.load()
+    if not table:
+        raise trace.error(KeyError, "popitem(): dictionary is empty")
+    hash_key = list(table)[-1 if trace.truth(last) else 0]
+    pair = table[hash_key]
+    self.remove(trace, hash_key)
+    return TupleValue(pair)
+
+
+@method(dict.setdefault, OrderedDict.setdefault)
+def _setdefault(trace: Trace, self: DictValue, key: Value, default: Value = NONE) -> Value:
+    hash_key = key.hash_key(trace)
+    found = self.lookup(hash_key)
+    if found is None:
+        self.store(trace, hash_key, key, default)
+        return default
+    return found
+
+
+@method(dict.clear, OrderedDict.clear)
+def _dict_clear(trace: Trace, self: DictValue) -> None:
+    for hash_key in list(self.load()):
+        self.remove(trace, hash_key)
+
+
+@builtin_rule(dict.update, OrderedDict.update)
+def _update(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    into = contents_of(args[0])
+    for source in args[1:]:
+        trace.update_dict(into, source)
+    for name, value in kwargs.items():
+        into.store(trace, name, Constant(name), value)  # type: ignore[union-attr]
+    return Constant(None)
+
+
+@builtin_rule(dict.copy, OrderedDict.copy, defaultdict.copy)
+def _dict_copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    contents = contents_of(args[0])
+    assert isinstance(contents, DictValue)
+    copied = DictValue([(h, k, v) for h, (k, v) in contents.load().items()], kind=contents.kind)
+    if isinstance(args[0], UserObject) and issubclass(args[0].cls, OrderedDict | defaultdict):
+        result = UserObject(args[0].cls, base=copied)
+        result.slots = dict(args[0].slots)
+        return result
+    copied.kind = dict
+    return copied
+
+
+@builtin_rule(dict.fromkeys)
+def _fromkeys(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    value = args[1] if len(args) > 1 else Constant(None)
+    return DictValue([(k.hash_key(trace), k, value) for k in args[0].unpack(trace)])
+
+
+@method(OrderedDict.move_to_end)
+def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = Constant(True)) -> None:
+    hash_key = key.hash_key(trace)
+    table = self.load()
+    if hash_key not in table:
+        raise trace.error(KeyError, key)
+    pair = table[hash_key]
+    rest = [(h, p) for h, p in table.items() if h != hash_key]
+    self.remove(trace, hash_key)
+    table.clear()
+    table.update([*rest, (hash_key, pair)] if trace.truth(last) else [(hash_key, pair), *rest])
+
+
+@method(dict.__reversed__, OrderedDict.__reversed__)
+def _dict_reversed(trace: Trace, self: DictValue) -> Value:
+    return DictIterator(self, "keys", reverse=True)
+
+
+# set -------------------------------------------------------------------------------------------------------------------
+@method(set.add)
+def _add(trace: Trace, self: SetValue, item: Value) -> None:
+    self.mutate(trace).setdefault(item.hash_key(trace), item)
+
+
+@method(set.discard)
+def _discard(trace: Trace, self: SetValue, item: Value) -> None:
+    self.mutate(trace).pop(item.hash_key(trace), None)
+
+
+@method(set.remove)
+def _set_remove(trace: Trace, self: SetValue, item: Value) -> None:
+    if self.mutate(trace).pop(item.hash_key(trace), None) is None:
+        raise trace.error(KeyError, item)
+
+
+@method(set.clear)
+def _set_clear(trace: Trace, self: SetValue) -> None:
+    self.mutate(trace).clear()
+
+
+@method(set.copy, frozenset.copy)
+def _set_copy(trace: Trace, self: SetValue) -> Value:
+    return SetValue(dict(self.table), self.kind)
+
+
+@method(set.update)
+def _set_update(trace: Trace, self: SetValue, *others: Value) -> None:
+    for other in others:
+        for item in other.unpack(trace):
+            self.mutate(trace).setdefault(item.hash_key(trace), item)
+
+
+def _set_operations(name: str, op: Any) -> None:
+    @method(getattr(set, name), getattr(frozenset, name))
+    def _operate(trace: Trace, self: SetValue, *others: Value) -> Value:
+        result = self
+        for other in others:
+            result = result.binary(trace, op, SetValue.of(trace, other.unpack(trace)))  # type: ignore[assignment]
+        return SetValue(dict(result.table), self.kind) if result is self else result
+
+
+for _name, _op in (("union", operator.or_), ("intersection", operator.and_), ("difference", operator.sub),
+                   ("symmetric_difference", operator.xor)):
+    _set_operations(_name, _op)
+
+
+def _set_relations(name: str, op: Any) -> None:
+    @method(getattr(set, name), getattr(frozenset, name))
+    def _relate(trace: Trace, self: SetValue, other: Value) -> Value:
+        return Constant(op(set(self.table), set(SetValue.of(trace, other.unpack(trace)).table)))
+
+
+_set_relations("issubset", operator.le)
+_set_relations("issuperset", operator.ge)
+_set_relations("isdisjoint", set.isdisjoint)
+
+
+# Making the standard library's dicts -------------------------------------------------------------------------------------------
+@builtin_rule(OrderedDict)
+def _ordered_dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    base = DictValue([], kind=OrderedDict)
+    if args:
+        trace.update_dict(base, args[0])
+    for name, value in kwargs.items():
+        base.store(trace, name, Constant(name), value)
+    return UserObject(OrderedDict, base=base)

@@ -1,0 +1,469 @@
+"""Call rules for the standard library: functools, itertools, inspect, copy, contextvars, logging, warnings, os, random, time."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+import logging
+import operator
+import os
+import random
+import sys
+import threading
+import time
+import types
+import typing
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .breaks import unsupported
+from .guards import IdIs
+from .polyfills import itertools as polyfills
+from .source import Const
+from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, wrap_rule
+from .values.constant import PURE_TYPES, Constant
+from .values.containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue, contents_of
+from .values.function import BoundMethod, FunctionValue, PartialValue
+from .values.instances import pure_functions
+from .values.klass import Builtin, ClassValue
+from .values.user_object import UserObject
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+
+# operator ----------------------------------------------------------------------------------------------------------------
+def _operator_rule(name: str) -> None:
+    op = getattr(operator, name)
+
+    def _operate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        return trace.binary(op, args[0], args[1])
+    builtin_rules.setdefault(op, _operate)
+
+
+for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "ilshift", "irshift", "iand", "ior", "ixor", "lt", "le", "eq", "ne", "gt", "ge"]:
+    _operator_rule(_name)
+
+
+def _unary_rule(name: str) -> None:
+    op = getattr(operator, name)
+    builtin_rules.setdefault(op, lambda trace, args, kwargs: args[0].unary(trace, op))
+
+
+for _name in ("neg", "pos", "invert"):
+    _unary_rule(_name)
+builtin_rules.setdefault(operator.getitem, lambda trace, args, kwargs: args[0].getitem(trace, args[1]))
+builtin_rules.setdefault(operator.contains, lambda trace, args, kwargs: args[0].contains(trace, args[1]))
+builtin_rules.setdefault(operator.not_, lambda trace, args, kwargs: Constant(not trace.truth(args[0])))
+builtin_rules.setdefault(operator.truth, lambda trace, args, kwargs: Constant(trace.truth(args[0])))
+builtin_rules.setdefault(operator.is_, lambda trace, args, kwargs: Constant(trace.same(*args)))
+builtin_rules.setdefault(operator.is_not, lambda trace, args, kwargs: Constant(not trace.same(*args)))
+
+
+@builtin_rule(operator.setitem)
+def _setitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    args[0].setitem(trace, args[1], args[2])
+    return Constant(None)
+
+
+@builtin_rule(operator.itemgetter, operator.attrgetter, operator.methodcaller)
+def _getter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    raise unsupported("unsupported-call", "operator.itemgetter and its kin are made", cure="use a lambda")
+
+
+# functools ---------------------------------------------------------------------------------------------------------------
+@builtin_rule(functools.partial)
+def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    fn = args[0]
+    if isinstance(fn, PartialValue):
+        return PartialValue(fn.func, [*fn.args, *args[1:]], {**fn.kwargs, **kwargs})
+    return PartialValue(fn, args[1:], kwargs)
+
+
+@wrap_rule(functools.partial)
+def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
+    trace.reader.guard_type(source, functools.partial)
+    attr = trace.reader.attr
+    func = trace.wrap(attr(source, "func"), obj.func)
+    args = trace.wrap(attr(source, "args"), obj.args).unpack(trace)
+    named = contents_of(trace.wrap(attr(source, "keywords"), obj.keywords))
+    assert isinstance(named, DictValue)
+    return PartialValue(func, args, {k.as_constant(): v for k, v in named.load().values()}, source, obj)
+
+
+@builtin_rule(functools.reduce)
+def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    items = args[1].unpack(trace)
+    if len(args) > 2:
+        items.insert(0, args[2])
+    if not items:
+        raise trace.error(TypeError, "reduce() of empty iterable with no initial value")
+    total = items[0]
+    for item in items[1:]:
+        total = trace.call(args[0], [total, item])
+    return total
+
+
+@call_finder
+def _find_cached(fn: Any) -> CallRule | None:
+    """A function under lru_cache: run for real on constants when its module is a library's, inlined otherwise."""
+    if not isinstance(fn, functools._lru_cache_wrapper):
+        return None
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        everything = [*args, *kwargs.values()]
+        wrapped = fn.__wrapped__
+        if not isinstance(wrapped, types.FunctionType):
+            raise unsupported("unsupported-call", "a cached C function is called")
+        if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
+            return _log(trace, args, kwargs)
+        if all(v.is_constant() for v in everything) and wrapped.__name__.startswith(("is_", "get_", "_is_", "has_")):
+            return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
+        return trace.tail_call(trace.make(wrapped), args, kwargs)
+    return rule
+
+
+@binders.register(functools._lru_cache_wrapper)
+def _bind_cached_method(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    return BoundMethod(trace.type_attr_value(cls, name, raw), instance)
+
+
+# itertools ---------------------------------------------------------------------------------------------------------------
+def _polyfill(original: Any, replacement: types.FunctionType) -> None:
+    builtin_rules.setdefault(original, lambda trace, args, kwargs: trace.call_python(replacement, args, kwargs))
+
+
+for _name in ("chain", "islice", "repeat", "count", "cycle", "product", "accumulate", "starmap", "takewhile", "dropwhile",
+              "zip_longest", "pairwise", "combinations", "permutations", "compress", "filterfalse", "groupby"):
+    _polyfill(getattr(itertools, _name), getattr(polyfills, _name))
+_polyfill(itertools.chain.from_iterable, polyfills.chain_from_iterable)
+
+
+@builtin_rule(itertools.tee)
+def _tee(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    items = args[0].unpack(trace)
+    n = args[1].as_constant() if len(args) > 1 else 2
+    return TupleValue([TupleValue(items).iterate(trace) for _ in range(n)])
+
+
+# inspect, dataclasses, typing, copy ------------------------------------------------------------------------------------------
+def _real_function(value: Value) -> Any:
+    if isinstance(value, BoundMethod):
+        owner = value.instance.real()
+        fn = _real_function(value.func)
+        return types.MethodType(fn, owner if owner is not MISSING else object())
+    real = value.real()
+    if real is MISSING:
+        raise unsupported("unsupported-call", f"the signature of {value.describe()}")
+    return real
+
+
+@builtin_rule(inspect.signature)
+def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return trace.real_call(inspect.signature, _real_function(args[0]))
+
+
+@builtin_rule(dataclasses.fields)
+def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    cls = args[0].value if isinstance(args[0], ClassValue) else args[0].python_type()
+    return trace.real_call(dataclasses.fields, cls)
+
+
+@builtin_rule(dataclasses.is_dataclass)
+def _is_dataclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    cls = args[0].value if isinstance(args[0], ClassValue) else args[0].python_type()
+    return Constant(hasattr(cls, "__dataclass_fields__"))
+
+
+@builtin_rule(typing.cast)
+def _cast(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return args[1]
+
+
+@builtin_rule(copy.copy)
+def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Constant | FunctionValue) or value.python_type() is tuple:
+        return value
+    if isinstance(value, ListValue):
+        return ListValue(value.items)
+    if isinstance(value, DictValue):
+        return DictValue([(h, k, v) for h, (k, v) in value.load().items()])
+    if isinstance(value, SetValue):
+        return SetValue(dict(value.table), value.kind)
+    if isinstance(value, UserObject):
+        if trace.has_special(value, "__copy__"):
+            return trace.call_special(value, "__copy__", [], {})
+        return _copy_object(trace, value)
+    raise unsupported("unsupported-call", f"copy.copy of {value.describe()}")
+
+
+def _copy_object(trace: Trace, value: UserObject) -> Value:
+    cls = value.cls
+    for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"):
+        if isinstance(trace.type_attr(cls, name), types.FunctionType) or value.slots:
+            raise unsupported("unsupported-call", f"copy.copy of {value.describe()}", "its class says how to copy it")
+    base: Any = value.base
+    if isinstance(base, DictValue):
+        base = DictValue([(h, k, v) for h, (k, v) in base.load().items()], kind=base.kind)
+    elif isinstance(base, SequenceValue):
+        base = type(base)(base.items)
+    result = type(value)(cls, base=base)
+    attrs, target = value.dict(trace), result.dict(trace)
+    if attrs is not None and target is not None:
+        target.update(trace, attrs)
+    return result
+
+
+@builtin_rule(copy.deepcopy)
+def _deepcopy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if args[0].is_constant():
+        return args[0] if isinstance(args[0], Constant) else trace.real_call(copy.deepcopy, args[0].as_constant())
+    raise unsupported("unsupported-call", f"copy.deepcopy of {args[0].describe()}", cure="copy it outside the compiled function")
+
+
+# contextvars ---------------------------------------------------------------------------------------------------------------
+class TokenValue(Value):
+    """What ContextVar.set returned in the trace: the value before, or MISSING."""
+
+    __slots__ = ("var", "before")
+
+    def __init__(self, var: Any, before: Any) -> None:
+        super().__init__()
+        self.var, self.before = var, before
+
+    def python_type(self) -> type:
+        return contextvars.Token
+
+
+class ContextVarEffect(Value):
+    """The contextvars that the trace has set; those still set at its end are set after the graph."""
+
+    __slots__ = ("table",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: dict[Any, Value] = {}
+
+    def replay(self, cg: Any) -> None:
+        """Set what is still set."""
+        for var, value in self.table.items():
+            cg.statement(f"{cg.constant(var)}.set({cg.emit(value)})")
+
+
+def _context_vars(trace: Trace) -> ContextVarEffect:
+    effect = trace.__dict__.get("context_vars")
+    if effect is None:
+        effect = trace.__dict__["context_vars"] = ContextVarEffect()
+        trace.effects.touch(effect)
+    return effect
+
+
+def _read_var(trace: Trace, var: Any) -> Any:
+    """The variable's value: from the trace, else the real one under a guard; MISSING when unset."""
+    written = _context_vars(trace).table.get(var)
+    if written is not None:
+        return written
+    found = var.get(MISSING)
+    trace.reader.guard_call(Const(var, f"contextvar {var.name}"), lambda v, found=found: v.get(MISSING) is found, "has its value")
+    return found if found is MISSING else trace.wrap(Const(found, var.name), found)
+
+
+@builtin_rule(contextvars.ContextVar.get)
+def _var_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    var = args[0].as_constant()
+    found = _read_var(trace, var)
+    if found is not MISSING:
+        return found
+    if len(args) > 1:
+        return args[1]
+    return trace.real_call(var.get)
+
+
+@builtin_rule(contextvars.ContextVar.set)
+def _var_set(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    var = args[0].as_constant()
+    token = TokenValue(var, _read_var(trace, var))
+    _context_vars(trace).table[var] = args[1]
+    return token
+
+
+@builtin_rule(contextvars.ContextVar.reset)
+def _var_reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    token, table = args[1], _context_vars(trace).table
+    if not isinstance(token, TokenValue):
+        raise unsupported("unsupported-call", "a contextvar is reset with a token from outside")
+    if token.before is MISSING or token.before.source is not None:
+        table.pop(token.var, None)
+    else:
+        table[token.var] = token.before
+    return Constant(None)
+
+
+@wrap_rule(contextvars.ContextVar, weakref.ReferenceType, logging.Logger, logging.RootLogger, type(threading.Lock()),
+           inspect.Signature, inspect.Parameter, dataclasses.Field)
+def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return Held(obj, source)
+
+
+class Held(Builtin):
+    """An object of the standard library, held by identity; its immutable attributes may be read for real."""
+
+    __slots__ = ()
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if isinstance(self.value, inspect.Signature | inspect.Parameter | dataclasses.Field):
+            return trace.real_call(getattr, self.value, name)
+        return trace.generic_getattr(self, name)
+
+
+PURE_TYPES.update({type(inspect.signature(len).parameters)})
+
+
+# Messages ------------------------------------------------------------------------------------------------------------------
+def _log(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    raise unsupported("side-effect", "a message is logged")
+
+
+@call_finder
+def _find_logging(fn: Any) -> CallRule | None:
+    """Logger methods and warnings: replayed after the graph (once per call of the compiled function)."""
+    if not isinstance(fn, types.FunctionType):
+        return None
+    once = fn.__name__ in ("warning_once", "info_once", "warn_once")
+    if not (once or fn.__module__ == "logging" and fn.__qualname__ in _LOGGED):
+        return None
+
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        trace.effects.later(trace.make(fn), args, kwargs)
+        return Constant(None)
+    return rule
+
+
+_LOGGED = {f"Logger.{n}" for n in ("debug", "info", "warning", "error", "critical", "log", "warn", "exception")}
+
+
+@builtin_rule(logging.Logger.isEnabledFor, logging.Logger.getEffectiveLevel)
+def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    logger = args[0].as_constant()
+    if len(args) > 1:
+        return trace.real_call(logger.isEnabledFor, args[1].as_constant())
+    return trace.real_call(logger.getEffectiveLevel)
+
+
+@builtin_rule(warnings.warn, warnings.warn_explicit)
+def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    trace.effects.later(trace.make(warnings.warn), args, {k: v for k, v in kwargs.items() if k != "stacklevel"})
+    return Constant(None)
+
+
+# The outside world ---------------------------------------------------------------------------------------------------------
+@builtin_rule(os.getenv)
+def _getenv(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return environment(trace, args[0].as_constant(), args[1] if len(args) > 1 else kwargs.get("default", Constant(None)))
+
+
+def environment(trace: Trace, name: str, default: Value | None) -> Value:
+    """An environment variable, guarded."""
+    data = os.environ._data  # type: ignore[attr-defined]
+    table = trace.wrap(Const(data, "os.environ"), data)
+    key = os.environ.encodekey(name)  # type: ignore[attr-defined]
+    found = table.lookup(key)  # type: ignore[attr-defined]
+    if found is None:
+        if default is None:
+            raise trace.error(KeyError, name)
+        return default
+    return Constant(os.environ.decodevalue(found.as_constant()))  # type: ignore[attr-defined]
+
+
+@wrap_rule(type(os.environ))
+def _wrap_environ(trace: Trace, source: Any, obj: Any) -> Value:
+    return EnvironValue(obj, source)
+
+
+class EnvironValue(Constant):
+    """`os.environ`: each variable that is read is guarded."""
+
+    __slots__ = ()
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name in ("get", "__getitem__", "__contains__"):
+            return EnvironMethod(name)
+        return trace.generic_getattr(self, name)
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        return environment(trace, key.as_constant(), None)
+
+    def contains(self, trace: Trace, item: Value) -> Value:
+        missing = Constant(None)
+        return Constant(environment(trace, item.as_constant(), missing) is not missing)
+
+    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
+        raise unsupported("side-effect", "os.environ is changed")
+
+
+class EnvironMethod(Value):
+    """A bound method of `os.environ`."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def python_type(self) -> type:
+        return types.MethodType
+
+    def call(self, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        default = args[1] if len(args) > 1 else kwargs.get("default")
+        if self.name == "get" and default is None:
+            default = Constant(None)
+        return environment(trace, args[0].as_constant(), default)
+
+
+@call_finder
+def _find_outside(fn: Any) -> CallRule | None:
+    """random, time and the like change from call to call."""
+    module = getattr(fn, "__module__", None)
+    owner = getattr(fn, "__self__", None)
+    if module in ("random", "time", "secrets", "uuid", "_random", "datetime") or isinstance(owner, random.Random):
+        def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+            raise unsupported("random", f"{getattr(fn, '__name__', fn)} is called", "its result changes from call to call")
+        return rule
+    return None
+
+
+@builtin_rule(sys.exc_info)
+def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if trace.handled is None:
+        return trace.make((None, None, None))
+    return TupleValue([trace.make(trace.handled.python_type()), trace.handled, Constant(None)])
+
+
+@builtin_rule(sys.getrecursionlimit)
+def _recursion_limit(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(sys.getrecursionlimit())
+
+
+@builtin_rule(time.time, time.perf_counter, time.monotonic)
+def _clock(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    raise unsupported("random", "the clock is read", "its value changes from call to call")
+
+
+# collections -----------------------------------------------------------------------------------------------------------------
+@builtin_rule(collections.namedtuple)
+def _namedtuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    raise unsupported("unsupported-call", "a namedtuple class is made", cure="make it outside the compiled function")
+
+
+pure_functions.update({typing.get_origin, typing.get_args, sys.intern, os.path.join, os.fspath})

@@ -1,0 +1,300 @@
+"""How instances come about: `cls(...)`, `__new__` and `__init__` of builtin bases, exceptions, and C callables in general."""
+
+from __future__ import annotations
+
+import enum
+import operator
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..breaks import unsupported
+from ..protocol import Protocol
+from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule
+from .constant import PURE_TYPES, Constant
+from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
+from .function import FunctionValue
+from .user_object import UserObject
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+_PLAIN_BASES = (int, float, str, bytes, complex)
+
+
+def instantiate(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`type.__call__(cls, ...)`, through a metaclass's `__call__` if there is one."""
+    meta_call = trace.type_attr(type(cls), "__call__")
+    if isinstance(meta_call, types.FunctionType):
+        if issubclass(cls, enum.Enum):
+            return trace.real_call(cls, *[a.as_constant() for a in args])
+        return trace.call(trace.bind(meta_call, "__call__", trace.make(cls), type(cls)), args, kwargs)
+    if getattr(cls, "__abstractmethods__", None):
+        raise trace.error(TypeError, f"Can't instantiate abstract class {cls.__name__}")
+    return type_call(trace, cls, args, kwargs)
+
+
+def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`__new__`, then `__init__` when `__new__` gave an instance."""
+    maker = trace.type_attr(cls, "__new__")
+    if isinstance(maker, staticmethod):
+        maker = maker.__func__
+    if isinstance(maker, types.FunctionType):
+        instance = trace.call(trace.make(maker), [trace.make(cls), *args], kwargs)
+        if not issubclass(instance.python_type(), cls):
+            return instance
+    else:
+        instance = builtin_new(trace, cls, args, kwargs)
+    init = trace.type_attr(cls, "__init__")
+    if isinstance(init, types.FunctionType):
+        trace.call(trace.bind(init, "__init__", instance, cls), args, kwargs)
+    elif isinstance(instance, UserObject):
+        builtin_init(trace, instance, init, args, kwargs, isinstance(maker, types.FunctionType))
+    return instance
+
+
+def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A C `__new__`: an empty instance with the content that the builtin base takes from the arguments."""
+    maker = trace.type_attr(cls, "__new__")
+    if maker is object.__new__:
+        if (args or kwargs) and trace.type_attr(cls, "__init__") is object.__init__:
+            raise trace.error(TypeError, f"{cls.__name__}() takes no arguments")
+        return UserObject(cls)
+    if issubclass(cls, BaseException):
+        instance = UserObject(cls)
+        instance.slots["args"] = TupleValue(args)
+        return instance
+    if issubclass(cls, dict) and maker in (dict.__new__, OrderedDict.__new__, defaultdict.__new__):
+        return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
+    if issubclass(cls, list) and maker is list.__new__:
+        return UserObject(cls, base=ListValue([]))
+    if issubclass(cls, tuple) and maker is tuple.__new__:
+        return UserObject(cls, base=TupleValue(args[0].unpack(trace) if args else []))
+    if issubclass(cls, set) and maker is set.__new__:
+        return UserObject(cls, base=SetValue({}))
+    for base in _PLAIN_BASES:
+        if issubclass(cls, base) and maker is base.__new__:
+            return UserObject(cls, base=trace.call(trace.make(base), args, kwargs))
+    raise unsupported("unsupported-call", f"an instance of {cls.__module__}.{cls.__qualname__} is made",
+                      "its class is written in C and has no rule here")
+
+
+def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value], kwargs: dict[str, Value], made: bool) -> None:
+    """A C `__init__` of an object made in the trace."""
+    base = instance.base
+    if isinstance(base, ListValue) and init is list.__init__:
+        base.mutate(trace)[:] = args[0].unpack(trace) if args else []
+    elif isinstance(base, DictValue) and init in (dict.__init__, OrderedDict.__init__):
+        if args:
+            trace.update_dict(base, args[0])
+        for name, value in kwargs.items():
+            base.store(trace, name, Constant(name), value)
+    elif isinstance(base, DictValue) and init is defaultdict.__init__:
+        instance.slots["default_factory"] = args[0] if args else Constant(None)
+        if args[1:]:
+            trace.update_dict(base, args[1])
+    elif isinstance(base, SetValue) and init is set.__init__:
+        base.table.update(SetValue.of(trace, args[0].unpack(trace) if args else []).table)
+    elif issubclass(instance.cls, BaseException):
+        instance.slots["args"] = TupleValue(args)
+        if kwargs:
+            raise unsupported("unsupported-call", f"{instance.cls.__name__}() with keyword arguments")
+    elif init is object.__init__ and (args or kwargs) and not made and trace.type_attr(instance.cls, "__new__") is object.__new__:
+        raise trace.error(TypeError, f"{instance.cls.__name__}() takes no arguments")
+
+
+def new_exception(trace: Trace, cls: type[BaseException], args: list[Value]) -> UserObject:
+    """An exception instance made as C code makes it."""
+    instance = UserObject(cls)
+    instance.slots["args"] = TupleValue(args)
+    if issubclass(cls, StopIteration):
+        instance.slots["value"] = args[0] if args else Constant(None)
+    return instance
+
+
+def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value], real: Any = None,
+                 real_args: list[Value] | None = None) -> Value:
+    """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
+    rule = find_rule(fn)
+    if rule is not None:
+        return rule(trace, args, kwargs)
+    if real is not None:
+        owner_pure = args[0].is_constant() and type(args[0].as_constant()) in PURE_TYPES
+        if owner_pure and all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values()):
+            return trace.real_call(real, *[a.as_constant() for a in real_args or []], **{k: v.as_constant() for k, v in kwargs.items()})
+    if is_pure(fn) and all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values()):
+        return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
+    if is_pure(fn) and isinstance(fn, types.WrapperDescriptorType):
+        return Constant(NotImplemented)
+    base = args[0] if args else None
+    if isinstance(base, UserObject) and isinstance(base.base, Constant) and is_pure(fn):
+        return call_builtin(trace, fn, [base.base, *args[1:]], kwargs)
+    name = getattr(fn, "__qualname__", None) or repr(fn)
+    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", "")
+    raise unsupported("unsupported-call", f"{module + '.' if module else ''}{name} is called",
+                      "it is written in C and has no rule here", "call it outside the compiled function")
+
+
+_PURE_MODULES = frozenset({"math", "cmath", "_operator", "_struct", "_bisect", "unicodedata"})
+pure_functions: set[Any] = set()
+
+
+def is_pure(fn: Any) -> bool:
+    """Whether a C callable may run on real objects at trace time: no side effect, no state."""
+    if isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.GetSetDescriptorType):
+        return fn.__objclass__ in PURE_TYPES
+    if isinstance(fn, types.BuiltinFunctionType):
+        owner = fn.__self__
+        if isinstance(owner, types.ModuleType):
+            return owner.__name__ in _PURE_MODULES or fn in pure_functions
+        return isinstance(owner, type) and owner in PURE_TYPES or type(owner) in PURE_TYPES
+    try:
+        return fn in pure_functions
+    except TypeError:
+        return False
+
+
+def update_dict(trace: Trace, into: Value, source: Value) -> None:
+    """`dict.update(into, source)`: a dict, a mapping with `keys`, or pairs."""
+    target = contents_of(into)
+    assert isinstance(target, DictValue)
+    plain = source if isinstance(source, DictValue) else contents_of(source)
+    if isinstance(plain, DictValue) and _plain_mapping(trace, source):
+        target.update(trace, plain)
+    elif trace.getattr_or_none(source, "keys") is not None:
+        for key in trace.call_method(source, "keys", []).unpack(trace):
+            target.store(trace, key.hash_key(trace), key, source.getitem(trace, key))
+    else:
+        for pair in source.unpack(trace):
+            key, value = pair.unpack(trace)
+            target.store(trace, key.hash_key(trace), key, value)
+
+
+def _plain_mapping(trace: Trace, source: Value) -> bool:
+    cls = source.python_type()
+    return not any(isinstance(trace.type_attr(cls, n), types.FunctionType) for n in ("keys", "__getitem__", "__iter__"))
+
+
+def inline_function(trace: Trace, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Interpret a real Python function even if it has a call rule."""
+    value = trace.make(fn)
+    assert isinstance(value, FunctionValue)
+    return trace.inline(value, args, kwargs)  # type: ignore[attr-defined]
+
+
+def make_tuple(trace: Trace, items: list[Value]) -> TupleValue:
+    """A tuple of values."""
+    return TupleValue(items)
+
+
+def _copy_in(name: str, function: Callable[..., Any]) -> None:
+    setattr(Protocol, name, function)
+
+
+for _function in (instantiate, new_exception, call_builtin, update_dict, inline_function, make_tuple):
+    _copy_in(_function.__name__, _function)
+
+
+# object -----------------------------------------------------------------------------------------------------------------
+@builtin_rule(object.__new__)
+def _object_new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return UserObject(args[0].as_constant())
+
+
+@builtin_rule(object.__init__)
+def _object_init(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(None)
+
+
+@builtin_rule(object.__init_subclass__)
+def _object_init_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(None)
+
+
+@builtin_rule(object.__getattribute__)
+def _object_getattribute(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return trace.object_getattr(args[0], args[0].python_type(), args[1].as_constant(), hook=False)
+
+
+@builtin_rule(object.__setattr__)
+def _object_setattr(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), args[2])
+    return Constant(None)
+
+
+@builtin_rule(object.__delattr__)
+def _object_delattr(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), None)
+    return Constant(None)
+
+
+@builtin_rule(object.__eq__)
+def _object_eq(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(True) if trace.same(*args) else Constant(NotImplemented)
+
+
+@builtin_rule(object.__ne__)
+def _object_ne(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    equal = trace.generic_binary(args[0], operator.eq, args[1], False)
+    return Constant(NotImplemented) if equal is None else Constant(not trace.truth(equal))
+
+
+@builtin_rule(object.__hash__)
+def _object_hash(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise unsupported("unsupported-call", "the hash of an object is its address", cure="do not compute with id() or hash()")
+
+
+@builtin_rule(type.__call__)
+def _type_call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return type_call(trace, args[0].as_constant(), args[1:], kwargs)
+
+
+def _new_rule(base: type) -> None:
+    @builtin_rule(base.__new__)
+    def _new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        cls = args[0].as_constant()
+        if cls is base:
+            return trace.call(trace.make(base), args[1:], kwargs)
+        return builtin_new(trace, cls, args[1:], kwargs)
+
+
+for _base in (dict, list, tuple, set, OrderedDict, int, float, str, bytes):
+    _new_rule(_base)
+
+
+def _init_rule(base: type) -> None:
+    @builtin_rule(base.__init__)
+    def _init(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if isinstance(args[0], UserObject) and args[0].obj is MISSING:
+            builtin_init(trace, args[0], base.__init__, args[1:], kwargs, True)
+            return Constant(None)
+        raise unsupported("unsupported-call", f"{base.__name__}.__init__ of an existing object")
+
+
+for _base in (dict, list, set, OrderedDict, defaultdict):
+    _init_rule(_base)
+
+
+@call_finder
+def _exception_init(fn: Any) -> CallRule | None:
+    """`BaseException.__init__` and its copies on every builtin exception class."""
+    if not (isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__init__" and issubclass(fn.__objclass__, BaseException)):
+        return None
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not isinstance(args[0], UserObject) or args[0].obj is not MISSING or kwargs:
+            raise unsupported("unsupported-call", "an exception's __init__ is called again")
+        args[0].slots["args"] = TupleValue(args[1:])
+        return Constant(None)
+    return rule
+
+
+@call_finder
+def _exception_new(fn: Any) -> CallRule | None:
+    """`BaseException.__new__` and its copies."""
+    owner = getattr(fn, "__self__", None)
+    if not (isinstance(fn, types.BuiltinFunctionType) and fn.__name__ == "__new__" and isinstance(owner, type)
+            and issubclass(owner, BaseException)):
+        return None
+    return lambda trace, args, kwargs: builtin_new(trace, args[0].as_constant(), args[1:], kwargs)

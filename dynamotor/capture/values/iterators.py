@@ -1,0 +1,139 @@
+"""Iterator objects over other iterators: enumerate, zip, map, filter, and the like; all can be rebuilt at a graph break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..breaks import unsupported
+from .base import Iterator, Value
+from .constant import Constant
+from .containers import TupleValue
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+
+class EnumerateIterator(Iterator):
+    """`enumerate(inner, start)`."""
+
+    __slots__ = ("inner", "count")
+
+    def __init__(self, inner: Iterator, start: int) -> None:
+        super().__init__()
+        self.inner, self.count = inner, start
+
+    def python_type(self) -> type:
+        return enumerate
+
+    def next(self, trace: Trace) -> Value | None:
+        item = self.inner.next(trace)
+        if item is None:
+            return None
+        self.count += 1
+        return TupleValue([Constant(self.count - 1), item])
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"enumerate({cg.emit(self.inner)}, {self.count})"
+
+
+class ZipIterator(Iterator):
+    """`zip(*inners, strict=strict)`."""
+
+    __slots__ = ("inners", "strict")
+
+    def __init__(self, inners: list[Iterator], strict: bool) -> None:
+        super().__init__()
+        self.inners, self.strict = inners, strict
+
+    def python_type(self) -> type:
+        return zip
+
+    def next(self, trace: Trace) -> Value | None:
+        items: list[Value] = []
+        for i, inner in enumerate(self.inners):
+            item = inner.next(trace)
+            if item is None:
+                if self.strict:
+                    self._check(trace, i)
+                return None
+            items.append(item)
+        return TupleValue(items) if self.inners else None
+
+    def _check(self, trace: Trace, ended: int) -> None:
+        if ended:
+            raise trace.error(ValueError, f"zip() argument {ended + 1} is shorter than argument {ended}")
+        for i, inner in enumerate(self.inners[1:]):
+            if inner.next(trace) is not None:
+                raise trace.error(ValueError, f"zip() argument {i + 2} is longer than argument {i + 1}")
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"zip({', '.join([cg.emit(i) for i in self.inners])}{', strict=True' if self.strict else ''})"
+
+
+class MapIterator(Iterator):
+    """`map(fn, *inners)`."""
+
+    __slots__ = ("fn", "inners")
+
+    def __init__(self, fn: Value, inners: list[Iterator]) -> None:
+        super().__init__()
+        self.fn, self.inners = fn, inners
+
+    def python_type(self) -> type:
+        return map
+
+    def next(self, trace: Trace) -> Value | None:
+        items: list[Value] = []
+        for inner in self.inners:
+            item = inner.next(trace)
+            if item is None:
+                return None
+            items.append(item)
+        return trace.call(self.fn, items)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"map({', '.join([cg.emit(self.fn), *[cg.emit(i) for i in self.inners]])})"
+
+
+class FilterIterator(Iterator):
+    """`filter(fn, inner)`."""
+
+    __slots__ = ("fn", "inner")
+
+    def __init__(self, fn: Value, inner: Iterator) -> None:
+        super().__init__()
+        self.fn, self.inner = fn, inner
+
+    def python_type(self) -> type:
+        return filter
+
+    def next(self, trace: Trace) -> Value | None:
+        none = isinstance(self.fn, Constant) and self.fn.value is None
+        while (item := self.inner.next(trace)) is not None:
+            if trace.truth(item if none else trace.call(self.fn, [item])):
+                return item
+        return None
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"filter({cg.emit(self.fn)}, {cg.emit(self.inner)})"
+
+
+class StepIterator(Iterator):
+    """An iterator of a library (itertools) stepped by a Python function; a polyfill generator runs behind it."""
+
+    __slots__ = ("kind", "step")
+
+    def __init__(self, kind: type, step: Callable[[Any], Value | None]) -> None:
+        super().__init__()
+        self.kind, self.step = kind, step
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def next(self, trace: Trace) -> Value | None:
+        return self.step(trace)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        raise unsupported("generator", f"{self.kind.__name__} iterator leaves the captured region", cure="use a list instead")
