@@ -67,10 +67,11 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     inputs = [recorder.input(name, spec, training and needs)
               for name, spec, needs in zip(names, specs, requires_grad, strict=True)]
+    aliases = [tensor.note for tensor in inputs]
     with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
         results = _run(gm, recorder, inputs)
     torch.clear_autocast_cache()
-    _check_inputs(inputs, requires_grad, memory_groups, training)
+    _check_inputs(inputs, aliases, requires_grad, memory_groups, training)
     plans, sources = _plan_outputs(results, inputs)
     values = [read(alias, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
@@ -111,8 +112,11 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
     raise UnsupportedOp("DM211", "a torch graph without output")
 
 
-def _check_inputs(inputs: Sequence[ShapeTensor], requires_grad: Sequence[bool], groups: Sequence[int], training: bool) -> None:
+def _check_inputs(inputs: Sequence[ShapeTensor], aliases: Sequence[Alias], requires_grad: Sequence[bool],
+                  groups: Sequence[int], training: bool) -> None:
     """Writes into inputs are made functional only where that is eager's meaning in full."""
+    if any(tensor.note is not alias for tensor, alias in zip(inputs, aliases, strict=True)):
+        raise UnsupportedOp("DM211", "an input's shape or strides are changed in place", cure="use the out-of-place op")
     written = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
     for i in written:
         if training and (requires_grad[i] or inputs[i].requires_grad):

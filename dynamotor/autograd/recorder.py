@@ -14,8 +14,8 @@ from torch._ops import OpOverload
 
 from ..base.errors import UserLine
 from ..base.registry import Registry
-from ..graph.op_facts import OpFacts, facts
-from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer
+from ..graph.op_facts import VIEW_FORMS, OpFacts, facts
+from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.spec import TensorSpec
 from .functional import Alias, base, like, read, slices_of, write
@@ -53,6 +53,7 @@ class GraphRecorder:
         with (self.graph.inserting_after(anchor) if anchor is not None else
               self.graph.inserting_before(next(iter(self.graph.nodes)) if len(self.graph.nodes) else None)):
             node = self.graph.placeholder(name)
+        node.target = node.name  # unique, where `name` need not be
         node.meta["val"] = spec
         self._last_placeholder = node
         return base(spec, node, input_node=node)
@@ -133,8 +134,7 @@ class GraphRecorder:
                 return result
         about = facts(func)
         if about.changes_metadata:
-            raise UnsupportedOp("DM211", f"{func} changes a tensor's shape, strides or storage in place",
-                                cure="use the out-of-place op")
+            return self._record_new_metadata(func, args, kwargs)
         if about.writes:
             return self._record_write(func, about, args, kwargs)
         if about.is_view:
@@ -167,6 +167,14 @@ class GraphRecorder:
         made = ShapeTensor.make(spec, memory=memory)
         made.note = Alias(parent.memory, spec, node, parent=parent, func=func, args=args, kwargs=kwargs, get=get)
         return made
+
+    def _record_new_metadata(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
+        """`t_` and its like: the tensor becomes a view of what it was."""
+        if func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor):
+            raise UnsupportedOp("DM211", f"{func} changes a tensor's shape or storage in place", cure="use the out-of-place op")
+        view = self.record(VIEW_FORMS[func], args, kwargs)
+        args[0].note = view.note
+        return set_spec(args[0], view.spec)
 
     def _record_write(self, func: OpOverload, about: OpFacts, args: tuple, kwargs: dict[str, Any]) -> Any:
         form = functional_form(func)

@@ -75,3 +75,15 @@ def _work_out(func: OpOverload) -> OpFacts:
         data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}) and func not in _METADATA,
         random=torch.Tag.nondeterministic_seeded in tags,
     )
+
+
+# In-place ops that only look at the same memory another way, and the view op that says how.
+VIEW_FORMS: dict[OpOverload, OpOverload] = {
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.as_strided_.default: aten.as_strided.default,
+}

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import shape_rules_linalg, shape_rules_pointwise, shape_rules_views  # noqa: F401  (they register their rules)
-from .op_facts import facts
+from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .spec import TensorSpec
 
@@ -89,11 +89,20 @@ def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     about = facts(func)
     specs = tuple([spec_of(a) for a in args])
     if about.changes_metadata:
-        check_supported(func, specs)
+        if func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor):
+            check_supported(func, specs)
+        return set_spec(args[0], infer_spec(VIEW_FORMS[func], specs, kwargs))
     result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
     if about.writes and any(r is not None for r in about.returns):
         return _returned_arguments(about.returns, result, args, kwargs)
     return materialise(result, _memory_of(args[0]) if about.is_view else None)
+
+
+def set_spec(tensor: ShapeTensor, spec: TensorSpec) -> ShapeTensor:
+    """Change the metadata of a ShapeTensor in place, as `unsqueeze_` does; returns it."""
+    tensor.data = ShapeTensor.make(spec)
+    tensor.spec = spec
+    return tensor
 
 
 def materialise(result: Any, memory: Memory | None = None) -> Any:

@@ -191,8 +191,18 @@ def test_aliased_inputs_that_are_mutated_fall_back():
     torch.testing.assert_close(compiled.run(base, base[1:])[0], f(other, other[1:])[0])
 
 
-def test_metadata_mutation_falls_back():
-    check(lambda x: (x.sin().t_() * 2,), rand(3, 4, grad=True), fallback=True)
+def test_metadata_of_temporaries_changes_in_place():
+    check(lambda x: (x.sin().t_().unsqueeze_(0).mul_(2).squeeze_(0).transpose_(0, 1) * 2,), rand(3, 4, grad=True))
+
+
+def test_metadata_of_inputs_changes_in_place_by_falling_back():
+    check(lambda x: (x.t_().sin(),), rand(3, 4), calls=1, fallback=True)
+    check(lambda x: (x.resize_(2).sin(),), rand(3, 4), calls=1, fallback=True)
+
+
+def test_channels_last_adaptive_pool():
+    x = rand(2, 3, 5, 5).to(memory_format=torch.channels_last).requires_grad_()
+    check(lambda x: (F.adaptive_avg_pool2d(x, 1) * 2,), x)
 
 
 # -- aliases ------------------------------------------------------------------------------------------------------
