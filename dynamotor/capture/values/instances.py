@@ -259,7 +259,7 @@ def _new_rule(base: type) -> None:
         return builtin_new(trace, cls, args[1:], kwargs)
 
 
-for _base in (dict, list, tuple, set, OrderedDict, int, float, str, bytes):
+for _base in (dict, list, tuple, set, int, float, str, bytes):
     _new_rule(_base)
 
 
