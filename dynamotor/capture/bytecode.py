@@ -65,6 +65,9 @@ class Instr:
     end: int
     line: int | None
     target: int | None = None
+    # The raw instruction behind it, for `dis.stack_effect`.
+    opcode: int = 0
+    raw_arg: int | None = None
 
     def __str__(self) -> str:
         shown = f" -> {self.target}" if self.target is not None else "" if self.argval is None else f" {self.argval!r}"
@@ -256,7 +259,8 @@ def _decode(code: types.CodeType) -> CodeInfo:
         if op == "CALL":
             offset, argval = (unit.start if begin is None else begin), kwnames
             kwnames, begin = (), None
-        instrs.append(Instr(op, arg, argval, offset, unit.end, lines.get(unit.offset), jump_target(unit)))
+        instrs.append(Instr(op, arg, argval, offset, unit.end, lines.get(unit.offset), jump_target(unit),
+                            unit.opcode, unit.arg if unit.opcode >= dis.HAVE_ARGUMENT else None))
     # A jump may aim at a dropped RESUME or cache: it means the next instruction kept.
     index = {instr.offset: i for i, instr in enumerate(instrs)}
     following = len(instrs) - 1

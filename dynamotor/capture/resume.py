@@ -1,0 +1,373 @@
+"""Graph breaks: run one instruction of a user's frame natively, and go on in the middle of its code.
+
+A frame between two instructions is a `Boundary` (what is static) and a flat tuple of values (`Boundary.flat`). Both
+kinds of function made here are the user's code, unchanged, behind a prefix that rebuilds the frame from that tuple, so the
+user's own jumps, handlers and `with` blocks do the rest.
+
+>>> at = Boundary(code, offset, n_stack)
+>>> after = successors(at)                       # one boundary, or two after a conditional jump or FOR_ITER
+>>> step = break_function(at, [resume_function(b, globals()) for b in after], globals())
+>>> step(*at.flat(slots, stack))                 # the frame's result
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .assembler import Assembler, put_before
+from .bytecode import IS_311, Instr, decode
+
+
+class _Sentinel:
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
+UNBOUND = _Sentinel("unbound local")
+NULL = _Sentinel("NULL on the stack")
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A frame that is about to run the instruction at `offset` with `n_stack` values on its stack.
+
+    nulls: stack positions (0 is the bottom) that hold NULL. unbound: slots of `localsplus` without a value. A cell's slot
+    holds the cell object, not its contents.
+    """
+
+    code: types.CodeType
+    offset: int
+    n_stack: int
+    nulls: frozenset[int] = frozenset()
+    unbound: frozenset[int] = frozenset()
+
+    @staticmethod
+    def of(code: types.CodeType, offset: int, slots: Sequence[Any], stack: Sequence[Any]) -> Boundary:
+        """The boundary of a frame whose slots and stack are given with `UNBOUND` and `NULL` in their places."""
+        return Boundary(code, offset, len(stack), frozenset(i for i, v in enumerate(stack) if v is NULL),
+                        frozenset(i for i, v in enumerate(slots) if v is UNBOUND))
+
+    @property
+    def instr(self) -> Instr:
+        return decode(self.code).at(self.offset)
+
+    @property
+    def bound_slots(self) -> list[int]:
+        """Slots that the flat tuple carries, in its order; they come before the stack."""
+        return [i for i in range(len(decode(self.code).localsplus)) if i not in self.unbound]
+
+    @property
+    def full_stack(self) -> list[int]:
+        """Stack positions that the flat tuple carries, in its order."""
+        return [i for i in range(self.n_stack) if i not in self.nulls]
+
+    def flat(self, slots: Sequence[Any], stack: Sequence[Any]) -> tuple[Any, ...]:
+        """The values that the functions made for this boundary take as arguments."""
+        return tuple([slots[i] for i in self.bound_slots] + [stack[i] for i in self.full_stack])
+
+    def unflat(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Slots and stack (with `UNBOUND` and `NULL`) from a flat tuple."""
+        slots, stack = [UNBOUND] * len(decode(self.code).localsplus), [NULL] * self.n_stack
+        values = iter(flat)
+        for i in self.bound_slots:
+            slots[i] = next(values)
+        for i in self.full_stack:
+            stack[i] = next(values)
+        return slots, stack
+
+    @property
+    def exception_slots(self) -> tuple[int, ...]:
+        """Stack positions where CPython keeps the exception handled before the one being handled now, innermost last.
+
+        In a flat tuple these positions carry the exception that is being handled at that level instead.
+        """
+        return exception_slots(self.code).get(self.offset, ())
+
+
+def why_not_resumable(code: types.CodeType) -> str | None:
+    """Why a frame of this code cannot be cut in two, or None when it can."""
+    if decode(code).is_generator_like:
+        return "a generator or coroutine cannot be resumed"
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        return "a module or class body cannot be resumed"
+    return None
+
+
+# ---- what an instruction does to a boundary ----
+
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
+_JUMPS_WITH_TEST = frozenset({"POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE",
+                              "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "FOR_ITER"})
+
+
+def _depth_after(instr: Instr, depth: int, jump: bool) -> int:
+    """Stack depth after an instruction, taken as CPython's compiler counts it."""
+    if instr.op == "CALL":
+        return depth - instr.arg - 1
+    if instr.op == "FOR_ITER":
+        # 3.12 counts what END_FOR pops; here the iterator is gone when the loop is left.
+        return depth - 1 if jump else depth + 1
+    return depth + dis.stack_effect(instr.opcode, instr.raw_arg, jump=jump)
+
+
+def exception_slots(code: types.CodeType) -> dict[int, tuple[int, ...]]:
+    """For the instructions inside exception handlers: the stack positions that PUSH_EXC_INFO filled (see `Boundary`)."""
+    found = _slots_memo.get(id(code))
+    if found is None:
+        found = _slots_memo[id(code)] = (code, _flow(code))
+    return found[1]
+
+
+_slots_memo: dict[int, tuple[types.CodeType, dict[int, tuple[int, ...]]]] = {}
+
+
+def _flow(code: types.CodeType) -> dict[int, tuple[int, ...]]:
+    info = decode(code)
+    known: dict[int, tuple[int, ...]] = {}
+    todo: list[tuple[int, int, tuple[int, ...]]] = [(info.instrs[0].offset, 0, ())]
+    while todo:
+        offset, depth, slots = todo.pop()
+        offset = info.at(offset).offset
+        if offset in known:
+            continue
+        known[offset] = slots
+        instr = info.at(offset)
+        handler = info.handler(instr.end - 2)
+        if handler is not None:
+            outer = tuple(s for s in slots if s < handler.depth)
+            todo.append((handler.target, handler.depth + handler.lasti + 1, outer))
+        if instr.op in _ENDS:
+            continue
+        if instr.op == "PUSH_EXC_INFO":
+            slots = (*slots, depth - 1)
+        elif instr.op == "POP_EXCEPT":
+            slots = slots[:-1]
+        if instr.target is not None:
+            todo.append((instr.target, _depth_after(instr, depth, True), slots))
+        if instr.op != "JUMP":
+            todo.append((instr.end, _depth_after(instr, depth, False), slots))
+    return {offset: slots for offset, slots in known.items() if slots}
+
+
+def _nulls_after(at: Boundary, instr: Instr, depth: int) -> frozenset[int]:
+    """Which positions hold NULL after an instruction; break copies of LOAD_METHOD push (NULL, bound attribute)."""
+    n, nulls = at.n_stack, set(at.nulls)
+    if instr.op == "PUSH_NULL" or instr.op == "LOAD_GLOBAL" and instr.arg or _loads_method(instr):
+        nulls.add(n if instr.op != "LOAD_SUPER_ATTR" and instr.op != "LOAD_METHOD" else depth - 2)
+    elif instr.op in ("CALL", "CALL_FUNCTION_EX"):
+        nulls = {i for i in nulls if i < depth - 1}
+    elif instr.op == "SWAP":
+        other = n - instr.arg
+        swap = {n - 1: other, other: n - 1}
+        nulls = {swap.get(i, i) for i in nulls}
+    elif instr.op == "COPY" and n - instr.arg in nulls or instr.op == "LOAD_FAST_AND_CLEAR" and instr.arg in at.unbound:
+        nulls.add(n)
+    return frozenset(i for i in nulls if i < depth)
+
+
+def _loads_method(instr: Instr) -> bool:
+    return instr.op == "LOAD_METHOD" or instr.op == "LOAD_SUPER_ATTR" and instr.arg[0]
+
+
+def _unbound_after(at: Boundary, instr: Instr) -> frozenset[int]:
+    if instr.op == "STORE_FAST":
+        gone = at.n_stack - 1 in at.nulls
+        return at.unbound | {instr.arg} if gone else at.unbound - {instr.arg}
+    if instr.op in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+        return at.unbound | {instr.arg}
+    return at.unbound
+
+
+def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
+    """Where a frame may be after the instruction: the next one, then a jump's target; none when it leaves the frame.
+
+    With `inner` the instruction (a call of an inlined frame) is replaced by one value pushed on the stack, from which the
+    call's own operands are gone already.
+    """
+    instr = at.instr
+    if inner:
+        return (Boundary(at.code, instr.end, at.n_stack + 1, at.nulls, at.unbound),)
+    if instr.op in _ENDS:
+        return ()
+    unbound = _unbound_after(at, instr)
+
+    def after(offset: int, jump: bool) -> Boundary:
+        depth = _depth_after(instr, at.n_stack, jump)
+        return Boundary(at.code, decode(at.code).at(offset).offset, depth, _nulls_after(at, instr, depth), unbound)
+
+    if instr.op == "JUMP":
+        return (after(instr.target, True),)  # type: ignore[arg-type]
+    ways = (after(instr.end, False),)
+    return (*ways, after(instr.target, True)) if instr.target is not None else ways
+
+
+# ---- writing the functions ----
+
+def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
+    """From the flat tuple in slot 0 to the frame: the stack first, then the slots, slot 0 last."""
+    code, state = at.code, 0
+    place = {("slot", i): n for n, i in enumerate(at.bound_slots)}
+    place |= {("stack", i): len(place) + n for n, i in enumerate(at.full_stack)}
+
+    def push(key: tuple[str, int] | int) -> None:
+        out.emit("LOAD_FAST", state)
+        out.const(place[key] if isinstance(key, tuple) else key)
+        out.emit("BINARY_SUBSCR")
+
+    # Frames count as complete (for tracebacks and sys._getframe) from the first RESUME on.
+    out.emit("RESUME", 0)
+    levels = set(at.exception_slots)
+    for i in range(at.n_stack):
+        if i in at.nulls:
+            out.emit("PUSH_NULL")
+            continue
+        push(("stack", i))
+        if i in levels:
+            out.emit("PUSH_EXC_INFO")
+            out.emit("POP_TOP")
+    if thunk:
+        out.emit("PUSH_NULL")
+        push(len(place))
+    slots = [i for i in at.bound_slots if i + out.shift != state] + [i for i in at.bound_slots if i + out.shift == state]
+    cells = {decode(code).localsplus.index(name) for name in code.co_cellvars}
+    for i in slots:
+        push(("slot", i))
+        if i in cells:
+            out.slot("MAKE_CELL", i)  # `locals()` takes a slot for a cell only when this ran
+        out.slot("STORE_FAST", i)
+    if not slots or slots[-1] + out.shift != state:
+        out.emit("DELETE_FAST", state)
+
+
+def _leave(code: types.CodeType, consts: Assembler, after: Boundary, resume: Callable[..., Any]) -> bytearray:
+    """What follows the instruction: collect slots and stack, unwind handler levels, return `resume(*flat)`."""
+    out = Assembler(code)
+    out.consts = consts.consts
+    levels = set(after.exception_slots)
+    # The stack is taken from the top, so the list is reversed before the slots go in front of it.
+    out.emit("BUILD_LIST", 0)
+    for i in reversed(range(after.n_stack)):
+        if i in after.nulls:
+            # Only a call takes a NULL off the stack: list(collected) gives the same list again.
+            out.const(list)
+            out.emit("SWAP", 2)
+            out.call(1)
+            continue
+        if i in levels:
+            out.emit("PUSH_NULL")
+            out.const(sys.exception)
+            out.call(0)
+            out.emit("LIST_APPEND", 1)
+        out.emit("SWAP", 2)
+        if i in levels:
+            out.emit("POP_EXCEPT")
+        else:
+            out.emit("LIST_APPEND", 1)
+    out.const(slice(None, None, -1))
+    out.emit("BINARY_SUBSCR")
+    for i in after.bound_slots:
+        out.slot("LOAD_CLOSURE", i)  # loads any slot as it is
+    out.emit("BUILD_LIST", len(after.bound_slots))
+    out.emit("SWAP", 2)
+    out.emit("LIST_EXTEND", 1)
+    out.emit("PUSH_NULL")
+    out.emit("SWAP", 2)
+    out.const(resume)
+    out.emit("SWAP", 2)
+    out.emit("CALL_FUNCTION_EX", 0)
+    out.emit("RETURN_VALUE")
+    return out.data
+
+
+def _copy(out: Assembler, at: Boundary, instr: Instr) -> None:
+    """The instruction as it stands in the user's code (jumps apart), with its prefixes and companions."""
+    if _loads_method(instr):
+        # Which of the two forms it would push is known only when it runs: always push (NULL, bound attribute).
+        if instr.op == "LOAD_METHOD":
+            out.emit("LOAD_ATTR", instr.raw_arg if IS_311 else instr.raw_arg & ~1)
+        else:
+            out.emit("LOAD_SUPER_ATTR", instr.raw_arg & ~1)
+        out.emit("PUSH_NULL")
+        out.emit("SWAP", 2)
+    elif instr.op in ("LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "MAKE_CELL", *_SLOT_OPS):
+        out.slot(dis.opname[instr.opcode], instr.arg)
+    elif instr.op != "JUMP":
+        out.data += at.code.co_code[instr.offset:instr.end]
+
+
+_SLOT_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
+
+
+def _function(at: Boundary, out: Assembler, globals_: dict[str, Any], kind: str) -> Callable[..., Any]:
+    line = at.instr.line or at.code.co_firstlineno
+    code = put_before(at.code, out, line, at.code.co_name)
+    closure = tuple(types.CellType() for _ in code.co_freevars) or None
+    inner = types.FunctionType(code, globals_, at.code.co_name, None, closure)
+
+    def function(*flat: Any) -> Any:
+        return inner(flat)
+
+    function.__name__ = function.__qualname__ = f"{at.code.co_name}.{kind}@{at.offset}"
+    return function
+
+
+def _check(at: Boundary) -> None:
+    reason = why_not_resumable(at.code)
+    if reason is not None:
+        raise ValueError(f"{at.code.co_name}: {reason}")
+
+
+def resume_function(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any]:
+    """A function of the flat values that goes on at the boundary and returns what the frame returns."""
+    _check(at)
+    out = Assembler(at.code)
+    _rebuild(out, at, thunk=False)
+    out.emit("JUMP_FORWARD", at.instr.offset // 2)
+    return _function(at, out, globals_, "resume")
+
+
+def break_function(at: Boundary, resumes: Sequence[Callable[..., Any]], globals_: dict[str, Any], *,
+                   inner: bool = False, handled: bool = True) -> Callable[..., Any]:
+    """A function of the flat values that runs the one instruction, then returns `resume(*flat)` of where that led.
+
+    resumes: a callable for each of `successors(at, inner=inner)`, on that boundary's flat values. With `inner` the function
+    takes one more argument, a callable without arguments whose result is pushed in place of the instruction (see
+    `successors`). An exception of the instruction goes to the user's handlers, natively; with `handled` false, to the caller.
+    """
+    _check(at)
+    instr, out = at.instr, Assembler(at.code)
+    after = successors(at, inner=inner)
+    assert len(after) == len(resumes), (instr, len(resumes))
+    leaves = [_leave(at.code, out, boundary, resume) for boundary, resume in zip(after, resumes)]
+    _rebuild(out, at, thunk=inner)
+    start = out.offset
+    if inner:
+        out.call(0)
+    elif instr.op in _JUMPS_WITH_TEST:
+        name = dis.opname[instr.opcode].replace("BACKWARD", "FORWARD")
+        out.emit(name, len(leaves[0]) // 2)
+    else:
+        _copy(out, at, instr)
+    end = out.offset
+    for leave in leaves[:1]:
+        out.data += leave
+    if len(leaves) == 2:
+        if instr.op == "FOR_ITER" and not IS_311:
+            out.emit("END_FOR")
+        out.data += leaves[1]
+    out.emit("NOP")
+    handler = decode(at.code).handler(instr.end - 2)
+    if handled and handler is not None and end > start:
+        out.cover(start, end, handler)
+    return _function(at, out, globals_, "break")

@@ -1,0 +1,375 @@
+"""Every instruction of many functions: run natively up to it, cut the frame there, go on; the result is the function's."""
+
+import contextlib
+import inspect
+import sys
+import types
+
+import pytest
+
+from dynamotor.capture.bytecode import decode
+from dynamotor.capture.resume import (
+    NULL, UNBOUND, Boundary, break_function, resume_function, successors, why_not_resumable,
+)
+
+LOG = []
+
+
+def say(*words):
+    LOG.append(words)
+    return len(words)
+
+
+class Raises:
+    def __bool__(self):
+        raise ValueError("no truth")
+
+    def __enter__(self):
+        say("enter")
+        return self
+
+    def __exit__(self, kind, value, trace):
+        say("exit", kind, str(value), type(sys.exception()))
+        return kind is ValueError
+
+
+def straight(a, b=2):
+    c = a + b
+    d = [c, a, *range(b)]
+    return {"c": c, "d": d}, f"{a!r:>4}{b}", d[1:], a if a > b else b
+
+
+def loops(n):
+    total = 0
+    for i in range(n):
+        if i % 2:
+            continue
+        for j in [1, 2, 3]:
+            if j == 3:
+                break
+            total += i * j
+        else:
+            total += 100
+    while n > 0:
+        n -= 1
+        if n == 2:
+            break
+    return total, n
+
+
+def comprehensions(xs):
+    k = 3
+    return [x + k for x in xs if x], {x: k for x in xs}, {x for x in xs}, sum(x for x in xs)
+
+
+def unbound(flag):
+    if flag:
+        maybe = 1
+    for i in range(2):
+        if i == 1 and not flag:
+            maybe = 7
+    del i
+    try:
+        i  # noqa: B018
+    except UnboundLocalError:
+        return maybe, "unbound"
+
+
+def handlers(n):
+    out = []
+    for i in range(n):
+        try:
+            say("try", i)
+            if i == 1:
+                raise ValueError(i)
+            if i == 2:
+                raise KeyError(i)
+            out.append(i)
+        except ValueError as error:
+            out.append(("value", str(error), type(sys.exception())))
+            try:
+                raise TypeError from error
+            except TypeError:
+                out.append(sys.exception().__cause__ is error)
+            out.append(sys.exception() is error)
+        except KeyError:
+            out.append(("key", type(sys.exception())))
+        else:
+            out.append("else")
+        finally:
+            out.append(("finally", sys.exception()))
+    return out
+
+
+def reraises(x):
+    try:
+        try:
+            say("in")
+            return 1 // x
+        finally:
+            say("cleanup", type(sys.exception()))
+    except ZeroDivisionError:
+        say("handled")
+        raise
+
+
+def bare_raise():
+    try:
+        raise ValueError("first")
+    except ValueError:
+        try:
+            say("second")
+            raise
+        except ValueError as again:
+            return str(again), type(sys.exception())
+
+
+def withs():
+    with Raises() as first, contextlib.suppress(KeyError):
+        say("body")
+        raise ValueError("into the with")
+    with Raises():
+        say(first is not None)
+    return "after"
+
+
+def closures(a):
+    b = a + 1
+
+    def inner(c):
+        nonlocal b
+        b += c
+        return a, b
+
+    first = inner(1)
+    a = 10
+    return first, inner(2), b, sorted(locals())
+
+
+def make_free():
+    captured = [1, 2]
+    other = 5
+
+    def no_locals():
+        return captured[0] + other, [x for x in captured if x < other]
+
+    def some_locals(x):
+        nonlocal other
+        y = x + other
+        other = y
+        return captured, y, other
+
+    return no_locals, some_locals
+
+
+class Base:
+    def greet(self):
+        return "base"
+
+
+class Derived(Base):
+    def greet(self):
+        name = super().greet()
+        return name + str(self.size), __class__.__name__
+
+    @property
+    def size(self):
+        return 3
+
+
+def calls(d):
+    return say(1, *[2, 3], **{}), d.greet(), dict(a=1, b=say(2)), max(1, 2, key=lambda v: -v), "x".join(["a", "b"])
+
+
+def unpacking(t):
+    a, (b, *c), d = t
+    t2 = [*c, a]
+    t2[0], t2[-1] = t2[-1], t2[0]
+    x = y = a
+    return a, b, c, d, t2, x, y, (a < b < 10), not a, -a, a and b, a or b
+
+
+def many_arguments(*args, k=1, **kwargs):
+    del k
+    return args, kwargs, [locals().get(n) for n in ("args", "kwargs")]
+
+
+def matching(value):
+    match value:
+        case {"k": [x, *rest]}:
+            return x, rest
+        case Base():
+            return "base"
+        case _:
+            return None
+
+
+def nones(a, b=None):
+    if a is None and b is not None:
+        return 1
+    while b is None:
+        b = 3
+    return a, b
+
+
+CASES = [
+    (straight, (1,)), (straight, (5,)), (loops, (5,)), (comprehensions, ([0, 1, 2],)), (unbound, (True,)), (unbound, (False,)),
+    (handlers, (4,)), (reraises, (0,)), (reraises, (2,)), (bare_raise, ()), (withs, ()), (closures, (1,)),
+    (Derived.greet, (Derived(),)), (calls, (Derived(),)), (unpacking, ((1, (2, 3, 4), 5),)),
+    (many_arguments, (1, 2)), (matching, ({"k": [1, 2, 3]},)), (matching, (Base(),)), (matching, (3,)), (nones, (None,)),
+    (nones, (None, 4)),
+]
+
+
+def outcome(call):
+    """Result or exception, and what was said."""
+    LOG.clear()
+    try:
+        result = call()
+    except Exception as error:
+        result = (type(error), str(error))
+    return result, list(LOG), sys.exception()
+
+
+def start(function, args):
+    """The frame after its prologue: (boundary, flat values)."""
+    code = function.__code__
+    info = decode(code)
+    bound = inspect.signature(function).bind(*args)
+    bound.apply_defaults()
+    values = dict(bound.arguments)
+    cells = set(code.co_cellvars)
+    free = dict(zip(code.co_freevars, function.__closure__ or ()))
+    slots = []
+    for name in info.localsplus:
+        value = values.get(name, UNBOUND)
+        if name in cells:
+            value = types.CellType() if value is UNBOUND else types.CellType(value)
+        slots.append(free.get(name, value))
+    first = next(i for i in info.instrs if i.op not in ("MAKE_CELL", "COPY_FREE_VARS"))
+    at = Boundary.of(code, first.offset, slots, [])
+    return at, at.flat(slots, [])
+
+
+class Stopped:
+    def __init__(self, at, flat):
+        self.at, self.flat = at, flat
+
+
+def step(function, at, flat):
+    """One instruction: the next (boundary, flat), or ("done", result). Exceptions go to handlers as the interpreter does it."""
+    resumes = [lambda *flat, b=b: Stopped(b, flat) for b in successors(at)]
+    try:
+        result = break_function(at, resumes, function.__globals__, handled=False)(*flat)
+    except Exception as error:
+        handler = decode(at.code).handler(at.instr.end - 2)
+        if handler is None:
+            raise
+        slots, stack = at.unflat(flat)
+        stack = stack[:handler.depth] + ([at.offset] if handler.lasti else []) + [error.with_traceback(None)]
+        after = Boundary.of(at.code, handler.target, slots, stack)
+        return after, after.flat(slots, stack)
+    return (result.at, result.flat) if isinstance(result, Stopped) else ("done", result)
+
+
+def run_steps(function, args, n):
+    """Run n instructions one by one; (state or "done", flat or result)."""
+    at, flat = start(function, args)
+    for _ in range(n):
+        at, flat = step(function, at, flat)
+        if at == "done":
+            break
+    return at, flat
+
+
+def check_every_offset(function, args):
+    expected = outcome(lambda: function(*args))
+    raising = isinstance(expected[0], tuple) and expected[0] and isinstance(expected[0][0], type)
+    n = 0
+    while True:
+        reached = {}
+
+        def resumed():
+            at, flat = run_steps(function, args, n)
+            reached["end"] = at == "done"
+            return flat if at == "done" else resume_function(at, function.__globals__)(*flat)
+
+        assert outcome(resumed) == expected, f"resumed after {n} instructions"
+
+        def broken():
+            at, flat = run_steps(function, args, n)
+            if at == "done":
+                return flat
+            resumes = [resume_function(b, function.__globals__) for b in successors(at)]
+            return break_function(at, resumes, function.__globals__)(*flat)
+
+        assert outcome(broken) == expected, f"broken after {n} instructions"
+        n += 1
+        if reached.get("end") or (raising and "end" not in reached):
+            return n
+
+
+@pytest.mark.parametrize("function, args", CASES, ids=lambda v: getattr(v, "__qualname__", "") or "args")
+def test_every_instruction(function, args):
+    assert check_every_offset(function, args) > 3
+
+
+def test_free_variables_without_locals():
+    no_locals, _ = make_free()
+    assert check_every_offset(no_locals, ()) > 3
+
+
+def test_free_variables_are_shared_with_the_outer_function():
+    function = make_free()[1]
+    at, flat = start(function, (1,))
+    assert resume_function(at, globals())(*flat) == ([1, 2], 6, 6)
+    assert function(1) == ([1, 2], 7, 7), "the cell that the resumed frame wrote is the function's own"
+
+
+def test_a_break_replaced_by_an_inner_call():
+    """The frame of `calls_say` broken at its call of say, with the inlined frame's continuation in place of the call."""
+    def calls_say(x):
+        try:
+            return 10 + say(x)
+        except ValueError:
+            return "caught"
+
+    code = calls_say.__code__
+    call = next(i for i in decode(code).instrs if i.op == "CALL")
+    at = Boundary(code, call.offset, 1)
+    (after,) = successors(at, inner=True)
+    broken = break_function(at, [resume_function(after, globals())], globals(), inner=True)
+    assert broken(1, 10, lambda: 5) == 15
+
+    def fails():
+        raise ValueError
+    assert broken(1, 10, fails) == "caught"
+
+
+def test_tracebacks_show_the_users_line():
+    def fails(x):
+        y = x
+        return y // 0
+
+    at, flat = start(fails, (1,))
+    while at.instr.op != "BINARY_OP":
+        at, flat = step(fails, at, flat)
+    for function in (resume_function(at, globals()), break_function(at, [lambda *flat: None], globals())):
+        with pytest.raises(ZeroDivisionError) as caught:
+            function(*flat)
+        assert caught.traceback[-1].lineno + 1 == fails.__code__.co_firstlineno + 2
+
+
+def test_generators_are_refused():
+    def generator():
+        yield 1
+    assert why_not_resumable(generator.__code__)
+    with pytest.raises(ValueError, match="generator"):
+        resume_function(Boundary(generator.__code__, decode(generator.__code__).instrs[0].offset, 0), {})
+
+
+def test_sentinels_round_trip():
+    code = nones.__code__
+    at = Boundary.of(code, decode(code).instrs[0].offset, [UNBOUND, 3], [NULL, "x"])
+    assert at.flat([UNBOUND, 3], [NULL, "x"]) == (3, "x")
+    assert at.unflat((3, "x")) == ([UNBOUND, 3], [NULL, "x"])
