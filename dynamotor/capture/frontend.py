@@ -156,6 +156,7 @@ def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reaso
     if gm is not None:
         log("graphs", lambda: gm.print_readable(print_output=False))
     inputs = trace.graph.inputs if gm is not None else []
+    tensor.guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(map(str, guards)))
     return Captured(gm, inputs, trace.graph.examples, guards, finish, code, reason, trace.steps)
