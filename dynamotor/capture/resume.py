@@ -153,6 +153,9 @@ def _flow(code: types.CodeType) -> dict[int, tuple[int, ...]]:
             slots = (*slots, depth - 1)
         elif instr.op == "POP_EXCEPT":
             slots = slots[:-1]
+        elif instr.op == "SWAP":
+            moved = {depth - 1: depth - instr.arg, depth - instr.arg: depth - 1}
+            slots = tuple(moved.get(s, s) for s in slots)
         if instr.target is not None:
             todo.append((instr.target, _depth_after(instr, depth, True), slots))
         if instr.op != "JUMP":
