@@ -41,7 +41,7 @@ PROGRAMS = {
     "factories": lambda a, b: a + torch.arange(3) + torch.ones_like(a) + torch.zeros(2, 3) + b.new_full((2, 3), 4.0),
     "constants": lambda a, b: a + torch.tensor(1.5) + torch.tensor([[1], [2]]) + torch.as_tensor([1, 2, 3]) + torch.as_tensor(b),
     "attributes": lambda a, b: a.T @ b.mT.T + a.dtype.itemsize + a.ndim + len(a) + a.numel() + b.shape.numel(),
-    "queries": lambda a, b: a if torch.is_tensor(b) and a.is_floating_point() and torch.is_grad_enabled() else b,
+    "queries": lambda a, b: a * 2 if torch.is_tensor(b) and a.is_floating_point() and torch.is_grad_enabled() else b,
     "functional": lambda a, b: F.layer_norm(F.gelu(a), (3,)) + F.softmax(b, dim=-1) + F.pad(a, (0, 1))[:, :3],
     "loss": lambda a, b: F.cross_entropy(a, torch.tensor([0, 2])) + F.mse_loss(a, b),
     "pooling": lambda a, b: F.max_pool2d(a.view(1, 1, 2, 3), 2) + F.adaptive_avg_pool2d(b.view(1, 1, 2, 3), 1),
