@@ -1,0 +1,19 @@
+"""dynamotor: a compiler for PyTorch that you can read.
+
+>>> import dynamotor
+>>> fast = dynamotor.compile(model)
+"""
+
+from .api import compile, compile_fx, disable, reset
+from .backends import list_backends, register_backend
+from .base.config import config
+from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, UsageError
+from .base.events import counters
+from .tools.explain import explain
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "compile", "compile_fx", "config", "counters",
+    "disable", "explain", "list_backends", "register_backend", "reset",
+]

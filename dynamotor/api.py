@@ -24,7 +24,7 @@ from .base.log import forget_warnings
 from .base.options import CompileOptions
 from .capture.frontend import make_dispatcher
 from .capture.marks import disable
-from .codegen import release_memory
+from .runtime.memory import release_all as release_memory
 
 __all__ = ["compile", "compile_fx", "disable", "reset"]
 
