@@ -20,7 +20,7 @@ from ..base.errors import CaptureError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
-from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_library, torch_rules
+from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_library, rules_transformers, torch_rules
 from .breaks import BreakReason, Unsupported
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard
@@ -31,8 +31,8 @@ from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 
 # Importing these registers their opcodes, call rules and value kinds.
-REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_library, torch_rules, context, instances, klass,
-              nn_module, tensor, torch_function)
+REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_library, rules_transformers, torch_rules,
+              context, instances, klass, nn_module, tensor, torch_function)
 
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 

@@ -7,11 +7,13 @@ import copy
 import pytest
 import torch
 
-pytest.importorskip("timm")
-pytest.importorskip("transformers")
-
 import dynamotor
-from dynamotor.tools import models
+from dynamotor.tools import models, torchvision_stub
+
+pytest.importorskip("transformers")
+torchvision_stub.prepare()
+pytest.importorskip("timm")
+
 
 
 class Recorder:

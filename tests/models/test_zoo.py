@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("timm")
-pytest.importorskip("transformers")
-
 from dynamotor.base.errors import UsageError
-from dynamotor.tools import models
+from dynamotor.tools import models, torchvision_stub
+
+pytest.importorskip("transformers")
+torchvision_stub.prepare()
+pytest.importorskip("timm")
+
 
 
 def test_the_list_names_the_twelve():

@@ -1,0 +1,45 @@
+"""Call rules of a few transformers functions by name: checks that only warn, and bookkeeping that is the same at every call.
+
+transformers itself is never imported here. A function that moves or changes its name is inlined like any other code.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+from .values.base import CallRule, Value, call_finder
+from .values.constant import Constant
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+def _run_once(fn: Any) -> CallRule:
+    """Idempotent registrations of classes: done while tracing."""
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
+        return Constant(None)
+    return rule
+
+
+def _run_after(fn: Any) -> CallRule:
+    """Functions that look at data to warn about it: called after the graph, where the data is."""
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        trace.effects.later(trace.make(fn), args, kwargs)
+        return Constant(None)
+    return rule
+
+
+_RULES = {
+    ("transformers.utils.generic", "_register_model_output_pytree_node"): _run_once,
+    ("transformers.modeling_utils", "PreTrainedModel.warn_if_padding_and_no_attention_mask"): _run_after,
+}
+
+
+@call_finder
+def _find_transformers(fn: Any) -> CallRule | None:
+    if not isinstance(fn, types.FunctionType):
+        return None
+    maker = _RULES.get((fn.__module__, fn.__qualname__))
+    return None if maker is None else maker(fn)
