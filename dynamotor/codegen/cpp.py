@@ -5,11 +5,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..base.config import config
+from ..lower.ir import Expr, Kernel, Reduce, Scratch, Store, walk
+from .cpp_kernel import RowsEmitter
+from .cpp_cols import ColsEmitter
+from .cpp_prelude import prelude
+
 # Flags that the text is written for; the runtime adds the user's `config.cxx_flags`.
-FLAGS: tuple[str, ...] = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-march=native", "-fopenmp", "-shared", "-fPIC", "-w")
+FLAGS: tuple[str, ...] = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-march=native", "-fopenmp", "-shared", "-fPIC", "-w",
+                          "-mprefer-vector-width=512")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +31,72 @@ class CFunction:
     name: str
     source: str
     params: tuple[str, ...]
+    widths: frozenset[int] = frozenset()
+    random: bool = False
 
 
-def emit_kernel(kernel) -> CFunction:
-    """The C function of a `lower.ir.Kernel`; equal structures give the same function (memo)."""
-    raise NotImplementedError
+_memo: dict[str, CFunction] = {}
+
+
+def structure(kernel: Kernel) -> str:
+    """A key that is equal for kernels that differ in the names of buffers and variables only."""
+    names: dict[str, str] = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
+    for part, loops in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)):
+        names.update({v.name: f"{part}{n}" for n, v in enumerate(loops)})
+    lines = [kernel.template, str([p[1:] for p in kernel.params]), str([[v.size for v in vs] for vs in (kernel.outer, kernel.middle, kernel.inner)])]
+    ids: dict[Expr, int] = {}
+    pattern = re.compile(r"t[0-9t]+")
+
+    def index_text(i: object) -> str:
+        return pattern.sub(lambda m: names.get(m.group(), m.group()), _index_repr(i, ids))
+
+    for s in kernel.statements():
+        for e in walk(s.expr):
+            if e not in ids:
+                parts = [f"#{ids[a]}" if isinstance(a, Expr) else names.get(a, a) if isinstance(a, str) else index_text(a) for a in e.args]
+                lines.append(f"{len(ids)}={e.op}:{e.dtype}({','.join(map(str, parts))})")
+                ids[e] = len(ids)
+        extra = (names[s.buffer], index_text(s.index)) if isinstance(s, Store) else (
+            (s.id, s.kind, s.across, index_text(s.position)) if isinstance(s, Reduce) else (s.id,) if isinstance(s, Scratch) else ())
+        lines.append(f"{type(s).__name__}#{ids[s.expr]}{extra}")
+    lines.append(str([(len(p.inner), len(p.row)) for p in kernel.phases] + [len(kernel.final)]))
+    return "\n".join(lines)
+
+
+def _index_repr(i: object, ids: dict[Expr, int]) -> str:
+    """repr of an index with loaded expressions by number."""
+    terms = getattr(i, "terms", None)
+    if terms is None:
+        return repr(i)
+    parts = []
+    for atom, c in terms.items():
+        if hasattr(atom, "expr"):
+            text = f"[#{ids[atom.expr]}<{atom.size}]"
+        elif hasattr(atom, "base"):
+            text = f"({_index_repr(atom.base, ids)}{type(atom).__name__}{atom.n})"
+        else:
+            text = repr(atom)
+        parts.append(f"{c}*{text}")
+    return "+".join([*sorted(parts), str(i.const)])
+
+
+def emit_kernel(kernel: Kernel) -> CFunction:
+    """The C function of a kernel; equal structures give the same function (memo)."""
+    key = f"{config.threads}\n{structure(kernel)}"
+    found = _memo.get(key)
+    if found is None:
+        name = "k" + hashlib.sha256(key.encode()).hexdigest()[:12]
+        emitter = (ColsEmitter if kernel.template == "cols" else RowsEmitter)(kernel)
+        text = emitter.function(name)
+        found = CFunction(name, text, tuple(emitter.types), frozenset(emitter.body.widths), emitter.body.random)
+        if len(_memo) > 4096:
+            _memo.clear()
+        _memo[key] = found
+    return found
 
 
 def emit_unit(functions: Iterable[CFunction]) -> str:
     """One translation unit: the prelude, then each distinct function once."""
-    raise NotImplementedError
+    unique = {f.name: f for f in functions}
+    widths = set().union(*(f.widths for f in unique.values())) if unique else set()
+    return prelude(widths, any(f.random for f in unique.values())) + "".join(f.source for f in unique.values())

@@ -1,0 +1,1 @@
+"""From aten graphs to programs of fused loop kernels and aten calls."""

@@ -1,0 +1,216 @@
+"""Statements inside loops: places each expression in the outermost scope where its variables are known.
+
+A scope is a block of C++ with the loop variables bound in it. In the vector scope expressions that depend on its variable
+are vectors, everything else is a scalar computed further out. What has no vector form runs lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..lower.index import Div, Index, Loaded, Mod, Var
+from ..lower.ir import BOOL, Expr
+from .cpp_ops import ctype, literal, operation
+
+Names = dict[Expr, tuple[str, int]]
+
+
+class Scope:
+    """One block: its lines, the values computed in it and the C++ names of the variables it binds."""
+
+    def __init__(self, parent: Scope | None, bound: Iterable[tuple[Var, str]] = (), width: int = 1, vector: Var | None = None,
+                 closed: bool = False) -> None:
+        self.parent, self.width, self.vector = parent, width, vector
+        self.own = dict(bound)
+        self.bound: dict[Var, str] = {**(parent.bound if parent else {}), **self.own}
+        self.lines: list[str] = []
+        self.values: Names = {}
+        self.closed = closed  # nothing may be moved out of this block (it runs under a condition)
+
+    def find(self, e: Expr) -> tuple[str, int] | None:
+        """(name, width) of a value that is already there."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope.values.get(e)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+
+class Body:
+    """Emits expressions of one function."""
+
+    def __init__(self, params: dict[str, str]) -> None:
+        self.params = params  # buffer -> pointer name
+        self.count = 0
+        self.random = False
+        self.widths: set[int] = set()
+        self.prefilled: dict[Expr, tuple[str, Index]] = {}  # rand expressions whose numbers lie in a row buffer
+        self.scratch: dict[int, str] = {}
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    # -- indices ------------------------------------------------------------------------------------------------------
+    def index(self, index: Index, scope: Scope) -> str:
+        """An index as C++ text; loaded indices are computed first (as scalars)."""
+        parts: list[str] = []
+        for atom, c in index.terms.items():
+            if isinstance(atom, Var):
+                text = scope.bound[atom]
+            elif isinstance(atom, Loaded):
+                text = self.value(atom.expr, scope, scalar=True)
+            elif isinstance(atom, Div):
+                text = f"(({self.index(atom.base, scope)})/{atom.n})"
+            else:
+                assert isinstance(atom, Mod)
+                text = f"(({self.index(atom.base, scope)})%{atom.n})"
+            parts.append(text if c == 1 else f"{c}l*{text}")
+        if index.const or not parts:
+            parts.append(str(index.const))
+        return "+".join(parts).replace("+-", "-")
+
+    # -- values -------------------------------------------------------------------------------------------------------
+    def home(self, e: Expr, scope: Scope) -> Scope:
+        """The outermost scope in which e can be computed."""
+        best = scope
+        while not best.closed and best.parent is not None and not (e.vars & best.own.keys()):
+            best = best.parent
+        return best
+
+    def value(self, e: Expr, scope: Scope, scalar: bool = False) -> str:
+        """The name of e as seen from `scope`, in the scope's width when it depends on the vector variable."""
+        found = scope.find(e)
+        if found is None:
+            home = self.home(e, scope)
+            found = self._compute(e, home), (home.width if home.vector in e.vars else 1)
+            if e.op != "const":
+                home.values[e] = found
+        return found[0]
+
+    def operand(self, e: Expr, scope: Scope, width: int) -> str:
+        """e in exactly `width` lanes."""
+        name = self.value(e, scope)
+        have = scope.find(e)
+        have_width = have[1] if have else 1
+        if have_width == width:
+            return name
+        return f"bc<{ctype(e.dtype, width)}>({name})"
+
+    def _compute(self, e: Expr, scope: Scope) -> str:
+        """Emit e into its scope; gives its name (or the literal)."""
+        width = scope.width if scope.vector is not None and scope.vector in e.vars else 1
+        if e.op == "const":
+            return literal(e.args[0], e.dtype)
+        if width > 1 and self._needs_lanes(e, scope):
+            return self._by_lanes(e, scope, width)
+        if e.op == "masked":
+            return self._masked(e, scope, width)
+        result = ctype(e.dtype, width)
+        if e.op == "load":
+            text = self._load(e, scope, width, result)
+        elif e.op == "index":
+            text = self._index_value(e, scope, width, result)
+        elif e.op == "rand":
+            text = self._rand(e, scope, width, result)
+        elif e.op == "scratch":
+            text = f"ld<{result}>({self.scratch[e.args[0]]}+{self.index(e.args[1], scope)})"
+        else:
+            operands = [self.operand(a, scope, width) for a in e.args if isinstance(a, Expr)]
+            text = operation(e, operands, result, width)
+        return self._define(result, text, scope)
+
+    def _define(self, result: str, text: str, scope: Scope) -> str:
+        name = self.fresh()
+        scope.lines.append(f"const {result} {name}={text};")
+        return name
+
+    def _load(self, e: Expr, scope: Scope, width: int, result: str) -> str:
+        buffer, index, _ = e.args
+        at = f"{self.params[buffer]}+{self.index(index, scope)}"
+        step = index.coefficient(scope.vector) if width > 1 else 1
+        if step == 1:
+            return f"ldb<{result}>({at})" if e.dtype is BOOL else f"ld<{result}>({at})"
+        return f"ldbg<{result}>({at},{step})" if e.dtype is BOOL else f"ldg<{result}>({at},{step})"
+
+    def _index_value(self, e: Expr, scope: Scope, width: int, result: str) -> str:
+        text = self.index(e.args[0], scope)
+        if width == 1:
+            return f"({result})({text})"
+        step = e.args[0].coefficient(scope.vector)
+        return f"iota<{result}>()*{step}+bc<{result}>({text})" if step != 1 else f"iota<{result}>()+bc<{result}>({text})"
+
+    def _rand(self, e: Expr, scope: Scope, width: int, result: str) -> str:
+        filled = self.prefilled.get(e)
+        if filled is not None:
+            return f"ld<{result}>({filled[0]}+{self.index(filled[1], scope)})"
+        self.random = True
+        seed, stream, linear = e.args
+        return f"philox_one({self.value(seed, scope)},{stream & 0xFFFFFFFF}u,{self.index(linear, scope)})"
+
+    # -- what has no vector form --------------------------------------------------------------------------------------
+    def _needs_lanes(self, e: Expr, scope: Scope) -> bool:
+        v = scope.vector
+        if e.op == "load" or e.op == "index":
+            return e.args[1 if e.op == "load" else 0].coefficient(v) is None
+        if e.op == "scratch":
+            return e.args[1].coefficient(v) != 1
+        if e.op == "rand":
+            filled = self.prefilled.get(e)
+            return filled is None or filled[1].coefficient(v) != 1
+        if e.op == "masked":
+            return v in e.args[0].vars
+        return e.op == "wrap_index"
+
+    def _by_lanes(self, e: Expr, scope: Scope, width: int) -> str:
+        """A loop over the lanes around scalar code."""
+        result, name, lane = ctype(e.dtype, width), self.fresh(), self.fresh()
+        inner = _LaneScope(scope, scope.vector, f"{lane}i", lane)
+        value = self.value(e, inner)
+        body = "".join(inner.lines)
+        scope.lines.append(f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++){{const i64 {lane}i={scope.bound[scope.vector]}+{lane};"
+                           f"{body}{name}[{lane}]={value};}}")
+        return name
+
+    def _masked(self, e: Expr, scope: Scope, width: int) -> str:
+        """The body is computed only where the condition (one for all lanes) holds."""
+        condition, body, other = e.args
+        test = self.value(condition, scope)
+        result, name = ctype(e.dtype, width), self.fresh()
+        scope.lines.append(f"{result} {name};")
+        blocks = []
+        for branch in (body, other):
+            inner = _Closed(scope)
+            value = self.operand(branch, inner, width)
+            blocks.append("".join(inner.lines) + f"{name}={value};")
+        scope.lines.append(f"if({test}){{{blocks[0]}}}else{{{blocks[1]}}}")
+        return name
+
+
+class _Closed(Scope):
+    """A conditional block inside a scope: sees its values and vector variable, keeps its own to itself."""
+
+    def __init__(self, parent: Scope) -> None:
+        super().__init__(parent, (), parent.width, parent.vector, closed=True)
+
+
+class _LaneScope(Scope):
+    """Scalar code for one lane of a vector scope; vectors that are already there are read by lane."""
+
+    def __init__(self, parent: Scope, vector: Var, name: str, lane: str) -> None:
+        super().__init__(parent, [(vector, name)], 1, None)
+        self.lane = lane
+
+    def find(self, e: Expr) -> tuple[str, int] | None:
+        own = self.values.get(e)
+        if own is not None:
+            return own
+        outer = self.parent.find(e)
+        if outer is not None and outer[1] > 1:
+            return f"{outer[0]}[{self.lane}]", 1
+        return outer
+
+
+

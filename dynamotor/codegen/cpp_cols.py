@@ -1,0 +1,167 @@
+"""The C++ function of a "cols" kernel: sums down the columns, a block of columns per task, accumulators in registers.
+
+    for (block of columns) { for (middle rows) acc[u] += ...; final statements }    long columns are cut into chunks first
+"""
+
+from __future__ import annotations
+
+from ..graph.spec import contiguous_stride, numel
+from ..lower.index import Index, Var, flatten
+from ..lower.ir import Kernel, Reduce, Store, make
+from .cpp_body import Scope
+from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, Emitter, pick_width
+from .cpp_ops import COMBINE, ctype, reduce_start
+
+CHUNK_ROWS = 4096  # rows summed into one accumulator before it is put aside: keeps float32 sums accurate
+
+
+class ColsEmitter(Emitter):
+    """The "cols" template."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.lane: Var | None = kernel.inner[-1] if kernel.inner else None
+        self.columns = self.lane.size if self.lane else 1
+        self.width = pick_width(self.exprs, self.columns) if self.lane else 1
+        if self.width > 1:
+            self.body.widths.add(self.width)
+        self.outer = [*kernel.outer, *kernel.inner[:-1]]
+        self.reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
+        self.rows = numel(v.size for v in kernel.middle)
+
+    def function(self, name: str) -> str:
+        outer = numel(v.size for v in self.outer)
+        vectors = self.columns // self.width if self.width > 1 else 0
+        unroll = next((u for u in (4, 3, 2) if vectors and vectors % u == 0), 1)
+        if len(self.exprs) > 40:
+            unroll = 1
+        block = unroll * max(self.width, 1)
+        blocks = vectors // unroll if vectors else 0
+        tail = self.columns - blocks * block
+        tasks = outer * (blocks + (1 if tail else 0))
+        first = self.kernel.middle[0].size if self.kernel.middle else 1
+        chunks = 1
+        if self.work() >= PARALLEL_WORK and tasks < 8:
+            chunks = -(-8 // tasks)
+        chunks = min(first, max(chunks, -(-self.rows // CHUNK_ROWS)))
+        while chunks > 1 and chunks * outer * self.columns * 8 * len(self.reductions) > 1 << 22:
+            chunks //= 2
+        text = self._tasks(outer, blocks, unroll, tail, chunks, first)
+        if chunks > 1:
+            text = self._room(outer, chunks) + text + self._finish(outer, chunks)
+        return f'extern "C" void {name}(void**P,const i64*ints){{{self.pointers()}\n{"".join(self.top.lines)}{text}}}\n'
+
+    # -- summing ------------------------------------------------------------------------------------------------------
+    def _tasks(self, outer: int, blocks: int, unroll: int, tail: int, chunks: int, first: int) -> str:
+        per_outer = blocks + (1 if tail else 0)
+        tasks = chunks * outer * per_outer
+        bound = [(v, self.vars[v]) for v in self.outer]
+        place = Scope(self.top, bound)
+        parts = []
+        if blocks:
+            vector = self._block(place, unroll, self.width, chunks, f"block*{unroll * self.width}")
+            parts.append(f"if(block<{blocks}){{{vector}}}" if tail else vector)
+        if tail:
+            name = self.vars[self.lane] if self.lane else "col"
+            scalar = self._block(place, 1, 1, chunks, name)
+            start = self.columns - tail
+            loop = f"for(i64 {name}={start};{name}<{self.columns};{name}++){{{scalar}}}" if self.lane else scalar
+            parts.append(f"else{{{loop}}}" if blocks else loop)
+        head = f"const i64 block=task%{per_outer};" + (f"const i64 chunk=task/{per_outer * outer};" if chunks > 1 else "")
+        if self.outer:
+            head += f"const i64 flat=task/{per_outer}%{outer};" + self.decode("flat", self.outer, self.vars)
+        if chunks > 1:
+            head += f"const i64 from=chunk*{first}/{chunks},to=(chunk+1)*{first}/{chunks};"
+        inside = head + "".join(place.lines) + "".join(parts)
+        return f"{self.pragma(tasks)}for(i64 task=0;task<{tasks};task++){{{inside}}}\n"
+
+    def _block(self, place: Scope, unroll: int, width: int, chunks: int, start: str) -> str:
+        """One block of columns: accumulators, the loops over the rows, then the results."""
+        lane = self.lane
+        column = Scope(place)
+        lines = []
+        for s in self.reductions:
+            t = ctype(s.expr.dtype, width)
+            lines += [f"{t} a{s.id}_{u}=bc<{t}>({reduce_start(s.kind, s.expr.dtype)});" for u in range(unroll)]
+        names = [f"{self.vars[lane]}_{u}" if width > 1 else start for u in range(unroll)] if lane else [""]
+        if width > 1:
+            lines += [f"const i64 {n}={start}+{u * width};" for u, n in enumerate(names)]
+        bound = [[(lane, n)] if lane else [] for n in names]
+
+        def rows(loops: tuple[Var, ...], parent: Scope) -> None:
+            if loops:
+                v, name = loops[0], self.vars[loops[0]]
+                scope = Scope(parent, [(v, name)])
+                rows(loops[1:], scope)
+                limits = ("from", "to") if chunks > 1 and v is self.kernel.middle[0] else ("0", str(v.size))
+                parent.lines.append(f"for(i64 {name}={limits[0]};{name}<{limits[1]};{name}++){{{''.join(scope.lines)}}}")
+                return
+            for u, pairs in enumerate(bound):
+                scope = Scope(parent, pairs, width, lane if width > 1 else None)
+                for s in self.kernel.phases[0].inner:
+                    if isinstance(s, Store):
+                        self.store(s, scope)
+                    else:
+                        self.accumulate(s, f"a{s.id}_{u}", scope)
+                parent.lines.append("{" + "".join(scope.lines) + "}")
+
+        rows(self.kernel.middle, column)
+        lines += column.lines
+        for u, pairs in enumerate(bound):
+            end = Scope(place, [*pairs, (FINAL, ""), (ONCE, "")], width, lane if width > 1 else None)
+            if chunks > 1:
+                at = self.body.index(self._flat(), end)
+                lines += [f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});" for s in self.reductions]
+                continue
+            for s in self.reductions:
+                end.values[make("acc", (s.id, "final"), s.expr.dtype)] = f"a{s.id}_{u}", width
+            for s in (*self.kernel.final, *self.kernel.final_once):
+                self.store(s, end)
+            lines.append("{" + "".join(end.lines) + "}")
+        return "".join(lines)
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+    def _flat(self) -> Index:
+        loops = [*self.outer, *([self.lane] if self.lane else [])]
+        return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
+
+    def _kept(self) -> int:
+        return numel(v.size for v in self.outer) * self.columns
+
+    def _room(self, outer: int, chunks: int) -> str:
+        text, offset = "", 0
+        for s in self.reductions:
+            t = ctype(s.expr.dtype, 1)
+            text += f"{t}*const acc{s.id}=({t}*)(room_+{offset});"
+            offset += -(-chunks * outer * self.columns * 8 // 64) * 64
+        return f"char*room_=(char*)room({offset});{text}"
+
+    def _finish(self, outer: int, chunks: int) -> str:
+        """Add the chunks' sums in order, then the final statements."""
+        place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
+
+        def block(width: int) -> str:
+            lane = self.lane
+            pairs = [(lane, self.vars[lane])] if lane else []
+            scope = Scope(place, [*pairs, (FINAL, ""), (ONCE, "")], width, lane if width > 1 else None)
+            at = self.body.index(self._flat(), scope)
+            for s in self.reductions:
+                t, result = ctype(s.expr.dtype, width), self.body.fresh()
+                combine = COMBINE[s.kind].format("s_", f"ld<{t}>(acc{s.id}+c_*{self._kept()}+{at})")
+                scope.lines.append(f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
+                scope.values[make("acc", (s.id, "final"), s.expr.dtype)] = result, width
+            for s in (*self.kernel.final, *self.kernel.final_once):
+                self.store(s, scope)
+            return "".join(scope.lines)
+
+        if self.lane is None:
+            loops = "{" + block(1) + "}"
+        else:
+            name = self.vars[self.lane]
+            loops = f"i64 {name}=0;"
+            if self.width > 1:
+                loops += f"for(;{name}+{self.width}<={self.columns};{name}+={self.width}){{{block(self.width)}}}"
+            if self.width == 1 or self.columns % self.width:
+                loops += f"for(;{name}<{self.columns};{name}++){{{block(1)}}}"
+        decode = self.decode("flat", self.outer, self.vars) if self.outer else ""
+        return f"for(i64 flat=0;flat<{outer};flat++){{{decode}{''.join(place.lines)}{loops}}}\n"

@@ -1,0 +1,374 @@
+"""The C++ function of a "rows" kernel: parallel over rows, each phase a pass over the row.
+
+    for (row) { phase 0: vector loop; accumulators; phase 1: ...; row stores }   then sums across rows are combined
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from ..base.config import config
+from ..graph.spec import contiguous_stride, numel
+from ..lower.index import Index, Var, flatten
+from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, make, walk
+from .cpp_body import Body, Scope
+from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, literal, reduce_start
+
+PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
+BLOCK = 4096  # elements of a long single loop that one task takes
+ROW, FINAL = Var("@row", 0), Var("@final", 0)
+ONCE = Var("@once", 0)
+
+
+@functools.cache
+def machine_width() -> int:
+    """Floats in the widest vector of this machine."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return 4
+    return 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
+
+
+def all_exprs(statements: Iterable[Statement]) -> list[Expr]:
+    """Every distinct expression of the statements."""
+    return list(walk(*(s.expr for s in statements)))
+
+
+def pick_width(exprs: Iterable[Expr], size: int) -> int:
+    """Lanes: the machine's, half when 64-bit values take part, fewer for short loops."""
+    width = machine_width()
+    if any(e.dtype in (F64, I64) and e.op != "const" and e.vars for e in exprs):
+        width //= 2
+    while width > 4 and width > size:
+        width //= 2
+    return 1 if size < width or width < 4 else width
+
+
+class Emitter:
+    """What both templates share."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.types = [MEMORY[p[1]] for p in kernel.params]
+        self.names = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
+        self.body = Body(self.names)
+        self.exprs = all_exprs(kernel.statements())
+        self.top = Scope(None)
+        self.vars = {v: f"{part}{n}" for part, vs in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)) for n, v in enumerate(vs)}
+
+    def pointers(self) -> str:
+        """Typed pointers to the buffers."""
+        lines = []
+        for n, (_, memory, written) in enumerate(self.kernel.params):
+            t = MEMORY[memory]
+            lines.append(f"{'' if written else 'const '}{t}*p{n}=({t}*)P[{n}];")
+        return "".join(lines)
+
+    def work(self) -> int:
+        """Additions of one call, roughly."""
+        k = self.kernel
+        each = sum(e.cost for e in self.exprs)
+        return numel(v.size for v in (*k.outer, *k.middle, *k.inner)) * max(each, 1)
+
+    def pragma(self, tasks: int) -> str:
+        """The OpenMP line of a loop over this many tasks, empty when it does not pay."""
+        if tasks < 2 or self.work() < PARALLEL_WORK or config.threads == 1:
+            return ""
+        clause = f" num_threads({config.threads})" if config.threads else ""
+        return f"\n#pragma omp parallel for schedule(static){clause}\n"
+
+    def store(self, s: Store, scope: Scope) -> None:
+        """Emit one store in a scope."""
+        vector = scope.vector
+        pointer = self.names[s.buffer]
+        step = s.index.coefficient(vector) if vector is not None and scope.width > 1 else 1
+        if vector is not None and scope.width > 1 and step != 0:
+            value = self.body.operand(s.expr, scope, scope.width)
+        else:
+            value, step = self.body.value(s.expr, scope), 1
+        bool_mark = "b" if s.memory is BOOL else ""
+        kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
+        at = f"{pointer}+{self.body.index(s.index, scope)}"
+        if step == 1:
+            width = scope.width if vector is not None else 1
+            t = ctype(s.expr.dtype, width)
+            scope.lines.append(f"st{bool_mark}{kind}({at},({t}){value});" if width == 1 else f"st{bool_mark}{kind}({at},{value});")
+        else:
+            scope.lines.append(f"st{bool_mark}g{kind}({at},{step},{value});")
+
+    @staticmethod
+    def decode(flat: str, loops: Sequence[Var], names: dict[Var, str]) -> str:
+        """Lines that compute loop variables from their flat position."""
+        lines = []
+        for v, step in zip(loops, contiguous_stride([v.size for v in loops]), strict=True):
+            text = flat if step == 1 else f"{flat}/{step}"
+            text = text if v is loops[0] else f"({text})%{v.size}"
+            lines.append(f"const i64 {names[v]}={text};")
+        return "".join(lines)
+
+    def accumulate(self, s: Reduce, acc: str, scope: Scope) -> None:
+        """acc = kind(acc, value)."""
+        value = self.body.operand(s.expr, scope, scope.width)
+        scope.lines.append(f"{acc}={COMBINE[s.kind].format(acc, value)};")
+
+
+class RowsEmitter(Emitter):
+    """The "rows" template."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.size = kernel.inner[-1].size if kernel.inner else 1
+        self.width = pick_width(self.exprs, self.size) if kernel.inner else 1
+        if any(isinstance(s, Reduce) and s.kind.startswith("arg") for s in kernel.statements()):
+            self.width = 1
+        if self.width > 1:
+            self.body.widths.add(self.width)
+        self.across = [(s, True) for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
+        self.across += [(s, False) for p in kernel.phases for s in p.row if isinstance(s, Reduce) and s.across]
+        self.is_map = len(kernel.phases) == 1 and not any(isinstance(s, Reduce) for s in kernel.statements()) and not kernel.phases[0].row
+        self.inner_count = numel(v.size for v in kernel.inner)
+
+    # -- the function -------------------------------------------------------------------------------------------------
+    def function(self, name: str) -> str:
+        """The whole C++ function."""
+        text = self._with_across() if self.across else self._plain()
+        return f'extern "C" void {name}(void**P,const i64*ints){{{self.pointers()}\n{"".join(self.top.lines)}{text}}}\n'
+
+    def _plain(self) -> str:
+        k = self.kernel
+        outer = list(k.outer)
+        blocked = self.is_map and len(k.inner) == 1 and self.size > BLOCK and (
+            numel(v.size for v in outer) < 32 or any(e.op == "rand" for e in self.exprs))
+        lead: list[Var] = []
+        while outer and numel(v.size for v in lead) < 64:
+            lead.append(outer.pop(0))
+        names = self.vars
+        row = Scope(self.top, [*((v, names[v]) for v in k.outer), (ROW, "")])
+        tasks = numel(v.size for v in lead)
+        blocks = -(-self.size // BLOCK) if blocked else 1
+        self._row(row, ("lo", "hi") if blocked else None)
+        head = self.decode(f"(task/{blocks})" if blocked else "task", lead, names) if lead else ""
+        if blocked:
+            head += f"const i64 lo=task%{blocks}*{BLOCK},hi=lo+{BLOCK}<{self.size}?lo+{BLOCK}:{self.size};"
+        for v in outer:
+            head += f"for(i64 {names[v]}=0;{names[v]}<{v.size};{names[v]}++){{"
+        inside = head + "".join(row.lines) + "}" * len(outer)
+        if tasks * blocks == 1:
+            return f"{{const i64 task=0;{inside}}}"
+        return f"{self.pragma(tasks * blocks)}for(i64 task=0;task<{tasks * blocks};task++){{{inside}}}"
+
+    def _with_across(self) -> str:
+        """Rows in chunks, each chunk with accumulators of its own; then they are combined in order."""
+        k = self.kernel
+        rows = numel(v.size for v in k.outer)
+        lanes = self.inner_count
+        chunks = 1 if self.work() < PARALLEL_WORK else min(rows, max(8, -(-rows // 2048)))
+        while chunks > 1 and chunks * lanes * 8 * len(self.across) > 1 << 22:
+            chunks //= 2
+        room, offset = "", 0
+        start, places = [], {}
+        for s, per_inner in self.across:
+            n = lanes if per_inner else 1
+            t = ctype(s.expr.dtype, 1)
+            places[s.id] = (f"acc{s.id}", n, t)
+            room += f"{t}*const acc{s.id}=({t}*)(room_+{offset});"
+            offset += -(-chunks * n * 8 // 64) * 64
+            start.append(f"{t}*const a{s.id}_=acc{s.id}+chunk*{n};for(i64 i=0;i<{n};i++)a{s.id}_[i]={reduce_start(s.kind, s.expr.dtype)};")
+        row = Scope(self.top, [*((v, self.vars[v]) for v in k.outer), (ROW, "")])
+        self._row(row, None)
+        decode = self.decode("row", k.outer, self.vars) if k.outer else ""
+        loop = (f"{self.pragma(chunks)}for(i64 chunk=0;chunk<{chunks};chunk++){{{''.join(start)}"
+                f"for(i64 row=chunk*{rows}/{chunks};row<(chunk+1)*{rows}/{chunks};row++){{{decode}{''.join(row.lines)}}}}}\n")
+        return f"char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
+
+    def _finish(self, chunks: int, places: dict[int, tuple[str, int, str]]) -> str:
+        """Combine the chunks' accumulators, then the final statements over the inner loops, then those done once."""
+        k = self.kernel
+        position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
+        final = Scope(self.top, [(FINAL, ""), (ONCE, "")])
+        for s, per_inner in self.across:
+            if not per_inner:
+                self._combine_once(s, chunks, places[s.id], final)
+        needs_inner = any(per_inner for _, per_inner in self.across)
+
+        def emit(scope: Scope) -> None:
+            for s, per_inner in self.across:
+                if per_inner:
+                    self._combine_lane(s, chunks, places[s.id], position, scope)
+            for s in k.final:
+                self.store(s, scope)
+        if needs_inner:
+            self.nest(k.inner, final, emit, None, 1, [(FINAL, "")])
+        for s in k.final_once:
+            self.store(s, final)
+        return "{" + "".join(final.lines) + "}"
+
+    def _combine_once(self, s: Reduce, chunks: int, place: tuple[str, int, str], scope: Scope) -> None:
+        name, _, t = place
+        result = self.body.fresh()
+        combine = COMBINE[s.kind].format("s_", f"{name}[c_]")
+        scope.lines.append(f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
+        scope.values[make("acc", (s.id, "once"), s.expr.dtype)] = result, 1
+
+    def _combine_lane(self, s: Reduce, chunks: int, place: tuple[str, int, str], position: Index, scope: Scope) -> None:
+        name, n, _ = place
+        t = ctype(s.expr.dtype, scope.width)
+        result = self.body.fresh()
+        at = self.body.index(position, scope)
+        combine = COMBINE[s.kind].format("s_", f"ld<{t}>({name}+c_*{n}+{at})")
+        scope.lines.append(f"{t} {result};{{{t} s_=ld<{t}>({name}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
+        scope.values[make("acc", (s.id, "final"), s.expr.dtype)] = result, scope.width
+
+    # -- one row ------------------------------------------------------------------------------------------------------
+    def _row(self, row: Scope, limits: tuple[str, str] | None) -> None:
+        for phase in self.kernel.phases:
+            if phase.inner:
+                self._phase(phase, row, limits)
+            for s in phase.row:
+                if isinstance(s, Reduce):
+                    value = self.body.value(s.expr, row)
+                    row.lines.append(f"*a{s.id}_={COMBINE[s.kind].format(f'(*a{s.id}_)', value)};")
+                else:
+                    self.store(s, row)
+
+    def _phase(self, phase: Phase, row: Scope, limits: tuple[str, str] | None) -> None:
+        k = self.kernel
+        self._prefill(phase, row, limits)
+        for s in phase.inner:
+            if isinstance(s, Scratch):
+                t = ctype(s.expr.dtype, 1)
+                self.body.scratch[s.id] = f"s{s.id}_"
+                row.lines.append(f"{t} s{s.id}_[{self.inner_count}] __attribute__((aligned(64)));")
+        reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
+        exprs = all_exprs(phase.inner)
+        unroll = 4 if reductions and len(exprs) <= 16 and self.size >= 8 * self.width and self.width > 1 else 1
+        for s in reductions:
+            self._declare(s, row, unroll)
+        position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
+
+        def emit(scope: Scope, copy: int = 0) -> None:
+            for s in phase.inner:
+                if isinstance(s, Store):
+                    self.store(s, scope)
+                elif isinstance(s, Scratch):
+                    value = self.body.operand(s.expr, scope, scope.width)
+                    scope.lines.append(f"st<{ctype(s.expr.dtype, 1)}>(s{s.id}_+{self.body.index(position, scope)},{value});")
+                elif s.across:
+                    self._across(s, position, scope)
+                elif s.position is not None:
+                    self._track(s, scope)
+                else:
+                    self.accumulate(s, f"a{s.id}_{copy}" if scope.width > 1 else f"a{s.id}s", scope)
+        self.nest(k.inner, row, emit, limits, unroll)
+        for s in reductions:
+            self._collect(s, row, unroll)
+
+    def _across(self, s: Reduce, position: Index, scope: Scope) -> None:
+        t = ctype(s.expr.dtype, scope.width)
+        at = f"a{s.id}_+{self.body.index(position, scope)}"
+        value = self.body.operand(s.expr, scope, scope.width)
+        scope.lines.append(f"st<{ctype(s.expr.dtype, 1)}>({at},{COMBINE[s.kind].format(f'ld<{t}>({at})', value)});")
+
+    def _declare(self, s: Reduce, row: Scope, unroll: int) -> None:
+        t, start = ctype(s.expr.dtype, 1), reduce_start(s.kind, s.expr.dtype)
+        row.lines.append(f"{t} a{s.id}s={start};")
+        if s.position is not None:
+            row.lines.append(f"i64 a{s.id}at=-1;")
+        elif self.width > 1:
+            vt = ctype(s.expr.dtype, self.width)
+            row.lines += [f"{vt} a{s.id}_{u}=bc<{vt}>({start});" for u in range(unroll)]
+
+    def _collect(self, s: Reduce, row: Scope, unroll: int) -> None:
+        """One number from the lanes' accumulators, known to the row from now on."""
+        if s.position is not None:
+            row.values[make("acc", (s.id, "row"), I64)] = f"a{s.id}at", 1
+            return
+        t = ctype(s.expr.dtype, 1)
+        total = f"a{s.id}s"
+        if self.width > 1:
+            lanes = f"a{s.id}_0"
+            for u in range(1, unroll):
+                lanes = f"({COMBINE[s.kind].format(lanes, f'a{s.id}_{u}')})"
+            total = COMBINE[s.kind].format(total, f"{ACROSS_LANES[s.kind]}({lanes})")
+        name = self.body.fresh()
+        row.lines.append(f"const {t} {name}={total};")
+        row.values[make("acc", (s.id, "row"), s.expr.dtype)] = name, 1
+
+    def _track(self, s: Reduce, scope: Scope) -> None:
+        """argmax, argmin: the first place of the largest value; NaN counts as larger than all."""
+        value = self.body.value(s.expr, scope)
+        sign = ">" if s.kind == "argmax" else "<"
+        scope.lines.append(f"if(a{s.id}at<0||{value}{sign}a{s.id}s||({value}!={value}&&a{s.id}s==a{s.id}s)){{a{s.id}s={value};"
+                           f"a{s.id}at={self.body.index(s.position, scope)};}}")
+
+    def _prefill(self, phase: Phase, row: Scope, limits: tuple[str, str] | None) -> None:
+        """Draw the random numbers of a row at once, when its elements have consecutive numbers."""
+        k = self.kernel
+        if not k.inner:
+            return
+        low = limits[0] if limits else "0"
+        count = BLOCK if limits else self.inner_count
+        strides = contiguous_stride([v.size for v in k.inner])
+        for e in all_exprs(phase.inner):
+            if e.op != "rand" or e in self.body.prefilled or count > 16384:
+                continue
+            linear: Index = e.args[2]
+            if any(linear.coefficient(v) != s for v, s in zip(k.inner, strides, strict=True)):
+                continue
+            if any(a.dtype is not torch.int64 for a in e.args[:1]) or e.args[0].vars:
+                continue
+            name = self.body.fresh()
+            base = Scope(row, [(v, low if v is k.inner[-1] else "0") for v in k.inner])
+            seed = self.body.value(e.args[0], row)
+            length = f"{limits[1]}-{low}" if limits else str(count)
+            row.lines.append(f"float {name}[{count}] __attribute__((aligned(64)));philox_fill({name},{seed},{e.args[1] & 0xFFFFFFFF}u,"
+                             f"{self.body.index(linear, base)},{length});")
+            self.body.random = True
+            position = flatten([Index.of(v) for v in k.inner], strides)
+            shifted = position if not limits else position
+            self.body.prefilled[e] = (f"{name}-{low}" if limits else name), shifted
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+    def nest(self, loops: Sequence[Var], parent: Scope, emit, limits: tuple[str, str] | None, unroll: int,
+             extra: Sequence[tuple[Var, str]] = ()) -> None:
+        """Loops over `loops`, the last one in vectors; `emit(scope)` fills the innermost block."""
+        if not loops:
+            scope = Scope(parent, [*extra])
+            emit(scope)
+            parent.lines.append("{" + "".join(scope.lines) + "}")
+            return
+        if len(loops) > 1:
+            v, name = loops[0], self.vars[loops[0]]
+            scope = Scope(parent, [(v, name), *extra])
+            self.nest(loops[1:], scope, emit, limits, unroll, extra)
+            parent.lines.append(f"for(i64 {name}=0;{name}<{v.size};{name}++){{{''.join(scope.lines)}}}")
+            return
+        v, name = loops[0], self.vars[loops[0]]
+        lo, hi = limits or ("0", str(v.size))
+        lines = [f"{{i64 {name}={lo};"]
+        width = self.width if v.size >= self.width else 1
+        if width > 1:
+            if unroll > 1:
+                copies = []
+                for u in range(unroll):
+                    scope = Scope(parent, [(v, f"{name}_{u}"), *extra], width, v)
+                    emit(scope, u)
+                    copies.append(f"{{const i64 {name}_{u}={name}+{u * width};{''.join(scope.lines)}}}")
+                lines.append(f"for(;{name}+{unroll * width}<={hi};{name}+={unroll * width}){{{''.join(copies)}}}\n")
+            if unroll == 1 or v.size % (unroll * width) or limits:
+                scope = Scope(parent, [(v, name), *extra], width, v)
+                emit(scope)
+                lines.append(f"for(;{name}+{width}<={hi};{name}+={width}){{{''.join(scope.lines)}}}\n")
+        if width == 1 or v.size % width:
+            scope = Scope(parent, [(v, name), *extra], 1, None)
+            emit(scope)
+            lines.append(f"for(;{name}<{hi};{name}++){{{''.join(scope.lines)}}}\n")
+        parent.lines.append("".join(lines) + "}")
+
+
+_ = literal

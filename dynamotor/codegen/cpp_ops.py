@@ -1,0 +1,101 @@
+"""C++ text of each operation of the loop IR: one row an op, the same text for scalars and vectors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..base.errors import InternalError
+from ..lower.ir import BOOL, F32, F64, I32, I64, Expr
+
+SCALAR = {F32: "float", F64: "double", I32: "int", I64: "i64", BOOL: "int"}
+VECTOR = {F32: "F", F64: "D", I32: "I", I64: "L", BOOL: "I"}
+MEMORY = {
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
+    torch.int32: "int", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "u8",
+}
+
+TEXT: dict[str, str] = {
+    "add": "{0}+{1}", "sub": "{0}-{1}", "mul": "{0}*{1}", "div": "{0}/{1}", "neg": "-{0}",
+    "and": "{0}&{1}", "or": "{0}|{1}", "xor": "{0}^{1}", "not": "~{0}", "bitnot": "~{0}",
+    "abs": "abs_({0})", "max": "max_({0},{1})", "min": "min_({0},{1})", "select": "sel({0},{1},{2})", "round": "nearbyint_({0})",
+}
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    TEXT[_name] = f"{_name}({{0}},{{1}})"
+for _name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
+              "cosh", "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "sigmoid", "floor", "ceil", "trunc", "lgamma"):
+    TEXT[_name] = f"{_name}_({{0}})"
+for _name in ("pow", "atan2", "hypot", "fmod", "copysign"):
+    TEXT[_name] = f"{_name}_({{0}},{{1}})"
+
+
+def ctype(dtype: torch.dtype, width: int) -> str:
+    """The C++ type of a value of a compute type in `width` lanes."""
+    return SCALAR[dtype] if width == 1 else f"{VECTOR[dtype]}{width}"
+
+
+def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A number of a compute type."""
+    if dtype is BOOL:
+        return "-1" if value else "0"
+    if not dtype.is_floating_point:
+        if value == -(1 << 63):
+            return "(-9223372036854775807l-1)"
+        return f"{value}l" if dtype is I64 else str(value)
+    suffix = "f" if dtype is F32 else ""
+    if math.isnan(value):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(value) or (dtype is F32 and abs(value) > 3.4028235677973366e38):
+        return f"({'-' if value < 0 else ''}__builtin_inf{suffix}())"
+    if dtype is F32:
+        value = torch.tensor(value, dtype=F32).item()
+    return f"{value!r}{suffix}"
+
+
+def operation(e: Expr, operands: list[str], result: str, width: int) -> str:
+    """Text of e over operands that are already of its width."""
+    name, source = e.op, e.args[0].dtype if e.args and isinstance(e.args[0], Expr) else e.dtype
+    if name == "cast":
+        return cast_text(operands[0], source, e.dtype, result, width)
+    if name == "round_to":
+        memory = e.args[1]
+        if memory is torch.bfloat16:
+            return f"round_bf({operands[0]})"
+        return f"round_h({operands[0]})" if memory is torch.float16 else f"wrap_<{MEMORY[memory]}>({operands[0]})"
+    if name in ("floordiv", "rem", "truncdiv"):
+        return f"{name}{'f' if e.dtype.is_floating_point else 'i'}_({', '.join(operands)})"
+    if name == "wrap_index":
+        return f"at({operands[0]},{e.args[1]},{str(e.args[2]).lower()})"
+    text = TEXT.get(name)
+    if text is None:
+        raise InternalError("DM920", f"no C++ text for the operation {name}", why="a lowering uses an op that codegen/cpp_ops.py lacks",
+                            cure="report it; backend='aot_eager' runs without the native compiler")
+    return text.format(*operands)
+
+
+def cast_text(x: str, source: torch.dtype, to: torch.dtype, result: str, width: int) -> str:
+    """Conversion between compute types."""
+    if source is BOOL:
+        return f"-{x}" if to is I32 else f"cvt<{result}>(-{x})"
+    if to is BOOL:
+        return f"ne({x},bc<{ctype(source, width)}>(0))"
+    return f"cvt<{result}>({x})"
+
+
+
+def reduce_start(kind: str, dtype: torch.dtype) -> str:
+    """The neutral element."""
+    if kind in ("sum", "any"):
+        return literal(False if dtype is BOOL else 0, dtype)
+    if kind in ("prod", "all"):
+        return literal(True if dtype is BOOL else 1, dtype)
+    low = kind in ("max", "argmax")
+    if dtype.is_floating_point:
+        return literal(-math.inf if low else math.inf, dtype)
+    bits = 63 if dtype is I64 else 31
+    return literal(-(1 << bits) if low else (1 << bits) - 1, dtype) if bits == 63 else ("(-2147483647-1)" if low else "2147483647")
+
+
+COMBINE = {"sum": "{0}+{1}", "prod": "{0}*{1}", "max": "max_({0},{1})", "min": "min_({0},{1})", "any": "{0}|{1}", "all": "{0}&{1}"}
+ACROSS_LANES = {"sum": "hsum", "prod": "hprod", "max": "hmax", "min": "hmin", "any": "hor", "all": "hand"}

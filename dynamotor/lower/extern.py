@@ -1,0 +1,48 @@
+"""Facts about aten calls: which write into given memory, which take any strides, which would alias their inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Functional overload -> its out= overload, for calls whose result goes into planned memory.
+OUT_VARIANTS: dict[Any, Any] = {
+    aten.mm.default: aten.mm.out, aten.addmm.default: aten.addmm.out, aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out, aten.mv.default: aten.mv.out, aten.dot.default: None,
+}
+
+# Calls that give the same result layout whatever the strides of their inputs.
+_AGNOSTIC = {"mm", "addmm", "bmm", "baddbmm", "mv", "embedding_dense_backward", "_scaled_dot_product_flash_attention_for_cpu"}
+
+
+def is_layout_agnostic(target: Any) -> bool:
+    """Whether the call may see other input strides than eager's."""
+    return isinstance(target, torch._ops.OpOverload) and target.overloadpacket.__name__ in _AGNOSTIC
+
+
+class Materialized:
+    """Calls an op that returns views of its inputs, and copies what it returns, so that no buffer aliases another."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.__name__ = f"materialized_{getattr(target, '__name__', 'op')}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.target(*args, **kwargs)
+        if isinstance(result, (tuple, list)):
+            return tuple(r.clone(memory_format=torch.preserve_format) if isinstance(r, torch.Tensor) else r for r in result)
+        return result.clone(memory_format=torch.preserve_format)
+
+    def __repr__(self) -> str:
+        return f"Materialized({self.target})"
+
+
+def aten_call_target(target: Any) -> Any:
+    """The callable to run: the op itself, or one that copies when the op's schema says that results alias arguments."""
+    schema = getattr(target, "_schema", None)
+    if schema is not None and any(r.alias_info is not None for r in schema.returns):
+        return Materialized(target)
+    return target

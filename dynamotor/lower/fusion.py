@@ -1,0 +1,449 @@
+"""Fusion: nodes join groups that become one kernel each. Every rule returns None (fits) or a Refuse with its reason.
+
+A group is a nest of loop variables and its members' expressions over them. A node joins when its own variables can be
+expressed by the nest's (space.match) so that whatever it reads of the group is read at the element just computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..base.events import emit
+from ..graph.spec import numel
+from .index import Index, Var, flatten
+from .ir import Expr, ExternNode, Node, loads_of
+from .space import Env, Split, match
+
+MAX_PARAMS = 24
+MAX_MEMBERS = 40
+MAX_ACROSS = 16384  # elements of a per-thread partial result
+FULL, ROW, FINAL, ONCE = "full", "row", "final", "once"
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Why a node does not join a group."""
+
+    reason: str
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """A node in a group: its expression and where it stores, over the group's variables.
+
+    level: "full" (every element of the nest), "row" (one value a row), "final" (per kept element, after all rows), "once".
+    """
+
+    node: Node
+    env: Env
+    expr: Expr
+    store: Index
+    level: str
+    reduced: frozenset[Var] = frozenset()
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.node.reduce is not None
+
+
+class Group:
+    """Nodes that become one kernel."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.vars: list[Var] = []
+        self.members: list[Member] = []
+        self.by_buffer: dict[str, Member] = {}
+        self.template: str | None = None  # None while there is no reduction
+        self.loop: frozenset[Var] = frozenset()  # rows: the inner variables; cols: the middle ones
+        self._names = 0
+
+    # -- variables ---------------------------------------------------------------------------------------------------
+    def new_var(self, size: int) -> Var:
+        self._names += 1
+        return Var(f"t{self._names - 1}", size)
+
+    def split(self, split: Split) -> Env:
+        """Replace one variable by two in everything; gives the replacement."""
+        at = self.vars.index(split.var)
+        high, low = self.new_var(split.var.size // split.low), self.new_var(split.low)
+        self.vars[at:at + 1] = [high, low]
+        env = {split.var: Index.of(high) * split.low + Index.of(low)}
+
+        def both(variables: frozenset[Var]) -> frozenset[Var]:
+            return (variables - {split.var}) | {high, low} if split.var in variables else variables
+        self.loop = both(self.loop)
+        for m in self.members:
+            m.env = {v: i.subst(env) for v, i in m.env.items()}
+            m.expr, m.store, m.reduced = m.expr.subst(env), m.store.subst(env), both(m.reduced)
+        return env
+
+    @property
+    def big_vars(self) -> frozenset[Var]:
+        return frozenset(v for v in self.vars if v.size > 1)
+
+    @property
+    def size(self) -> int:
+        return numel(v.size for v in self.vars)
+
+    # -- accesses ----------------------------------------------------------------------------------------------------
+    def accesses(self) -> dict[str, list[Index]]:
+        """For each buffer the distinct flat indices at which the group touches it, stores first."""
+        found: dict[str, list[Index]] = {}
+        for m in self.members:
+            found.setdefault(m.node.buffer, []).append(m.store)
+        for m in self.members:
+            for e in loads_of(m.expr):
+                indices = found.setdefault(e.args[0], [])
+                if e.args[1] not in indices:
+                    indices.append(e.args[1])
+        return found
+
+    def params(self) -> set[str]:
+        return set(self.accesses())
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+    def start(self, node: Node) -> None:
+        """The first member: its own space is the nest."""
+        env: Env = {}
+        for v in node.own:
+            t = self.new_var(v.size)
+            self.vars.append(t)
+            env[v] = Index.of(t)
+        member = self.place(node, env)
+        if isinstance(member, Refuse):
+            raise AssertionError(member.reason)
+        self.accept(member)
+
+    def place(self, node: Node, env: Env) -> Member | Refuse:
+        """The member that the node would be under this mapping."""
+        count = len(node.shape)
+        kept = frozenset(v for o in node.own[:count] for v in env[o].vars())
+        reduced = frozenset(v for o in node.own[count:] for v in env[o].vars())
+        store = flatten([env[o] for o in node.own[:count]], node.stride, node.offset)
+        member = Member(node, env, node.evaluate().subst(env), store, FULL, reduced)
+        used = kept | reduced
+        if used == self.big_vars:
+            return member
+        if node.reduce is not None:
+            return Refuse("a reduction of part of the nest")
+        if self.template is None:
+            return Refuse("smaller than the nest")
+        rest = self.big_vars - self.loop
+        if self.template == "rows" and used == rest and not self._reads_across(member):
+            member.level = ROW
+        elif used == (self.loop if self.template == "rows" else rest):
+            member.level = FINAL
+        elif not used:
+            member.level = ONCE
+        else:
+            return Refuse("neither per row nor per column of the nest")
+        return member
+
+    def _reads_across(self, member: Member) -> bool:
+        return any(self.result_level(p) in (FINAL, ONCE) for p in self.producers(member))
+
+    def producers(self, member: Member) -> Iterable[Member]:
+        """Members whose buffers it reads."""
+        for name in {e.args[0] for e in loads_of(member.expr)}:
+            if name in self.by_buffer:
+                yield self.by_buffer[name]
+
+    def result_level(self, m: Member) -> str:
+        """The level at which a member's result can be read."""
+        if not m.is_reduction:
+            return m.level
+        if self.template == "cols":
+            return FINAL
+        if m.reduced == self.loop:
+            return ROW
+        if m.reduced == self.big_vars:
+            return ONCE
+        return FINAL
+
+    def accept(self, member: Member) -> None:
+        """Make it a member; a reduction may fix the group's template."""
+        self.members.append(member)
+        self.by_buffer[member.node.buffer] = member
+        if member.is_reduction:
+            adopt_template(self, member)
+
+
+def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
+    """The variable along which most memory accesses are contiguous."""
+    score: Counter[Var] = Counter()
+    for m in members:
+        for index, weight in [*((e.args[1], 1) for e in loads_of(m.expr)), (m.store, 2 if not m.is_reduction else 0)]:
+            if len(index.vars()) < 1:
+                continue
+            weight *= len(index.vars())
+            for v in index.vars():
+                if v in among and index.coefficient(v) == 1:
+                    score[v] += weight
+    return max(score, key=lambda v: (score[v], v.size)) if score else None
+
+
+def adopt_template(group: Group, m: Member) -> None:
+    """Fix rows or cols when the first reduction joins (or a row reduction joins column sums)."""
+    everything = group.big_vars
+    if group.template == "rows" or (group.template == "cols" and m.reduced == group.loop):
+        return
+    if group.template == "cols":
+        group.template, group.loop = "rows", m.reduced
+        return
+    fast = fast_var(group.members, everything) or (group.vars[-1] if group.vars else None)
+    if m.node.reduce.startswith("arg"):
+        group.template, group.loop = "rows", m.reduced
+    elif m.reduced == everything:
+        group.template = "rows"
+        _choose_rows_of_total(group, fast)
+    elif fast in m.reduced:
+        group.template, group.loop = "rows", m.reduced
+    else:
+        group.template, group.loop = "cols", m.reduced
+
+
+def _choose_rows_of_total(group: Group, fast: Var | None) -> None:
+    """A reduction to one number: the fastest variable is the row; a single long one is cut into rows."""
+    everything = group.big_vars
+    if fast is None or fast not in everything:
+        fast = next((v for v in reversed(group.vars) if v.size > 1), None)
+    if len(everything) > 1:
+        inner = {fast}
+        for v in reversed([v for v in group.vars if v in everything and v is not fast]):
+            if numel(x.size for x in inner) * v.size > 8192 or len(inner) + 1 >= len(everything):
+                break
+            inner.add(v)
+        group.loop = frozenset(inner)
+        return
+    low = max((d for d in range(256, 4097) if fast and fast.size % d == 0), default=0)
+    if fast and low and fast.size > 2 * low:
+        position = group.vars.index(fast)
+        group.split(Split(fast, low))
+        group.loop = frozenset({group.vars[position + 1]})
+    else:
+        group.loop = everything
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+Rule = Callable[[Group, Member], Refuse | None]
+RULES: list[Rule] = []
+
+
+def rule(fn: Rule) -> Rule:
+    """Add a fusion rule: called with the group and the would-be member."""
+    RULES.append(fn)
+    return fn
+
+
+@rule
+def same_elements(group: Group, m: Member) -> Refuse | None:
+    """What it reads of the group must be the element just computed, and ready at its level."""
+    ready = {FULL: (FULL, ROW), ROW: (ROW,), FINAL: (FINAL,), ONCE: (ONCE,)}[m.level]
+    for e in loads_of(m.expr):
+        producer = group.by_buffer.get(e.args[0])
+        if producer is None:
+            continue
+        if e.args[1] != producer.store:
+            return Refuse(f"reads another element of {e.args[0]}")
+        if e.args[2] is not producer.node.memory:
+            return Refuse(f"reads {e.args[0]} as another dtype")
+        level = group.result_level(producer)
+        if level not in ready and not (level == ONCE and m.level == FINAL):
+            return Refuse(f"{e.args[0]} is complete only after the nest")
+    return None
+
+
+@rule
+def fits_template(group: Group, m: Member) -> Refuse | None:
+    """A reduction must reduce the inner loops, the other loops, or all of them."""
+    if not m.is_reduction or group.template is None:
+        return None
+    everything = group.big_vars
+    if group.template == "cols":
+        if m.reduced == group.loop:
+            return None
+        if m.reduced == everything - group.loop and numel(v.size for v in m.reduced) <= MAX_ACROSS and _only_inner_columns(group, m):
+            return None
+        return Refuse("reduces other dimensions than the group's column sums")
+    if m.reduced == group.loop:
+        return None
+    if m.reduced == everything - group.loop:
+        return None if numel(v.size for v in group.loop) <= MAX_ACROSS else Refuse("the partial results would be too large")
+    return None if m.reduced == everything and group.loop != everything else Refuse("reduces other dimensions than the rows")
+
+
+def _only_inner_columns(group: Group, m: Member) -> bool:
+    """Whether column sums may become the across sums of a rows group."""
+    return all(x.level == FULL for x in group.members) and not m.node.reduce.startswith("arg")
+
+
+@rule
+def no_positions_across(group: Group, m: Member) -> Refuse | None:
+    """argmax and argmin keep two numbers; across rows only values are kept."""
+    if m.is_reduction and m.node.reduce.startswith("arg") and group.template is not None:
+        if group.template == "cols" or m.reduced != group.loop:
+            return Refuse("a position across rows")
+    return None
+
+
+@rule
+def size_limits(group: Group, m: Member) -> Refuse | None:
+    """Kernels stay of a size that compiles fast and keeps its pointers in registers."""
+    if len(group.members) >= MAX_MEMBERS:
+        return Refuse("too many nodes")
+    if len(group.params() | m.node.reads | {m.node.buffer}) > MAX_PARAMS:
+        return Refuse("too many buffers")
+    return None
+
+
+@rule
+def no_overwrite(group: Group, m: Member) -> Refuse | None:
+    """A node that writes into an input must not share a kernel with another reader or writer of it."""
+    for x in group.members:
+        if m.node.buffer in x.node.reads or m.node.buffer == x.node.buffer:
+            return Refuse(f"writes {m.node.buffer} while the group reads it")
+        if x.node.buffer in m.node.reads and x.node.after:
+            return Refuse(f"reads {x.node.buffer} after it was overwritten")
+    return None
+
+
+def try_join(group: Group, node: Node) -> Member | Refuse:
+    """The member the node becomes in the group (not yet accepted), or why not."""
+    touched = group.accesses()
+    own = node.evaluate()
+    candidates: list[tuple[Index, Index]] = []
+    for e in sorted(loads_of(own), key=lambda e: -len(e.args[1].vars())):
+        for index in touched.get(e.args[0], ()):
+            candidates.append((index, e.args[1]))
+    refusal = Refuse("nothing in common")
+    for nest_index, own_index in sorted(candidates, key=lambda c: -len(c[0].vars()))[:6]:
+        for _ in range(6):
+            env = match(nest_index, own_index, group.vars, node.own)
+            if not isinstance(env, Split):
+                break
+            nest_index = nest_index.subst(group.split(env))
+        if not isinstance(env, dict):
+            refusal = Refuse("different iteration space")
+            continue
+        member = group.place(node, env)
+        if isinstance(member, Refuse):
+            refusal = member
+            continue
+        refused = next((r for check in RULES if (r := check(group, member)) is not None), None)
+        if refused is None:
+            return member
+        refusal = refused
+    return refusal
+
+
+def shares_enough(group: Group, node: Node) -> bool:
+    """Whether fusing with a group that it does not depend on saves memory traffic: a large read in common."""
+    wide = {e.args[0] for e in loads_of(node.evaluate()) if numel(v.size for v in e.args[1].vars()) * 2 > numel(node.domain)}
+    return bool(wide & group.params())
+
+
+class Fuser:
+    """Greedy fusion in program order, over a graph of groups and extern calls that stays without cycles."""
+
+    def __init__(self, schedule: Sequence[Node | ExternNode]) -> None:
+        self.items: list[Group | ExternNode] = []
+        self.owner: dict[str, int] = {}  # buffer -> item that made it last
+        self.before: list[int] = []  # for each item a bit set of the items that must run before it
+        self.readers: dict[str, int] = {}  # buffer -> bit set of items that read it
+        self.schedule = schedule
+
+    def run(self) -> list[Group | ExternNode]:
+        """The items in an order in which they can run."""
+        chain: int | None = None
+        for entry in self.schedule:
+            if isinstance(entry, ExternNode):
+                at = self._append(entry, self._dependencies(entry.reads, (*entry.makes, *entry.mutates), entry.after))
+                if chain is not None:
+                    self._add_before(at, 1 << chain)
+                chain = at
+            else:
+                self._place(entry)
+        return self._ordered()
+
+    def _dependencies(self, reads: Iterable[str], writes: Iterable[str], after: Iterable[str]) -> int:
+        direct = 0
+        for name in (*reads, *after):
+            if name in self.owner:
+                direct |= 1 << self.owner[name]
+        for name in writes:
+            direct |= self.readers.get(name, 0)
+        return direct
+
+    def _closure(self, direct: int) -> int:
+        total, rest = direct, direct
+        while rest:
+            low = rest & -rest
+            total |= self.before[low.bit_length() - 1]
+            rest ^= low
+        return total
+
+    def _append(self, item: Group | ExternNode, direct: int) -> int:
+        at = len(self.items)
+        self.items.append(item)
+        self.before.append(self._closure(direct))
+        self._note(at, item.reads if isinstance(item, ExternNode) else (), (*item.makes, *item.mutates) if isinstance(item, ExternNode) else ())
+        return at
+
+    def _note(self, at: int, reads: Iterable[str], writes: Iterable[str]) -> None:
+        for name in reads:
+            self.readers[name] = self.readers.get(name, 0) | 1 << at
+        for name in writes:
+            self.owner[name] = at
+
+    def _add_before(self, at: int, extra: int) -> None:
+        extra = self._closure(extra) & ~(1 << at)
+        self.before[at] |= extra
+        for other in range(len(self.items)):
+            if self.before[other] >> at & 1:
+                self.before[other] |= self.before[at]
+
+    def _place(self, node: Node) -> None:
+        node.evaluate()
+        direct = self._dependencies(node.reads, (node.buffer,), node.after)
+        for at in self._candidates(node):
+            group = self.items[at]
+            others = direct & ~(1 << at)
+            if self._closure(others) >> at & 1:
+                continue  # something that it needs runs after the group
+            member = try_join(group, node)
+            if isinstance(member, Member):
+                group.accept(member)
+                self._add_before(at, others)
+                self._note(at, node.reads, (node.buffer,))
+                return
+            emit("refuse", node=node.origin, group=group.number, reason=member.reason)
+        group = Group(len(self.items))
+        at = self._append(group, direct)
+        group.start(node)
+        self._note(at, node.reads, (node.buffer,))
+
+    def _candidates(self, node: Node) -> list[int]:
+        made = {self.owner[b] for b in node.reads if b in self.owner and isinstance(self.items[self.owner[b]], Group)}
+        shared = 0
+        for b in node.reads:
+            shared |= self.readers.get(b, 0)
+        nearby = [at for at in range(len(self.items)) if shared >> at & 1 and at not in made
+                  and isinstance(self.items[at], Group) and shares_enough(self.items[at], node)]
+        return sorted(made, reverse=True) + sorted(nearby, reverse=True)[:4]
+
+    def _ordered(self) -> list[Group | ExternNode]:
+        done, order, left = 0, [], list(range(len(self.items)))
+        while left:
+            at = next(i for i in left if self.before[i] & ~done == 0)
+            left.remove(at)
+            done |= 1 << at
+            order.append(self.items[at])
+        return order
+
+
+def fuse(schedule: Sequence[Node | ExternNode]) -> list[Group | ExternNode]:
+    """Group the loop nodes; gives groups and extern calls in an order in which they can run."""
+    return Fuser(schedule).run()

@@ -1,0 +1,357 @@
+"""The loop IR: hash-consed expressions at an index, the nodes that define buffers, and fused kernels.
+
+Every expression has a compute type: float32 (also for half precisions), float64, int32 (also for narrower integers),
+int64 or bool. Conversions to and from memory types happen in `load` and at stores.
+
+>>> x = load("arg0", flat, torch.float32); str(op("mul", x, const(2.0, torch.float32)))
+'mul(arg0[64*i + j], 2.0)'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from .index import Index, Loaded, Var
+
+F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
+
+COMPUTE_TYPE: dict[torch.dtype, torch.dtype] = {
+    torch.float32: F32, torch.float64: F64, torch.bfloat16: F32, torch.float16: F32,
+    torch.int64: I64, torch.int32: I32, torch.int16: I32, torch.int8: I32, torch.uint8: I32, torch.bool: BOOL,
+}
+
+# What an element of each operation costs, in additions (vectorised). Operations not named here cost 1.
+COST: dict[str, int] = {
+    "div": 3, "sqrt": 3, "rsqrt": 5, "exp": 8, "log": 10, "tanh": 12, "erf": 14, "sigmoid": 12, "rand": 40, "masked": 3,
+    "floordiv": 8, "rem": 8, "fmod": 8, "pow": 40, "sin": 40, "cos": 40, "log1p": 40, "expm1": 40, "erfc": 40, "erfinv": 60,
+    "log2": 40, "log10": 40, "exp2": 40, "tan": 40, "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "sinh": 40, "cosh": 40,
+    "asinh": 40, "acosh": 40, "atanh": 40, "lgamma": 60, "round": 2, "const": 0, "index": 1, "acc": 0, "scratch": 1, "cast": 1,
+    "wrap_index": 1,
+}
+
+
+class Expr:
+    """One operation at one index. Interned: equal expressions are the same object, so `is` compares them."""
+
+    __slots__ = ("op", "args", "dtype", "vars", "cost", "__weakref__")
+
+    def __init__(self, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
+        self.op, self.args, self.dtype = op, args, dtype
+        found: frozenset[Var] = frozenset()
+        for arg in args:
+            if isinstance(arg, Expr):
+                found = found | arg.vars if found else arg.vars
+            elif isinstance(arg, Index):
+                found = found | arg.vars()
+        if op == "acc":  # complete only where the accumulator's loop is over: a pseudo variable bound there
+            found = frozenset({Var(f"@{args[1]}", 0)})
+        self.vars = found
+        self.cost = COST.get(op, 1)
+
+    def __repr__(self) -> str:
+        if self.op == "load":
+            return f"{self.args[0]}[{self.args[1]}]"
+        if self.op == "const":
+            return str(self.args[0])
+        return f"{self.op}({', '.join(str(a) for a in self.args)})"
+
+    def children(self) -> Iterator[Expr]:
+        """Expressions it is computed from, those inside indices included."""
+        for arg in self.args:
+            if isinstance(arg, Expr):
+                yield arg
+            elif isinstance(arg, Index):
+                yield from loaded_exprs(arg)
+
+    def indices(self) -> Iterator[Index]:
+        """Its own index arguments."""
+        return (arg for arg in self.args if isinstance(arg, Index))
+
+    def subst(self, env: Mapping[Var, Index]) -> Expr:
+        """Replace loop variables."""
+        return rewrite(self, lambda e: None, lambda i: i.subst(env) if not env.keys().isdisjoint(i.vars()) else i)
+
+
+def loaded_exprs(index: Index) -> Iterator[Expr]:
+    """Expressions inside an index."""
+    for atom in index.terms:
+        if isinstance(atom, Loaded):
+            yield atom.expr
+        elif not isinstance(atom, Var):
+            yield from loaded_exprs(atom.base)
+
+
+_interned: dict[tuple[Any, ...], Expr] = {}
+
+
+def forget_expressions() -> None:
+    """Empty the intern table; done before each graph is lowered."""
+    _interned.clear()
+
+
+def make(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Expr:
+    """The interned expression."""
+    key = (op, dtype, *(id(a) if isinstance(a, Expr) else (type(a), repr(a)) if isinstance(a, float) else a for a in args))
+    found = _interned.get(key)
+    if found is None:
+        found = _interned[key] = Expr(op, args, dtype)
+    return found
+
+
+def load(buffer: str, index: Index, memory: torch.dtype) -> Expr:
+    """The element of a buffer at a flat index, converted to the compute type of the memory's dtype."""
+    return make("load", (buffer, index, memory), COMPUTE_TYPE[memory])
+
+
+def const(value: float | int | bool, dtype: torch.dtype) -> Expr:
+    """A number of a compute type."""
+    if dtype.is_floating_point:
+        value = float(value)
+    elif dtype is BOOL:
+        value = bool(value)
+    else:
+        value = int(value)
+        bits = 32 if dtype is I32 else 64
+        value = (value + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+    return make("const", (value,), dtype)
+
+
+def index_value(index: Index, dtype: torch.dtype = I64) -> Expr:
+    """An index as a number."""
+    if not index.terms:
+        return const(index.const, dtype)
+    return make("index", (index,), dtype)
+
+
+def cast(x: Expr, dtype: torch.dtype) -> Expr:
+    """Convert between compute types, as C does (float to int truncates; to bool is `!= 0`)."""
+    if x.dtype is dtype:
+        return x
+    if x.op == "const" and not (isinstance(x.args[0], float) and not dtype.is_floating_point):
+        return const(x.args[0], dtype)
+    return make("cast", (x,), dtype)
+
+
+def round_to(x: Expr, memory: torch.dtype) -> Expr:
+    """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
+    return x if COMPUTE_TYPE[memory] is memory else make("round_to", (x, memory), x.dtype)
+
+
+def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Expr:
+    """An arithmetic operation; the result has the first operand's type unless `dtype` is given."""
+    return make(name, args, dtype or args[0].dtype)
+
+
+def compare(name: str, a: Expr, b: Expr) -> Expr:
+    """lt, le, gt, ge, eq, ne."""
+    return make(name, (a, b), BOOL)
+
+
+def select(condition: Expr, a: Expr, b: Expr) -> Expr:
+    """a where the condition holds, else b (both are computed)."""
+    return a if a is b else make("select", (condition, a, b), a.dtype)
+
+
+def masked(condition: Expr, body: Expr, other: Expr) -> Expr:
+    """As `select`, but memory read by `body` is touched only where the condition holds."""
+    return make("masked", (condition, body, other), body.dtype)
+
+
+def rewrite(root: Expr, leaf: Callable[[Expr], Expr | None], on_index: Callable[[Index], Index] | None = None,
+            memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Rebuild a tree: `leaf` may replace an expression (None: go inside), `on_index` replaces index arguments."""
+    memo = {} if memo is None else memo
+
+    def visit_index(i: Index) -> Index:
+        i = on_index(i) if on_index else i
+        if any(not isinstance(a, Var) for a in i.terms) and any(True for _ in loaded_exprs(i)):
+            i = _map_loaded(i, visit)
+        return i
+
+    def visit(e: Expr) -> Expr:
+        done = memo.get(e)
+        if done is None:
+            done = leaf(e)
+            if done is None:
+                args = tuple(visit(a) if isinstance(a, Expr) else visit_index(a) if isinstance(a, Index) else a for a in e.args)
+                done = e if args == e.args else make(e.op, args, e.dtype)
+            memo[e] = done
+        return done
+
+    return visit(root)
+
+
+def _map_loaded(index: Index, visit: Callable[[Expr], Expr]) -> Index:
+    total = Index({}, index.const)
+    for atom, c in index.terms.items():
+        if isinstance(atom, Loaded):
+            total = total + Index.of(Loaded(visit(atom.expr), atom.size)) * c
+        elif isinstance(atom, Var):
+            total = total + Index.of(atom) * c
+        else:
+            base = _map_loaded(atom.base, visit)
+            total = total + (base // atom.n if type(atom).__name__ == "Div" else base % atom.n) * c
+    return total
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct expression under the roots, operands first."""
+    seen: set[Expr] = set()
+
+    def visit(e: Expr) -> Iterator[Expr]:
+        if e not in seen:
+            seen.add(e)
+            for child in e.children():
+                yield from visit(child)
+            yield e
+
+    for root in roots:
+        yield from visit(root)
+
+
+def total_cost(root: Expr) -> int:
+    """Cost of computing it once, each distinct part counted once."""
+    return sum(e.cost for e in walk(root))
+
+
+def loads_of(root: Expr) -> list[Expr]:
+    """The distinct loads under an expression."""
+    return [e for e in walk(root) if e.op == "load"]
+
+
+ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+Body = Callable[[tuple[Index, ...]], Expr]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Defines one buffer by a loop over `shape` (and, for a reduction, over `reduced` too).
+
+    `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the buffer.
+    `after`: names of nodes that must run before although this one does not read them (writes into inputs).
+    """
+
+    buffer: str
+    shape: tuple[int, ...]
+    body: Body
+    stride: tuple[int, ...]
+    memory: torch.dtype
+    reduce: ReduceKind | None = None
+    reduced: tuple[int, ...] = ()
+    offset: int = 0
+    after: frozenset[str] = frozenset()
+    origin: str = ""
+    own: tuple[Var, ...] = ()
+    expr: Expr | None = None
+    reads: frozenset[str] = frozenset()
+
+    @property
+    def domain(self) -> tuple[int, ...]:
+        return self.shape + self.reduced
+
+    def evaluate(self) -> Expr:
+        """The body over the node's own variables `own`; also fills `reads`."""
+        if self.expr is None:
+            self.own = tuple(Var(f"{'i' if d < len(self.shape) else 'r'}{d}", n) for d, n in enumerate(self.domain))
+            self.expr = self.body(tuple(Index.of(v) for v in self.own))
+            self.reads = frozenset(e.args[0] for e in loads_of(self.expr))
+        return self.expr
+
+
+@dataclass(eq=False, slots=True)
+class ExternNode:
+    """An aten call in the schedule: which buffers it reads, makes and writes in place; `step` is filled in by lowering."""
+
+    step: Any
+    reads: frozenset[str]
+    makes: tuple[str, ...]
+    mutates: tuple[str, ...] = ()
+    after: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """`buffer[index] = expr`, converted to the memory type."""
+
+    buffer: str
+    index: Index
+    expr: Expr
+    memory: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """`acc = kind(acc, expr)` over the loops it stands in; read back as the expression acc(id).
+
+    across: the accumulator lives through all rows (template rows) or all of `middle` (template cols), one an index of
+    `inner` when it stands among a phase's inner statements, one number when it stands among its row statements.
+    """
+
+    id: int
+    kind: str
+    expr: Expr
+    position: Index | None = None  # argmax, argmin: the number that is reported
+    across: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Keep a value of the current row for later phases; read back as scratch(id)."""
+
+    id: int
+    expr: Expr
+
+
+Statement = Store | Reduce | Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One pass of the inner loops over a row, then statements done once a row."""
+
+    inner: tuple[Statement, ...]
+    row: tuple[Statement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One fused loop nest.
+
+    template "rows": for each index of `outer` (in parallel) the phases, each a pass over `inner`.
+    template "cols": for each index of `outer` and `inner` (in vectors) one pass over `middle`.
+    `final`: statements over the kept loops once the across accumulators are complete (rows: `inner`; cols: `outer` and
+    `inner`); `final_once`: statements done once, after that.
+    params: (buffer, memory type, written) in the order of `ptrs`.
+    """
+
+    template: Literal["rows", "cols"]
+    outer: tuple[Var, ...]
+    middle: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    phases: tuple[Phase, ...]
+    final: tuple[Statement, ...] = ()
+    final_once: tuple[Statement, ...] = ()
+    params: tuple[tuple[str, torch.dtype, bool], ...] = ()
+
+    def statements(self) -> Iterator[Statement]:
+        """All statements in order."""
+        for phase in self.phases:
+            yield from phase.inner
+            yield from phase.row
+        yield from self.final
+        yield from self.final_once
+
+    def __str__(self) -> str:
+        def loop(vs: tuple[Var, ...]) -> str:
+            return ", ".join(f"{v.name}<{v.size}" for v in vs)
+
+        lines = [f"{self.template} outer({loop(self.outer)}) middle({loop(self.middle)}) inner({loop(self.inner)})"]
+        for n, phase in enumerate(self.phases):
+            lines.append(f"  phase {n}")
+            lines += [f"    {s}" for s in phase.inner] + [f"    row: {s}" for s in phase.row]
+        lines += [f"  final {s}" for s in self.final] + [f"  once {s}" for s in self.final_once]
+        return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""Aten graph in, program out: rules, fusion, kernels, steps.
+
+>>> program = lower_graph(aten_gm, GraphInfo("inference", "graph0"))
+>>> print(program)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base.events import emit, listening
+from ..graph.info import GraphInfo
+from . import ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_views  # noqa: F401  (rules register themselves)
+from .fusion import Group, fuse
+from .ir import ExternNode, Node, forget_expressions, loads_of
+from .lowering import Lowering, lower_nodes
+from .program import Buffer, BufRef, LoopStep, Program, Step
+from .schedule import build_kernel, in_place_pairs
+
+
+aten = torch.ops.aten
+
+
+def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
+    """Lower a functional aten graph (contract 3) to a program (contract 4)."""
+    forget_expressions()
+    ctx, inputs, outputs = lower_nodes(gm, info)
+    wanted = {o.name for o in outputs if isinstance(o, BufRef)} | set(ctx.mutated)
+    schedule = _needed(ctx.schedule, wanted)
+    items = fuse(schedule)
+    steps = _steps(ctx, items, wanted)
+    used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
+    returned = {o.name for o in outputs if isinstance(o, BufRef)}
+    buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
+    return Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)))
+
+
+def _with_kind(buffer: Buffer, returned: set[str]) -> Buffer:
+    if buffer.kind == "temp" and buffer.name in returned:
+        return Buffer(buffer.name, buffer.spec, "output", buffer.value)
+    return buffer
+
+
+def _needed(schedule: list[Node | ExternNode], wanted: set[str]) -> list[Node | ExternNode]:
+    """Without nodes whose results nobody reads."""
+    live = set(wanted)
+    kept: list[Node | ExternNode] = []
+    for entry in reversed(schedule):
+        if isinstance(entry, Node):
+            if entry.buffer not in live or 0 in entry.domain and not entry.reduce:
+                continue
+            live |= entry.reads
+        else:
+            if not (live & set(entry.makes)) and not entry.mutates and not _has_effect(entry):
+                continue
+            live |= entry.reads
+        kept.append(entry)
+    return kept[::-1]
+
+
+def _has_effect(entry: ExternNode) -> bool:
+    target = getattr(entry.step.target, "target", entry.step.target)
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _names(step: Step) -> set[str]:
+    if isinstance(step, LoopStep):
+        return set(step.args)
+    return {o for o in step.outs if o} | _refs(step.args) | _refs(step.kwargs) | set(step.mutates)
+
+
+def _refs(x: Any) -> set[str]:
+    if isinstance(x, BufRef):
+        return {x.name}
+    if isinstance(x, dict):
+        x = list(x.values())
+    if isinstance(x, (tuple, list)):
+        return set().union(*map(_refs, x)) if x else set()
+    return set()
+
+
+def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> list[Step]:
+    """A step for each item; a group stores only what somebody outside of it reads."""
+    readers: dict[str, set[int]] = {}
+    for n, item in enumerate(items):
+        for name in item.reads if isinstance(item, ExternNode) else _group_reads(item):
+            readers.setdefault(name, set()).add(n)
+    sizes = {name: (b.spec.numel, b.spec.dtype) for name, b in ctx.buffers.items()}
+    steps: list[Step] = []
+    for n, item in enumerate(items):
+        if isinstance(item, ExternNode):
+            steps.append(item.step)
+            continue
+        stored = {m.node.buffer for m in item.members if m.node.buffer in wanted or readers.get(m.node.buffer, set()) - {n}}
+        kernel = build_kernel(item, stored)
+        args = tuple(p[0] for p in kernel.params)
+        reads = tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))
+        note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
+        steps.append(LoopStep(kernel, args, reads, tuple(p[0] for p in kernel.params if p[2]), in_place_pairs(kernel, sizes), (), note))
+        if listening():
+            emit("kernel", name=ctx.info.name, fused=[m.node.origin for m in item.members], template=kernel.template, text=str(kernel))
+    return steps
+
+
+def _group_reads(group: Group) -> set[str]:
+    return {name for m in group.members for name in m.node.reads}
+
+
+

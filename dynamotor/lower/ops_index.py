@@ -1,0 +1,75 @@
+"""Lowerings that read at computed positions: embedding, index, gather. Positions are checked where they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .index import Index, Loaded
+from .ir import I64, Expr, cast, make
+from .lowering import Decline, Lowering, lowering
+from .value import Value, broadcast_index
+
+aten = torch.ops.aten
+INTEGERS = (torch.int64, torch.int32)
+
+
+def loaded_index(e: Expr, size: int, wrap: bool = True) -> Index:
+    """A value as a position along a dimension of `size`; with `wrap` negative values count from the end.
+
+    A value outside sets the library's `dm_index_error`, and position 0 is read instead.
+    """
+    if e.op == "const" and (0 <= e.args[0] < size or (wrap and -size <= e.args[0] < 0)):
+        return Index.of(e.args[0] % size)
+    return Index.of(Loaded(make("wrap_index", (cast(e, I64), size, wrap), I64), size))
+
+
+@lowering(aten.embedding.default)
+def _embedding(ctx: Lowering, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False,
+               sparse: bool = False) -> Value:
+    if indices.dtype not in INTEGERS or not weight.shape[0]:
+        raise Decline("index dtype")
+    ctx.keep(indices)
+    rank = len(indices.shape)
+    return ctx.generate(lambda i: weight.at((loaded_index(indices.at(i[:rank]), weight.shape[0], wrap=False), *i[rank:])))
+
+
+@lowering(aten.index_select.default)
+def _index_select(ctx: Lowering, x: Value, dim: int, index: Value) -> Value:
+    if index.dtype not in INTEGERS or len(index.shape) != 1 or not x.shape or not x.shape[dim]:
+        raise Decline("index dtype or shape")
+    dim %= len(x.shape)
+    ctx.keep(index)
+    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at((i[dim],)), x.shape[dim], wrap=False), *i[dim + 1:])))
+
+
+@lowering(aten.gather.default)
+def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    if not x.shape or not x.shape[dim] or len(index.shape) != len(x.shape):
+        raise Decline("0-d or empty operand")
+    dim %= len(x.shape)
+    ctx.keep(index)
+    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1:])))
+
+
+@lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(ctx: Lowering, x: Value, indices: Sequence[Any]) -> Value:
+    """Advanced indexing with integer tensors: the indexed dimensions become the indices' broadcast shape."""
+    given = [(d, v) for d, v in enumerate(indices) if v is not None]
+    if not given or any(v.dtype not in INTEGERS for _, v in given) or any(not x.shape[d] for d, _ in given):
+        raise Decline("boolean or empty index")
+    common = tuple(torch.broadcast_shapes(*(v.shape for _, v in given)))
+    dims = [d for d, _ in given]
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    start = dims[0] if adjacent else 0
+    for _, v in given:
+        ctx.keep(v)
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        picked = index[start:start + len(common)]
+        rest = list(index[:start] + index[start + len(common):])
+        positions = {d: loaded_index(v.at(broadcast_index(picked, v.shape)), x.shape[d]) for d, v in given}
+        return x.at(tuple(positions[d] if d in positions else rest.pop(0) for d in range(len(x.shape))))
+    return ctx.generate(body)

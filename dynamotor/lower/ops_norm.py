@@ -1,0 +1,265 @@
+"""Lowerings of layer, group and batch normalisation, forward and backward. Statistics are kept in the compute type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..graph.spec import numel
+from . import value as views
+from .ir import COMPUTE_TYPE, Expr, op
+from .lowering import Decline, Lowering, lowering
+from .ops_pointwise import add, div, like, mul, sub
+from .ops_reduce import moments, narrow, total
+from .value import Value
+
+aten = torch.ops.aten
+
+
+def _inverse_std(ctx: Lowering, squares: Value, n: int, eps: float) -> Value:
+    return ctx.pointwise(lambda s: op("rsqrt", add(div(s, like(n, s)), like(eps, s))), squares, shape=squares.shape,
+                         dtype=squares.dtype)
+
+
+def _scale_shift(ctx: Lowering, x: Value, mean: Value, rstd: Value, weight: Value | None, bias: Value | None, shape: Sequence[int],
+                 dtype: torch.dtype) -> Value:
+    """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`."""
+    parts = [x, mean, rstd] + [p for p in (weight, bias) if p is not None]
+
+    def fn(x: Expr, mean: Expr, rstd: Expr, *affine: Expr) -> Expr:
+        y = mul(sub(x, mean), rstd)
+        rest = list(affine)
+        if weight is not None:
+            y = mul(y, rest.pop(0))
+        return add(y, rest.pop(0)) if bias is not None else y
+    return ctx.pointwise(fn, *parts, shape=shape, dtype=dtype)
+
+
+@lowering(aten.native_layer_norm.default)
+def _layer_norm(ctx: Lowering, x: Value, normalized: Sequence[int], weight: Value | None, bias: Value | None,
+                eps: float) -> tuple[Value, Value, Value]:
+    out, mean_spec, rstd_spec = ctx.spec
+    rank = len(x.shape)
+    dims = list(range(rank - len(normalized), rank))
+    if not numel(x.shape):
+        raise Decline("empty operand")
+    mean, squares = moments(ctx, x, dims)
+    rstd = _inverse_std(ctx, squares, numel(normalized), eps)
+    y = _scale_shift(ctx, x, mean, rstd, weight, bias, x.shape, out.dtype)
+    ctx.keep(mean), ctx.keep(rstd)
+    return y, narrow(ctx, mean, mean_spec.dtype), narrow(ctx, rstd, rstd_spec.dtype)
+
+
+def _norm_backward_input(ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, dims: Sequence[int],
+                         dtype: torch.dtype) -> Value:
+    """Gradient of a normalisation over `dims`; weight is broadcastable to x, mean and rstd have kept dimensions."""
+    compute = COMPUTE_TYPE[dtype]
+    n = numel(x.shape[d] for d in dims)
+
+    def weighted(g: Expr, *w: Expr) -> Expr:
+        return mul(g, w[0]) if w else g
+    w = [weight] if weight is not None else []
+    gw = ctx.pointwise(weighted, g, *w, shape=x.shape, dtype=compute)
+    s1 = total(ctx, gw, dims, True, compute)
+    s2 = total(ctx, ctx.pointwise(lambda gw, x, m, r: mul(gw, mul(sub(x, m), r)), gw, x, mean, rstd, shape=x.shape, dtype=compute),
+               dims, True, compute)
+
+    def fn(gw: Expr, x: Expr, m: Expr, r: Expr, a: Expr, b: Expr) -> Expr:
+        scale = like(1.0 / max(n, 1), gw)
+        return mul(r, sub(sub(gw, mul(a, scale)), mul(mul(sub(x, m), r), mul(b, scale))))
+    return ctx.pointwise(fn, gw, x, mean, rstd, s1, s2, shape=x.shape, dtype=dtype, compute=compute)
+
+
+@lowering(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(ctx: Lowering, g: Value, x: Value, normalized: Sequence[int], mean: Value, rstd: Value, weight: Value | None,
+                         bias: Value | None, mask: Sequence[bool]) -> tuple[Value | None, ...]:
+    rank, inner = len(x.shape), len(normalized)
+    outer, dims = list(range(rank - inner)), list(range(rank - inner, rank))
+    compute = COMPUTE_TYPE[x.dtype]
+    if not numel(x.shape):
+        raise Decline("empty operand")
+    ctx.keep(g), ctx.keep(x)
+    dx = dw = db = None
+    if mask[0]:
+        dx = _norm_backward_input(ctx, g, x, mean, rstd, weight, dims, x.dtype)
+        dx.stride = ctx.spec[0].stride
+    if mask[1]:
+        product = ctx.pointwise(lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g, x, mean, rstd, shape=x.shape, dtype=compute)
+        dw = narrow(ctx, total(ctx, product, outer, False, compute), ctx.spec[1].dtype)
+    if mask[2]:
+        db = narrow(ctx, total(ctx, g, outer, False, compute), ctx.spec[2].dtype)
+    return dx, dw, db
+
+
+@lowering(aten.native_group_norm.default)
+def _group_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, group: int,
+                eps: float) -> tuple[Value, Value, Value]:
+    out, mean_spec, rstd_spec = ctx.spec
+    if not numel(x.shape):
+        raise Decline("empty operand")
+    ctx.keep(x)
+    grouped = views.reshape(x, (n, group, c // group, hw))
+    mean, squares = moments(ctx, grouped, [2, 3])
+    rstd = _inverse_std(ctx, squares, hw * (c // group), eps)
+    affine = [None if p is None else views.reshape(p, (1, group, c // group, 1)) for p in (weight, bias)]
+    y = _scale_shift(ctx, grouped, mean, rstd, *affine, shape=grouped.shape, dtype=out.dtype)
+    ctx.keep(mean), ctx.keep(rstd)
+    flat = (views.reshape(v, (n, group)) for v in (mean, rstd))
+    return views.reshape(y, out.shape), *(narrow(ctx, v, s.dtype) for v, s in zip(flat, (mean_spec, rstd_spec), strict=True))
+
+
+@lowering(aten.native_group_norm_backward.default)
+def _group_norm_backward(ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, n: int, c: int, hw: int,
+                         group: int, mask: Sequence[bool]) -> tuple[Value | None, ...]:
+    if not numel(x.shape):
+        raise Decline("empty operand")
+    compute = COMPUTE_TYPE[x.dtype]
+    ctx.keep(g), ctx.keep(x)
+    shape = (n, group, c // group, hw)
+    g4, x4 = views.reshape(g, shape), views.reshape(x, shape)
+    m4, r4 = views.reshape(mean, (n, group, 1, 1)), views.reshape(rstd, (n, group, 1, 1))
+    w4 = None if weight is None else views.reshape(weight, (1, group, c // group, 1))
+    dx = dw = db = None
+    if mask[0]:
+        dx = views.reshape(_norm_backward_input(ctx, g4, x4, m4, r4, w4, [2, 3], x.dtype), x.shape)
+    if mask[1]:
+        product = ctx.pointwise(lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g4, x4, m4, r4, shape=shape, dtype=compute)
+        dw = narrow(ctx, views.reshape(total(ctx, product, [0, 3], False, compute), (c,)), ctx.spec[1].dtype)
+    if mask[2]:
+        db = narrow(ctx, views.reshape(total(ctx, g4, [0, 3], False, compute), (c,)), ctx.spec[2].dtype)
+    return dx, dw, db
+
+
+# -- batch norm -------------------------------------------------------------------------------------------------------
+def _channel(x: Value, rank: int) -> Value:
+    """A (C,) value as (1, C, 1, ...)."""
+    return views.reshape(x, (1, x.shape[0], *[1] * (rank - 2)))
+
+
+def _batch_norm_train(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, eps: float,
+                      dtype: torch.dtype) -> tuple[Value, Value, Value, Value]:
+    """(y, mean, 1/std, sum of squared differences), the last three (C,) in the compute type."""
+    rank = len(x.shape)
+    dims = [0, *range(2, rank)]
+    n = numel(x.shape[d] for d in dims)
+    if not n or rank < 2:
+        raise Decline("empty batch")
+    mean, squares = moments(ctx, x, dims)
+    rstd = _inverse_std(ctx, squares, n, eps)
+    affine = [None if p is None else _channel(p, rank) for p in (weight, bias)]
+    y = _scale_shift(ctx, x, mean, rstd, *affine, shape=x.shape, dtype=dtype)
+    c = (x.shape[1],)
+    ctx.keep(mean), ctx.keep(rstd)
+    return y, views.reshape(mean, c), views.reshape(rstd, c), views.reshape(squares, c)
+
+
+def _batch_norm_eval(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float,
+                     dtype: torch.dtype) -> Value:
+    rank = len(x.shape)
+    c = (x.shape[1],)
+    compute = COMPUTE_TYPE[dtype]
+    if not numel(x.shape):
+        raise Decline("empty batch")
+    rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), var, shape=c, dtype=compute)
+    ctx.realize(rstd)
+    affine = [None if p is None else _channel(p, rank) for p in (weight, bias)]
+    return _scale_shift(ctx, x, _channel(mean, rank), _channel(rstd, rank), *affine, shape=x.shape, dtype=dtype)
+
+
+def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torch.dtype) -> Value:
+    return ctx.pointwise(lambda o, m: add(mul(o, like(1 - momentum, o)), mul(m, like(momentum, m))), old, new, shape=old.shape, dtype=dtype)
+
+
+def _unbiased(ctx: Lowering, squares: Value, n: int) -> Value:
+    return ctx.pointwise(lambda s: div(s, like(max(n - 1, 1), s)), squares, shape=squares.shape, dtype=squares.dtype)
+
+
+@lowering(aten._native_batch_norm_legit_functional.default)
+def _batch_norm_functional(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+                           training: bool, momentum: float, eps: float) -> tuple[Value, ...]:
+    specs = ctx.spec
+    if not training:
+        y = _batch_norm_eval(ctx, x, weight, bias, running_mean, running_var, eps, specs[0].dtype)
+        return y, *_empty_stats(specs), running_mean, running_var
+    y, mean, rstd, squares = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
+    n = numel(x.shape) // x.shape[1]
+    new_mean = _running(ctx, running_mean, mean, momentum, specs[3].dtype)
+    new_var = _running(ctx, running_var, _unbiased(ctx, squares, n), momentum, specs[4].dtype)
+    return y, narrow(ctx, mean, specs[1].dtype), narrow(ctx, rstd, specs[2].dtype), new_mean, new_var
+
+
+def _empty_stats(specs: Any) -> tuple[Value, Value]:
+    if specs[1].numel:
+        raise Decline("statistics wanted in evaluation mode")
+    zero = [Value(s.shape, s.dtype, lambda i: _unreachable()) for s in specs[1:3]]
+    return zero[0], zero[1]
+
+
+def _unreachable() -> Expr:
+    raise Decline("an element of an empty tensor")
+
+
+@lowering(aten.native_batch_norm.default, aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default)
+def _batch_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, *rest: Any) -> tuple[Value, ...]:
+    specs = ctx.spec
+    name = ctx.node.target.name()
+    if name.endswith("no_training"):
+        mean, var, _, eps = rest
+        training = False
+    elif name.endswith("no_stats"):
+        training, _, eps = rest
+        mean = var = None
+    else:
+        mean, var, training, _, eps = rest
+    if training:
+        if mean is not None:
+            raise Decline("updates running statistics in place")
+        y, m, r, _ = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
+        return y, narrow(ctx, m, specs[1].dtype), narrow(ctx, r, specs[2].dtype)
+    if mean is None or var is None:
+        raise Decline("no statistics")
+    return _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype), *_empty_stats(specs)
+
+
+@lowering(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(ctx: Lowering, g: Value, x: Value, weight: Value | None, running_mean: Value | None, running_var: Value | None,
+                         mean: Value | None, rstd: Value | None, train: bool, eps: float, mask: Sequence[bool]) -> tuple[Value | None, ...]:
+    rank = len(x.shape)
+    dims = [0, *range(2, rank)]
+    compute = COMPUTE_TYPE[x.dtype]
+    n = numel(x.shape[d] for d in dims)
+    if not numel(x.shape):
+        raise Decline("empty batch")
+    if not train:
+        mean = running_mean
+        rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), running_var, shape=running_var.shape, dtype=compute)
+        ctx.realize(rstd)
+    ctx.keep(g), ctx.keep(x)
+    m, r = _channel(mean, rank), _channel(rstd, rank)
+    w = None if weight is None else _channel(weight, rank)
+    db = total(ctx, g, dims, True, compute)
+    product = ctx.pointwise(lambda g, x, m: mul(g, sub(x, m)), g, x, m, shape=x.shape, dtype=compute)
+    dot = total(ctx, product, dims, True, compute)
+    dx = None
+    if mask[0]:
+        dx = _batch_norm_backward_input(ctx, g, x, m, r, w, db, dot, n, train)
+        dx.stride = ctx.spec[0].stride
+    c = (x.shape[1],)
+    dw = ctx.pointwise(mul, views.reshape(dot, c), rstd, shape=c, dtype=ctx.spec[1].dtype, compute=compute) if mask[1] else None
+    return dx, dw, narrow(ctx, views.reshape(db, c), ctx.spec[2].dtype) if mask[2] else None
+
+
+def _batch_norm_backward_input(ctx: Lowering, g: Value, x: Value, m: Value, r: Value, w: Value | None, db: Value, dot: Value, n: int,
+                               train: bool) -> Value:
+    compute = COMPUTE_TYPE[x.dtype]
+    weights = [w] if w is not None else []
+    if not train:
+        return ctx.pointwise(lambda g, r, *w: mul(mul(g, r), w[0]) if w else mul(g, r), g, r, *weights, shape=x.shape, dtype=x.dtype)
+
+    def fn(g: Expr, x: Expr, m: Expr, r: Expr, db: Expr, dot: Expr, *w: Expr) -> Expr:
+        scale = like(1.0 / n, g)
+        projected = mul(sub(x, m), mul(mul(mul(dot, scale), r), r))
+        return mul(sub(sub(g, projected), mul(db, scale)), mul(r, w[0]) if w else r)
+    return ctx.pointwise(fn, g, x, m, r, db, dot, *weights, shape=x.shape, dtype=x.dtype, compute=compute)

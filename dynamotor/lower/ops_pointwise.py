@@ -1,0 +1,463 @@
+"""Lowerings of elementwise ops: rows of (aten op, expression), and rules for those that take options.
+
+>>> unary(aten.exp.default, "exp")      # float result; integers are converted first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
+from .lowering import Decline, Lowering, Scalar, lowering, lowerings
+from .value import Value
+
+aten = torch.ops.aten
+
+
+# -- helpers on expressions -------------------------------------------------------------------------------------------
+def like(value: float, e: Expr) -> Expr:
+    """A constant of e's type."""
+    return const(value, e.dtype)
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    return op("add", a, b)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    return op("sub", a, b)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    if b.op == "const" and b.args[0] == 1:
+        return a
+    return op("mul", a, b)
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    return op("div", a, b)
+
+
+def relu(a: Expr) -> Expr:
+    return select(compare("lt", a, like(0, a)), like(0, a), a)
+
+
+def clamp(a: Expr, low: float, high: float) -> Expr:
+    a = select(compare("lt", a, like(low, a)), like(low, a), a)
+    return select(compare("gt", a, like(high, a)), like(high, a), a)
+
+
+def sigmoid(a: Expr) -> Expr:
+    return op("sigmoid", a)
+
+
+def reciprocal(a: Expr) -> Expr:
+    return div(like(1, a), a)
+
+
+def promoted(*args: Value | Scalar) -> torch.dtype:
+    """The dtype that aten computes in for these operands."""
+    def stand_in(x: Value | Scalar) -> Any:
+        return torch.empty((1,) * min(len(x.shape), 1), dtype=x.dtype, device="meta") if isinstance(x, Value) else x
+    first, *rest = [stand_in(a) for a in args]
+    if not rest:
+        return args[0].dtype
+    return torch.result_type(first, rest[0])
+
+
+def need_wide_int(ctx: Lowering) -> None:
+    """Narrow integers wrap after each operation; most ops on them are left to aten."""
+    if ctx.spec.dtype in (torch.int8, torch.uint8, torch.int16):
+        raise Decline("narrow integers")
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+def unary(target: Any, fn: str | Callable[[Expr], Expr]) -> None:
+    """Rule for a one-operand op whose result type is its compute type."""
+    expression = fn if callable(fn) else lambda e: op(fn, e)
+
+    def rule(ctx: Lowering, x: Value) -> Value:
+        if not ctx.spec.dtype.is_floating_point:
+            if not callable(fn) or ctx.spec.dtype is BOOL:
+                raise Decline("integer operand")
+        return ctx.pointwise(expression, x)
+
+    lowerings.add(target, rule)
+
+
+for _name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
+              "sinh", "cosh", "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "sigmoid", "floor", "ceil", "round", "trunc", "lgamma"):
+    unary(getattr(aten, _name).default, _name)
+unary(aten.relu.default, relu)
+unary(aten.neg.default, lambda e: op("neg", e))
+unary(aten.abs.default, lambda e: op("abs", e))
+unary(aten.reciprocal.default, reciprocal)
+unary(aten.square.default, lambda e: mul(e, e))
+unary(aten.silu.default, lambda e: div(e, add(like(1, e), op("exp", op("neg", e)))))
+unary(aten.hardsigmoid.default, lambda e: div(clamp(add(e, like(3, e)), 0, 6), like(6, e)))
+unary(aten.hardswish.default, lambda e: div(mul(e, clamp(add(e, like(3, e)), 0, 6)), like(6, e)))
+unary(aten.mish.default, lambda e: mul(e, op("tanh", op("log1p", op("exp", e)))) if e.dtype is F64 else mul(
+    e, op("tanh", select(compare("gt", e, like(20, e)), e, op("log1p", op("exp", e))))))
+unary(aten.frac.default, lambda e: sub(e, op("trunc", e)))
+unary(aten.sgn.default, lambda e: _sign(e))
+unary(aten.sign.default, lambda e: _sign(e))
+
+
+def _sign(e: Expr) -> Expr:
+    zero = like(0, e)
+    return select(compare("gt", e, zero), like(1, e), select(compare("lt", e, zero), like(-1, e), mul(e, zero)))
+
+
+def binary(target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False) -> None:
+    """Rule for a two-operand op whose result type is its compute type."""
+    def rule(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
+        if floats_only and not ctx.spec.dtype.is_floating_point:
+            raise Decline("integer operands")
+        if ctx.spec.dtype is BOOL:
+            raise Decline("bool arithmetic")
+        return ctx.pointwise(fn, x, y)
+    lowerings.add(target, rule)
+
+
+binary(aten.mul.Scalar, mul)
+binary(aten.div.Tensor, div)
+binary(aten.div.Scalar, div)
+binary(aten.maximum.default, lambda a, b: op("max", a, b))
+binary(aten.minimum.default, lambda a, b: op("min", a, b))
+binary(aten.atan2.default, lambda a, b: op("atan2", a, b), True)
+binary(aten.hypot.default, lambda a, b: op("hypot", a, b), True)
+binary(aten.fmod.Tensor, lambda a, b: op("fmod", a, b), True)
+binary(aten.fmod.Scalar, lambda a, b: op("fmod", a, b), True)
+binary(aten.copysign.Tensor, lambda a, b: op("copysign", a, b), True)
+
+
+@lowering(aten.mul.Tensor)
+def _mul(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
+    if ctx.spec.dtype is BOOL:
+        return ctx.pointwise(lambda a, b: op("and", a, b), x, y)
+    return ctx.pointwise(mul, x, y)
+
+
+@lowering(aten.add.Tensor, aten.add.Scalar)
+def _add(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+    if ctx.spec.dtype is BOOL:
+        return ctx.pointwise(lambda a, b: op("or", a, b), x, y)
+    return ctx.pointwise(lambda a, b: add(a, mul(b, like(alpha, b))), x, y)
+
+
+@lowering(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return ctx.pointwise(lambda a, b: sub(a, mul(b, like(alpha, b))), x, y)
+
+
+@lowering(aten.rsub.Scalar, aten.rsub.Tensor)
+def _rsub(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return ctx.pointwise(lambda a, b: sub(b, mul(a, like(alpha, a))), x, y)
+
+
+@lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def _div_mode(ctx: Lowering, x: Value, y: Value | Scalar, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return ctx.pointwise(div, x, y)
+    if not ctx.spec.dtype.is_floating_point:
+        return _int_div(ctx, x, y, "floordiv" if rounding_mode == "floor" else "truncdiv")
+    if rounding_mode == "floor":
+        return ctx.pointwise(lambda a, b: op("floordiv", a, b), x, y)
+    return ctx.pointwise(lambda a, b: op("trunc", div(a, b)), x, y)
+
+
+def _int_div(ctx: Lowering, x: Value, y: Value | Scalar, name: str) -> Value:
+    need_wide_int(ctx)
+    if isinstance(y, Value) or y == 0 or not isinstance(y, int):
+        raise Decline("integer division that may divide by zero")
+    return ctx.pointwise(lambda a, b: op(name, a, b), x, y)
+
+
+@lowering(aten.floor_divide.default)
+def _floor_divide(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
+    if ctx.spec.dtype.is_floating_point:
+        return ctx.pointwise(lambda a, b: op("floordiv", a, b), x, y)
+    return _int_div(ctx, x, y, "floordiv")
+
+
+@lowering(aten.remainder.Scalar, aten.remainder.Tensor)
+def _remainder(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
+    if ctx.spec.dtype.is_floating_point:
+        return ctx.pointwise(lambda a, b: op("rem", a, b), x, y)
+    return _int_div(ctx, x, y, "rem")
+
+
+@lowering(aten.pow.Tensor_Scalar)
+def _pow_scalar(ctx: Lowering, x: Value, exponent: Scalar) -> Value:
+    if not ctx.spec.dtype.is_floating_point and not (isinstance(exponent, int) and 0 < exponent <= 4):
+        raise Decline("integer power")
+    need_wide_int(ctx)
+    table: dict[Scalar, Callable[[Expr], Expr]] = {
+        1: lambda a: a, 2: lambda a: mul(a, a), 3: lambda a: mul(mul(a, a), a), 4: lambda a: mul(mul(a, a), mul(a, a)),
+        0.5: lambda a: op("sqrt", a), -0.5: lambda a: op("rsqrt", a), -1: reciprocal, -2: lambda a: reciprocal(mul(a, a)),
+    }
+    if exponent in table:
+        return ctx.pointwise(table[exponent], x)
+    return ctx.pointwise(lambda a: op("pow", a, like(exponent, a)), x)
+
+
+@lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def _pow(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
+    if not ctx.spec.dtype.is_floating_point:
+        raise Decline("integer power")
+    return ctx.pointwise(lambda a, b: op("pow", a, b), x, y)
+
+
+# -- comparisons, logic, where ----------------------------------------------------------------------------------------
+def _compare_rule(name: str) -> Callable[..., Value]:
+    def rule(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
+        compute = COMPUTE_TYPE[promoted(x, y)]
+        if compute is BOOL and name not in ("eq", "ne"):
+            compute = I64
+        return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute)
+    return rule
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _packet = getattr(aten, _name)
+    lowerings.add(_packet.Tensor, _compare_rule(_name))
+    lowerings.add(_packet.Scalar, _compare_rule(_name))
+
+
+def _logic_rule(name: str) -> Callable[..., Value]:
+    return lambda ctx, x, y: ctx.pointwise(lambda a, b: op(name, a, b), x, y, compute=BOOL)
+
+
+def _bitwise_rule(name: str) -> Callable[..., Value]:
+    return lambda ctx, x, y: ctx.pointwise(lambda a, b: op(name, a, b), x, y)
+
+
+for _name in ("and", "or", "xor"):
+    lowerings.add(getattr(aten, f"logical_{_name}").default, _logic_rule(_name))
+    for _overload in ("Tensor", "Scalar"):
+        lowerings.add(getattr(getattr(aten, f"bitwise_{_name}"), _overload), _bitwise_rule(_name))
+
+
+@lowering(aten.logical_not.default)
+def _logical_not(ctx: Lowering, x: Value) -> Value:
+    return ctx.pointwise(lambda a: op("not", a), x, compute=BOOL)
+
+
+@lowering(aten.bitwise_not.default)
+def _bitwise_not(ctx: Lowering, x: Value) -> Value:
+    return ctx.pointwise(lambda a: op("not" if a.dtype is BOOL else "bitnot", a), x)
+
+
+@lowering(aten.isnan.default)
+def _isnan(ctx: Lowering, x: Value) -> Value:
+    return ctx.pointwise(lambda a: compare("ne", a, a), x, compute=COMPUTE_TYPE[x.dtype])
+
+
+@lowering(aten.isinf.default)
+def _isinf(ctx: Lowering, x: Value) -> Value:
+    if not x.dtype.is_floating_point:
+        raise Decline("integer operand")
+    return ctx.pointwise(lambda a: compare("eq", op("abs", a), like(float("inf"), a)), x, compute=COMPUTE_TYPE[x.dtype])
+
+
+@lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+def _where(ctx: Lowering, condition: Value, x: Value | Scalar, y: Value | Scalar) -> Value:
+    cond = ctx.pointwise(lambda a: a, condition, dtype=BOOL, compute=BOOL)
+    yes, no = ctx.pointwise(lambda a: a, x), ctx.pointwise(lambda a: a, y)
+    return ctx.generate(lambda index: select(cond.at(index), yes.at(index), no.at(index)))
+
+
+@lowering(aten.masked_fill.Scalar)
+def _masked_fill(ctx: Lowering, x: Value, mask: Value, value: Scalar) -> Value:
+    return _where(ctx, mask, value, x)
+
+
+@lowering(aten.masked_fill.Tensor)
+def _masked_fill_tensor(ctx: Lowering, x: Value, mask: Value, value: Value) -> Value:
+    return _where(ctx, mask, value, x)
+
+
+@lowering(aten.clamp.default)
+def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | None = None) -> Value:
+    def fn(a: Expr) -> Expr:
+        if min is not None:
+            a = select(compare("lt", a, like(min, a)), like(min, a), a)
+        if max is not None:
+            a = select(compare("gt", a, like(max, a)), like(max, a), a)
+        return a
+    if any(isinstance(b, float) and b != b for b in (min, max)):
+        raise Decline("NaN bound")
+    return ctx.pointwise(fn, x)
+
+
+@lowering(aten.clamp_min.default)
+def _clamp_min(ctx: Lowering, x: Value, min: Scalar) -> Value:
+    return _clamp(ctx, x, min)
+
+
+@lowering(aten.clamp_max.default)
+def _clamp_max(ctx: Lowering, x: Value, max: Scalar) -> Value:
+    return _clamp(ctx, x, None, max)
+
+
+@lowering(aten.clamp.Tensor)
+def _clamp_tensor(ctx: Lowering, x: Value, min: Value | None = None, max: Value | None = None) -> Value:
+    result = x
+    if min is not None:
+        result = ctx.pointwise(lambda a, b: op("max", a, b), result, min)
+    return result if max is None else ctx.pointwise(lambda a, b: op("min", a, b), result, max)
+
+
+@lowering(aten.hardtanh.default)
+def _hardtanh(ctx: Lowering, x: Value, min_val: Scalar = -1, max_val: Scalar = 1) -> Value:
+    return _clamp(ctx, x, min_val, max_val)
+
+
+@lowering(aten.hardtanh_backward.default)
+def _hardtanh_backward(ctx: Lowering, g: Value, x: Value, min_val: Scalar, max_val: Scalar) -> Value:
+    return ctx.pointwise(lambda g, a: select(op("or", compare("le", a, like(min_val, a)), compare("ge", a, like(max_val, a))),
+                                             like(0, g), g), g, x)
+
+
+@lowering(aten.lerp.Scalar)
+def _lerp(ctx: Lowering, x: Value, end: Value, weight: Scalar) -> Value:
+    if weight < 0.5:
+        return ctx.pointwise(lambda a, b: add(a, mul(like(weight, a), sub(b, a))), x, end)
+    return ctx.pointwise(lambda a, b: sub(b, mul(sub(b, a), like(1 - weight, a))), x, end)
+
+
+@lowering(aten.addcmul.default)
+def _addcmul(ctx: Lowering, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
+    return ctx.pointwise(lambda x, a, b: add(x, mul(mul(a, b), like(value, x))), x, a, b)
+
+
+@lowering(aten.addcdiv.default)
+def _addcdiv(ctx: Lowering, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
+    return ctx.pointwise(lambda x, a, b: add(x, div(mul(like(value, x), a), b)), x, a, b)
+
+
+# -- casts and copies -------------------------------------------------------------------------------------------------
+def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
+    """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
+    def body(index: Any) -> Expr:
+        e = cast(x.at(index), COMPUTE_TYPE[dtype])
+        return e if x.dtype is dtype else round_to(e, dtype)
+    return ctx.generate(body, x.shape, dtype)
+
+
+@lowering(aten._to_copy.default)
+def _to_copy(ctx: Lowering, x: Value, *, dtype: torch.dtype | None = None, device: Any = None, memory_format: Any = None,
+             **other: Any) -> Value:
+    if device is not None and torch.device(device).type != "cpu":
+        raise Decline("another device")
+    return convert(ctx, x, dtype or x.dtype)
+
+
+@lowering(torch.ops.prims.convert_element_type.default)
+def _convert_element_type(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
+    return convert(ctx, x, dtype)
+
+
+@lowering(aten.clone.default)
+def _clone(ctx: Lowering, x: Value, *, memory_format: Any = None) -> Value:
+    return convert(ctx, x, x.dtype)
+
+
+@lowering(aten.copy.default)
+def _copy(ctx: Lowering, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    return ctx.pointwise(lambda a: a, source)
+
+
+# -- activations with options, and backwards --------------------------------------------------------------------------
+SQRT_HALF, SQRT_2_OVER_PI, INV_SQRT_2PI = 0.7071067811865476, 0.7978845608028654, 0.3989422804014327
+
+
+@lowering(aten.gelu.default)
+def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
+    def exact(a: Expr) -> Expr:
+        return mul(mul(a, like(0.5, a)), add(op("erf", mul(a, like(SQRT_HALF, a))), like(1, a)))
+
+    def tanh(a: Expr) -> Expr:
+        inner = mul(like(SQRT_2_OVER_PI, a), add(a, mul(like(0.044715, a), mul(mul(a, a), a))))
+        return mul(mul(like(0.5, a), a), add(like(1, a), op("tanh", inner)))
+    return ctx.pointwise(exact if approximate == "none" else tanh, x)
+
+
+@lowering(aten.gelu_backward.default)
+def _gelu_backward(ctx: Lowering, g: Value, x: Value, *, approximate: str = "none") -> Value:
+    def exact(g: Expr, a: Expr) -> Expr:
+        cdf = mul(like(0.5, a), add(op("erf", mul(a, like(SQRT_HALF, a))), like(1, a)))
+        pdf = mul(op("exp", mul(mul(a, a), like(-0.5, a))), like(INV_SQRT_2PI, a))
+        return mul(g, add(cdf, mul(a, pdf)))
+
+    def tanh(g: Expr, a: Expr) -> Expr:
+        square = mul(a, a)
+        inner = mul(like(SQRT_2_OVER_PI, a), add(a, mul(like(0.044715, a), mul(square, a))))
+        t = op("tanh", inner)
+        left = mul(like(0.5, a), add(like(1, a), t))
+        slope = mul(like(SQRT_2_OVER_PI, a), add(like(1, a), mul(like(3 * 0.044715, a), square)))
+        right = mul(mul(like(0.5, a), a), mul(sub(like(1, a), mul(t, t)), slope))
+        return mul(g, add(left, right))
+    return ctx.pointwise(exact if approximate == "none" else tanh, g, x)
+
+
+def _backward(target: Any, fn: Callable[[Expr, Expr], Expr]) -> None:
+    lowerings.add(target, lambda ctx, g, x: ctx.pointwise(fn, g, x))
+
+
+_backward(aten.tanh_backward.default, lambda g, y: mul(g, sub(like(1, y), mul(y, y))))
+_backward(aten.sigmoid_backward.default, lambda g, y: mul(g, mul(sub(like(1, y), y), y)))
+
+
+def _silu_backward(g: Expr, x: Expr) -> Expr:
+    s = sigmoid(x)
+    return mul(mul(g, s), add(like(1, x), mul(x, sub(like(1, x), s))))
+
+
+_backward(aten.silu_backward.default, _silu_backward)
+
+
+def _hardswish_backward(g: Expr, x: Expr) -> Expr:
+    middle = mul(g, add(div(x, like(3, x)), like(0.5, x)))
+    return select(compare("lt", x, like(-3, x)), like(0, g), select(compare("le", x, like(3, x)), middle, g))
+
+
+_backward(aten.hardswish_backward.default, _hardswish_backward)
+_backward(aten.hardsigmoid_backward.default, lambda g, x: select(
+    op("and", compare("gt", x, like(-3, x)), compare("lt", x, like(3, x))), div(g, like(6, g)), like(0, g)))
+
+
+@lowering(aten.threshold_backward.default)
+def _threshold_backward(ctx: Lowering, g: Value, x: Value, threshold: Scalar) -> Value:
+    return ctx.pointwise(lambda g, a: select(compare("le", a, like(threshold, a)), like(0, g), g), g, x)
+
+
+@lowering(aten.leaky_relu.default)
+def _leaky_relu(ctx: Lowering, x: Value, negative_slope: Scalar = 0.01) -> Value:
+    return ctx.pointwise(lambda a: select(compare("gt", a, like(0, a)), a, mul(a, like(negative_slope, a))), x)
+
+
+@lowering(aten.leaky_relu_backward.default)
+def _leaky_relu_backward(ctx: Lowering, g: Value, x: Value, slope: Scalar, is_result: bool) -> Value:
+    return ctx.pointwise(lambda g, a: select(compare("gt", a, like(0, a)), g, mul(g, like(slope, g))), g, x)
+
+
+@lowering(aten.elu.default)
+def _elu(ctx: Lowering, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
+    return ctx.pointwise(lambda a: select(compare("gt", a, like(0, a)), mul(a, like(scale, a)),
+                                          mul(op("expm1", mul(a, like(input_scale, a))), like(alpha * scale, a))), x)
+
+
+@lowering(aten.softplus.default)
+def _softplus(ctx: Lowering, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
+    return ctx.pointwise(lambda a: select(compare("gt", mul(a, like(beta, a)), like(threshold, a)), a,
+                                          div(op("log1p", op("exp", mul(a, like(beta, a)))), like(beta, a))), x)
+
+
+@lowering(aten.native_dropout_backward.default)
+def _native_dropout_backward(ctx: Lowering, g: Value, mask: Value, scale: Scalar) -> Value:
+    return ctx.pointwise(lambda g, m: mul(mul(g, m), like(scale, g)), g, mask)
+

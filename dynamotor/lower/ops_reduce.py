@@ -1,0 +1,296 @@
+"""Lowerings of reductions, softmax and losses. Sums run in the compute type (float32 for half precisions)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..graph.spec import numel
+from . import value as views
+from .index import Index
+from .ir import BOOL, COMPUTE_TYPE, I64, Expr, ReduceKind, cast, compare, const, index_value, op, select
+from .lowering import Decline, Lowering, Scalar, lowering
+from .ops_index import loaded_index
+from .ops_pointwise import add, div, like, mul, sub
+from .value import Value
+
+aten = torch.ops.aten
+
+
+def all_dims(x: Value, dim: Any) -> list[int]:
+    """The dimensions an aten `dim` argument means (None or empty: all)."""
+    rank = len(x.shape)
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return list(range(rank))
+    return sorted({d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])}) if rank else []
+
+
+def count(x: Value, dims: Sequence[int]) -> int:
+    """Elements that go into one result."""
+    return numel(x.shape[d] for d in dims)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a float reduction's result is kept until it is finished."""
+    return COMPUTE_TYPE[dtype]
+
+
+def narrow(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
+    """Round a float32 result to the output's dtype."""
+    return x if x.dtype is dtype else ctx.pointwise(lambda e: e, x, shape=x.shape, dtype=dtype)
+
+
+def total(ctx: Lowering, x: Value, dims: Sequence[int], keepdim: bool, compute: torch.dtype, **options: Any) -> Value:
+    """Sum in a compute type."""
+    return ctx.reduce("sum", x, dims, keepdim=keepdim, dtype=compute, **options)
+
+
+@lowering(aten.sum.default, aten.sum.dim_IntList)
+def _sum(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    out = ctx.spec.dtype
+    return narrow(ctx, total(ctx, x, all_dims(x, dim), keepdim, COMPUTE_TYPE[out]), out)
+
+
+@lowering(aten.mean.default, aten.mean.dim)
+def _mean(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    dims = all_dims(x, dim)
+    s = total(ctx, x, dims, keepdim, wide(ctx.spec.dtype))
+    n = count(x, dims)
+    return ctx.pointwise(lambda e: div(e, like(n, e)), s)
+
+
+@lowering(aten.prod.default, aten.prod.dim_int)
+def _prod(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    out = ctx.spec.dtype
+    return narrow(ctx, ctx.reduce("prod", x, all_dims(x, dim), keepdim=keepdim, dtype=COMPUTE_TYPE[out]), out)
+
+
+def _extreme(kind: ReduceKind) -> Any:
+    def rule(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+        if x.dtype is BOOL or not numel(x.shape):
+            raise Decline("bool or empty operand")
+        return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim)
+    return rule
+
+
+lowering(aten.amax.default, aten.max.default)(_extreme("max"))
+lowering(aten.amin.default, aten.min.default)(_extreme("min"))
+
+
+def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
+    def rule(ctx: Lowering, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        if x.dtype is BOOL or not x.shape or not numel(x.shape):
+            raise Decline("bool, 0-d or empty operand")
+        ctx.keep(x)
+        return (ctx.reduce(kind, x, [dim], keepdim=keepdim),
+                ctx.reduce(arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype]))
+    return rule
+
+
+lowering(aten.max.dim)(_extreme_with_position("max", "argmax"))
+lowering(aten.min.dim)(_extreme_with_position("min", "argmin"))
+
+
+def _position(kind: ReduceKind) -> Any:
+    def rule(ctx: Lowering, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if x.dtype is BOOL or not x.shape or not numel(x.shape):
+            raise Decline("bool, 0-d or empty operand")
+        if dim is None:
+            shape = x.shape
+            flat = ctx.reduce(kind, views.reshape(x, (numel(shape),)), [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype])
+            return views.reshape(flat, ctx.spec.shape)
+        return ctx.reduce(kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype])
+    return rule
+
+
+lowering(aten.argmax.default)(_position("argmax"))
+lowering(aten.argmin.default)(_position("argmin"))
+
+
+def _quantifier(kind: ReduceKind) -> Any:
+    def rule(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+        if ctx.spec.dtype is not BOOL:
+            raise Decline("uint8 result")
+        return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
+    return rule
+
+
+lowering(aten.any.default, aten.any.dim, aten.any.dims)(_quantifier("any"))
+lowering(aten.all.default, aten.all.dim, aten.all.dims)(_quantifier("all"))
+
+
+# -- variance ---------------------------------------------------------------------------------------------------------
+def moments(ctx: Lowering, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
+    """(mean, sum of squared differences from it), in the compute type, with kept dimensions. Two passes over x."""
+    compute = wide(x.dtype)
+    n = count(x, dims)
+    ctx.keep(x)
+    s = total(ctx, x, dims, True, compute)
+    mean = ctx.pointwise(lambda e: div(e, like(n, e)), s, shape=s.shape, dtype=compute)
+    square = ctx.pointwise(lambda a, m: mul(sub(a, m), sub(a, m)), x, mean, shape=x.shape, dtype=compute)
+    return mean, total(ctx, square, dims, True, compute)
+
+
+def _variance(ctx: Lowering, x: Value, dim: Any, correction: Scalar | None, keepdim: bool, root: bool,
+              spec: Any) -> tuple[Value, Value]:
+    if not x.dtype.is_floating_point:
+        raise Decline("complex operand")
+    dims = all_dims(x, dim)
+    n = count(x, dims) - (1 if correction is None else correction)
+    mean, ss = moments(ctx, x, dims)
+    n = max(n, 0)
+
+    def fn(e: Expr) -> Expr:
+        v = div(e, like(n, e))
+        return op("sqrt", v) if root else v
+    var = ctx.pointwise(fn, views.reshape(ss, spec.shape), shape=spec.shape, dtype=spec.dtype)
+    return var, ctx.pointwise(lambda e: e, views.reshape(mean, spec.shape), shape=spec.shape, dtype=spec.dtype)
+
+
+@lowering(aten.var.correction)
+def _var(ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
+    return _variance(ctx, x, dim, correction, keepdim, False, ctx.spec)[0]
+
+
+@lowering(aten.std.correction)
+def _std(ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
+    return _variance(ctx, x, dim, correction, keepdim, True, ctx.spec)[0]
+
+
+@lowering(aten.var_mean.correction)
+def _var_mean(ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None,
+              keepdim: bool = False) -> tuple[Value, Value]:
+    return _variance(ctx, x, dim, correction, keepdim, False, ctx.spec[0])
+
+
+# -- softmax ----------------------------------------------------------------------------------------------------------
+def _row_max(ctx: Lowering, x: Value, dim: int, compute: torch.dtype) -> Value:
+    return ctx.reduce("max", x, [dim], keepdim=True, dtype=compute)
+
+
+@lowering(aten._softmax.default)
+def _softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
+    compute = wide(ctx.spec.dtype)
+    if not x.shape or not numel(x.shape):
+        raise Decline("0-d or empty operand")
+    ctx.keep(x)
+    top = _row_max(ctx, x, dim, compute)
+    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
+    ctx.realize(e)
+    s = total(ctx, e, [dim], True, compute)
+    inverse = ctx.pointwise(lambda s: div(like(1, s), s), s, shape=s.shape, dtype=compute)
+    return ctx.pointwise(mul, e, inverse, compute=compute)
+
+
+@lowering(aten._log_softmax.default)
+def _log_softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
+    compute = wide(ctx.spec.dtype)
+    if not x.shape or not numel(x.shape):
+        raise Decline("0-d or empty operand")
+    ctx.keep(x)
+    top = _row_max(ctx, x, dim, compute)
+    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
+    s = total(ctx, e, [dim], True, compute)
+    shift = ctx.pointwise(lambda s: op("log", s), s, shape=s.shape, dtype=compute)
+    return ctx.pointwise(lambda a, m, l: sub(sub(a, m), l), x, top, shift, compute=compute)
+
+
+@lowering(aten.logsumexp.default)
+def _logsumexp(ctx: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
+    if not x.dtype.is_floating_point or not x.shape or not numel(x.shape):
+        raise Decline("integer, 0-d or empty operand")
+    compute = wide(ctx.spec.dtype)
+    dims = all_dims(x, dim)
+    ctx.keep(x)
+    top = ctx.reduce("max", x, dims, keepdim=True, dtype=compute)
+    finite = ctx.pointwise(lambda m: select(compare("eq", op("abs", m), like(float("inf"), m)), like(0, m), m), top,
+                           shape=top.shape, dtype=compute)
+    s = total(ctx, ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, finite, shape=x.shape, dtype=compute), dims, True, compute)
+    result = ctx.pointwise(lambda s, m: add(op("log", s), m), s, finite, shape=s.shape, dtype=ctx.spec.dtype, compute=compute)
+    return views.reshape(result, ctx.spec.shape)
+
+
+@lowering(aten._softmax_backward_data.default)
+def _softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: torch.dtype) -> Value:
+    compute = wide(y.dtype)
+    ctx.keep(g), ctx.keep(y)
+    product = ctx.pointwise(mul, g, y, shape=y.shape, dtype=compute)
+    s = total(ctx, product, [dim], True, compute)
+    return ctx.pointwise(lambda g, y, s: mul(sub(g, s), y), g, y, s, compute=compute)
+
+
+@lowering(aten._log_softmax_backward_data.default)
+def _log_softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: torch.dtype) -> Value:
+    compute = wide(y.dtype)
+    ctx.keep(g), ctx.keep(y)
+    s = total(ctx, g, [dim], True, compute)
+    return ctx.pointwise(lambda g, y, s: sub(g, mul(op("exp", y), s)), g, y, s, compute=compute)
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+MEAN, SUM = 1, 2
+
+
+@lowering(aten.nll_loss_forward.default)
+def _nll_loss(ctx: Lowering, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int) -> tuple[Value, Value]:
+    if weight is not None or len(x.shape) != 2:
+        raise Decline("class weights or a single sample")
+    rows, classes = x.shape
+    compute = wide(x.dtype)
+    out = ctx.spec[0].dtype
+
+    def picked(index: tuple[Index, ...]) -> Expr:
+        t = target.at((index[0],))
+        used = compare("ne", t, const(ignore, I64))
+        at = loaded_index(select(used, t, const(0, I64)), classes, wrap=False)
+        return select(used, op("neg", cast(x.at((index[0], at)), compute)), const(0, compute))
+
+    loss = Value((rows,), compute, picked)
+    used = Value((rows,), compute, lambda i: cast(compare("ne", target.at((i[0],)), const(ignore, I64)), compute))
+    if reduction == 0:
+        return narrow(ctx, loss, out), Value((), out, lambda i: const(0, compute))
+    n = total(ctx, used, [0], False, compute)
+    s = total(ctx, loss, [0], False, compute)
+    if reduction == MEAN:
+        s = ctx.pointwise(div, s, n, shape=(), dtype=compute)
+    return narrow(ctx, s, out), narrow(ctx, n, out)
+
+
+@lowering(aten.nll_loss_backward.default)
+def _nll_loss_backward(ctx: Lowering, g: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int,
+                       total_weight: Value) -> Value:
+    if weight is not None or len(x.shape) != 2:
+        raise Decline("class weights or a single sample")
+    compute = wide(x.dtype)
+    scale = g
+    if reduction == MEAN:
+        scale = ctx.pointwise(div, g, total_weight, shape=(), dtype=compute)
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        t = target.at((index[0],))
+        hit = op("and", compare("eq", index_value(index[1]), t), compare("ne", t, const(ignore, I64)))
+        grad = cast(scale.at(() if reduction else (index[0],)), compute)
+        return select(hit, op("neg", grad), const(0, compute))
+    return ctx.generate(body)
+
+
+@lowering(aten.mse_loss.default)
+def _mse_loss(ctx: Lowering, x: Value, y: Value, reduction: int = MEAN) -> Value:
+    compute = wide(ctx.spec.dtype)
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    square = ctx.pointwise(lambda a, b: mul(sub(a, b), sub(a, b)), x, y, shape=shape, dtype=compute)
+    if reduction == 0:
+        return narrow(ctx, square, ctx.spec.dtype)
+    n = numel(shape) if reduction == MEAN else 1
+    return ctx.pointwise(lambda s: div(s, like(n, s)), total(ctx, square, range(len(shape)), False, compute))
+
+
+@lowering(aten.mse_loss_backward.default)
+def _mse_loss_backward(ctx: Lowering, g: Value, x: Value, y: Value, reduction: int) -> Value:
+    n = numel(x.shape) if reduction == MEAN else 1
+    return ctx.pointwise(lambda g, a, b: mul(mul(like(2.0 / max(n, 1), a), sub(a, b)), g), g, x, y)
+
+
+

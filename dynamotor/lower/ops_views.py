@@ -1,0 +1,361 @@
+"""Lowerings of views, layout changes, joins and factories: index arithmetic only, no memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..graph.spec import TensorSpec
+from . import value as views
+from .index import Index
+from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, select
+from .lowering import Decline, Lowering, Scalar, lowering
+from .program import BufRef
+from .value import Value
+
+aten = torch.ops.aten
+
+
+def _dim(x: Value, dim: int) -> int:
+    return dim % len(x.shape) if x.shape else 0
+
+
+@lowering(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+def _view(ctx: Lowering, x: Value, size: Sequence[int]) -> Value:
+    return views.reshape(x, ctx.spec.shape)
+
+
+@lowering(aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+def _alias(ctx: Lowering, x: Value, **_: Any) -> Value:
+    return x
+
+
+@lowering(aten.permute.default)
+def _permute(ctx: Lowering, x: Value, dims: Sequence[int]) -> Value:
+    return views.permute(x, dims)
+
+
+@lowering(aten.transpose.int)
+def _transpose(ctx: Lowering, x: Value, a: int, b: int) -> Value:
+    dims = list(range(len(x.shape)))
+    if dims:
+        a, b = _dim(x, a), _dim(x, b)
+        dims[a], dims[b] = dims[b], dims[a]
+    return views.permute(x, dims)
+
+
+@lowering(aten.t.default, aten.numpy_T.default)
+def _t(ctx: Lowering, x: Value) -> Value:
+    return views.permute(x, list(reversed(range(len(x.shape)))))
+
+
+@lowering(aten.expand.default)
+def _expand(ctx: Lowering, x: Value, size: Sequence[int], implicit: bool = False) -> Value:
+    return views.expand(x, ctx.spec.shape)
+
+
+@lowering(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(ctx: Lowering, x: Value, dim: Any = None) -> Value:
+    rank = len(x.shape)
+    picked = range(rank) if dim is None else [d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+    for d in sorted(set(picked), reverse=True):
+        if d < rank and x.shape[d] == 1:
+            x = views.select_dim(x, d, 0)
+    return x
+
+
+@lowering(aten.unsqueeze.default)
+def _unsqueeze(ctx: Lowering, x: Value, dim: int) -> Value:
+    dim %= len(x.shape) + 1
+
+    def to_ref(r: BufRef) -> BufRef:
+        step = r.shape[dim] * r.stride[dim] if dim < len(r.shape) else 1
+        return BufRef(r.name, (*r.shape[:dim], 1, *r.shape[dim:]), (*r.stride[:dim], step, *r.stride[dim:]), r.offset, r.dtype)
+    return Value.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1:]), to_ref)
+
+
+@lowering(aten.slice.Tensor)
+def _slice(ctx: Lowering, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
+    dim = _dim(x, dim)
+    first, _, _ = slice(start, end, step).indices(x.shape[dim])
+    return views.slice_dim(x, dim, first, step, ctx.spec.shape[dim])
+
+
+@lowering(aten.select.int)
+def _select(ctx: Lowering, x: Value, dim: int, index: int) -> Value:
+    dim = _dim(x, dim)
+    return views.select_dim(x, dim, index % x.shape[dim])
+
+
+@lowering(aten.split.Tensor)
+def _split(ctx: Lowering, x: Value, size: int, dim: int = 0) -> tuple[Value, ...]:
+    return _pieces(x, [s.shape[_dim(x, dim)] for s in ctx.spec], _dim(x, dim))
+
+
+@lowering(aten.split_with_sizes.default)
+def _split_with_sizes(ctx: Lowering, x: Value, sizes: Sequence[int], dim: int = 0) -> tuple[Value, ...]:
+    return _pieces(x, sizes, _dim(x, dim))
+
+
+def _pieces(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
+    result, start = [], 0
+    for size in sizes:
+        result.append(views.slice_dim(x, dim, start, 1, size))
+        start += size
+    return tuple(result)
+
+
+@lowering(aten.unbind.int)
+def _unbind(ctx: Lowering, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    dim = _dim(x, dim)
+    return tuple(views.select_dim(x, dim, k) for k in range(x.shape[dim]))
+
+
+@lowering(aten.flip.default)
+def _flip(ctx: Lowering, x: Value, dims: Sequence[int]) -> Value:
+    return views.flip(x, dims)
+
+
+@lowering(aten.roll.default)
+def _roll(ctx: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    if not dims:
+        raise Decline("roll of the flattened tensor")
+    for shift, dim in zip(shifts if isinstance(shifts, (list, tuple)) else [shifts],
+                          dims if isinstance(dims, (list, tuple)) else [dims], strict=True):
+        dim = _dim(x, dim)
+        n = x.shape[dim]
+        if shift % n if n else 0:
+            cut = n - shift % n
+            x = _nested(ctx, [views.slice_dim(x, dim, cut, 1, n - cut), views.slice_dim(x, dim, 0, 1, cut)], dim)
+    return x
+
+
+@lowering(aten.diagonal.default)
+def _diagonal(ctx: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    a, b = _dim(x, dim1), _dim(x, dim2)
+    down, right = max(-offset, 0), max(offset, 0)
+
+    def index_map(i: tuple[Index, ...]) -> tuple[Index, ...]:
+        rest, k = list(i[:-1]), i[-1]
+        return tuple(k + down if d == a else k + right if d == b else rest.pop(0) for d in range(len(x.shape)))
+
+    def to_ref(r: BufRef) -> BufRef:
+        kept = [d for d in range(len(r.shape)) if d not in (a, b)]
+        return BufRef(r.name, tuple(ctx_shape), (*(r.stride[d] for d in kept), r.stride[a] + r.stride[b]),
+                      r.offset + down * r.stride[a] + right * r.stride[b], r.dtype)
+    ctx_shape = ctx.spec.shape
+    return Value.view(x, ctx_shape, index_map, to_ref)
+
+
+@lowering(aten.unfold.default)
+def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
+    dim = _dim(x, dim)
+    shape = ctx.spec.shape
+    return Value.view(
+        x, shape, lambda i: tuple(v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])),
+        lambda r: BufRef(r.name, shape, (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1:], r.stride[dim]), r.offset, r.dtype))
+
+
+# -- joins and pads ---------------------------------------------------------------------------------------------------
+def _less(i: Index, n: int) -> Expr:
+    return compare("lt", index_value(i), const(n, I64))
+
+
+@lowering(aten.cat.default)
+def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
+    parts = [p for p in parts if p.shape != (0,)]
+    if not parts:
+        raise Decline("nothing to join")
+    dim = _dim(parts[0], dim)
+    parts = [p for p in parts if p.shape[dim]]
+    if not parts:
+        raise Decline("nothing to join")
+    if any(p.dtype is not ctx.spec.dtype for p in parts):
+        parts = [ctx.pointwise(lambda e: e, p, shape=p.shape) for p in parts]
+    if len(parts) > 4 or dim == len(parts[0].shape) - 1 and len(parts) > 1 and parts[0].shape[dim] % 16:
+        raise Decline("many or unaligned parts")
+    if len(parts) == 1:
+        return ctx.pointwise(lambda e: e, parts[0])
+    return _nested(ctx, parts, dim)
+
+
+def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
+    starts = [sum(p.shape[dim] for p in parts[:k]) for k in range(len(parts))]
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        result = None
+        for part, start in reversed(list(zip(parts, starts, strict=True))):
+            here = part.at((*index[:dim], index[dim] - start, *index[dim + 1:]))
+            if result is None:
+                result = masked(compare("ge", index_value(index[dim]), const(start, I64)), here, const(0, here.dtype))
+            else:
+                inside = _less(index[dim], start + part.shape[dim])
+                if start:
+                    inside = op("and", compare("ge", index_value(index[dim]), const(start, I64)), inside)
+                result = masked(inside, here, result)
+        return result
+    return ctx.generate(body)
+
+
+@lowering(aten.stack.default)
+def _stack(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
+    dim %= len(parts[0].shape) + 1
+    if len(parts) > 4:
+        raise Decline("many parts")
+    return _nested(ctx, [_unsqueeze_at(p, dim) for p in parts], dim)
+
+
+def _unsqueeze_at(x: Value, dim: int) -> Value:
+    return views.reshape(x, (*x.shape[:dim], 1, *x.shape[dim:]))
+
+
+@lowering(aten.constant_pad_nd.default)
+def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Value:
+    rank = len(x.shape)
+    before = [0] * rank
+    for k in range(len(pad) // 2):
+        before[rank - 1 - k] = pad[2 * k]
+    shape = ctx.spec.shape
+    fill = const(value, COMPUTE_TYPE[x.dtype])
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        inside: Expr | None = None
+        for d in range(rank):
+            i = index[d] - before[d]
+            tests = []
+            if before[d] > 0:
+                tests.append(compare("ge", index_value(i), const(0, I64)))
+            if shape[d] - before[d] > x.shape[d]:
+                tests.append(_less(i, x.shape[d]))
+            for test in tests:
+                inside = test if inside is None else op("and", inside, test)
+        here = x.at(tuple(index[d] - before[d] for d in range(rank)))
+        return here if inside is None else masked(inside, here, fill)
+    return ctx.generate(body)
+
+
+@lowering(aten.slice_scatter.default)
+def _slice_scatter(ctx: Lowering, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None,
+                   step: int = 1) -> Value:
+    dim = _dim(x, dim)
+    first, _, _ = slice(start, end, step).indices(x.shape[dim])
+    length = source.shape[dim]
+    if step != 1:
+        raise Decline("a step")
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        i = index[dim] - first
+        inside = op("and", compare("ge", index_value(i), const(0, I64)), _less(i, length))
+        return masked(inside, source.at((*index[:dim], i, *index[dim + 1:])), x.at(index))
+    return ctx.generate(body) if length else ctx.pointwise(lambda e: e, x)
+
+
+@lowering(aten.select_scatter.default)
+def _select_scatter(ctx: Lowering, x: Value, source: Value, dim: int, index: int) -> Value:
+    dim = _dim(x, dim)
+    index %= x.shape[dim]
+    return _slice_scatter(ctx, x, _unsqueeze_at(source, dim), dim, index, index + 1)
+
+
+@lowering(aten.slice_backward.default)
+def _slice_backward(ctx: Lowering, g: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Value:
+    zeros = _constant_value(ctx.spec, 0)
+    return _slice_scatter(ctx, zeros, g, dim, start, end, step)
+
+
+@lowering(aten.select_backward.default)
+def _select_backward(ctx: Lowering, g: Value, sizes: Sequence[int], dim: int, index: int) -> Value:
+    return _select_scatter(ctx, _constant_value(ctx.spec, 0), g, dim, index)
+
+
+@lowering(aten.repeat.default)
+def _repeat(ctx: Lowering, x: Value, repeats: Sequence[int]) -> Value:
+    lead = len(repeats) - len(x.shape)
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        return x.at(tuple(index[lead + d] % n for d, n in enumerate(x.shape)))
+    return ctx.generate(body)
+
+
+# -- factories --------------------------------------------------------------------------------------------------------
+def _constant_value(spec: TensorSpec, number: Scalar) -> Value:
+    if spec.dtype not in COMPUTE_TYPE:
+        raise Decline("dtype")
+    e = const(number, COMPUTE_TYPE[spec.dtype])
+    return Value(spec.shape, spec.dtype, lambda index: e)
+
+
+@lowering(aten.full.default, aten.full_like.default, aten.new_full.default)
+def _full(ctx: Lowering, _like: Any, *args: Any, **_: Any) -> Value:
+    fill = args[-1] if args else _["fill_value"]
+    if isinstance(fill, Value):
+        return ctx.pointwise(lambda e: e, fill)
+    return _constant_value(ctx.spec, fill)
+
+
+@lowering(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+def _zeros(ctx: Lowering, *_: Any, **__: Any) -> Value:
+    return _constant_value(ctx.spec, 0)
+
+
+@lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def _ones(ctx: Lowering, *_: Any, **__: Any) -> Value:
+    return _constant_value(ctx.spec, 1)
+
+
+@lowering(aten.scalar_tensor.default)
+def _scalar_tensor(ctx: Lowering, number: Scalar, **_: Any) -> Value:
+    return _constant_value(ctx.spec, number)
+
+
+@lowering(aten.fill.Scalar)
+def _fill(ctx: Lowering, x: Value, number: Scalar) -> Value:
+    return _constant_value(ctx.spec, number)
+
+
+def _arange(ctx: Lowering, start: Scalar, step: Scalar) -> Value:
+    compute = COMPUTE_TYPE[ctx.spec.dtype]
+    if compute.is_floating_point:
+        def body(index: tuple[Index, ...]) -> Expr:
+            k = cast(index_value(index[0]), F64)
+            return cast(op("add", const(start, F64), op("mul", k, const(step, F64))), compute)
+    else:
+        def body(index: tuple[Index, ...]) -> Expr:
+            return cast(index_value(index[0] * int(step) + int(start)), compute)
+    return ctx.generate(body)
+
+
+@lowering(aten.arange.default)
+def _arange_end(ctx: Lowering, end: Scalar, **_: Any) -> Value:
+    return _arange(ctx, 0, 1)
+
+
+@lowering(aten.arange.start)
+def _arange_start(ctx: Lowering, start: Scalar, end: Scalar, **_: Any) -> Value:
+    return _arange(ctx, start, 1)
+
+
+@lowering(aten.arange.start_step)
+def _arange_step(ctx: Lowering, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any) -> Value:
+    return _arange(ctx, start, step)
+
+
+@lowering(aten.eye.default, aten.eye.m)
+def _eye(ctx: Lowering, *_: Any, **__: Any) -> Value:
+    compute = COMPUTE_TYPE[ctx.spec.dtype]
+    return ctx.generate(lambda i: cast(compare("eq", index_value(i[0]), index_value(i[1])), compute))
+
+
+def _triangle(name: str) -> Any:
+    def rule(ctx: Lowering, x: Value, diagonal: int = 0) -> Value:
+        def body(index: tuple[Index, ...]) -> Expr:
+            e = x.at(index)
+            return select(compare(name, index_value(index[-1] - index[-2]), const(diagonal, I64)), e, const(0, e.dtype))
+        return ctx.generate(body)
+    return rule
+
+
+lowering(aten.tril.default)(_triangle("le"))
+lowering(aten.triu.default)(_triangle("ge"))

@@ -1,0 +1,291 @@
+"""From a group to a kernel: which results are stored, in which phase what is computed, in which order loops nest.
+
+The phase of an expression is how many row reductions have to be complete before it: softmax has the phases
+max | exp, sum | multiply. Values needed again in a later phase are computed again, read back from where they were
+stored, or kept in a row scratch, whichever is cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..base.config import config
+from ..graph.spec import contiguous_stride, numel
+from .fusion import FINAL, FULL, ONCE, ROW, Group, Member, fast_var
+from .index import Index, Var, flatten
+from .ir import COMPUTE_TYPE, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, rewrite, round_to, total_cost, walk
+
+RECOMPUTE_COST = 8  # up to this a value is computed again in a later phase rather than kept
+MAX_SCRATCH = 1 << 18  # bytes of a row that is kept
+
+
+class _Builder:
+    """Works one group out."""
+
+    def __init__(self, group: Group, stored: Collection[str]) -> None:
+        self.group = group
+        self.stored = [m for m in group.members if m.node.buffer in stored]
+        self.ids = {m.node.buffer: n for n, m in enumerate(group.members)}
+        self.values: dict[str, Expr] = {}  # member -> its value as others see it
+        self.exprs: dict[str, Expr] = {}  # member -> what it computes (a reduction: what it reduces)
+        self.levels: dict[Expr, int] = {}
+        self.reduce_level: dict[int, int] = {}
+        self.order()
+
+    def order(self) -> None:
+        """Choose the nesting: outermost first, the vector variable last."""
+        g = self.group
+        everything = [v for v in g.vars if v.size > 1]
+        steps = _primary_steps(g)
+        rank = {v: (-steps.get(v, 0), n) for n, v in enumerate(everything)}
+        ordered = sorted(everything, key=lambda v: rank[v] if v in steps else (float("-inf"), rank[v][1]))
+        fast = fast_var(g.members, g.big_vars)
+        if g.template is None:
+            if fast is not None:
+                ordered.remove(fast)
+                ordered.append(fast)
+            self.outer, self.middle, self.inner = ordered[:-1], [], ordered[-1:]
+        elif g.template == "rows":
+            self.outer, self.middle = [v for v in ordered if v not in g.loop], []
+            self.inner = _with_last([v for v in ordered if v in g.loop], fast_var(g.members, g.loop))
+        else:
+            kept = [v for v in ordered if v not in g.loop]
+            last = max((ordered.index(v) for v in g.loop), default=-1)
+            self.middle = [v for v in ordered if v in g.loop]
+            self.inner = [v for v in kept if ordered.index(v) > last] or kept[-1:]
+            self.outer = [v for v in kept if v not in self.inner]
+            self.inner = _with_last(self.inner, fast_var(g.members, frozenset(self.inner)))
+
+    # -- values ------------------------------------------------------------------------------------------------------
+    def resolve(self) -> None:
+        """Replace loads of the group's own buffers by the values themselves."""
+        memo: dict[Expr, Expr] = {}
+
+        def leaf(e: Expr) -> Expr | None:
+            return self.values.get(e.args[0]) if e.op == "load" else None
+
+        for m in self.group.members:
+            e = rewrite(m.expr, leaf, memo=memo)
+            name = m.node.buffer
+            self.exprs[name] = e
+            if m.is_reduction:
+                rank = self.group.result_level(m)
+                value = make("acc", (self.ids[name], rank), COMPUTE_TYPE[m.node.memory])
+                if rank == ROW:
+                    self.reduce_level[self.ids[name]] = self.level(e)
+            else:
+                value = e
+            self.values[name] = round_to(value, m.node.memory) if config.exact else value
+            for cached in [c for c in memo if c.op == "load" and c.args[0] == name]:
+                del memo[cached]
+
+    def level(self, e: Expr) -> int:
+        """How many row reductions must be complete before e: the phase in which it can be computed."""
+        found = self.levels.get(e)
+        if found is None:
+            if e.op == "acc":
+                found = self.reduce_level.get(e.args[0], -1) + 1
+            else:
+                found = max((self.level(c) for c in e.children()), default=0)
+            self.levels[e] = found
+        return found
+
+    # -- statements --------------------------------------------------------------------------------------------------
+    def build(self) -> Kernel:
+        self.resolve()
+        inner: dict[int, list[Statement]] = {}
+        row: dict[int, list[Statement]] = {}
+        final: list[Statement] = []
+        once: list[Statement] = []
+        for m in self.group.members:
+            if m.is_reduction:
+                self._reduction(m, inner, row)
+        for m in self.stored:
+            store = Store(m.node.buffer, m.store, self.values[m.node.buffer], m.node.memory)
+            where = self.group.result_level(m)
+            if where == FULL:
+                inner.setdefault(self.level(store.expr), []).append(store)
+            elif where == ROW:
+                row.setdefault(max(self.level(store.expr) - 1, 0), []).append(store)
+            else:
+                (final if where == FINAL else once).append(store)
+        count = 1 + max([*inner, *row], default=0)
+        phases = [Phase(tuple(inner.get(n, ())), tuple(row.get(n, ()))) for n in range(count)]
+        if self.group.template == "rows":
+            phases = self._keep_for_later(phases)
+        kernel = Kernel("cols" if self.group.template == "cols" else "rows", tuple(self.outer), tuple(self.middle), tuple(self.inner),
+                        tuple(phases), tuple(final), tuple(once))
+        kernel = merge_loops(kernel)
+        return replace(kernel, params=_params(kernel, {m.node.buffer: m.node.memory for m in self.stored}))
+
+    def _reduction(self, m: Member, inner: dict[int, list[Statement]], row: dict[int, list[Statement]]) -> None:
+        name = m.node.buffer
+        number, kind, e = self.ids[name], m.node.reduce, self.exprs[m.node.buffer]
+        where = self.group.result_level(m)
+        at = self.level(e)
+        if where == ROW:
+            position = None
+            if kind.startswith("arg"):
+                own = m.node.own[len(m.node.shape):]
+                position = flatten([m.env[v] for v in own], contiguous_stride([v.size for v in own]))
+            inner.setdefault(at, []).append(Reduce(number, kind, e, position))
+        elif where == FINAL:
+            inner.setdefault(at, []).append(Reduce(number, kind, e, across=True))
+        elif self.group.loop == self.group.big_vars:
+            inner.setdefault(at, []).append(Reduce(number, kind, e))
+        else:
+            part = len(self.group.members) + number
+            inner.setdefault(at, []).append(Reduce(part, kind, e))
+            row.setdefault(at, []).append(Reduce(number, kind, make("acc", (part, ROW), e.dtype), across=True))
+
+    # -- values needed in several phases -----------------------------------------------------------------------------
+    def _keep_for_later(self, phases: list[Phase]) -> list[Phase]:
+        """Decide for each member's value used in later phases: compute again, read back, or scratch."""
+        if len(phases) < 2:
+            return phases
+        replacement: dict[Expr, Expr] = {}
+        extra: dict[int, list[Statement]] = {}
+        stored = {m.node.buffer for m in self.stored}
+        position = flatten([Index.of(v) for v in self.inner], contiguous_stride([v.size for v in self.inner]))
+        uses = [set(walk(*(s.expr for s in p.inner))) for p in phases]
+        for m in self.group.members:
+            value = self.values[m.node.buffer]
+            if m.is_reduction or m.level != FULL or value in replacement or value.op in ("load", "const", "acc"):
+                continue
+            first = self.level(value)
+            if not any(value in used for used in uses[first + 1:]):
+                continue
+            if total_cost(value) <= RECOMPUTE_COST and len(loads_of(value)) <= 3:
+                continue
+            if m.node.buffer in stored and m.node.memory is COMPUTE_TYPE[m.node.memory]:
+                replacement[value] = load(m.node.buffer, m.store, m.node.memory)
+            elif numel(v.size for v in self.inner) * 8 <= MAX_SCRATCH:
+                number = len(replacement)
+                replacement[value] = make("scratch", (number, position), value.dtype)
+                extra.setdefault(first, []).append(Scratch(number, value))
+        if not replacement:
+            return phases
+        result = []
+        for n, phase in enumerate(phases):
+            later = {v: r for v, r in replacement.items() if self.level(v) < n}
+            memo: dict[Expr, Expr] = {}
+
+            def swap(s: Statement, later: dict[Expr, Expr] = later, memo: dict[Expr, Expr] = memo) -> Statement:
+                return replace(s, expr=rewrite(s.expr, later.get, memo=memo))
+            result.append(Phase(tuple(swap(s) for s in (*extra.get(n, ()), *phase.inner)), phase.row))
+        return result
+
+
+def _with_last(variables: list[Var], last: Var | None) -> list[Var]:
+    if last in variables:
+        variables.remove(last)
+        variables.append(last)
+    return variables
+
+
+def _primary_steps(group: Group) -> dict[Var, int]:
+    """Strides of the access that decides the loop order: the widest store, or the widest load."""
+    best: Index | None = None
+    for m in group.members:
+        if not m.is_reduction and (best is None or len(m.store.vars()) > len(best.vars())):
+            best = m.store
+    for m in group.members:
+        for e in loads_of(m.expr):
+            index = e.args[1]
+            if index.is_affine and (best is None or len(index.vars()) > len(best.vars())):
+                best = index
+    if best is None:
+        return {}
+    return {v: abs(best.coefficient(v) or 0) for v in best.vars() if best.coefficient(v)}
+
+
+def _params(kernel: Kernel, written: dict[str, torch.dtype]) -> tuple[tuple[str, torch.dtype, bool], ...]:
+    found: dict[str, tuple[str, torch.dtype, bool]] = {}
+    for s in kernel.statements():
+        for e in loads_of(s.expr):
+            found.setdefault(e.args[0], (e.args[0], e.args[2], False))
+        if isinstance(s, Reduce) and s.position is not None:
+            continue
+    for name, memory in written.items():
+        found[name] = (name, memory, True)
+    return tuple(found.values())
+
+
+# -- merging loops ----------------------------------------------------------------------------------------------------
+def merge_loops(kernel: Kernel) -> Kernel:
+    """Make one loop of two neighbours when every index steps evenly through both."""
+    for part in ("outer", "middle", "inner"):
+        loops: list[Var] = list(getattr(kernel, part))
+        at = len(loops) - 1
+        while at > 0:
+            high, low = loops[at - 1], loops[at]
+            if all(_even(i, high, low) for s in kernel.statements() for i in _indices(s)):
+                merged = Var(f"{high.name}{low.name}", high.size * low.size)
+                env = {high: Index({}, 0), low: Index.of(merged)}
+                kernel = subst_kernel(kernel, env)
+                loops[at - 1:at + 1] = [merged]
+                kernel = replace(kernel, **{part: tuple(loops)})
+            at -= 1
+    return kernel
+
+
+def _indices(s: Statement) -> Iterable[Index]:
+    if isinstance(s, Store):
+        yield s.index
+    if isinstance(s, Reduce) and s.position is not None:
+        yield s.position
+    for e in walk(s.expr):
+        yield from e.indices()
+
+
+def _even(index: Index, high: Var, low: Var) -> bool:
+    from_atoms = True
+    for atom in index.terms:
+        base = getattr(atom, "base", None)
+        if base is not None:
+            from_atoms = from_atoms and _even(base, high, low)
+    return from_atoms and index.terms.get(high, 0) == index.terms.get(low, 0) * low.size
+
+
+def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
+    """Replace variables in all statements."""
+    def swap(s: Statement) -> Statement:
+        s = replace(s, expr=s.expr.subst(env))
+        if isinstance(s, Store):
+            s = replace(s, index=s.index.subst(env))
+        if isinstance(s, Reduce) and s.position is not None:
+            s = replace(s, position=s.position.subst(env))
+        return s
+    phases = tuple(Phase(tuple(map(swap, p.inner)), tuple(map(swap, p.row))) for p in kernel.phases)
+    return replace(kernel, phases=phases, final=tuple(map(swap, kernel.final)), final_once=tuple(map(swap, kernel.final_once)))
+
+
+def build_kernel(group: Group, stored: Collection[str]) -> Kernel:
+    """The kernel of a group; `stored`: the buffers that somebody outside of it reads."""
+    return _Builder(group, stored).build()
+
+
+def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[int, torch.dtype]]) -> tuple[tuple[str, str], ...]:
+    """(written, read) buffers that may share memory: same size, and every read happens at the index of the store,
+    no later than the store. Only in kernels that compute each element on its own."""
+    if kernel.template != "rows" or len(kernel.phases) > 1 or any(isinstance(s, Reduce) for s in kernel.statements()):
+        return ()
+    stores = [s for s in kernel.phases[0].inner if isinstance(s, Store)]
+    reads: dict[str, set[Index]] = {}
+    for s in stores:
+        for e in loads_of(s.expr):
+            reads.setdefault(e.args[0], set()).add(e.args[1])
+    pairs = []
+    for s in stores:
+        for name, indices in reads.items():
+            if indices == {s.index} and sizes.get(name) == sizes.get(s.buffer) and len(stores) == 1:
+                pairs.append((s.buffer, name))
+    return tuple(pairs)
+
+
+def ordered_members(members: Sequence[Member]) -> list[str]:
+    """What is fused, for reports."""
+    return [m.node.origin for m in members if m.level in (FULL, ROW, FINAL, ONCE)]

@@ -1,0 +1,200 @@
+"""Values while a graph is lowered: a shape, a dtype and a rule that gives the element at an index.
+
+A value is computed on demand inside whoever reads it until something (an extern call, many readers, an output) makes
+it real; from then on its element is a load. Views of values are values whose rule maps the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..graph.spec import TensorSpec, contiguous_stride
+from .index import ZERO, Index, flatten, reindex
+from .ir import Body, Expr, load
+from .program import BufRef
+
+IndexMap = Callable[[tuple[Index, ...]], tuple[Index, ...]]
+RefMap = Callable[[BufRef], BufRef | None]
+
+
+class Value:
+    """A tensor of the program. Exactly one of `ref` (memory), `body` (computed) and `base` (view) says what it is."""
+
+    __slots__ = ("shape", "dtype", "body", "base", "index_map", "ref_map", "_ref", "stride", "origin", "_memo")
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None) -> None:
+        self.shape, self.dtype, self.body, self._ref = tuple(shape), dtype, body, ref
+        self.base: Value | None = None
+        self.index_map: IndexMap | None = None
+        self.ref_map: RefMap | None = None
+        self.stride: tuple[int, ...] | None = None  # how it is laid out when it becomes real
+        self.origin = ""
+        self._memo: dict[tuple[Index, ...], Expr] = {}
+
+    @staticmethod
+    def view(base: Value, shape: Sequence[int], index_map: IndexMap, ref_map: RefMap) -> Value:
+        """A view: element `index` is the base's element `index_map(index)`."""
+        value = Value(shape, base.dtype)
+        value.base, value.index_map, value.ref_map = base, index_map, ref_map
+        return value
+
+    @property
+    def ref(self) -> BufRef | None:
+        """The strided memory that holds it, or None when it is not real (or has no strides)."""
+        if self._ref is None and self.base is not None:
+            inner = self.base.ref
+            if inner is not None:
+                self._ref = self.ref_map(inner)
+        return self._ref
+
+    def at(self, index: tuple[Index, ...]) -> Expr:
+        """The element at an index of its shape, in the compute type of its dtype."""
+        ref = self.ref
+        if ref is not None:
+            return load(ref.name, flatten(index, ref.stride, ref.offset), ref.dtype)
+        if self.base is not None:
+            return self.base.at(self.index_map(index))
+        found = self._memo.get(index)
+        if found is None:
+            found = self._memo[index] = self.body(index)
+        return found
+
+    def base_body(self) -> Body:
+        """The rule of a view, bound now: what it views may become real later without changing it."""
+        base, index_map = self.base, self.index_map
+        return lambda index: base.at(index_map(index))
+
+    def become(self, ref: BufRef) -> None:
+        """From now on it is this memory."""
+        self._ref, self.body, self.base = ref, None, None
+
+    def root(self) -> Value:
+        """The value that it is a view of, through all views."""
+        value = self
+        while value._ref is None and value.base is not None:
+            value = value.base
+        return value
+
+
+def broadcast_index(index: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+    """The index into a value of `shape` that is broadcast (right-aligned) to where `index` counts."""
+    lead = len(index) - len(shape)
+    return tuple(ZERO if n == 1 else index[lead + d] for d, n in enumerate(shape))
+
+
+def expand(x: Value, shape: Sequence[int]) -> Value:
+    """Right-aligned broadcast view."""
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    lead = len(shape) - len(x.shape)
+
+    def to_ref(r: BufRef) -> BufRef:
+        stride = (0,) * lead + tuple(0 if n == 1 and shape[lead + d] != 1 else r.stride[d] for d, n in enumerate(r.shape))
+        return BufRef(r.name, shape, stride, r.offset, r.dtype)
+
+    return Value.view(x, shape, lambda i: broadcast_index(i, x.shape), to_ref)
+
+
+def permute(x: Value, dims: Sequence[int]) -> Value:
+    """Dimensions in another order."""
+    dims = [d % len(x.shape) for d in dims]
+    inverse = [dims.index(d) for d in range(len(dims))]
+    return Value.view(
+        x, [x.shape[d] for d in dims], lambda i: tuple(i[p] for p in inverse),
+        lambda r: BufRef(r.name, tuple(r.shape[d] for d in dims), tuple(r.stride[d] for d in dims), r.offset, r.dtype))
+
+
+def slice_dim(x: Value, dim: int, start: int, step: int, length: int) -> Value:
+    """Elements start, start + step, ... of one dimension."""
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1:])
+    if shape == x.shape and step == 1:
+        return x
+
+    def to_ref(r: BufRef) -> BufRef:
+        stride = (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1:])
+        return BufRef(r.name, shape, stride, r.offset + start * r.stride[dim], r.dtype)
+
+    return Value.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1:]), to_ref)
+
+
+def select_dim(x: Value, dim: int, at: int) -> Value:
+    """One index of a dimension, which goes away."""
+    position = Index.of(at)
+    return Value.view(
+        x, (*x.shape[:dim], *x.shape[dim + 1:]), lambda i: (*i[:dim], position, *i[dim:]),
+        lambda r: BufRef(r.name, (*r.shape[:dim], *r.shape[dim + 1:]), (*r.stride[:dim], *r.stride[dim + 1:]),
+                         r.offset + at * r.stride[dim], r.dtype))
+
+
+def reshape(x: Value, shape: Sequence[int]) -> Value:
+    """The same elements in row-major order under another shape."""
+    shape = tuple(shape)
+    if shape == x.shape:
+        return x
+
+    def to_ref(r: BufRef) -> BufRef | None:
+        stride = view_stride(r.shape, r.stride, shape)
+        return None if stride is None else BufRef(r.name, shape, stride, r.offset, r.dtype)
+
+    return Value.view(x, shape, lambda i: reindex(i, shape, x.shape), to_ref)
+
+
+def flip(x: Value, dims: Sequence[int]) -> Value:
+    """Dimensions read backwards."""
+    dims = {d % len(x.shape) for d in dims}
+    return Value.view(x, x.shape, lambda i: tuple(-v + (x.shape[d] - 1) if d in dims else v for d, v in enumerate(i)), lambda r: None)
+
+
+def view_stride(shape: Sequence[int], stride: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides under which memory of (shape, stride) can be seen as `new_shape` without a copy; None when it cannot."""
+    if any(n == 0 for n in shape):
+        return contiguous_stride(new_shape)
+    blocks: list[list[int]] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
+    for n, s in zip(shape, stride, strict=True):
+        if n == 1:
+            continue
+        if blocks and blocks[-1][1] == n * s:
+            blocks[-1] = [blocks[-1][0] * n, s]
+        else:
+            blocks.append([n, s])
+    result: list[int] = []
+    left = 1  # elements of the current block that new dimensions have not taken yet
+    position = -1
+    for n in new_shape:
+        if n == 1:
+            result.append(1)
+            continue
+        if left == 1:
+            position += 1
+            if position >= len(blocks):
+                return None
+            left = blocks[position][0]
+        if left % n:
+            return None
+        left //= n
+        result.append(left * blocks[position][1])
+    if left != 1 or position != len(blocks) - 1:
+        return None
+    for d in range(len(result) - 1, -1, -1):  # sizes of 1: the stride a contiguous view has there
+        if new_shape[d] == 1:
+            result[d] = result[d + 1] * new_shape[d + 1] if d + 1 < len(result) else 1
+    return tuple(result)
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """Whether the strides are a permutation of a gap-free layout."""
+    step = 1
+    for s, n in sorted((s, n) for n, s in zip(spec.shape, spec.stride, strict=True) if n != 1):
+        if s != step:
+            return False
+        step *= n
+    return True
+
+
+def describe(value: Any) -> str:
+    """Text for messages."""
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Value) else repr(value)
