@@ -35,6 +35,7 @@ class GraphBuilder:
         anchor = self._last_input
         with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(next(iter(graph.nodes), None)):
             node = graph.placeholder(name)
+        node.target = node.name  # made unique
         self._last_input = node
         node.meta["val"] = val
         if static:
