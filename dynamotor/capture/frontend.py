@@ -20,7 +20,7 @@ from ..base.errors import CaptureError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
-from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_library, rules_transformers, torch_rules
+from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers, torch_rules
 from .breaks import BreakReason, Unsupported
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard
@@ -31,8 +31,8 @@ from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 
 # Importing these registers their opcodes, call rules and value kinds.
-REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_library, rules_transformers, torch_rules,
-              context, instances, klass, nn_module, tensor, torch_function)
+REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers,
+              torch_rules, context, instances, klass, nn_module, tensor, torch_function)
 
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
@@ -74,9 +74,9 @@ class Compiler:
             log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
             if len(dispatcher.entries) >= config.cache_size_limit:
                 counters["frames"]["cache_limit"] += 1
-                warn_once(f"cache-limit-{id(self)}", f"{self.name} was compiled {len(dispatcher.entries)} times; further variants "
-                          f"run eager. The last one differed because {reasons[0]}. Raise dynamotor.config.cache_size_limit if "
-                          "that is meant")
+                warn_once(f"cache-limit-{id(self)}", f"{self.name} was compiled {len(dispatcher.entries)} times; further "
+                          f"variants run eager. The last one differed because {reasons[0]}. If that is meant, raise "
+                          "dynamotor.config.cache_size_limit")
                 return self.eager(args, kwnames)
         try:
             captured = self.capture(args, kwnames)
@@ -166,7 +166,7 @@ def root_value(trace: Trace, fn: Callable[..., Any]) -> tuple[Value, list[Value]
     """The value to call, and arguments that it gets first."""
     if isinstance(fn, types.MethodType):
         owner = trace.wrap(Const(fn.__self__, "self"), fn.__self__)
-        if getattr(type(fn.__self__), "__call__", None) is fn.__func__ and isinstance(owner, nn_module.NNModuleValue):
+        if isinstance(owner, nn_module.NNModuleValue) and type(fn.__self__).__call__ is fn.__func__:
             return owner, []
         return trace.wrap(Const(fn.__func__, fn.__name__), fn.__func__), [owner]
     return trace.wrap(Const(fn, getattr(fn, "__name__", "fn")), fn), []

@@ -28,13 +28,14 @@ class GraphBuilder:
         self.n_calls = 0
         self._where = where
         self._last_input: fx.Node | None = None
+        self._names: dict[str, int] = {}
 
     def input(self, source: Source, tensor: torch.Tensor, val: Any, *, static: bool, name: str = "arg") -> fx.Node:
         """A new placeholder for an outside tensor; `static` marks parameters, buffers and other held tensors."""
         graph = self.graph
         anchor = self._last_input
         with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(next(iter(graph.nodes), None)):
-            node = graph.placeholder(name)
+            node = graph.placeholder(self._unique(name))
         node.target = node.name  # made unique
         self._last_input = node
         node.meta["val"] = val
@@ -43,6 +44,12 @@ class GraphBuilder:
         self.inputs.append(source)
         self.examples.append(tensor)
         return node
+
+    def _unique(self, name: str) -> str:
+        """A placeholder's name is also its parameter's name in the generated code."""
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return self._unique(f"{name}_{count}") if count else name
 
     def call_function(self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any = None) -> fx.Node:
         """A call of a public torch or operator function; tensor arguments are nodes. Set `meta["val"]` here or afterwards."""

@@ -56,8 +56,8 @@ def forget() -> None:
 class Frame:
     """One activation of a Python function."""
 
-    __slots__ = ("trace", "func", "code", "info", "steps", "fast", "stack", "ip", "tail", "result", "step_at", "started", "generator",
-                 "handled")
+    __slots__ = ("trace", "func", "code", "info", "steps", "fast", "stack", "ip", "tail", "result", "step_at", "started",
+                 "generator")
 
     def __init__(self, trace: Trace, func: FunctionValue, slots: list[Any]) -> None:
         self.trace, self.func, self.code = trace, func, func.code

@@ -113,7 +113,8 @@ class Codegen:
     # The finished function ---------------------------------------------------------------------------------------------
     def function(self, result: str) -> tuple[Callable[[Any, Any], Any], str]:
         """`finish(outs, args)` that returns the expression, and its text."""
-        text = "def finish(outs, args):\n" + "".join(f"    {line}\n" for line in self.prologue + self.lines) + f"    return {result}\n"
+        lines = [*self.prologue, *self.lines, f"return {result}"]
+        text = "def finish(outs, args):\n" + "".join(f"    {line}\n" for line in lines)
         namespace = dict(self.constants)
         exec(compile(text, "<dynamotor finish>", "exec"), namespace)
         return namespace["finish"], text

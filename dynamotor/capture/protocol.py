@@ -20,10 +20,10 @@ from .values.constant import Constant
 if TYPE_CHECKING:
     from .reader import Reader
 
-_NAMES = ("add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor").split()
+_NAMES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor"]
 _BINARY = {getattr(operator, n): (f"__{n.strip('_')}__", f"__r{n.strip('_')}__") for n in _NAMES}
 _BINARY[divmod] = ("__divmod__", "__rdivmod__")
-_INPLACE = {getattr(operator, "i" + n.strip("_")): (f"__i{n.strip('_')}__", getattr(operator, n)) for n in _NAMES if n != "divmod"}
+_INPLACE = {getattr(operator, "i" + n.strip("_")): (f"__i{n.strip('_')}__", getattr(operator, n)) for n in _NAMES}
 _COMPARE = {operator.lt: ("__lt__", "__gt__"), operator.gt: ("__gt__", "__lt__"), operator.le: ("__le__", "__ge__"),
             operator.ge: ("__ge__", "__le__"), operator.eq: ("__eq__", "__eq__"), operator.ne: ("__ne__", "__ne__")}
 _UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
@@ -60,6 +60,7 @@ class Protocol:
         call: Callable[..., Value]
         tail_call: Callable[..., Value]
         make: Callable[[Any], Value]
+        fresh: Callable[[Any], Value]
         wrap: Callable[[Any, Any], Value]
         error: Callable[..., Raised]
         new_exception: Callable[..., Value]
@@ -218,7 +219,7 @@ class Protocol:
             result = fn(*args, **kwargs)
         except Exception as error:
             raise self.real_error(error) from None
-        return self.make(result)
+        return self.fresh(result)
 
     def real_error(self, error: BaseException) -> Raised:
         """A real exception as an exception of the traced program."""
@@ -317,7 +318,7 @@ class Protocol:
     def generic_iterate(self, value: Value) -> Iterator:
         """`__iter__`, else the `__getitem__` sequence protocol."""
         if self.has_special(value, "__iter__"):
-            result = self.call(self.bind(self.type_attr(value.python_type(), "__iter__"), "__iter__", value, value.python_type()), [])
+            result = self.call_special(value, "__iter__", [], {})
             if not isinstance(result, Iterator):
                 return ObjectIterator(result)
             return result
@@ -343,7 +344,7 @@ class ObjectIterator(Iterator):
 
     def next(self, trace: Any) -> Value | None:
         try:
-            return trace.call(trace.bind(trace.type_attr(self.python_type(), "__next__"), "__next__", self.target, self.python_type()), [])
+            return trace.call_special(self.target, "__next__", [], {})
         except Raised as raised:
             if issubclass(raised.value.python_type(), StopIteration):
                 return None

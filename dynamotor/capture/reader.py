@@ -21,12 +21,14 @@ LITERALS = frozenset((int, float, bool, str, bytes, complex, type(None), type(El
 
 # Libraries whose module globals and functions are taken as constants: replacing torch.nn.functional.relu or
 # contextlib.suppress after a compile is not seen; everything that hangs on users' objects and classes is.
-_TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) - {"__main__", "test", "this", "antigravity"} | {"torch", "numpy", "dynamotor"}
+_TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) - {"__main__", "test", "this"} | {"torch", "numpy", "dynamotor"}
 
 
 def trusted_module(name: Any) -> bool:
     """Whether the module of this name is taken as constant."""
     return isinstance(name, str) and name.partition(".")[0] in _TRUSTED_ROOTS
+
+_FACTS = frozenset((IdIs, TypeIs, ConstEquals))
 
 
 class Reader:
@@ -40,7 +42,7 @@ class Reader:
 
     def guard(self, row: Any) -> None:
         """Install a guard row (once). Rows about the identity or type of a held root say nothing and are dropped."""
-        if type(row.source) is Const and isinstance(row, IdIs | TypeIs | ConstEquals):
+        if type(row) in _FACTS and type(row.source) is Const:
             return
         self.guards[row] = None
 

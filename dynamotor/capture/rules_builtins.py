@@ -263,7 +263,8 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
         return text_of(trace, value.base, how)
     if isinstance(value, SequenceValue | DictValue | SetValue):
         return _container_text(trace, value)
-    raise unsupported("unsupported-call", f"{how.__name__}() of {value.describe()}", cure="build the text outside the compiled function")
+    raise unsupported("unsupported-call", f"{how.__name__}() of {value.describe()}",
+                      cure="build the text outside the compiled function")
 
 
 def _container_text(trace: Trace, value: Value) -> Value:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
-NONE = Constant(None)
+NONE, TRUE, ZERO, LAST = Constant(None), Constant(True), Constant(0), Constant(-1)
 
 
 def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -66,7 +66,7 @@ def _contains(trace: Trace, self: Any, item: Value) -> Value:
     return self.contains(trace, item)
 
 
-@method(*[d for d in _of("__getitem__")])
+@method(*_of("__getitem__"))
 def _getitem(trace: Trace, self: Any, key: Value) -> Value:
     return self.getitem(trace, key)
 
@@ -151,7 +151,7 @@ def _insert(trace: Trace, self: ListValue, index: Value, item: Value) -> None:
 
 
 @method(list.pop)
-def _pop(trace: Trace, self: ListValue, index: Value = Constant(-1)) -> Value:
+def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
     at = index.as_constant()
     if not -len(self.items) <= at < len(self.items):
         raise trace.error(IndexError, "pop index out of range" if self.items else "pop from empty list")
@@ -192,7 +192,7 @@ def _remove(trace: Trace, self: ListValue, item: Value) -> None:
 
 
 @method(list.index, tuple.index)
-def _index(trace: Trace, self: Any, item: Value, start: Value = Constant(0)) -> Value:
+def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO) -> Value:
     at = _position(trace, self, item, start.as_constant())
     if at is None:
         raise trace.error(ValueError, "value is not in list")
@@ -239,7 +239,7 @@ def _dict_pop(trace: Trace, self: DictValue, key: Value, default: Value | None =
 
 
 @method(dict.popitem, OrderedDict.popitem)
-def _popitem(trace: Trace, self: DictValue, last: Value = Constant(True)) -> Value:
+def _popitem(trace: Trace, self: DictValue, last: Value = TRUE) -> Value:
     table = self.load()
     if not table:
         raise trace.error(KeyError, "popitem(): dictionary is empty")
@@ -295,7 +295,7 @@ def _fromkeys(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @method(OrderedDict.move_to_end)
-def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = Constant(True)) -> None:
+def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = TRUE) -> None:
     hash_key = key.hash_key(trace)
     table = self.load()
     if hash_key not in table:

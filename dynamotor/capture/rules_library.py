@@ -1,10 +1,9 @@
-"""Call rules for the standard library: functools, itertools, inspect, copy, contextvars, logging, warnings, os, random, time."""
+"""Call rules for the standard library: functools, itertools, inspect, contextvars, logging, warnings, os, random, time."""
 
 from __future__ import annotations
 
 import collections
 import contextvars
-import copy
 import dataclasses
 import functools
 import inspect
@@ -27,12 +26,11 @@ from .guards import IdIs
 from .polyfills import itertools as polyfills
 from .source import Const
 from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, wrap_rule
-from .values.constant import PURE_TYPES, Constant
-from .values.containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue, contents_of
-from .values.function import BoundMethod, FunctionValue, PartialValue
+from .values.constant import Constant
+from .values.containers import DictValue, TupleValue, contents_of
+from .values.function import BoundMethod, PartialValue
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
-from .values.user_object import UserObject
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -50,7 +48,11 @@ def _operator_rule(name: str) -> None:
     builtin_rules.setdefault(op, _operate)
 
 
-for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "ilshift", "irshift", "iand", "ior", "ixor", "lt", "le", "eq", "ne", "gt", "ge"]:
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor",
+              "lt", "le", "eq", "ne", "gt", "ge"):
+    _operator_rule(_name)
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "ilshift", "irshift",
+              "iand", "ior", "ixor"):
     _operator_rule(_name)
 
 
@@ -125,7 +127,8 @@ def _find_cached(fn: Any) -> CallRule | None:
         if not isinstance(wrapped, types.FunctionType):
             raise unsupported("unsupported-call", "a cached C function is called")
         if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
-            return _log(trace, args, kwargs)
+            trace.effects.later(trace.make(fn), args, kwargs)
+            return Constant(None)
         if all(v.is_constant() for v in everything) and wrapped.__name__.startswith(("is_", "get_", "_is_", "has_")):
             return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
         return trace.tail_call(trace.make(wrapped), args, kwargs)
@@ -155,7 +158,7 @@ def _tee(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([TupleValue(items).iterate(trace) for _ in range(n)])
 
 
-# inspect, dataclasses, typing, copy ------------------------------------------------------------------------------------------
+# inspect, dataclasses, typing ------------------------------------------------------------------------------------------------
 def _real_function(value: Value) -> Any:
     if isinstance(value, BoundMethod):
         owner = value.instance.real()
@@ -187,48 +190,6 @@ def _is_dataclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(typing.cast)
 def _cast(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return args[1]
-
-
-@builtin_rule(copy.copy)
-def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    value = args[0]
-    if isinstance(value, Constant | FunctionValue) or value.python_type() is tuple:
-        return value
-    if isinstance(value, ListValue):
-        return ListValue(value.items)
-    if isinstance(value, DictValue):
-        return DictValue([(h, k, v) for h, (k, v) in value.load().items()])
-    if isinstance(value, SetValue):
-        return SetValue(dict(value.table), value.kind)
-    if isinstance(value, UserObject):
-        if trace.has_special(value, "__copy__"):
-            return trace.call_special(value, "__copy__", [], {})
-        return _copy_object(trace, value)
-    raise unsupported("unsupported-call", f"copy.copy of {value.describe()}")
-
-
-def _copy_object(trace: Trace, value: UserObject) -> Value:
-    cls = value.cls
-    for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"):
-        if isinstance(trace.type_attr(cls, name), types.FunctionType) or value.slots:
-            raise unsupported("unsupported-call", f"copy.copy of {value.describe()}", "its class says how to copy it")
-    base: Any = value.base
-    if isinstance(base, DictValue):
-        base = DictValue([(h, k, v) for h, (k, v) in base.load().items()], kind=base.kind)
-    elif isinstance(base, SequenceValue):
-        base = type(base)(base.items)
-    result = type(value)(cls, base=base)
-    attrs, target = value.dict(trace), result.dict(trace)
-    if attrs is not None and target is not None:
-        target.update(trace, attrs)
-    return result
-
-
-@builtin_rule(copy.deepcopy)
-def _deepcopy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if args[0].is_constant():
-        return args[0] if isinstance(args[0], Constant) else trace.real_call(copy.deepcopy, args[0].as_constant())
-    raise unsupported("unsupported-call", f"copy.deepcopy of {args[0].describe()}", cure="copy it outside the compiled function")
 
 
 # contextvars ---------------------------------------------------------------------------------------------------------------
@@ -327,14 +288,7 @@ class Held(Builtin):
         return trace.generic_getattr(self, name)
 
 
-PURE_TYPES.update({type(inspect.signature(len).parameters)})
-
-
 # Messages ------------------------------------------------------------------------------------------------------------------
-def _log(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("side-effect", "a message is logged")
-
-
 @call_finder
 def _find_logging(fn: Any) -> CallRule | None:
     """Logger methods and warnings: replayed after the graph (once per call of the compiled function)."""

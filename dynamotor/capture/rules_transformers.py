@@ -31,7 +31,13 @@ def _run_after(fn: Any) -> CallRule:
     return rule
 
 
+def _traced(fn: Any) -> CallRule:
+    """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be taken."""
+    return lambda trace, args, kwargs: Constant(bool(args or kwargs))
+
+
 _RULES = {
+    ("transformers.utils.import_utils", "is_tracing"): _traced,
     ("transformers.utils.generic", "_register_model_output_pytree_node"): _run_once,
     ("transformers.modeling_utils", "PreTrainedModel.warn_if_padding_and_no_attention_mask"): _run_after,
 }

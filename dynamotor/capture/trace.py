@@ -8,7 +8,6 @@ moves out to the instruction that started it.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserLine
@@ -18,7 +17,7 @@ from .graph_builder import GraphBuilder
 from .protocol import Protocol
 from .reader import Reader
 from .source import Const
-from .values.base import Raised, Value
+from .values.base import Raised, Value, makers
 from .values.constant import Constant
 
 if TYPE_CHECKING:
@@ -55,17 +54,17 @@ class Trace(Protocol):
         return self.reader.wrap(source, obj)
 
     def make(self, obj: Any) -> Value:
-        """The value of a real result computed at trace time: plain constants, containers of such, or an object that the
-        entry may hold (functions, classes, dtypes, ...)."""
+        """The value of a real result computed at trace time: plain constants, or an object that the entry holds
+        (functions, classes, containers of the library, ...)."""
         cls = type(obj)
         if cls in PLAIN:
             return Constant(obj)
-        maker = self.makers.get(cls)
-        if maker is not None:
-            return maker(self, obj)
         return self.reader.wrap(Const(obj, _label(obj)), obj)
 
-    makers: dict[type, Callable[[Trace, Any], Value]] = {}
+    def fresh(self, obj: Any) -> Value:
+        """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the trace."""
+        maker = makers.get(type(obj))
+        return self.make(obj) if maker is None else maker(self, obj)
 
     # Calls ---------------------------------------------------------------------------------------------------------
     def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:

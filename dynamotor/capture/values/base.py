@@ -195,6 +195,10 @@ def wrap_rule(*types: type, subclasses: bool = False) -> Callable[[WrapRule], Wr
     return add
 
 
+# How `trace.fresh` makes the value of a new real container: type -> (trace, obj) -> Value.
+makers: dict[type, Callable[[Trace, Any], Value]] = {}
+
+
 # From callables to rules --------------------------------------------------------------------------------------------
 # A call rule runs a call of a known object (builtin function, C method descriptor, class, or Python function that is not to
 # be inlined): (trace, args, kwargs) -> Value. Method descriptors get the instance as args[0].

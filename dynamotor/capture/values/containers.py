@@ -6,13 +6,14 @@ A container from outside that is changed is replayed as a whole after the graph 
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
-from ..guards import DictKeys, Length, MissingKey, TypeIs
+from ..guards import DictKeys, Length, MissingKey, Predicate, SetEquals, TypeIs, is_constant
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Iterator, Value, wrap_rule
+from .base import MISSING, Iterator, Value, makers, wrap_rule
 from .constant import Constant
 
 if TYPE_CHECKING:
@@ -454,12 +455,13 @@ class DictIterator(Iterator):
 
 
 class SetValue(Value):
-    """A set or frozenset."""
+    """A set or frozenset. One from outside guards each membership asked for, until something needs all of its items."""
 
-    __slots__ = ("obj", "table", "kind")
+    __slots__ = ("obj", "_table", "kind", "trace")
 
-    def __init__(self, table: dict[Hashable, Value], kind: type = set, source: Any = None, obj: Any = MISSING) -> None:
-        self.source, self.table, self.kind, self.obj = source, table, kind, obj
+    def __init__(self, table: dict[Hashable, Value] | None, kind: type = set, source: Any = None, obj: Any = MISSING,
+                 trace: Trace | None = None) -> None:
+        self.source, self._table, self.kind, self.obj, self.trace = source, table, kind, obj, trace
 
     @staticmethod
     def of(trace: Trace, items: Iterable[Value], kind: type = set) -> SetValue:
@@ -468,6 +470,18 @@ class SetValue(Value):
         for item in items:
             table.setdefault(item.hash_key(trace), item)
         return SetValue(table, kind)
+
+    @property
+    def table(self) -> dict[Hashable, Value]:
+        """The items by hash key."""
+        if self._table is None:
+            items = set(self.obj)
+            if not all(is_constant(item) for item in items):
+                self.trace.reader.guard(Predicate(self.source, lambda now: set(now) == items, "the same set"))
+            else:
+                self.trace.reader.guard(SetEquals(self.source, frozenset(items)))
+            self._table = {item: self.trace.make(item) for item in items}
+        return self._table
 
     def python_type(self) -> type:
         return self.kind
@@ -515,7 +529,13 @@ class SetValue(Value):
         return SequenceIterator(TupleValue(self.ordered()))
 
     def contains(self, trace: Trace, item: Value) -> Value:
-        return Constant(item.hash_key(trace) in self.table)
+        key = item.hash_key(trace)
+        if self._table is None and not isinstance(key, Value):
+            found = key in self.obj
+            trace.reader.guard(Predicate(self.source, lambda now: (key in now) == found, f"a set with {key!r:.60}" if found else
+                                         f"a set without {key!r:.60}"))
+            return Constant(found)
+        return Constant(key in self.table)
 
     def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
         if isinstance(other, DictView):
@@ -592,6 +612,17 @@ def contents_of(value: Value) -> Value | None:
     return getattr(value, "base", None)
 
 
+def _fresh_dict(trace: Trace, obj: Any) -> Value:
+    return DictValue([(k, trace.make(k), trace.fresh(v)) for k, v in obj.items()], kind=type(obj))
+
+
+makers[tuple] = lambda trace, obj: TupleValue([trace.fresh(item) for item in obj])
+makers[list] = lambda trace, obj: ListValue([trace.fresh(item) for item in obj])
+makers[set] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj})
+makers[frozenset] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj}, frozenset)
+makers[dict] = makers[types.MappingProxyType] = _fresh_dict
+
+
 @wrap_rule(list)
 def _wrap_list(trace: Trace, source: Any, obj: list) -> Value:
     trace.reader.guard(TypeIs(source, list))
@@ -611,3 +642,9 @@ def _wrap_tuple(trace: Trace, source: Any, obj: tuple) -> Value:
 def _wrap_dict(trace: Trace, source: Any, obj: dict) -> Value:
     trace.reader.guard(TypeIs(source, dict))
     return DictValue(None, source, obj, trace)
+
+
+@wrap_rule(set, frozenset)
+def _wrap_set(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(TypeIs(source, type(obj)))
+    return SetValue(None, type(obj), source, obj, trace)

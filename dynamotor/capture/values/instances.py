@@ -119,12 +119,13 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     rule = find_rule(fn)
     if rule is not None:
         return rule(trace, args, kwargs)
+    constant = all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values())
+    named = {k: v.as_constant() for k, v in kwargs.items()} if constant else {}
     if real is not None:
-        owner_pure = args[0].is_constant() and type(args[0].as_constant()) in PURE_TYPES
-        if owner_pure and all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values()):
-            return trace.real_call(real, *[a.as_constant() for a in real_args or []], **{k: v.as_constant() for k, v in kwargs.items()})
-    if is_pure(fn) and all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values()):
-        return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
+        if constant and type(args[0].as_constant()) in PURE_TYPES:
+            return trace.real_call(real, *[a.as_constant() for a in real_args or []], **named)
+    if constant and is_pure(fn):
+        return trace.real_call(fn, *[a.as_constant() for a in args], **named)
     if is_pure(fn) and isinstance(fn, types.WrapperDescriptorType):
         return Constant(NotImplemented)
     base = args[0] if args else None
@@ -279,7 +280,8 @@ for _base in (dict, list, set, OrderedDict, defaultdict):
 @call_finder
 def _exception_init(fn: Any) -> CallRule | None:
     """`BaseException.__init__` and its copies on every builtin exception class."""
-    if not (isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__init__" and issubclass(fn.__objclass__, BaseException)):
+    if not (isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__init__"
+            and issubclass(fn.__objclass__, BaseException)):
         return None
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -25,7 +25,8 @@ from .user_object import UserObject
 if TYPE_CHECKING:
     from ..trace import Trace
 
-PURE_TYPES.update({torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.qscheme})
+PURE_TYPES.update({torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo,
+                   torch.qscheme})
 
 
 class ClassValue(Constant):
@@ -203,8 +204,9 @@ def _wrap_constant(trace: Trace, source: Any, obj: Any) -> Value:
     return Constant(obj, source)
 
 
-@wrap_rule(property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType,
-           types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType, types.MethodWrapperType,
+@wrap_rule(property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType,
+           types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+           types.BuiltinFunctionType, types.MethodWrapperType,
            functools.cached_property, type(functools.lru_cache(len)), torch.finfo, torch.iinfo, slice, types.GenericAlias,
            types.UnionType)
 def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
