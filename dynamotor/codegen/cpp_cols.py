@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
-from ..lower.ir import Kernel, Reduce, Store, make
+from ..lower.ir import Kernel, Reduce, Store
 from .cpp_body import Scope
 from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, Emitter, pick_width
 from .cpp_ops import COMBINE, ctype, reduce_start
@@ -114,7 +114,7 @@ class ColsEmitter(Emitter):
                 lines += [f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});" for s in self.reductions]
                 continue
             for s in self.reductions:
-                end.values[make("acc", (s.id, "final"), s.expr.dtype)] = f"a{s.id}_{u}", width
+                self.complete(s, end, f"a{s.id}_{u}", width)
             for s in (*self.kernel.final, *self.kernel.final_once):
                 self.store(s, end)
             lines.append("{" + "".join(end.lines) + "}")
@@ -149,7 +149,7 @@ class ColsEmitter(Emitter):
                 t, result = ctype(s.expr.dtype, width), self.body.fresh()
                 combine = COMBINE[s.kind].format("s_", f"ld<{t}>(acc{s.id}+c_*{self._kept()}+{at})")
                 scope.lines.append(f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
-                scope.values[make("acc", (s.id, "final"), s.expr.dtype)] = result, width
+                self.complete(s, scope, result, width)
             for s in (*self.kernel.final, *self.kernel.final_once):
                 self.store(s, scope)
             return "".join(scope.lines)

@@ -14,7 +14,7 @@ import torch
 from ..base.config import config
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
-from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, make, walk
+from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, walk
 from .cpp_body import Body, Scope
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, literal, reduce_start
 
@@ -58,6 +58,7 @@ class Emitter:
         self.names = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
         self.body = Body(self.names)
         self.exprs = all_exprs(kernel.statements())
+        self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
         self.top = Scope(None)
         self.vars = {v: f"{part}{n}" for part, vs in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)) for n, v in enumerate(vs)}
 
@@ -81,6 +82,11 @@ class Emitter:
             return ""
         clause = f" num_threads({config.threads})" if config.threads else ""
         return f"\n#pragma omp parallel for schedule(static){clause}\n"
+
+    def complete(self, s: Reduce, scope: Scope, name: str, width: int) -> None:
+        """The reduction's result has this name from now on."""
+        if s.id in self.accs:
+            scope.values[self.accs[s.id]] = name, width
 
     def store(self, s: Store, scope: Scope) -> None:
         """Emit one store in a scope."""
@@ -213,7 +219,7 @@ class RowsEmitter(Emitter):
         result = self.body.fresh()
         combine = COMBINE[s.kind].format("s_", f"{name}[c_]")
         scope.lines.append(f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
-        scope.values[make("acc", (s.id, "once"), s.expr.dtype)] = result, 1
+        self.complete(s, scope, result, 1)
 
     def _combine_lane(self, s: Reduce, chunks: int, place: tuple[str, int, str], position: Index, scope: Scope) -> None:
         name, n, _ = place
@@ -222,7 +228,7 @@ class RowsEmitter(Emitter):
         at = self.body.index(position, scope)
         combine = COMBINE[s.kind].format("s_", f"ld<{t}>({name}+c_*{n}+{at})")
         scope.lines.append(f"{t} {result};{{{t} s_=ld<{t}>({name}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
-        scope.values[make("acc", (s.id, "final"), s.expr.dtype)] = result, scope.width
+        self.complete(s, scope, result, scope.width)
 
     # -- one row ------------------------------------------------------------------------------------------------------
     def _row(self, row: Scope, limits: tuple[str, str] | None) -> None:
@@ -286,7 +292,7 @@ class RowsEmitter(Emitter):
     def _collect(self, s: Reduce, row: Scope, unroll: int) -> None:
         """One number from the lanes' accumulators, known to the row from now on."""
         if s.position is not None:
-            row.values[make("acc", (s.id, "row"), I64)] = f"a{s.id}at", 1
+            self.complete(s, row, f"a{s.id}at", 1)
             return
         t = ctype(s.expr.dtype, 1)
         total = f"a{s.id}s"
@@ -297,7 +303,7 @@ class RowsEmitter(Emitter):
             total = COMBINE[s.kind].format(total, f"{ACROSS_LANES[s.kind]}({lanes})")
         name = self.body.fresh()
         row.lines.append(f"const {t} {name}={total};")
-        row.values[make("acc", (s.id, "row"), s.expr.dtype)] = name, 1
+        self.complete(s, row, name, 1)
 
     def _track(self, s: Reduce, scope: Scope) -> None:
         """argmax, argmin: the first place of the largest value; NaN counts as larger than all."""

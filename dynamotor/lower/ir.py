@@ -48,7 +48,7 @@ class Expr:
             elif isinstance(arg, Index):
                 found = found | arg.vars()
         if op == "acc":  # complete only where the accumulator's loop is over: a pseudo variable bound there
-            found = frozenset({Var(f"@{args[1]}", 0)})
+            found = found | {Var(f"@{args[1]}", 0)}
         self.vars = found
         self.cost = COST.get(op, 1)
 

@@ -59,6 +59,11 @@ class _Builder:
             self.outer = [v for v in kept if v not in self.inner]
             self.inner = _with_last(self.inner, fast_var(g.members, frozenset(self.inner)))
 
+    def kept(self) -> Index:
+        """Position among the loops over which across accumulators are kept."""
+        loops = self.inner if self.group.template == "rows" else [*self.outer, *self.inner]
+        return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
+
     # -- values ------------------------------------------------------------------------------------------------------
     def resolve(self) -> None:
         """Replace loads of the group's own buffers by the values themselves."""
@@ -73,7 +78,8 @@ class _Builder:
             self.exprs[name] = e
             if m.is_reduction:
                 rank = self.group.result_level(m)
-                value = make("acc", (self.ids[name], rank), COMPUTE_TYPE[m.node.memory])
+                where = self.kept() if rank == FINAL else Index({}, 0)
+                value = make("acc", (self.ids[name], rank, where), COMPUTE_TYPE[m.node.memory])
                 if rank == ROW:
                     self.reduce_level[self.ids[name]] = self.level(e)
             else:
@@ -139,7 +145,7 @@ class _Builder:
         else:
             part = len(self.group.members) + number
             inner.setdefault(at, []).append(Reduce(part, kind, e))
-            row.setdefault(at, []).append(Reduce(number, kind, make("acc", (part, ROW), e.dtype), across=True))
+            row.setdefault(at, []).append(Reduce(number, kind, make("acc", (part, ROW, Index({}, 0)), e.dtype), across=True))
 
     # -- values needed in several phases -----------------------------------------------------------------------------
     def _keep_for_later(self, phases: list[Phase]) -> list[Phase]:
