@@ -10,7 +10,7 @@ import torch
 from ..api import compile as compile_
 from ..base.config import config
 from ..base.errors import DynamotorError
-from ..runtime.build import describe_compiler
+from ..runtime.build import find_compiler
 from .numerics import relative_error
 
 
@@ -24,7 +24,10 @@ def main(args: argparse.Namespace) -> int:
         f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
         f"{torch.backends.cpu.get_cpu_capability()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}"
     )
-    print(f"C++ compiler: {describe_compiler()}")
+    try:
+        print(f"C++ compiler: {find_compiler()}")
+    except DynamotorError as error:
+        print(error)
     print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'})")
     x = torch.randn(64, 96, requires_grad=True)
 
