@@ -178,7 +178,7 @@ static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size
     }
     Py_ssize_t n_positional = PyVectorcall_NARGS(nargsf);
     Py_ssize_t n = n_positional + (kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0);
-    PyObject *entries = Py_NewRef(self->entries), *result = NULL;
+    PyObject *entries = Py_NewRef(self->entries), *result = NULL, *hook = frame_hook_suspend();
     Py_INCREF(callable); /* the call may drop the last reference to it */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries); i++) {
         Entry *entry = (Entry *)PyTuple_GET_ITEM(entries, i);
@@ -198,10 +198,13 @@ static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size
     Py_XDECREF(flat);
     Py_XDECREF(names);
 done:
+    frame_hook_restore(hook);
     Py_DECREF(entries);
     Py_DECREF(callable);
     return result;
 }
+
+bool dispatcher_is_disabled(PyObject *dispatcher) { return ((Dispatcher *)dispatcher)->disabled; }
 
 /* ---- Dispatcher ---- */
 

@@ -17,6 +17,10 @@
 #define IS_311 (PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000)
 #define IS_312 (PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000)
 
+#if !IS_311 && !IS_312
+#error "DM201: dynamotor's C extension is written for CPython 3.11 and 3.12"
+#endif
+
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
@@ -90,9 +94,13 @@ int guards_init(PyObject *module);
 
 /* ---- dispatch.c ---- */
 extern PyTypeObject Dispatcher_Type;
+bool dispatcher_is_disabled(PyObject *dispatcher);
 int dispatch_init(PyObject *module);
 
 /* ---- frame_hook.c ---- */
+/* Compiled code and the compiler itself run with the hook off: suspend gives what restore takes. */
+PyObject *frame_hook_suspend(void);
+void frame_hook_restore(PyObject *hook);
 int frame_hook_init(PyObject *module);
 
 #endif

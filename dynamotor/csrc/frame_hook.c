@@ -1,2 +1,220 @@
+/* The PEP 523 hook: on only on a thread whose graph break is running user code, so that functions entered there are
+ * captured too. Everywhere else it is not installed at all.
+ *
+ * A frame whose result a dispatcher has computed is not evaluated: its result is put on the frame's own stack, and
+ * CPython's evaluator runs `RETURN_VALUE` on it, so that the frame is unlinked and cleared by CPython itself. */
+#define Py_BUILD_CORE
 #include "dynamotor.h"
-int frame_hook_init(PyObject *module) { return 0; }
+#include "internal/pycore_frame.h"
+#undef Py_BUILD_CORE
+#include <structmember.h>
+
+#if IS_311
+#define FRAME_FUNCTION(frame) ((PyObject *)(frame)->f_func)
+#else
+#define FRAME_FUNCTION(frame) ((frame)->f_funcobj)
+#endif
+
+/* _C.FrameHook: a callback and its answers. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *callback; /* (code, function) -> Dispatcher or None */
+    PyObject *answers;  /* address of a code object -> (code, globals, Dispatcher or None) */
+} FrameHook;
+
+static PyTypeObject FrameHook_Type;
+static __thread FrameHook *active; /* owned by this thread */
+static int n_threads;              /* threads with an active hook; under the GIL */
+static PyCodeObject *return_code;  /* RESUME, RETURN_VALUE */
+
+static bool is_hookable(const PyCodeObject *code) {
+    int body = CO_OPTIMIZED | CO_NEWLOCALS, generator = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
+    return (code->co_flags & body) == body && (code->co_flags & generator) == 0 && code->co_stacksize > 0;
+}
+
+static Py_ssize_t n_bound(const PyCodeObject *code) {
+    return code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) + !!(code->co_flags & CO_VARKEYWORDS);
+}
+
+/* New reference: what the callback says of a function, asked once for each code object when the answer is None or the
+ * function has no closure. */
+static PyObject *ask(FrameHook *hook, PyFunctionObject *function) {
+    PyObject *code = function->func_code, *key = PyLong_FromVoidPtr(code);
+    if (key == NULL) return NULL;
+    PyObject *known = PyDict_GetItemWithError(hook->answers, key), *answer = NULL;
+    if (known != NULL) {
+        PyObject *value = PyTuple_GET_ITEM(known, 2);
+        if (value == Py_None || PyTuple_GET_ITEM(known, 1) == function->func_globals) answer = Py_NewRef(value);
+    }
+    if (answer == NULL && !PyErr_Occurred()) {
+        PyObject *args[2] = {code, (PyObject *)function};
+        answer = PyObject_Vectorcall(hook->callback, args, 2, NULL);
+        if (answer != NULL && answer != Py_None && !Py_IS_TYPE(answer, &Dispatcher_Type)) {
+            PyErr_Format(PyExc_TypeError, "a frame hook returns a Dispatcher or None, not %R", answer);
+            Py_CLEAR(answer);
+        }
+        if (answer != NULL && (answer == Py_None || function->func_closure == NULL)) {
+            PyObject *entry = PyTuple_Pack(3, code, function->func_globals, answer);
+            if (entry == NULL || PyDict_SetItem(hook->answers, key, entry) < 0) Py_CLEAR(answer);
+            Py_XDECREF(entry);
+        }
+    }
+    Py_DECREF(key);
+    return answer;
+}
+
+/* End a frame that has not started with a result (owned) or, when it is NULL, with the exception that is set. */
+static PyObject *end_frame(PyThreadState *tstate, _PyInterpreterFrame *frame, PyObject *result) {
+    /* Thrown into before its first instruction, where no handler is: it unwinds. */
+    if (result == NULL) return _PyEval_EvalFrameDefault(tstate, frame, 1);
+    Py_SETREF(frame->f_code, (PyCodeObject *)Py_NewRef(return_code));
+    frame->prev_instr = _PyCode_CODE(return_code) - 1;
+    frame->localsplus[frame->stacktop++] = result;
+    return _PyEval_EvalFrameDefault(tstate, frame, 0);
+}
+
+static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int throwing) {
+    FrameHook *hook = active;
+    PyObject *function = FRAME_FUNCTION(frame);
+    if (hook == NULL || throwing || !is_hookable(frame->f_code) || !PyFunction_Check(function) ||
+        ((PyFunctionObject *)function)->func_code != (PyObject *)frame->f_code)
+        return _PyEval_EvalFrameDefault(tstate, frame, throwing);
+    active = NULL; /* what the callback and the dispatcher run is ours */
+    PyObject *dispatcher = ask(hook, (PyFunctionObject *)function), *result = NULL;
+    if (dispatcher == NULL || dispatcher == Py_None || dispatcher_is_disabled(dispatcher)) {
+        active = hook;
+        if (dispatcher == NULL) return end_frame(tstate, frame, NULL);
+        Py_DECREF(dispatcher);
+        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+    }
+    /* The frame keeps its references while the dispatcher runs: user code may replace none of them, it has not started. */
+    result = PyObject_Vectorcall(dispatcher, frame->localsplus, (size_t)n_bound(frame->f_code), NULL);
+    active = hook;
+    Py_DECREF(dispatcher);
+    return end_frame(tstate, frame, result);
+}
+
+PyObject *frame_hook_suspend(void) {
+    FrameHook *hook = active;
+    active = NULL;
+    return (PyObject *)hook;
+}
+
+void frame_hook_restore(PyObject *hook) { active = (FrameHook *)hook; }
+
+/* Takes over the reference to `hook`; gives the previous one to the caller. */
+static FrameHook *exchange(FrameHook *hook) {
+    FrameHook *previous = active;
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    if (hook != NULL && previous == NULL && n_threads++ == 0) _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+    if (hook == NULL && previous != NULL && --n_threads == 0)
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+    active = hook;
+    return previous;
+}
+
+static PyObject *py_set_frame_hook(PyObject *self, PyObject *hook) {
+    if (hook != Py_None && !Py_IS_TYPE(hook, &FrameHook_Type))
+        return PyErr_Format(PyExc_TypeError, "set_frame_hook takes a FrameHook or None, not %R", hook);
+    FrameHook *previous = exchange(hook == Py_None ? NULL : (FrameHook *)Py_NewRef(hook));
+    return previous != NULL ? (PyObject *)previous : Py_NewRef(Py_None);
+}
+
+/* FrameHook.call(function, *args): call it with this hook on. */
+static PyObject *hook_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (n < 1) {
+        PyErr_SetString(PyExc_TypeError, "call takes a function and its arguments");
+        return NULL;
+    }
+    FrameHook *previous = exchange((FrameHook *)Py_NewRef(self));
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1), NULL);
+    Py_XDECREF(exchange(previous));
+    return result;
+}
+
+static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *callback;
+    if (!PyArg_ParseTuple(args, "O", &callback)) return NULL;
+    FrameHook *hook = (FrameHook *)type->tp_alloc(type, 0);
+    if (hook == NULL) return NULL;
+    hook->callback = Py_NewRef(callback);
+    hook->answers = PyDict_New();
+    if (hook->answers == NULL) Py_CLEAR(hook);
+    return (PyObject *)hook;
+}
+
+static int hook_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((FrameHook *)self)->callback);
+    Py_VISIT(((FrameHook *)self)->answers);
+    return 0;
+}
+
+static int hook_clear(PyObject *self) {
+    Py_CLEAR(((FrameHook *)self)->callback);
+    Py_CLEAR(((FrameHook *)self)->answers);
+    return 0;
+}
+
+static void hook_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    hook_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMethodDef hook_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))hook_call, METH_FASTCALL, "call(function, *args): call it with this hook on"},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef hook_members[] = {
+    {"answers", T_OBJECT, offsetof(FrameHook, answers), READONLY, "id of a code object -> (code, globals, answer)"},
+    {NULL},
+};
+
+static PyTypeObject FrameHook_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.FrameHook",
+    .tp_doc = "FrameHook(callback): asks callback(code, function) -> Dispatcher | None for each function entered while on.\n\n"
+              "A Dispatcher gets the frame's bound parameters in the order of co_varnames (*args and **kwargs as one each).",
+    .tp_basicsize = sizeof(FrameHook),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = hook_new,
+    .tp_traverse = hook_traverse,
+    .tp_clear = hook_clear,
+    .tp_dealloc = hook_dealloc,
+    .tp_methods = hook_methods,
+    .tp_members = hook_members,
+};
+
+static PyMethodDef methods[] = {
+    {"set_frame_hook", py_set_frame_hook, METH_O, "set_frame_hook(hook or None) -> the previous one; for this thread"},
+    {NULL, NULL, 0, NULL},
+};
+
+/* A code object with one stack slot that ends in RETURN_VALUE; its first instructions are replaced by just that. */
+static PyCodeObject *make_return_code(void) {
+    PyObject *code = Py_CompileString("lambda x: x", "<dynamotor>", Py_eval_input), *result = NULL;
+    PyObject *consts = code != NULL ? PyObject_GetAttrString(code, "co_consts") : NULL;
+    PyObject *lambda = consts != NULL ? PyTuple_GetItem(consts, 0) : NULL; /* RESUME, LOAD_FAST 0, RETURN_VALUE */
+    PyObject *bytes = lambda != NULL ? PyObject_GetAttrString(lambda, "co_code") : NULL;
+    if (bytes != NULL && PyBytes_GET_SIZE(bytes) == 6) {
+        const char *old = PyBytes_AS_STRING(bytes);
+        char data[6] = {old[0], old[1], old[4], old[5], old[4], old[5]};
+        PyObject *replace = PyObject_GetAttrString(lambda, "replace");
+        PyObject *none = PyTuple_New(0), *kwargs = Py_BuildValue("{s:y#}", "co_code", data, (Py_ssize_t)6);
+        if (replace != NULL && none != NULL && kwargs != NULL) result = PyObject_Call(replace, none, kwargs);
+        Py_XDECREF(replace);
+        Py_XDECREF(none);
+        Py_XDECREF(kwargs);
+    } else if (bytes != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "DM201: this Python's bytecode is not the one dynamotor was built for");
+    }
+    Py_XDECREF(bytes);
+    Py_XDECREF(consts);
+    Py_XDECREF(code);
+    return (PyCodeObject *)result;
+}
+
+int frame_hook_init(PyObject *module) {
+    return_code = make_return_code();
+    if (return_code == NULL || PyModule_AddFunctions(module, methods) < 0) return -1;
+    return PyModule_AddType(module, &FrameHook_Type);
+}

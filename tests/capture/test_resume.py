@@ -65,7 +65,7 @@ def loops(n):
 
 def comprehensions(xs):
     k = 3
-    return [x + k for x in xs if x], dict.fromkeys(xs, k), {x for x in xs}, sum(x for x in xs)
+    return [x + k for x in xs if x], {x: k for x in xs}, {x for x in xs}, sum(x for x in xs)  # noqa: C416, C420
 
 
 def unbound(flag):
@@ -76,7 +76,7 @@ def unbound(flag):
             maybe = 7
     del i
     try:
-        i  # noqa: B018
+        i  # noqa: B018, F821
     except UnboundLocalError:
         return maybe, "unbound"
 
@@ -184,7 +184,7 @@ class Derived(Base):
 
 
 def calls(d):
-    return say(1, *[2, 3], **{}), d.greet(), dict(a=1, b=say(2)), max(1, 2, key=lambda v: -v), "x".join(["a", "b"])
+    return say(1, *[2, 3], **{}), d.greet(), dict(a=1, b=say(2)), max(1, 2, key=lambda v: -v), "x".join(["a", "b"])  # noqa: C408
 
 
 def unpacking(t):
@@ -301,14 +301,14 @@ def check_every_offset(function, args):
     while True:
         reached = {}
 
-        def resumed():
+        def resumed(n=n, reached=reached):
             at, flat = run_steps(function, args, n)
             reached["end"] = at == "done"
             return flat if at == "done" else resume_function(at, function.__globals__)(*flat)
 
         assert outcome(resumed) == expected, f"resumed after {n} instructions"
 
-        def broken():
+        def broken(n=n):
             at, flat = run_steps(function, args, n)
             if at == "done":
                 return flat
