@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import types
+import typing
 from collections import namedtuple
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
@@ -208,7 +210,8 @@ def _wrap_constant(trace: Trace, source: Any, obj: Any) -> Value:
            types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
            types.BuiltinFunctionType, types.MethodWrapperType,
            functools.cached_property, type(functools.lru_cache(len)), torch.finfo, torch.iinfo, slice, types.GenericAlias,
-           types.UnionType)
+           types.UnionType, type(typing.List), type(typing.List[int]), type(typing.Optional[int]), type(typing.Any),  # noqa: UP006,UP007,UP045
+           type(typing.Optional), typing.TypeVar)
 def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return Builtin(obj, source)
@@ -221,6 +224,11 @@ class Builtin(Constant):
 
     def truth(self, trace: Trace) -> bool:
         return True
+
+    def getitem(self, trace: Trace, key: Value) -> Value:
+        if type(self.value).__module__ == "typing" and key.is_constant():  # List[int]
+            return trace.real_call(operator.getitem, self.value, key.as_constant())
+        return super().getitem(trace, key)
 
     def getattr(self, trace: Trace, name: str) -> Value:
         wrapped = getattr(self.value, "__wrapped__", None)
