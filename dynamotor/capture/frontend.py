@@ -22,11 +22,12 @@ from ..base.log import log, warn_once
 from ..base.options import CompileOptions
 from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers, torch_rules
 from .breaks import BreakReason, Unsupported
+from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard
 from .output import Codegen
 from .source import Const
-from .trace import Trace
+from .trace import Stop, Trace
 from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 
@@ -57,6 +58,7 @@ class Compiler:
 
     def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> None:
         self.fn, self.options, self.backend = fn, options, backend
+        self.resumes: dict[Any, Any] = {}
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
 
     @property
@@ -83,8 +85,13 @@ class Compiler:
         except Raised:
             counters["frames"]["raised"] += 1
             return self.eager(args, kwnames)
-        except Unsupported as stop:
-            return self.refused(stop.reason, args, kwnames)
+        except InternalError as error:
+            if self.strict:
+                raise
+            counters["frames"]["failed"] += 1
+            warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")
+            dispatcher.disabled = True
+            return self.eager(args, kwnames)
         if captured.gm is None:
             run: Callable[..., Any] = _nothing
         else:
@@ -103,13 +110,6 @@ class Compiler:
         n = len(args) - len(kwnames)
         return self.fn(*args[:n], **dict(zip(kwnames, args[n:])))
 
-    def refused(self, reason: BreakReason, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
-        """The whole call runs eager: nothing of it can be captured."""
-        note_break(reason)
-        if self.strict:
-            raise reason.error()
-        counters["frames"]["eager"] += 1
-        return self.eager(args, kwnames)
 
     # Capture -------------------------------------------------------------------------------------------------------------
     def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
@@ -117,7 +117,7 @@ class Compiler:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 20_000))
         try:
-            with timed("capture"), context.preserved_modes():
+            with timed("capture"):
                 captured = self._trace(args, kwnames)
         except (Raised, Unsupported, DynamotorError):
             raise
@@ -133,11 +133,50 @@ class Compiler:
     def _trace(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
         ambient = Ambient.current()
         trace = Trace()
-        result = self._run(trace, args, kwnames)
-        cg = Codegen(trace)
-        trace.effects.guard_aliases()
-        trace.effects.replay(cg)
-        return finish_trace(trace, cg, cg.emit(result), ambient)
+        try:
+            with context.preserved_modes():
+                result = self._run(trace, args, kwnames)
+                cg = Codegen(trace)
+                trace.effects.guard_aliases()
+                trace.effects.replay(cg)
+                return finish_trace(trace, cg, cg.emit(result), ambient)
+        except Unsupported as stop:
+            note_break(stop.reason)
+            if self.strict:
+                raise stop.reason.error() from None
+            return self._broken(stop, trace, args, kwnames, ambient)
+
+    def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
+        """Capture up to the break, or nothing when no frame can be cut."""
+        for depth, step in cut_points(stop):
+            with context.preserved_modes():
+                trace = Trace(break_at=step)
+                try:
+                    self._run(trace, args, kwnames)
+                except Stop:
+                    if len(trace.stopped) != depth:
+                        break
+                    try:
+                        cg = Codegen(trace)
+                        trace.effects.guard_aliases()
+                        trace.effects.replay(cg)
+                        cg.for_frame = True
+                        return finish_trace(trace, cg, emit_break(trace, cg, self.resume_dispatcher), ambient, stop.reason)
+                    except Unsupported:
+                        continue
+                except (Unsupported, Raised):
+                    pass
+                break
+        counters["frames"]["eager"] += 1
+        return Captured(None, [], [], [ambient, *failed.reader.guards], lambda outs, args: self.eager(args, kwnames), "", stop.reason)
+
+    def resume_dispatcher(self, point: ResumePoint) -> Any:
+        """The dispatcher of a place in the middle of a function, one for each place."""
+        found = self.resumes.get(point.key)
+        if found is None:
+            compiler = ResumeCompiler(point, self)
+            found = self.resumes[point.key] = _C.Dispatcher(compiler.miss, compiler.fn, compiler.name)
+        return found
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
         root, bound = root_value(trace, self.fn)
@@ -146,6 +185,17 @@ class Compiler:
         values = [trace.wrap(source, arg) for source, arg in zip(sources, args)]
         trace.tail = True
         return root.call(trace, [*bound, *values[:n]], dict(zip(kwnames, values[n:])))
+
+
+class ResumeCompiler(Compiler):
+    """Compiles the rest of a function after a graph break; its calls have the frame's flat values as arguments."""
+
+    def __init__(self, point: ResumePoint, parent: Compiler) -> None:
+        super().__init__(point.native(), parent.options, parent.backend)
+        self.point, self.resumes = point, parent.resumes
+
+    def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
+        return self.point.run(trace, args)
 
 
 def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None) -> Captured:

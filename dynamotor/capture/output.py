@@ -30,6 +30,7 @@ class Codegen:
         self.prologue: list[str] = []
         self.lines: list[str] = []
         self.names: dict[int, str] = {}
+        self.for_frame = False  # iterators are for a frame that a resumed capture will read
         self.constants: dict[str, Any] = {}
         self.outputs: list[Any] = []  # fx nodes, in the order of `outs`
         self._constant_names: dict[int, str] = {}

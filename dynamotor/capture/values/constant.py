@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import types
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from ..polyfills import cursors
 from .base import Iterator, Value
 
 if TYPE_CHECKING:
@@ -139,7 +141,8 @@ class RealIterator(Iterator):
         return None
 
     def reconstruct(self, cg: Codegen) -> str:
-        return f"iter({cg.constant(tuple(self.iterator))})"
+        rest = tuple(copy.copy(self.iterator))
+        return f"{cg.constant(cursors.SequenceCursor)}({cg.constant(rest)}, 0)" if cg.for_frame else f"iter({cg.constant(rest)})"
 
 
 class BoundBuiltin(Value):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
 from ..guards import DictKeys, Length, MissingKey, Predicate, SetEquals, TypeIs, is_constant
+from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Iterator, Value, makers, wrap_rule
 from .constant import Constant
@@ -197,6 +198,9 @@ class SequenceIterator(Iterator):
         return rest
 
     def reconstruct(self, cg: Codegen) -> str:
+        if cg.for_frame:
+            items = Constant(None) if self.index >= 1 << 60 else self.target
+            return f"{cg.constant(cursors.SequenceCursor)}({cg.emit(items)}, {self.index})"
         if self.index >= 1 << 60:
             return "iter(())"
         name = cg.new_object(self, f"iter({cg.emit(self.target)})")
@@ -451,7 +455,8 @@ class DictIterator(Iterator):
     def reconstruct(self, cg: Codegen) -> str:
         rest = [self.target.table[key] for key in self.pairs[self.index:]]
         items = [TupleValue(p) if self.part == "items" else p[0 if self.part == "keys" else 1] for p in rest]
-        return f"iter([{', '.join([cg.emit(item) for item in items])}])"
+        text = f"[{', '.join([cg.emit(item) for item in items])}]"
+        return f"{cg.constant(cursors.SequenceCursor)}({text}, 0)" if cg.for_frame else f"iter({text})"
 
 
 class SetValue(Value):

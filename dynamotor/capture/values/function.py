@@ -95,7 +95,8 @@ class FunctionValue(Value):
 
     def __init__(self, trace: Trace, code: types.CodeType, *, fn: Any = MISSING, source: Any = None,
                  globals_: DictValue | None = None, defaults: list[Value] | None = None,
-                 kwdefaults: dict[str, Value] | None = None, closure: list[CellValue] | None = None, name: str | None = None) -> None:
+                 kwdefaults: dict[str, Value] | None = None, closure: list[CellValue] | None = None,
+                 name: str | None = None) -> None:
         self.source, self.trace, self.fn, self.code = source, trace, fn, code
         self.trusted = fn is not MISSING and (source is None or type(source) is Const) and trusted_function(fn)
         self._globals, self._defaults, self._kwdefaults, self._closure = globals_, defaults, kwdefaults, closure

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
+from ..polyfills import cursors
 from .base import Iterator, Value
 from .constant import Constant
 from .containers import TupleValue
@@ -35,6 +36,8 @@ class EnumerateIterator(Iterator):
         return TupleValue([Constant(self.count - 1), item])
 
     def reconstruct(self, cg: Codegen) -> str:
+        if cg.for_frame:
+            return f"{cg.constant(cursors.EnumerateCursor)}({cg.emit(self.inner)}, {self.count})"
         return f"enumerate({cg.emit(self.inner)}, {self.count})"
 
 
@@ -69,6 +72,8 @@ class ZipIterator(Iterator):
                 raise trace.error(ValueError, f"zip() argument {i + 2} is longer than argument {i + 1}")
 
     def reconstruct(self, cg: Codegen) -> str:
+        if cg.for_frame and not self.strict:
+            return f"{cg.constant(cursors.ZipCursor)}(({''.join([cg.emit(i) + ', ' for i in self.inners])}))"
         return f"zip({', '.join([cg.emit(i) for i in self.inners])}{', strict=True' if self.strict else ''})"
 
 
@@ -94,6 +99,9 @@ class MapIterator(Iterator):
         return trace.call(self.fn, items)
 
     def reconstruct(self, cg: Codegen) -> str:
+        if cg.for_frame:
+            inners = "".join([cg.emit(i) + ", " for i in self.inners])
+            return f"{cg.constant(cursors.MapCursor)}({cg.emit(self.fn)}, ({inners}))"
         return f"map({', '.join([cg.emit(self.fn), *[cg.emit(i) for i in self.inners]])})"
 
 
@@ -117,6 +125,8 @@ class FilterIterator(Iterator):
         return None
 
     def reconstruct(self, cg: Codegen) -> str:
+        if cg.for_frame:
+            return f"{cg.constant(cursors.FilterCursor)}({cg.emit(self.fn)}, {cg.emit(self.inner)})"
         return f"filter({cg.emit(self.fn)}, {cg.emit(self.inner)})"
 
 

@@ -1,0 +1,96 @@
+"""Graph breaks: cut a trace before one instruction, and plan what runs natively and what goes on captured.
+
+The trace is run again up to the cut (`Trace(break_at=...)`); every inlined frame is rebuilt by the generated `finish`, the
+instruction runs natively, and each frame goes on in a resume function with a dispatcher of its own (resume.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .breaks import Unsupported
+from .bytecode import localsplus_names
+from .interpreter import Frame, run_frame
+from .ops_control import HandledValue
+from .output import Codegen
+from .resume import NULL, UNBOUND, Boundary, break_function, resume_function, successors, why_not_resumable
+from .source import Arg
+from .trace import Trace
+from .values.base import Value
+from .values.function import FunctionValue, globals_of
+
+
+def cut_points(stop: Unsupported) -> list[tuple[int, int]]:
+    """Where the stack of frames can be cut, innermost first: (number of frames kept, instruction count)."""
+    points: list[tuple[int, int]] = []
+    for depth, frame in enumerate(stop.frames):
+        if not frame.tail or frame.generator or why_not_resumable(frame.code) is not None:
+            break
+        points.append((depth + 1, frame.step_at))
+    return points[::-1]
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The middle of a function: what a resume dispatcher captures. `globals` are the function's."""
+
+    at: Boundary
+    globals: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal places of one code object."""
+        at = self.at
+        return id(at.code), at.offset, at.n_stack, at.nulls, at.unbound, id(self.globals)
+
+    def native(self) -> Callable[..., Any]:
+        """The rest of the function, run by CPython."""
+        return resume_function(self.at, self.globals)
+
+    def names(self) -> list[str]:
+        """A name for each flat value."""
+        slots = localsplus_names(self.at.code)
+        return [slots[i] for i in self.at.bound_slots] + [f"stack{i}" for i in self.at.full_stack]
+
+    def run(self, trace: Trace, args: tuple[Any, ...]) -> Value:
+        """Interpret from here on, over the flat values of a call."""
+        values = [trace.wrap(Arg(i, name), arg) for i, (name, arg) in enumerate(zip(self.names(), args))]
+        slots, stack = self.at.unflat(values)
+        code = self.at.code
+        func = FunctionValue(trace, code, globals_=globals_of(trace, self.globals), closure=[])
+        frame = Frame(trace, func, [None if v is UNBOUND else v for v in slots])
+        frame.stack = [None if v is NULL else v for v in stack]
+        for level in self.at.exception_slots:
+            handled, frame.stack[level] = frame.stack[level], HandledValue(trace.handled)
+            trace.handled = handled
+        frame.ip = frame.info.index[self.at.offset]
+        frame.tail, trace.tail = True, False
+        return run_frame(trace, frame)
+
+
+def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint], Any]) -> str:
+    """The expression that goes on from the stopped frames of a trace: nested calls of break functions."""
+    handled = trace.handled
+    states: list[tuple[Frame, Boundary, list[Value]]] = []
+    for frame in reversed(trace.stopped):
+        stack: list[Any] = [NULL if v is None else v for v in frame.stack]
+        slots = [UNBOUND if v is None else v for v in frame.fast]
+        innermost = frame is trace.stopped[-1]
+        instr = frame.steps[frame.ip][1] if innermost else frame.instr
+        at = Boundary.of(frame.code, instr.offset, slots, stack)
+        for level in reversed(at.exception_slots):
+            saved = stack[level]
+            assert isinstance(saved, HandledValue) and handled is not None
+            stack[level], handled = handled, saved.value
+        states.append((frame, at, list(at.flat(slots, stack))))
+    expression = ""
+    for frame, at, values in states:
+        inner = bool(expression)
+        namespace = frame.func.globals.obj
+        after = [dispatcher_of(ResumePoint(b, namespace)) for b in successors(at, inner=inner)]
+        step = break_function(at, after, namespace, inner=inner)
+        words = [cg.emit(v) for v in values] + ([f"lambda: {expression}"] if inner else [])
+        expression = f"{cg.constant(step)}({', '.join(words)})"
+    return expression

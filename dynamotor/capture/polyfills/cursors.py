@@ -1,0 +1,91 @@
+"""Iterators that a graph break leaves in a frame: plain Python objects, so that the resumed capture can read where they stand.
+
+>>> cursor = SequenceCursor([10, 20, 30], 1)
+>>> next(cursor), next(cursor)
+(20, 30)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Cursor:
+    """Base of the cursors."""
+
+    def __iter__(self) -> Any:
+        return self
+
+
+class SequenceCursor(Cursor):
+    """`iter(items)` of a list or tuple, at an index; follows changes of the list as CPython's does."""
+
+    def __init__(self, items: Any, index: int) -> None:
+        self.items = items
+        self.index = index
+
+    def __next__(self) -> Any:
+        index, items = self.index, self.items
+        if items is None or index >= len(items):
+            self.items = None
+            raise StopIteration
+        self.index = index + 1
+        return items[index]
+
+
+class EnumerateCursor(Cursor):
+    """`enumerate(inner, count)`."""
+
+    def __init__(self, inner: Iterator[Any], count: int) -> None:
+        self.inner = inner
+        self.count = count
+
+    def __next__(self) -> Any:
+        item = next(self.inner)
+        count = self.count
+        self.count = count + 1
+        return count, item
+
+
+class ZipCursor(Cursor):
+    """`zip(*inners)`."""
+
+    def __init__(self, inners: tuple[Iterator[Any], ...]) -> None:
+        self.inners = inners
+
+    def __next__(self) -> Any:
+        if not self.inners:
+            raise StopIteration
+        items = []
+        for inner in self.inners:
+            items.append(next(inner))
+        return tuple(items)
+
+
+class MapCursor(Cursor):
+    """`map(fn, *inners)`."""
+
+    def __init__(self, fn: Callable[..., Any], inners: tuple[Iterator[Any], ...]) -> None:
+        self.fn = fn
+        self.inners = inners
+
+    def __next__(self) -> Any:
+        items = []
+        for inner in self.inners:
+            items.append(next(inner))
+        return self.fn(*items)
+
+
+class FilterCursor(Cursor):
+    """`filter(fn, inner)`."""
+
+    def __init__(self, fn: Callable[[Any], Any] | None, inner: Iterator[Any]) -> None:
+        self.fn = fn
+        self.inner = inner
+
+    def __next__(self) -> Any:
+        while True:
+            item = next(self.inner)
+            if item if self.fn is None else self.fn(item):
+                return item
