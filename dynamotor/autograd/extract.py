@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..graph.module import graph_module
 from ..graph.op_facts import facts
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ def extract(joint: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Nod
         copied = graph.call_function(aten.copy_.default, (env[target], value))
         copied.meta["val"] = target.meta["val"]
     graph.output(tuple(result))
-    return torch.fx.GraphModule({}, graph)
+    return graph_module(graph)
 
 
 def _order(joint: torch.fx.Graph, roots: Sequence[Node | None], known: dict[Node, Node],

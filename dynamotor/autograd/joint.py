@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
 from ..graph.spec import TensorSpec
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
@@ -84,7 +85,7 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_
         tangents, grads = _backward(recorder, [t for t, wanted in zip(roots, differentiable, strict=True) if wanted],
                                     [inputs[i] for i in gradient_of])
     recorder.graph.output((values, contents, grads))
-    joint_gm = torch.fx.GraphModule({}, recorder.graph)
+    joint_gm = graph_module(recorder.graph, "Joint")
     return Joint(joint_gm, [i.note.memory.input for i in inputs] + [node for node, _ in recorder.constants],
                  [tensor for _, tensor in recorder.constants], tangents, plans, differentiable, mutated, gradient_of)
 

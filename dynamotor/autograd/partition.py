@@ -50,7 +50,7 @@ def is_recomputable(node: Node) -> bool:
     if is_view(node) or node.target in _RECOMPUTABLE:
         return True
     about = facts(node.target)
-    return torch.Tag.pointwise in node.target.tags and not about.random and not about.writes
+    return about.pointwise and not about.random
 
 
 def partition(joint: Joint) -> Partition:

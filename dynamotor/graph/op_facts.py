@@ -19,6 +19,11 @@ aten = torch.ops.aten
 _HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {aten.native_batch_norm.default: (3, 4)}
 # Views in the schema's eyes that allocate, and the reverse.
 _NOT_VIEWS = {aten.lift_fresh.default, aten.lift.default}
+# Pointwise ops without the tag.
+_POINTWISE = {getattr(aten, name).default for name in (
+    "hardswish", "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward",
+    "log_sigmoid_backward", "leaky_relu_backward", "_prelu_kernel", "glu_backward")} | {
+    aten.rsub.Tensor, aten.rsub.Scalar, aten.lerp.Scalar, aten.lerp.Tensor, aten.clamp.Tensor}
 # Calls that answer about a tensor without reading its data.
 _METADATA = {aten.is_same_size.default}
 
@@ -30,7 +35,8 @@ class OpFacts:
     writes: positions (or names, for keyword-only arguments) of the arguments that the op writes. returns: for each
     returned value, the position or name of the argument that it is, or None for a new tensor. is_view: the result
     shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of its argument.
-    data_dependent: shape or value of the result depends on the data. random: it draws from a generator.
+    data_dependent: shape or value of the result depends on the data. random: it draws from a generator. pointwise: each
+    element of the result depends on the same element of each argument.
     """
 
     writes: tuple[int | str, ...]
@@ -39,6 +45,7 @@ class OpFacts:
     changes_metadata: bool
     data_dependent: bool
     random: bool
+    pointwise: bool
 
 
 _facts: dict[OpOverload, OpFacts] = {}
@@ -74,6 +81,7 @@ def _work_out(func: OpOverload) -> OpFacts:
         changes_metadata=torch.Tag.inplace_view in tags or func is aten.set_.source_Storage,
         data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}) and func not in _METADATA,
         random=torch.Tag.nondeterministic_seeded in tags,
+        pointwise=(torch.Tag.pointwise in tags or func in _POINTWISE) and not writers,
     )
 
 

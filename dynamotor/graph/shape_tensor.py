@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import shape_rules_linalg, shape_rules_pointwise, shape_rules_views  # noqa: F401  (they register their rules)
+from . import shape_rules  # noqa: F401  (it registers its rules)
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .spec import TensorSpec

@@ -1,7 +1,7 @@
 """Shape inference: what an op returns, from the specs of its arguments.
 
-Own rules (one row an op, in the `shape_rules_*` files) answer for common ops; a memo over PyTorch's meta kernels
-answers for the rest. A rule takes the op's arguments with a `TensorSpec` in each tensor's place and returns what
+PyTorch's meta kernels answer, through a memo; where they differ from the CPU kernels a rule of our own does (one row
+an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec` in each tensor's place and returns what
 `node.meta["val"]` holds, or `PASS` to leave a case to the meta kernel.
 
 >>> infer_spec(torch.ops.aten.mm.default, (TensorSpec.dense((2, 3), f32), TensorSpec.dense((3, 4), f32)), {}).shape
@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from ..base.errors import DynamotorError
 from ..base.registry import Registry
+from .layout import iterated_stride
 from .op_facts import facts
 from .spec import CPU, TensorSpec
 
@@ -45,15 +46,6 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 
     Raises DataDependent, UnsupportedOp, or the op's own error for arguments that do not fit.
     """
-    rule = shape_rules.get(func)
-    if rule is not None:
-        result = rule(*args, **kwargs)
-        if result is not PASS:
-            return result
-    return _infer_by_meta_kernel(func, args, kwargs)
-
-
-def _infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     try:
         key = (func, _key(args), tuple((name, _key(value)) for name, value in kwargs.items()) if kwargs else ())
         found = _memo.get(key, PASS)
@@ -61,13 +53,31 @@ def _infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any])
             return found
     except TypeError:  # an argument that cannot be hashed
         key = None
-    check_supported(func, args)
-    result = _run_meta_kernel(func, args, kwargs)
+    rule = shape_rules.get(func)
+    result = PASS if rule is None else rule(*args, **kwargs)
+    if result is PASS:
+        result = infer_by_meta_kernel(func, args, kwargs)
     if key is not None:
         if len(_memo) >= _MEMO_LIMIT:
             _memo.clear()
         _memo[key] = result
     return result
+
+
+def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What the meta kernel says, pointwise results laid out as the CPU kernels do it."""
+    check_supported(func, args)
+    result = _run_meta_kernel(func, args, kwargs)
+    if type(result) is TensorSpec and facts(func).pointwise:
+        return result.with_stride(iterated_stride(_operands(func, args), result.shape))
+    return result
+
+
+def _operands(func: OpOverload, args: tuple) -> list[TensorSpec]:
+    """What TensorIterator iterates over: the tensors, and the numbers that PyTorch wraps as 0-d tensors."""
+    wraps = func._overloadname == "Scalar" or isinstance(args[-1], (int, float, complex)) and func._overloadname == "Tensor"
+    operands = [arg for arg in args if type(arg) is TensorSpec]
+    return [*operands, TensorSpec((), (), torch.float32)] if wraps else operands
 
 
 def _key(value: Any) -> Any:

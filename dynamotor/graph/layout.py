@@ -1,0 +1,118 @@
+"""Which strides PyTorch's CPU kernels give their results: TensorIterator's rule, and memory formats.
+
+>>> iterated_stride([TensorSpec((2, 3), (1, 2), torch.float32)], (2, 3))
+(1, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .spec import TensorSpec, channels_last_stride, contiguous_stride
+
+
+def suggests_channels_last(spec: TensorSpec) -> bool:
+    """Whether `Tensor.suggest_memory_format()` is channels-last (2d or 3d): strides in the order C, W, H, (D,) N."""
+    rank = len(spec.shape)
+    if rank not in (4, 5) or spec.stride[1] == 0:
+        return False
+    least = 0
+    for d in (1, *range(rank - 1, 1, -1), 0):
+        size, stride = spec.shape[d], spec.stride[d]
+        if size == 0 or stride < least or (d == 0 and least == spec.stride[1]):
+            return False
+        least = stride * size if size > 1 else stride
+    return True
+
+
+def suggested_stride(spec: TensorSpec, shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a new tensor of `shape` in the memory format that `spec` suggests."""
+    return channels_last_stride(shape) if suggests_channels_last(spec) else contiguous_stride(shape)
+
+
+def is_channels_last_contiguous(spec: TensorSpec) -> bool:
+    """Dense with channels innermost (4-d); sizes of 1 do not count."""
+    if len(spec.shape) != 4:
+        return False
+    step = 1
+    for d in (1, 3, 2, 0):
+        if spec.shape[d] != 1:
+            if spec.stride[d] != step:
+                return False
+            step *= spec.shape[d]
+    return True
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """Non-overlapping and without holes, in some order of dimensions."""
+    if spec.is_contiguous:
+        return True
+    step = 1
+    for stride, size in sorted((st, sz) for st, sz in zip(spec.stride, spec.shape, strict=True) if sz != 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def iterated_stride(operands: Sequence[TensorSpec], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides that TensorIterator gives a new output of `shape` over these inputs."""
+    if all(op.shape == shape for op in operands):
+        if all(op.is_contiguous for op in operands):
+            return contiguous_stride(shape)
+        if all(is_channels_last_contiguous(op) for op in operands):
+            return channels_last_stride(shape)
+        first = operands[0].stride
+        if all(op.stride == first for op in operands) and is_dense(operands[0]):
+            return first
+    return _dense_in_order(_order([_broadcast_stride(op, shape) for op in operands], shape), shape)
+
+
+def preserved_stride(spec: TensorSpec) -> tuple[int, ...]:
+    """Strides of `torch.empty_like(x)`: the tensor's own when it is dense, else its order of dimensions without holes."""
+    if is_dense(spec):
+        return spec.stride
+    return _dense_in_order(_order([spec.stride], spec.shape), spec.shape)
+
+
+def _dense_in_order(perm: list[int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions go from fastest to slowest as `perm` says."""
+    if perm == list(range(len(shape) - 1, -1, -1)):
+        return contiguous_stride(shape)
+    out, step = [0] * len(shape), 1
+    for d in perm:
+        out[d] = step
+        step *= shape[d]
+    return tuple(out)
+
+
+def _broadcast_stride(op: TensorSpec, shape: tuple[int, ...]) -> list[int]:
+    missing = len(shape) - len(op.shape)
+    own = [0 if size == 1 and shape[missing + i] != 1 else op.stride[i] for i, size in enumerate(op.shape)]
+    return [0] * missing + own
+
+
+def _order(strides: Sequence[Sequence[int]], shape: tuple[int, ...]) -> list[int]:
+    """Dimensions from fastest to slowest: an insertion sort that swaps only where the operands agree to."""
+    perm = list(range(len(shape) - 1, -1, -1))
+    for i in range(1, len(perm)):
+        at = i
+        for j in range(i - 1, -1, -1):
+            verdict = _compare(strides, shape, perm[j], perm[at])
+            if verdict > 0:
+                perm[j], perm[at] = perm[at], perm[j]
+                at = j
+            elif verdict < 0:
+                break
+    return perm
+
+
+def _compare(strides: Sequence[Sequence[int]], shape: tuple[int, ...], a: int, b: int) -> int:
+    for stride in strides:
+        if stride[a] == 0 or stride[b] == 0:
+            continue
+        if stride[a] != stride[b]:
+            return -1 if stride[a] < stride[b] else 1
+        if shape[a] > shape[b]:
+            return 1
+    return 0
