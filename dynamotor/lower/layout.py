@@ -101,6 +101,9 @@ def _inferred_again(node: fx.Node) -> Any:
 def _restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, Any], info: GraphInfo) -> None:
     """Copy the user's outputs back into eager's strides. Saved values stay as they are: the backward reads their specs."""
     values = list(output.args[0])
+    end = output  # the writes of mutated inputs stay last
+    while end.prev.target is aten.copy_.default:
+        end = end.prev
     n_outputs = info.n_outputs if info.kind == "forward" else len(values)
     for position, node in enumerate(values[:n_outputs]):
         if not isinstance(node, fx.Node) or not isinstance(promised[node], TensorSpec):
@@ -108,6 +111,6 @@ def _restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, A
         spec = promised[node]
         if node.meta["val"].stride == spec.stride:
             continue
-        with graph.inserting_before(output):
+        with graph.inserting_before(end):
             values[position] = call(graph, aten.clone.default, node, memory_format=torch.contiguous_format, spec=spec)
     output.args = (tuple(values),)
