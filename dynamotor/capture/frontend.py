@@ -146,7 +146,8 @@ class Compiler:
                 raise stop.reason.error() from None
             return self._broken(stop, trace, args, kwnames, ambient)
 
-    def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
+    def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...],
+                ambient: Ambient) -> Captured:
         """Capture up to the break, or nothing when no frame can be cut."""
         for depth, step in cut_points(stop):
             with context.preserved_modes():
@@ -168,7 +169,8 @@ class Compiler:
                     pass
                 break
         counters["frames"]["eager"] += 1
-        return Captured(None, [], [], [ambient, *failed.reader.guards], lambda outs, args: self.eager(args, kwnames), "", stop.reason)
+        guards = [ambient, *failed.reader.guards]
+        return Captured(None, [], [], guards, lambda outs, args: self.eager(args, kwnames), "", stop.reason)
 
     def resume_dispatcher(self, point: ResumePoint) -> Any:
         """The dispatcher of a place in the middle of a function, one for each place."""
@@ -208,7 +210,7 @@ def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reaso
     inputs = trace.graph.inputs if gm is not None else []
     tensor.guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
-    log("guards", lambda: "\n".join(map(str, guards)))
+    log("guards", lambda: "\n".join(f"{type(g).__name__} {getattr(g, 'source', '')}" for g in guards))
     return Captured(gm, inputs, trace.graph.examples, guards, finish, code, reason, trace.steps)
 
 

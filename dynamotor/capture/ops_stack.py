@@ -265,13 +265,13 @@ def build_const_key_map(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("LIST_APPEND")
 def list_append(frame: Frame, instr: Instr, target: int) -> None:
     value = frame.stack.pop()
-    frame.stack[-instr.arg].items.append(value)
+    frame.stack[-instr.arg].mutate(frame.trace).append(value)
 
 
 @opcode("SET_ADD")
 def set_add(frame: Frame, instr: Instr, target: int) -> None:
     value = frame.stack.pop()
-    frame.stack[-instr.arg].table.setdefault(value.hash_key(frame.trace), value)
+    frame.stack[-instr.arg].mutate(frame.trace).setdefault(value.hash_key(frame.trace), value)
 
 
 @opcode("MAP_ADD")
@@ -284,7 +284,7 @@ def map_add(frame: Frame, instr: Instr, target: int) -> None:
 def list_extend(frame: Frame, instr: Instr, target: int) -> None:
     items = frame.stack[-1].unpack(frame.trace)
     frame.stack.pop()
-    frame.stack[-instr.arg].items.extend(items)
+    frame.stack[-instr.arg].mutate(frame.trace).extend(items)
 
 
 @opcode("SET_UPDATE")
@@ -292,7 +292,7 @@ def set_update(frame: Frame, instr: Instr, target: int) -> None:
     items = frame.stack[-1].unpack(frame.trace)
     frame.stack.pop()
     for item in items:
-        frame.stack[-instr.arg].table.setdefault(item.hash_key(frame.trace), item)
+        frame.stack[-instr.arg].mutate(frame.trace).setdefault(item.hash_key(frame.trace), item)
 
 
 @opcode("DICT_UPDATE")
