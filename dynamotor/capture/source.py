@@ -174,7 +174,7 @@ class DictItem(Source):
     def step(self, parent: Any) -> Any:
         try:
             return dict.__getitem__(parent, self.key)
-        except KeyError:
+        except (KeyError, TypeError):
             raise Missing(str(self)) from None
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ class SeqItem(Source):
         kind = tuple if isinstance(parent, tuple) else list
         try:
             return kind.__getitem__(parent, self.key)
-        except IndexError:
+        except (IndexError, TypeError):
             raise Missing(str(self)) from None
 
     def __str__(self) -> str:
@@ -234,6 +234,8 @@ class TypeAttr(Source):
     step_kind = "type_attr"
 
     def step(self, parent: Any) -> Any:
+        if not isinstance(parent, type):
+            raise Missing(str(self))
         return lookup_type_attr(parent, self.key)
 
     def __str__(self) -> str:
@@ -268,7 +270,7 @@ class CellContents(Source):
     def step(self, parent: Any) -> Any:
         try:
             return parent.cell_contents
-        except ValueError:
+        except (ValueError, AttributeError):
             raise Missing(str(self)) from None
 
     def __str__(self) -> str:

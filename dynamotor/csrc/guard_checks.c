@@ -84,6 +84,7 @@ static bool lacks_attribute(PyObject *value, PyObject *name) {
     PyObject *found = PyObject_GetAttr(value, name);
     bool missing = found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError);
     Py_XDECREF(found);
+    PyErr_Clear();
     return missing;
 }
 
