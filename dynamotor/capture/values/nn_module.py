@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from ..breaks import unsupported
-from ..guards import TypeIs
+from ..guards import IdIs, TypeIs
 from ..protocol import is_data_descriptor
 from ..source import Const
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
@@ -130,6 +130,19 @@ def _wrap_module(trace: Trace, source: Any, obj: Module) -> Value:
     if isinstance(obj, torch.jit.ScriptModule):
         raise unsupported("unsupported-call", f"{cls.__name__} is a TorchScript module")
     return NNModuleValue(cls, source, obj, content_base(trace, cls, source, obj))
+
+
+@builtin_rule(torch.nn.RNNBase._weights_have_changed)
+def _weights_have_changed(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Compares weights with weak references: asked for real, and the weights are guarded by identity."""
+    module = args[0]
+    if not isinstance(module, NNModuleValue) or module.obj is MISSING or module.obj._weights_have_changed():
+        raise unsupported("unsupported-call", "an RNN's weights were replaced")
+    for name in module.obj._flat_weights_names:
+        weight = module.getattr(trace, name)
+        if isinstance(weight, TensorValue):
+            trace.reader.guard(IdIs(weight.source, weight.obj))
+    return Constant(False)
 
 
 # Slices of module containers ---------------------------------------------------------------------------------------------
