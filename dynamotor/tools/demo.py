@@ -19,6 +19,7 @@ from torch import nn
 from ..api import compile as compile_
 from ..base.config import config
 from ..base.errors import UsageError
+from . import torchvision_stub
 from .bench import render
 from .demo_models import DigitsNet, resnet18
 from .measure import interleave
@@ -91,6 +92,7 @@ def show_digits(epochs: int, backend: str) -> bool:
 
 def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """BERT-base for masked language modelling with random weights, and a batch of 4 × 128 tokens."""
+    torchvision_stub.prepare()
     try:
         from transformers import BertConfig, BertForMaskedLM
     except ImportError as error:
