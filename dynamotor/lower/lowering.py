@@ -21,7 +21,7 @@ from ..base.events import counters, emit
 from ..base.registry import Registry
 from ..graph.info import GraphInfo
 from ..graph.spec import TensorSpec, contiguous_stride, numel
-from .extern import OUT_VARIANTS, aten_call_target, is_layout_agnostic
+from .extern import BY_DESIGN, OUT_VARIANTS, aten_call_target, is_layout_agnostic
 from .index import Index, Var
 from .ir import COMPUTE_TYPE, Expr, ExternNode, Node, ReduceKind, cast, const, loads_of, round_to, total_cost
 from .program import Buffer, BufRef, ExternStep
@@ -200,7 +200,7 @@ class Lowering:
         cost, count = total_cost(e), len(loads_of(e))
         if cost > MAX_COST or count > MAX_LOADS:
             self.realize(x)
-        elif len(readers) > 1 and (cost > CHEAP_COST or count > CHEAP_LOADS or any(r.target not in lowerings for r in readers)):
+        elif len(readers) > 1 and (cost > CHEAP_COST or count > CHEAP_LOADS or any(_is_call(r) for r in readers)):
             self.realize(x)
 
     # -- aten calls -------------------------------------------------------------------------------------------------
@@ -262,6 +262,11 @@ class Lowering:
             return rule(self, *args, **kwargs)
         except Decline as why:
             return self.fallback(node, args, kwargs, str(why))
+
+
+def _is_call(node: fx.Node) -> bool:
+    """Whether the node becomes an aten call (or the output), which reads memory."""
+    return node.target in BY_DESIGN or node.target not in lowerings
 
 
 class NumberResult:

@@ -151,6 +151,8 @@ def _diagonal(ctx: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int
 
 @lowering(aten.unfold.default)
 def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
+    if not x.shape:
+        raise Decline("0-d operand")
     dim = _dim(x, dim)
     shape = ctx.spec.shape
     return Value.view(
@@ -272,6 +274,8 @@ def _select_backward(ctx: Lowering, g: Value, sizes: Sequence[int], dim: int, in
 
 @lowering(aten.repeat.default)
 def _repeat(ctx: Lowering, x: Value, repeats: Sequence[int]) -> Value:
+    if 0 in x.shape:
+        raise Decline("empty operand")
     lead = len(repeats) - len(x.shape)
 
     def body(index: tuple[Index, ...]) -> Expr:
