@@ -70,24 +70,30 @@ static int state_is(PyObject *state) {
     return equal;
 }
 
+/* The fast copy is read from the present, so it may be taken only while the present is that state. A default device hides
+ * inside a mode object; comparing it always needs Python. */
+static void take_fast_copy(Ambient *ambient) {
+    if (!torch_state.ready || ambient->has_default_device) return;
+    read_state(ambient);
+    ambient->fast = true;
+}
+
 int ambient_capture(Ambient *ambient, PyObject *state) {
     int equal = state_is(state);
-    if (equal < 0) return -1;
-    /* The fast copy is read from the present, so it is right only if the present is that state. A default device hides
-     * inside a mode object; comparing it needs Python. */
-    PyObject *device = PyObject_GetAttrString(state, "default_device");
+    PyObject *device = equal >= 0 ? PyObject_GetAttrString(state, "default_device") : NULL;
     if (device == NULL) return -1;
-    ambient->fast = equal && torch_state.ready && device == Py_None;
+    ambient->has_default_device = device != Py_None;
     Py_DECREF(device);
-    if (ambient->fast) read_state(ambient);
     ambient->state = Py_NewRef(state);
+    if (equal) take_fast_copy(ambient);
     return 0;
 }
 
-bool ambient_matches(const Ambient *then) {
+bool ambient_matches(Ambient *then) {
     if (UNLIKELY(!then->fast)) {
         int equal = state_is(then->state);
         if (equal < 0) PyErr_Clear();
+        if (equal == 1) take_fast_copy(then);
         return equal == 1;
     }
     Ambient now;

@@ -40,6 +40,8 @@ typedef struct {
     int32_t (*get_sizes)(TensorHandle, int64_t **);
     int32_t (*get_strides)(TensorHandle, int64_t **);
     bool (*requires_grad)(const void *impl);
+    getter version; /* of the getset descriptor torch.Tensor._version */
+    void *version_closure;
 } TensorShim;
 
 extern TensorShim shim;
@@ -80,8 +82,8 @@ typedef struct {
     bool grad_mode, inference_mode, autocast_cache, deterministic, has_default_device, fast;
 } Ambient;
 
-int ambient_capture(Ambient *ambient, PyObject *state); /* reads the state now, which must equal `state`; 0 or -1 */
-bool ambient_matches(const Ambient *ambient);
+int ambient_capture(Ambient *ambient, PyObject *state); /* 0 or -1 */
+bool ambient_matches(Ambient *ambient);
 int ambient_init(PyObject *module, PyObject *torch);
 
 /* ---- guards.c ---- */

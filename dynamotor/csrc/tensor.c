@@ -249,20 +249,68 @@ static PyObject *py_data_ptrs(PyObject *self, PyObject *tensors) {
     return result;
 }
 
+/* Counts in-place writes; inference tensors keep no count. */
+static int tensor_version(PyObject *tensor, uint64_t *version) {
+    PyObject *number = shim.version != NULL ? shim.version(tensor, shim.version_closure)
+                                            : PyObject_GetAttrString(tensor, "_version");
+    *version = 0;
+    if (number == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (number == NULL) return -1;
+    *version = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *py_tensor_stamps(PyObject *self, PyObject *tensors) {
+    PyObject *items = PySequence_Fast(tensors, "tensor_stamps takes a sequence of tensors");
+    if (items == NULL) return NULL;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+    PyObject *result = PyBytes_FromStringAndSize(NULL, n * 2 * (Py_ssize_t)sizeof(uint64_t));
+    for (Py_ssize_t i = 0; result != NULL && i < n; i++) {
+        PyObject *tensor = PySequence_Fast_GET_ITEM(items, i);
+        void *pointer;
+        uint64_t stamp[2];
+        if (tensor_data_ptr(tensor, &pointer) < 0 || tensor_version(tensor, &stamp[1]) < 0) {
+            Py_CLEAR(result);
+            break;
+        }
+        stamp[0] = (uint64_t)(uintptr_t)pointer;
+        memcpy(PyBytes_AS_STRING(result) + (size_t)i * sizeof(stamp), stamp, sizeof(stamp));
+    }
+    Py_DECREF(items);
+    return result;
+}
+
 static PyObject *py_tensor_reads_are_direct(PyObject *self, PyObject *unused) { return PyBool_FromLong(shim.ready); }
 
 static PyMethodDef methods[] = {
     {"data_ptrs", py_data_ptrs, METH_O, "data_ptrs(tensors) -> tuple of their data pointers as integers"},
+    {"tensor_stamps", py_tensor_stamps, METH_O,
+     "tensor_stamps(tensors) -> bytes of (data pointer, version) of each: equal bytes, unchanged data"},
     {"tensor_reads_are_direct", py_tensor_reads_are_direct, METH_NOARGS,
      "Whether tensors are read in C (true) or through Python attributes"},
     {NULL, NULL, 0, NULL},
 };
+
+static void find_version_getter(void) {
+    PyObject *descriptor = PyObject_GetAttrString((PyObject *)shim.tensor_type, "_version");
+    if (descriptor != NULL && Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
+        shim.version = ((PyGetSetDescrObject *)descriptor)->d_getset->get;
+        shim.version_closure = ((PyGetSetDescrObject *)descriptor)->d_getset->closure;
+    }
+    Py_XDECREF(descriptor); /* the class keeps it */
+    PyErr_Clear();
+}
 
 int tensor_init(PyObject *module, PyObject *torch) {
     PyObject *tensor_type = PyObject_GetAttrString(torch, "Tensor");
     if (tensor_type == NULL) return -1;
     shim.tensor_type = (PyTypeObject *)tensor_type; /* kept for good */
     open_libraries(torch);
+    find_version_getter();
     shim.ready = find_functions() && find_offsets(torch);
     return PyModule_AddFunctions(module, methods);
 }

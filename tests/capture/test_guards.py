@@ -161,6 +161,25 @@ def test_an_attribute():
     check_change([ConstEquals(DictItem(InstanceDict(held(obj)), "k"), 3)], setter(obj, "k", 4), setter(obj, "k", 3))
 
 
+def test_stores_that_the_interpreter_specialises():
+    """CPython keeps attributes outside a dict until one is asked for, and specialises stores: both must move the version."""
+    class Bare:
+        def __init__(self):
+            self.k = 0
+
+    def store(obj, value):
+        obj.k = value
+    first = Bare()
+    for i in range(200):
+        store(first, i)
+    obj = Bare()
+    program = compile_program([ConstEquals(DictItem(InstanceDict(held(obj)), "k"), 0)], [])
+    for i in range(300):
+        store(obj, i % 2)
+        assert (program.check(()) is not None) == (i % 2 == 0)
+        store(first, i)
+
+
 def test_an_attribute_of_an_argument():
     obj = Plain(k=3)
     guards = [TypeIs(x, Plain), ConstEquals(DictItem(InstanceDict(x), "k"), 3)]
@@ -463,6 +482,18 @@ def test_the_ambient_state(name, run):
     assert outside.check(()) and program.check(()) is not None
     assert programs[0].check(()) is None
     run(lambda: [p for p in programs if p.check(()) is not None] or pytest.fail("the state came back"))
+
+
+def test_a_state_of_another_time():
+    """A program may be made under another state than it guards; it is right at once and reads the state directly later."""
+    outside = Ambient.current()
+    with torch.no_grad():
+        program = compile_program([outside], [])
+        assert program.check(()) is None
+    for _ in range(3):
+        assert program.check(()) is not None
+        with torch.no_grad():
+            assert program.check(()) is None
 
 
 def test_autocast_dtypes_differ():
