@@ -18,6 +18,7 @@ from ..base.events import counters, emit, timed
 from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.passes import run_passes
+from ..graph.shapes import UnsupportedOp
 from ..graph.spec import TensorSpec
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from .extract import extract
@@ -57,6 +58,9 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
 
 
 def _memory_groups(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
+    if any(t.is_conj() or t.is_neg() for t in tensors):
+        raise UnsupportedOp("DM216", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first")
     return [t.untyped_storage()._cdata for t in tensors]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..graph.layout import is_dense, preserved_stride
 from ..graph.module import graph_module
 from ..graph.op_facts import facts
 
@@ -95,9 +96,14 @@ def _place(node: Node, wanted: set[Node], placed: dict[Node, None]) -> None:
 
 
 def _clone(graph: torch.fx.Graph, node: Node) -> Node:
-    copied = graph.call_function(aten.clone.default, (node,))
-    copied.meta["val"] = node.meta["val"]
-    return copied
+    """A copy with the node's strides; where those leave holes, its memory's root is copied and looked at the same way."""
+    spec = node.meta["val"]
+    if is_dense(spec) or not is_view(node) or node.target is operator.getitem:
+        copied = graph.call_function(aten.clone.default, (node,))
+        copied.meta["val"] = spec.with_stride(preserved_stride(spec))
+        return copied
+    source = _clone(graph, node.args[0])
+    return graph.node_copy(node, lambda arg: source if arg is node.args[0] else arg)
 
 
 def _own_memory(graph: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], env: dict[Node, Node],

@@ -20,6 +20,9 @@ from ..graph.spec import TensorSpec
 aten = torch.ops.aten
 Emit = Callable[..., torch.fx.Node]
 
+# Views that set a flag on the tensor, and the op that computes what they show.
+LAZY_FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
+
 
 class Memory:
     """What the aliases of one memory share: the base alias and a count of writes."""
@@ -63,7 +66,8 @@ def read(alias: Alias, emit: Emit) -> torch.fx.Node:
         alias.node = alias.get()
         return alias.node
     assert alias.parent is not None and alias.func is not None
-    alias.node = emit(alias.func, (read(alias.parent, emit), *alias.args), alias.kwargs)
+    func = LAZY_FLAGS.get(alias.func, alias.func)
+    alias.node = emit(func, (read(alias.parent, emit), *alias.args), alias.kwargs)
     alias.seen = alias.memory.version
     return alias.node
 
@@ -131,6 +135,11 @@ def _expand(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
     if alias.parent.spec.numel != alias.spec.numel:
         raise UnsupportedOp("DM211", "a write into an expanded tensor", cure="clone it first")
     return reshaped(emit, value, alias.parent.spec.shape)
+
+
+@view_inverse(aten._conj.default, aten._neg_view.default)
+def _lazy_flag(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    return emit(LAZY_FLAGS[alias.func], (value,), {})
 
 
 @view_inverse(aten.t.default)

@@ -19,6 +19,12 @@ _OTHER_NAMES: dict[OpOverload, OpOverload] = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
     aten._index_put_impl_.default: aten.index_put.default,
+    aten.pow_.Scalar: aten.pow.Tensor_Scalar,
+    aten.pow_.Tensor: aten.pow.Tensor_Tensor,
+    aten.float_power_.Scalar: aten.float_power.Tensor_Scalar,
+    aten.float_power_.Tensor: aten.float_power.Tensor_Tensor,
+    aten.floor_divide_.Tensor: aten.floor_divide.default,
+    aten.ldexp_.default: aten.ldexp.Tensor,
 }
 _forms: dict[OpOverload, OpOverload] = {}
 
@@ -38,7 +44,11 @@ def _search(func: OpOverload) -> OpOverload:
         overload = func._overloadname
         if packet is not None and overload in packet.overloads():
             form = getattr(packet, overload)
-            if not facts(form).writes and len(form._schema.arguments) == len(func._schema.arguments):
+            if not facts(form).writes and _types(form) == _types(func):
                 return form
     raise UnsupportedOp("DM211", f"{func} writes its arguments and has no functional form that is known",
                         cure="use the out-of-place op")
+
+
+def _types(func: OpOverload) -> list[str]:
+    return [str(argument.type) for argument in func._schema.arguments]

@@ -78,7 +78,9 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_
     roots = [tensor for _, tensor in sources]
     mutated = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
-    differentiable = [training and tensor is not None and tensor.requires_grad for tensor in roots]
+    differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
+    if any(differentiable) and not training:
+        raise UnsupportedOp("DM215", "an output requires a gradient and no input does", cure="make the leaf outside")
     gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
     tangents, grads = [], []
     if gradient_of:
@@ -118,9 +120,11 @@ def _check_inputs(inputs: Sequence[ShapeTensor], aliases: Sequence[Alias], requi
     """Writes into inputs are made functional only where that is eager's meaning in full."""
     if any(tensor.note is not alias for tensor, alias in zip(inputs, aliases, strict=True)):
         raise UnsupportedOp("DM211", "an input's shape or strides are changed in place", cure="use the out-of-place op")
+    if any(tensor.requires_grad != (training and needs) for tensor, needs in zip(inputs, requires_grad, strict=True)):
+        raise UnsupportedOp("DM212", "an input begins to require a gradient", cure="use the out-of-place op")
     written = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
     for i in written:
-        if training and (requires_grad[i] or inputs[i].requires_grad):
+        if training and requires_grad[i]:
             raise UnsupportedOp("DM212", "an input that takes part in the gradient is changed in place",
                                 cure="use the out-of-place op")
         if sum(group == groups[i] for group in groups) > 1:

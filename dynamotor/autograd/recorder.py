@@ -18,7 +18,7 @@ from ..graph.op_facts import VIEW_FORMS, OpFacts, facts
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.spec import TensorSpec
-from .functional import Alias, base, like, read, slices_of, write
+from .functional import LAZY_FLAGS, Alias, base, like, read, slices_of, write
 from .inplace import functional_form
 
 aten = torch.ops.aten
@@ -243,6 +243,15 @@ def _answers(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: An
     return infer(func, args, kwargs)
 
 
+@record_rule(aten._conj.default, aten._neg_view.default)
+def _lazy_sign(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) -> Any:
+    """Lazy conjugates and negatives are views with a flag; here they are values, computed."""
+    parent = recorder.alias_of(source)
+    node = recorder.emit(LAZY_FLAGS[func], (read(parent, recorder.emit),), {})
+    return recorder._view(parent, source.memory if isinstance(source, ShapeTensor) else None, node.meta["val"], node, None,
+                          func, (), {})
+
+
 @record_rule(aten.copy_.default)
 def _copy(recorder: GraphRecorder, func: OpOverload, target: torch.Tensor, source: torch.Tensor,
           non_blocking: bool = False) -> torch.Tensor:
@@ -269,6 +278,8 @@ def _as_strided(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor,
     alias = recorder.alias_of(source)
     if alias.parent is None or not isinstance(source, ShapeTensor):
         return NotImplemented
+    if alias.memory.input is not None:
+        raise UnsupportedOp("DM211", "as_strided on a view of an input", cure="use select, slice or view")
     whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
     whole.note = alias.memory.base
     return recorder._record_view(func, (whole, size, stride, source.spec.offset if offset is None else offset), {})

@@ -18,7 +18,12 @@ from .joint import Joint, OutputPlan
 Compiled = Callable[..., Any]
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
-_bump = torch.autograd.graph.increment_version
+
+
+def _bump(tensors: list[torch.Tensor]) -> None:
+    """Generated code writes without PyTorch seeing it: tell the version counters (inference tensors have none)."""
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
 
 
 @dataclass(frozen=True)

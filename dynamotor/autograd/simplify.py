@@ -18,6 +18,9 @@ from ..graph.spec import TensorSpec
 aten = torch.ops.aten
 Node = torch.fx.Node
 
+# Ops whose offset counts from the start of the storage: their argument may not be exchanged for one stored elsewhere.
+_ADDRESS_STORAGE = (aten.as_strided.default, aten.as_strided_scatter.default)
+
 # One row an op: node -> the node that it equals, or None.
 no_op_rules: Registry[Any, Any] = Registry("no-op")
 no_op = no_op_rules.register
@@ -29,7 +32,7 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
         rule = no_op_rules.get(node.target) if node.op == "call_function" else None
         if rule is not None:
             same = rule(node)
-            if same is not None:
+            if same is not None and not any(user.target in _ADDRESS_STORAGE for user in node.users):
                 node.replace_all_uses_with(same)
                 gm.graph.erase_node(node)
 

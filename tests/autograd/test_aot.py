@@ -354,6 +354,53 @@ def test_constants_of_the_program():
     check(f, rand(3, grad=True))
 
 
+def test_leaves_made_inside_fall_back():
+    check(lambda x: (x * torch.ones(3, dtype=torch.float64, requires_grad=True),), rand(3), calls=1, fallback=True)
+    check(lambda x: (x.requires_grad_() * 2,), rand(3), calls=1, fallback=True)
+
+
+def test_gradient_inside_the_program():
+    def f(x, w):
+        y = (x * w).sin().sum()
+        (g,) = torch.autograd.grad(y, w, create_graph=True)
+        return (g.pow(2).sum(), y)
+    check(f, rand(3), rand(3, grad=True))
+
+
+def test_lazy_conjugates_fall_back():
+    x = torch.randn(3, dtype=torch.complex128).conj()
+    compiled = Compiled(lambda x: (x * 2,), [x], 1, strict=False)
+    assert not compiled.graphs
+    torch.testing.assert_close(compiled.run(x)[0], x * 2)
+
+
+def test_lazy_conjugates_of_temporaries():
+    def f(x):
+        y = x * 2
+        z = y.conj()
+        y.add_(1)
+        return (torch.view_as_real(z.resolve_conj()), (z * x).imag)
+    check(f, torch.randn(3, dtype=torch.complex128).requires_grad_())
+
+
+def test_as_strided_counts_from_the_storage():
+    def f(x):
+        y = x.clone()
+        y.as_strided((2,), (2,), 1).mul_(3)
+        return (y.as_strided((2, 2), (2, 3), 1), y.as_strided((2, 2), (1, 2)) * 2, x * y)
+    check(f, rand(20)[5:15].requires_grad_())
+    check(lambda x: (x.clone().as_strided((2, 2), (2, 3), 1),), rand(20)[5:15].requires_grad_())
+
+
+def test_strided_outputs_keep_their_holes():
+    check(lambda x: (x.clone()[:, ::2], (x * 2)[1:, ::2]), rand(4, 6))
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        check(lambda x, y: (x.add_(y) * 2,), rand(3), rand(3))
+
+
 # -- randomness ---------------------------------------------------------------------------------------------------
 
 def test_dropout_with_eagers_numbers():
