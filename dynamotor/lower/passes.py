@@ -21,6 +21,7 @@ from ..graph.passes import run_passes
 from ..graph.verify import verify_aten_graph
 from .conv import fuse_convolutions, prepack_convolutions
 from .fold import Fold, fold_batch_norm, split_constants
+from .gemm import split_bias
 from .layout import assign_layouts
 
 Pass = Callable[[fx.GraphModule, GraphInfo], None]
@@ -40,6 +41,7 @@ def pipeline(info: GraphInfo) -> list[tuple[str, Pass]]:
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
+        ("split bias off matrix products", split_bias, True),
         ("channels-last layout", assign_layouts, config.layout_opt),
         ("prepack convolutions", prepack_convolutions, inference and config.layout_opt and config.fold_constants),
         ("fuse convolutions", fuse_convolutions, inference and config.layout_opt and config.fold_constants),

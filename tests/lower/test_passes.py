@@ -151,3 +151,21 @@ def test_settings_switch_the_passes_off():
     assert optimised.fold is None and not {"_convolution_pointwise", "clone"} & set(targets(optimised.gm))
     with torch.no_grad():
         torch.testing.assert_close(run(optimised, inputs)[0], block(x))
+
+
+def test_a_bias_is_split_off_only_where_a_kernel_follows():
+    def fused(x, w, b):
+        return torch.nn.functional.gelu(torch.addmm(b, x, w).view(2, 3, 5)),
+
+    def returned(x, w, b):
+        y = torch.addmm(b, x, w)
+        return y, y + 1
+
+    def product(x, w, b):
+        return torch.addmm(b, x, w).mm(w.t()),
+    inputs = torch.randn(6, 4), torch.randn(4, 5), torch.randn(5)
+    for f, first in ((fused, "mm"), (returned, "addmm"), (product, "addmm")):
+        optimised = optimise(aten_graph(f, *inputs), GraphInfo("inference", "g"))
+        assert [t for t in targets(optimised.gm) if t.endswith("mm")][0] == first
+        for got, want in zip(run(optimised, inputs), f(*inputs)):
+            torch.testing.assert_close(got, want)
