@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 
 import pytest
@@ -48,7 +49,8 @@ PROGRAMS = {
     "einsum": lambda a, b: torch.einsum("ij,kj->ik", a, b),
     "identity": lambda a, b: (a.contiguous() is a, a.to(a.dtype) is a, a is b, a + b),
     "data and detach": lambda a, b: a.data * 2 + b.detach(),
-    "constant results": lambda a, b: (a.shape, a.stride(), a.dim(), b.size(1), str(a.dtype) == "torch.float64", a.device.type == "cpu", a * 1),
+    "constant results": lambda a, b: (
+        a.shape, a.stride(), a.dim(), b.size(1), str(a.dtype) == "torch.float64", a.device.type == "cpu", a * 1),
     "dict keyed by tensors": lambda a, b: {a: 1, b: 2}[a] * a,
 }
 
@@ -214,6 +216,38 @@ def test_autocast_regions():
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_break_inside_autocast_keeps_the_mode(backend):
+    context = torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def fn(a):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            b = a @ a
+            print(end="")
+            c = a @ a
+        with context:
+            d = a @ a
+            print(end="")
+        return b, c, d, a @ a
+
+    a = x(4, 4, dtype=torch.float32)
+    compiled = dynamotor.compile(fn, backend=backend)
+    for _ in range(3):
+        ours = compiled(a)
+        assert [t.dtype for t in ours] == [torch.bfloat16] * 3 + [torch.float32]
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.autocast_increment_nesting() == 1
+        torch.autocast_decrement_nesting()
+
+
+def test_autocast_as_a_decorator_compiles_once():
+    backend = Recorder()
+    compiled = dynamotor.compile(torch.autocast("cpu", dtype=torch.bfloat16)(lambda a: a @ a), backend=backend, fullgraph=True)
+    for _ in range(3):
+        assert compiled(x(4, 4, dtype=torch.float32)).dtype == torch.bfloat16
+    assert len(backend.graphs) == 1
+
+
 def test_autocast_outside_recompiles():
     backend = Recorder()
     compiled = dynamotor.compile(lambda a: a @ a, backend=backend)
@@ -254,6 +288,41 @@ def test_replaced_parameters_and_buffers_are_seen():
     torch.testing.assert_close(compiled(a), model(a))
     model.double()
     torch.testing.assert_close(compiled(a.double()), model(a.double()))
+
+
+def test_named_tuples_and_module_slices():
+    class Pair(collections.namedtuple("Pair", "first second")):
+        pass
+
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
+
+    def fn(a):
+        return Pair(model[1:3](a), nn.functional.relu(a))
+
+    a = x(2, 3, dtype=torch.float32)
+    ours = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)(a)
+    assert type(ours) is Pair
+    torch.testing.assert_close(tuple(ours), tuple(fn(a)))
+
+
+@pytest.mark.parametrize("module", [
+    lambda: nn.LSTM(3, 4, batch_first=True), lambda: nn.GRU(3, 4, 2),
+    lambda: nn.TransformerEncoderLayer(3, 1, 8, batch_first=True),
+    lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), lambda: nn.MultiheadAttention(3, 1),
+])
+@pytest.mark.parametrize("training", [True, False])
+def test_library_modules_are_one_graph(module, training):
+    model = module().train(training)
+    backend = Recorder()
+    compiled = dynamotor.compile(model, backend=backend, fullgraph=True)
+    a = x(2, 5, 3, dtype=torch.float32)
+    args = (a, a, a) if isinstance(model, nn.MultiheadAttention) else (a,)
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        ours = compiled(*args)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(ours, model(*args))
+    assert len(backend.graphs) == 1
 
 
 def test_random_functions_keep_eagers_order():

@@ -56,13 +56,13 @@ def _nesting() -> int:
 class ModeEffect(Value):
     """The modes at the end of the trace, set after the graph when they are not those of the beginning."""
 
-    __slots__ = ("grad", "autocast", "nesting")
+    __slots__ = ("grad", "autocast", "regions")
 
     def __init__(self) -> None:
         super().__init__()
         self.grad = torch.is_grad_enabled()
         self.autocast = _autocast_state()
-        self.nesting = 0
+        self.regions: dict[Value, tuple[Any, torch.autocast]] = {}  # autocast value -> node, real region
 
     @staticmethod
     def of(trace: Trace) -> ModeEffect:
@@ -80,15 +80,21 @@ class ModeEffect(Value):
         return ModeEffect
 
     def replay(self, cg: Codegen) -> None:
-        """Statements that set what differs now."""
-        if torch.is_grad_enabled() != self.grad:
-            cg.statement(f"{cg.constant(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
+        """Close the regions that a break left open inside the graph, and open them again after it."""
+        graph = cg.trace.graph
+        for value, (_, region) in self.regions.items():
+            cg.statement(f"{cg.constant(torch.autocast_increment_nesting)}()")
+            for name in ("prev_cache_enabled", "prev", "prev_fastdtype"):  # what the real __exit__ puts back
+                cg.statement(f"{cg.emit(value)}.{name} = {cg.constant(getattr(region, name))}")
+        for node, _ in reversed(self.regions.values()):
+            graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
         for device, (enabled, dtype) in _autocast_state().items():
             if (enabled, dtype) != self.autocast[device]:
                 cg.statement(f"{cg.constant(torch.set_autocast_enabled)}({device!r}, {enabled})")
                 cg.statement(f"{cg.constant(torch.set_autocast_dtype)}({device!r}, {cg.constant(dtype)})")
-        for _ in range(self.nesting):
-            cg.statement(f"{cg.constant(torch.autocast_increment_nesting)}()")
+        if torch.is_grad_enabled() != self.grad:
+            graph.call_function(torch._C._set_grad_enabled, (self.grad,), {})
+            cg.statement(f"{cg.constant(torch._C._set_grad_enabled)}({torch.is_grad_enabled()})")
 
 
 @builtin_rule(torch._C._set_grad_enabled)
@@ -138,37 +144,28 @@ def _settings(trace: Trace, value: Value) -> tuple[str, torch.dtype, bool, bool]
     return tuple([value.getattr(trace, name).as_constant() for name in names])  # type: ignore[return-value]
 
 
-def _regions(trace: Trace) -> dict[Value, tuple[Any, torch.autocast]]:
-    return trace.__dict__.setdefault("autocast_regions", {})
-
-
 @builtin_rule(torch.autocast.__enter__)
 def _enter_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0]
     device, dtype, enabled, cache = _settings(trace, value)
     if device not in _AUTOCAST_DEVICES:
         raise unsupported("context", f"autocast for device {device!r}")
-    effect = ModeEffect.of(trace)
-    for name, was in (("prev_cache_enabled", torch.is_autocast_cache_enabled()), ("prev", torch.is_autocast_enabled(device)),
-                      ("prev_fastdtype", torch.get_autocast_dtype(device))):
-        value.store_attr(trace, name, trace.make(was))  # what the real __exit__ puts back if the graph breaks inside
     node = trace.graph.call_function(torch.amp.autocast_mode._enter_autocast, (device, dtype, enabled, cache), {})
     region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
+    effect = ModeEffect.of(trace)
     region.__enter__()
-    effect.nesting += 1
-    _regions(trace)[value] = (node, region)
+    effect.regions[value] = (node, region)
     return value
 
 
 @builtin_rule(torch.autocast.__exit__)
 def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    region = _regions(trace).pop(args[0], None)
+    region = ModeEffect.of(trace).regions.pop(args[0], None)
     if region is None:
         raise unsupported("context", "an autocast region that was entered outside the captured region is left in it")
     node, real = region
     trace.graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
     real.__exit__(None, None, None)
-    ModeEffect.of(trace).nesting -= 1
     return Constant(False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import operator
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
         if not issubclass(instance.python_type(), cls):
             return instance
     else:
-        instance = builtin_new(trace, cls, args, kwargs)
+        instance = builtin_new(trace, cls, maker, args, kwargs)
     init = trace.type_attr(cls, "__init__")
     if isinstance(init, types.FunctionType):
         trace.call(trace.bind(init, "__init__", instance, cls), args, kwargs)
@@ -54,9 +54,10 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
     return instance
 
 
-def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A C `__new__`: an empty instance with the content that the builtin base takes from the arguments."""
-    maker = trace.type_attr(cls, "__new__")
+def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value], maker: Any = None) -> Value:
+    """A C `__new__` (default: that of the class): an empty instance with the content that the builtin base takes from the
+    arguments."""
+    maker = maker or trace.type_attr(cls, "__new__")
     if maker is object.__new__:
         if (args or kwargs) and trace.type_attr(cls, "__init__") is object.__init__:
             raise trace.error(TypeError, f"{cls.__name__}() takes no arguments")
@@ -67,6 +68,8 @@ def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
         return instance
     if issubclass(cls, dict) and maker in (dict.__new__, OrderedDict.__new__, defaultdict.__new__):
         return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
+    if cls is deque:
+        return UserObject(cls, base=ListValue([]))
     if issubclass(cls, list) and maker is list.__new__:
         return UserObject(cls, base=ListValue([]))
     if issubclass(cls, tuple) and maker is tuple.__new__:
@@ -83,7 +86,11 @@ def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
 def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value], kwargs: dict[str, Value], made: bool) -> None:
     """A C `__init__` of an object made in the trace."""
     base = instance.base
-    if isinstance(base, ListValue) and init is list.__init__:
+    if isinstance(base, ListValue) and init is deque.__init__:
+        if len(args) > 1 or kwargs:
+            raise unsupported("unsupported-call", "a deque with maxlen is made")
+        base.items.extend(args[0].unpack(trace) if args else [])
+    elif isinstance(base, ListValue) and init is list.__init__:
         base.mutate(trace)[:] = args[0].unpack(trace) if args else []
     elif isinstance(base, DictValue) and init in (dict.__init__, OrderedDict.__init__):
         if args:
@@ -257,7 +264,7 @@ def _new_rule(base: type) -> None:
         cls = args[0].as_constant()
         if cls is base:
             return trace.call(trace.make(base), args[1:], kwargs)
-        return builtin_new(trace, cls, args[1:], kwargs)
+        return builtin_new(trace, cls, args[1:], kwargs, base.__new__)
 
 
 for _base in (dict, list, tuple, set, int, float, str, bytes):
@@ -299,4 +306,4 @@ def _exception_new(fn: Any) -> CallRule | None:
     if not (isinstance(fn, types.BuiltinFunctionType) and fn.__name__ == "__new__" and isinstance(owner, type)
             and issubclass(owner, BaseException)):
         return None
-    return lambda trace, args, kwargs: builtin_new(trace, args[0].as_constant(), args[1:], kwargs)
+    return lambda trace, args, kwargs: builtin_new(trace, args[0].as_constant(), fn, args[1:], kwargs)
