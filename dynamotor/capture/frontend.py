@@ -127,7 +127,8 @@ class Compiler:
         finally:
             sys.setrecursionlimit(limit)
         counters["frames"]["captured"] += 1
-        emit("capture", name=self.name, captured=captured)
+        counters["capture"]["graphs"] += captured.gm is not None
+        emit("capture", name=self.name, graph=captured.gm, guards=captured.guards, captured=captured)
         return captured
 
     def _trace(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:

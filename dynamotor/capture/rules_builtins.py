@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -249,6 +250,8 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
     if raw is object.__str__:
         raw, name = trace.type_attr(cls, "__repr__"), "__repr__"
     if isinstance(raw, types.FunctionType):
+        if raw.__code__.co_filename == dataclasses.__file__ and hasattr(raw, "__wrapped__"):
+            return trace.call(trace.make(raw.__wrapped__), [value])  # without the check for recursion by id()
         return trace.call(trace.bind(raw, name, value, cls), [])
     if isinstance(value, UserObject) and issubclass(cls, BaseException):
         items = value.slots["args"].unpack(trace)  # type: ignore[union-attr]

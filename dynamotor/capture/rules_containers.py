@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 # Special methods shared by all ---------------------------------------------------------------------------------------------
 _KINDS = (list, tuple, dict, set, frozenset, OrderedDict, type({}.keys()), type({}.values()), type({}.items()), defaultdict,
-          types.MappingProxyType)
+          deque, types.MappingProxyType)
 
 
 def _of(name: str) -> list[Any]:
@@ -134,12 +134,12 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 # list ------------------------------------------------------------------------------------------------------------------
-@method(list.append)
+@method(list.append, deque.append)
 def _append(trace: Trace, self: ListValue, item: Value) -> None:
     self.mutate(trace).append(item)
 
 
-@method(list.extend)
+@method(list.extend, deque.extend)
 def _extend(trace: Trace, self: ListValue, other: Value) -> None:
     items = other.unpack(trace)
     self.mutate(trace).extend(items)
@@ -150,7 +150,7 @@ def _insert(trace: Trace, self: ListValue, index: Value, item: Value) -> None:
     self.mutate(trace).insert(index.as_constant(), item)
 
 
-@method(list.pop)
+@method(list.pop, deque.pop)
 def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
     at = index.as_constant()
     if not -len(self.items) <= at < len(self.items):
@@ -158,9 +158,21 @@ def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
     return self.mutate(trace).pop(at)
 
 
-@method(list.clear)
+@method(list.clear, deque.clear)
 def _list_clear(trace: Trace, self: ListValue) -> None:
     self.mutate(trace).clear()
+
+
+@method(deque.popleft)
+def _popleft(trace: Trace, self: ListValue) -> Value:
+    if not self.items:
+        raise trace.error(IndexError, "pop from an empty deque")
+    return self.mutate(trace).pop(0)
+
+
+@method(deque.appendleft)
+def _appendleft(trace: Trace, self: ListValue, item: Value) -> None:
+    self.mutate(trace).insert(0, item)
 
 
 @method(list.reverse)

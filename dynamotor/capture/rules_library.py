@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from .breaks import unsupported
 from .guards import IdIs
+from .polyfills import getters
 from .polyfills import itertools as polyfills
 from .source import Const
 from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, wrap_rule
@@ -77,9 +78,9 @@ def _setitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return Constant(None)
 
 
-@builtin_rule(operator.itemgetter, operator.attrgetter, operator.methodcaller)
-def _getter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("unsupported-call", "operator.itemgetter and its kin are made", cure="use a lambda")
+builtin_rules[operator.itemgetter] = lambda trace, args, kwargs: trace.call_python(getters.itemgetter, args)
+builtin_rules[operator.attrgetter] = lambda trace, args, kwargs: trace.call_python(getters.attrgetter, args)
+builtin_rules[operator.methodcaller] = lambda trace, args, kwargs: trace.call_python(getters.methodcaller, args, kwargs)
 
 
 # functools ---------------------------------------------------------------------------------------------------------------
@@ -313,6 +314,11 @@ def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1:
         return trace.real_call(logger.isEnabledFor, args[1].as_constant())
     return trace.real_call(logger.getEffectiveLevel)
+
+
+@builtin_rule(logging.getLogger)
+def _get_logger(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return trace.real_call(logging.getLogger, *[a.as_constant() for a in (*args, *kwargs.values())])
 
 
 @builtin_rule(warnings.warn, warnings.warn_explicit)

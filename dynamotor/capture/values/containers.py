@@ -212,7 +212,7 @@ class SequenceIterator(Iterator):
 class DictValue(Value):
     """A dict. Outside dicts are read key by key, until something needs all of their keys in order (`load`)."""
 
-    __slots__ = ("obj", "table", "complete", "trace", "trusted", "kind", "changed", "absent")
+    __slots__ = ("obj", "table", "complete", "trace", "trusted", "kind", "changed", "removed", "absent")
 
     def __init__(self, items: Iterable[tuple[Hashable, Value, Value]] | None, source: Any = None, obj: Any = MISSING,
                  trace: Trace | None = None, trusted: bool = False, kind: type = dict) -> None:
@@ -221,6 +221,7 @@ class DictValue(Value):
         self.table: dict[Hashable, tuple[Value, Value]] = {h: (k, v) for h, k, v in items or ()}
         self.complete = items is not None
         self.changed: dict[Hashable, None] = {}
+        self.removed: dict[Hashable, None] = {}  # removed at some time, perhaps set again
         self.absent: set[Hashable] = set()
 
     def python_type(self) -> type:
@@ -244,9 +245,11 @@ class DictValue(Value):
                 self.trace.reader.guard(DictKeys(self.source, tuple(keys)))
             written, self.table = self.table, {}
             for key in keys:
+                if key in self.removed:
+                    continue
                 if key in written:
                     self.table[key] = written[key]
-                elif key not in self.changed:
+                else:
                     self.table[key] = (self._key(key), self._read(key))
             for key, pair in written.items():
                 self.table.setdefault(key, pair)
@@ -293,7 +296,7 @@ class DictValue(Value):
     def remove(self, trace: Trace, hash_key: Hashable) -> None:
         """`dict.__delitem__` of a key that is there."""
         if self.obj is not MISSING:
-            self.changed[hash_key] = None
+            self.changed[hash_key] = self.removed[hash_key] = None
             trace.effects.touch(self)
         del self.table[hash_key]
 
@@ -358,25 +361,20 @@ class DictValue(Value):
         return name
 
     def replay(self, cg: Codegen) -> None:
-        """Give the outside dict its final contents: changed keys only; in a fresh order when a key was deleted and set again."""
-        target, kind = cg.emit(self), dict
-        method = "dict"
-        if self.kind is not dict:
-            method = cg.constant(self.kind)
-        keys = list(dict.__iter__(self.obj))
-        final = list(self.table)
-        reordered = self.complete and [k for k in keys if k in self.table] != [k for k in final if dict.__contains__(self.obj, k)]
-        changed = list(self.changed)
-        if reordered:
-            for key in keys:
+        """Give the outside dict its final contents in their order."""
+        target = cg.emit(self)
+        method = "dict" if self.kind is dict else cg.constant(self.kind)
+        removed, final = list(self.removed), list(self.table)
+        kept = [k for k in dict.__iter__(self.obj) if k not in self.removed]
+        written = [k for k in final if k in self.changed]
+        if self.complete and final != kept + [k for k in written if k not in kept]:
+            removed, written = list(dict.__iter__(self.obj)), final
+        for key in removed:
+            if dict.__contains__(self.obj, key):
                 cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(key))})")
-            changed = final
-        for hash_key in changed:
-            pair = self.table.get(hash_key)
-            if pair is not None:
-                cg.statement(f"{method}.__setitem__({target}, {cg.emit(pair[0])}, {cg.emit(pair[1])})")
-            elif kind.__contains__(self.obj, hash_key):
-                cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(hash_key))})")
+        for hash_key in written:
+            key, value = self.table[hash_key]
+            cg.statement(f"{method}.__setitem__({target}, {cg.emit(key)}, {cg.emit(value)})")
 
     def describe(self) -> str:
         return "a dict"

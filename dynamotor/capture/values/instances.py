@@ -45,7 +45,7 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
         if not issubclass(instance.python_type(), cls):
             return instance
     else:
-        instance = builtin_new(trace, cls, maker, args, kwargs)
+        instance = builtin_new(trace, cls, args, kwargs)
     init = trace.type_attr(cls, "__init__")
     if isinstance(init, types.FunctionType):
         trace.call(trace.bind(init, "__init__", instance, cls), args, kwargs)
@@ -306,4 +306,4 @@ def _exception_new(fn: Any) -> CallRule | None:
     if not (isinstance(fn, types.BuiltinFunctionType) and fn.__name__ == "__new__" and isinstance(owner, type)
             and issubclass(owner, BaseException)):
         return None
-    return lambda trace, args, kwargs: builtin_new(trace, args[0].as_constant(), fn, args[1:], kwargs)
+    return lambda trace, args, kwargs: builtin_new(trace, args[0].as_constant(), args[1:], kwargs)

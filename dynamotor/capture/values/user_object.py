@@ -7,7 +7,7 @@ instance of a subclass of list, dict, tuple, set, int, str ... keeps that conten
 from __future__ import annotations
 
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,8 @@ class UserObject(Value):
 
     def _new(self, cg: Codegen) -> str:
         cls, base = cg.constant(self.cls), self.base
+        if self.cls is deque:
+            return f"{cls}({cg.emit(base)})"  # type: ignore[arg-type]
         if base is None:
             return f"{cg.constant(object)}.__new__({cls})"
         if isinstance(base, ListValue | DictValue):
@@ -158,7 +160,7 @@ class UserObject(Value):
 
     def _fill_base(self, cg: Codegen, name: str) -> None:
         base = self.base
-        if isinstance(base, ListValue):
+        if isinstance(base, ListValue) and self.cls is not deque:
             cg.statement(f"list.extend({name}, [{', '.join([cg.emit(item) for item in base.items])}])")
         elif isinstance(base, DictValue):
             method = cg.constant(OrderedDict) if issubclass(self.cls, OrderedDict) else "dict"
