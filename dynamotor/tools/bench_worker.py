@@ -20,7 +20,7 @@ from ..api import compile as compile_
 from ..base.events import counters
 from . import models
 from .measure import interleave
-from .numerics import gradient_error, largest_error
+from .numerics import Errors
 
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -57,6 +57,16 @@ class Program:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device, dtype=self.amp) if self.amp else contextlib.nullcontext()
+
+    def exact(self, reference: torch.nn.Module) -> Any:
+        """The step of a float64 model on float64 inputs, without autocast."""
+        saved, self.model, self.args, amp, self.amp = (self.model, self.args), reference, self.double_args(), self.amp, None
+        out = self.step(reference)
+        (self.model, self.args), self.amp = saved, amp
+        return out
+
+    def double_args(self) -> list[torch.Tensor]:
+        return [a.double() if a.is_floating_point() else a for a in self.args]
 
     def step(self, model: torch.nn.Module) -> Any:
         """Inference: the outputs. Training: forward, loss and backward; the gradients stay on the parameters."""
@@ -101,18 +111,17 @@ def graph_counts(compiler: str) -> dict[str, Any]:
 
 
 def errors_task(job: dict[str, Any]) -> dict[str, Any]:
-    """Largest relative error of outputs and of gradients, dropout off, batch-norm statistics from the same start."""
+    """Errors of the compiled program and of eager against eager in float64, dropout off, from the same parameters and buffers."""
     program = Program(job, dropout=False)
-    eager_model, compiled_model = copy.deepcopy(program.model), program.model
-    program.model = eager_model
-    reference = [t.clone() for t in models.output_tensors(program.step(eager_model))]
-    program.model = compiled_model
-    ours = models.output_tensors(program.step(compiler_of(job["compiler"])(compiled_model)))
-    result: dict[str, Any] = {"error_out": largest_error(ours, reference), "error_grad": None}
-    if program.train:
-        expected = {n: p.grad for n, p in eager_model.named_parameters() if p.grad is not None}
-        found = {n: p.grad for n, p in compiled_model.named_parameters() if p.grad is not None}
-        result["error_grad"] = gradient_error(found, expected)
+    start = program.model
+    reference = copy.deepcopy(start).double()
+    expected = models.output_tensors(program.exact(reference))
+    result: dict[str, Any] = {}
+    for key, compiler in (("", compiler_of(job["compiler"])), ("eager_", compiler_of("eager"))):
+        program.model = copy.deepcopy(start)
+        outputs = models.output_tensors(program.step(compiler(program.model)))
+        errors = Errors.of(outputs, expected, program.model if program.train else None, reference)
+        result |= {f"{key}error_out": errors.out, f"{key}error_grad": errors.grad}
     return result
 
 

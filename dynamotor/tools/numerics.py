@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest |ours - reference| over the largest |reference|; infinite where shape, dtype or NaNs differ."""
-    if ours.shape != reference.shape or ours.dtype != reference.dtype:
+    """Largest |ours - reference| over the largest |reference|; infinite where shapes or NaNs differ."""
+    if ours.shape != reference.shape:
         return float("inf")
     if ours.numel() == 0:
         return 0.0
@@ -40,10 +41,42 @@ def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Ten
     floor = 1e-6 * max((g.abs().max().item() for g in expected.values()), default=0.0)
     worst = 0.0
     for name, reference in expected.items():
-        if found[name].shape != reference.shape or found[name].dtype != reference.dtype:
+        if found[name].shape != reference.shape:
             return float("inf")
         difference = (found[name].double() - reference.double()).abs().max().item()
         if difference != difference:
             return float("inf")
         worst = max(worst, difference / max(reference.abs().max().item(), floor, 1e-30))
     return worst
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a float32 (or lower) program is from the same program in float64: outputs, and gradients when it trains."""
+
+    out: float
+    grad: float | None
+
+    @staticmethod
+    def of(
+        outputs: Iterable[torch.Tensor],
+        expected: Iterable[torch.Tensor],
+        model: torch.nn.Module | None,
+        reference: torch.nn.Module,
+    ) -> Errors:
+        """Compare outputs, and the gradients of `model` (None: there are none) with those of `reference`."""
+        gradients = None
+        if model is not None:
+            found, wanted = ({n: p.grad for n, p in m.named_parameters() if p.grad is not None} for m in (model, reference))
+            gradients = gradient_error(found, wanted)
+        return Errors(largest_error(outputs, expected), gradients)
+
+    def fine(self, eagers: Errors, tolerance: float = 1e-3) -> bool:
+        """Small, or no larger than twice what eager's own rounding does."""
+        return self.out <= max(tolerance, 2 * eagers.out) and (
+            self.grad is None or self.grad <= max(tolerance, 2 * (eagers.grad or 0.0))
+        )
+
+    def cells(self) -> list[str]:
+        """Two cells of a table."""
+        return [f"{self.out:.1e}", "-" if self.grad is None else f"{self.grad:.1e}"]

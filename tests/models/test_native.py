@@ -32,7 +32,7 @@ def test_inference_gives_eagers_output(name):
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("name", models.TWELVE)
 def test_two_training_steps_are_eagers(name, optimizer):
-    """Dropout on, with eager's random numbers; parameters are compared in double, where rounding cannot hide a wrong gradient."""
+    """Dropout on, with eager's random numbers; in double, where rounding cannot hide a wrong gradient."""
     case = models.load(name, small=True)
     model = case.model.double().train()
     reference = copy.deepcopy(model)
