@@ -95,6 +95,9 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
             steps.append(item.step)
             continue
         stored = {m.node.buffer for m in item.members if m.node.buffer in wanted or readers.get(m.node.buffer, set()) - {n}}
+        stored = {name for name in stored if sizes[name][0]}  # nothing is computed for an empty tensor
+        if not stored:
+            continue
         kernel = build_kernel(item, stored)
         args = tuple(p[0] for p in kernel.params)
         reads = tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))

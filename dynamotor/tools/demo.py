@@ -28,6 +28,7 @@ from .measure import interleave
 from .numerics import Errors
 
 TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
+TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
 HEADER = ("model", "phase", *TIMES, "error out", "error grad", "eager's", "eager's")
 
 
