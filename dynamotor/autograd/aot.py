@@ -60,7 +60,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
 def _memory_groups(tensors: Sequence[torch.Tensor]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
     if any(t.is_conj() or t.is_neg() for t in tensors):
-        raise UnsupportedOp("DM216", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first")
+        raise UnsupportedOp("DM235", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first")
     return [t.untyped_storage()._cdata for t in tensors]
 
 

@@ -80,7 +80,7 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
     if any(differentiable) and not training:
-        raise UnsupportedOp("DM215", "an output requires a gradient and no input does", cure="make the leaf outside")
+        raise UnsupportedOp("DM234", "an output requires a gradient and no input does", cure="make the leaf outside")
     gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
     tangents, grads = [], []
     if gradient_of:
@@ -111,24 +111,24 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
         elif node.op == "call_method":
             env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
         else:
-            raise UnsupportedOp("DM211", f"a {node.op} node in a torch graph", cure="pass outside tensors as placeholders")
-    raise UnsupportedOp("DM211", "a torch graph without output")
+            raise UnsupportedOp("DM213", f"a {node.op} node in a torch graph", cure="pass outside tensors as placeholders")
+    raise UnsupportedOp("DM213", "a torch graph without output")
 
 
 def _check_inputs(inputs: Sequence[ShapeTensor], aliases: Sequence[Alias], requires_grad: Sequence[bool],
                   groups: Sequence[int], training: bool) -> None:
     """Writes into inputs are made functional only where that is eager's meaning in full."""
     if any(tensor.note is not alias for tensor, alias in zip(inputs, aliases, strict=True)):
-        raise UnsupportedOp("DM211", "an input's shape or strides are changed in place", cure="use the out-of-place op")
+        raise UnsupportedOp("DM213", "an input's shape or strides are changed in place", cure="use the out-of-place op")
     if any(tensor.requires_grad != (training and needs) for tensor, needs in zip(inputs, requires_grad, strict=True)):
-        raise UnsupportedOp("DM212", "an input begins to require a gradient", cure="use the out-of-place op")
+        raise UnsupportedOp("DM231", "an input begins to require a gradient", cure="use the out-of-place op")
     written = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
     for i in written:
         if training and requires_grad[i]:
-            raise UnsupportedOp("DM212", "an input that takes part in the gradient is changed in place",
+            raise UnsupportedOp("DM231", "an input that takes part in the gradient is changed in place",
                                 cure="use the out-of-place op")
         if sum(group == groups[i] for group in groups) > 1:
-            raise UnsupportedOp("DM213", "an input is changed in place and shares memory with another input",
+            raise UnsupportedOp("DM232", "an input is changed in place and shares memory with another input",
                                 cure="clone one of them")
 
 
@@ -174,7 +174,7 @@ def _plan_outputs(results: Sequence[Any], inputs: Sequence[ShapeTensor]) -> tupl
 def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: ShapeTensor | None) -> OutputPlan:
     steps = _chain(tensor.note, root)
     if steps is None:
-        raise UnsupportedOp("DM214", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
+        raise UnsupportedOp("DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
     if tensor is source or (source is None and not steps):
         return OutputPlan(kind, index)
     if not steps and tensor.requires_grad:
@@ -192,7 +192,7 @@ def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor 
         return memory.base, whole[0] if whole else None
     root = wanting[0]._base if wanting[0]._base is not None else wanting[0]
     if not isinstance(root, ShapeTensor) or any(_chain(tensor.note, root.note) is None for tensor in group):
-        raise UnsupportedOp("DM214", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
+        raise UnsupportedOp("DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
     return next((t for t in group if t is root), root).note, root
 
 

@@ -82,7 +82,7 @@ class GraphRecorder:
         """The alias that a tensor stands for."""
         if isinstance(tensor, ShapeTensor):
             if tensor.note is None:
-                raise UnsupportedOp("DM211", "a tensor from outside the trace", cure="pass it as an argument")
+                raise UnsupportedOp("DM213", "a tensor from outside the trace", cure="pass it as an argument")
             return tensor.note
         return self._constant(tensor)
 
@@ -119,7 +119,7 @@ class GraphRecorder:
                 made.note = base(spec, None, get=_Getter(self, node, index))
                 outs.append(made)
             elif isinstance(spec, tuple):
-                raise UnsupportedOp("DM211", f"{node.target} returns nested lists", cure="use another op")
+                raise UnsupportedOp("DM213", f"{node.target} returns nested lists", cure="use another op")
             else:
                 outs.append(spec)
         return tuple(outs)
@@ -171,7 +171,7 @@ class GraphRecorder:
     def _record_new_metadata(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
         """`t_` and its like: the tensor becomes a view of what it was."""
         if func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor):
-            raise UnsupportedOp("DM211", f"{func} changes a tensor's shape or storage in place", cure="use the out-of-place op")
+            raise UnsupportedOp("DM213", f"{func} changes a tensor's shape or storage in place", cure="use the out-of-place op")
         view = self.record(VIEW_FORMS[func], args, kwargs)
         args[0].note = view.note
         return set_spec(args[0], view.spec)
@@ -185,7 +185,7 @@ class GraphRecorder:
     def assign(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Make `value` the contents of `target`, as `target.copy_(value)` does."""
         if not isinstance(target, ShapeTensor):
-            raise UnsupportedOp("DM211", "a write into a tensor made of constants", cure="clone it first")
+            raise UnsupportedOp("DM213", "a write into a tensor made of constants", cure="clone it first")
         alias = self.alias_of(target)
         node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
         write(alias, node, self.emit)
@@ -271,6 +271,15 @@ def _fill(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, value:
     return target
 
 
+@record_rule(aten.fill_.Tensor, aten.fill.Tensor)
+def _fill_with_tensor(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, value: torch.Tensor) -> torch.Tensor:
+    filled = recorder.call(aten.expand.default, value, list(target.shape))
+    if func is aten.fill_.Tensor:
+        recorder.assign(target, filled)
+        return target
+    return recorder.call(aten.copy.default, target, filled)
+
+
 @record_rule(aten.as_strided.default)
 def _as_strided(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor, size: Any, stride: Any,
                 offset: int | None = None) -> Any:
@@ -279,7 +288,7 @@ def _as_strided(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor,
     if alias.parent is None or not isinstance(source, ShapeTensor):
         return NotImplemented
     if alias.memory.input is not None:
-        raise UnsupportedOp("DM211", "as_strided on a view of an input", cure="use select, slice or view")
+        raise UnsupportedOp("DM213", "as_strided on a view of an input", cure="use select, slice or view")
     whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
     whole.note = alias.memory.base
     return recorder._record_view(func, (whole, size, stride, source.spec.offset if offset is None else offset), {})

@@ -38,7 +38,7 @@ class DataDependent(DynamotorError):
 
 
 class UnsupportedOp(DynamotorError):
-    """DM211: the op cannot be traced (it swaps or resizes storage, or has no shape rule)."""
+    """DM213: the op cannot be traced (it swaps or resizes storage, or has no shape rule)."""
 
 
 def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -98,7 +98,7 @@ def check_supported(func: OpOverload, args: tuple) -> None:
         raise DataDependent("DM210", f"{func} reads tensor data that a trace does not have",
                             cure="keep the value in tensors (torch.where, masks), or let the graph break here")
     if about.changes_metadata:
-        raise UnsupportedOp("DM211", f"{func} changes a tensor's shape, strides or storage in place",
+        raise UnsupportedOp("DM213", f"{func} changes a tensor's shape, strides or storage in place",
                             cure="use the out-of-place op")
 
 
@@ -115,7 +115,7 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
         with torch.no_grad():
             out = func(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
     except NotImplementedError as error:
-        raise UnsupportedOp("DM211", f"{func} has no shape rule", why=str(error).split("\n")[0],
+        raise UnsupportedOp("DM213", f"{func} has no shape rule", why=str(error).split("\n")[0],
                             cure="register one with dynamotor.graph.shapes.shape_rule, or a meta kernel") from error
     return _from_meta(out, device)
 

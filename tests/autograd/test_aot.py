@@ -114,6 +114,17 @@ def test_view_kinds_are_written_through():
     check(f, rand(3, 3, 4, grad=True))
 
 
+def test_fills():
+    def f(x, v):
+        y = x * 2
+        y[0].fill_(v)
+        y[1] = 3.0
+        y[2] = x[0]
+        z = torch.empty_like(x).fill_(v.detach())
+        return (y, z)
+    check(f, rand(3, 4, grad=True), rand(1, grad=True)[0].detach().requires_grad_())
+
+
 def test_parts_of_a_split_are_written_through():
     def f(x):
         y = x + 0
