@@ -339,6 +339,18 @@ def try_join(group: Group, node: Node) -> Member | Refuse:
     return refusal
 
 
+def replay(number: int, nodes: Sequence[Node]) -> Group | Refuse:
+    """One group of all these nodes (in an order in which they can be computed), or why not."""
+    group = Group(number)
+    group.start(nodes[0])
+    for node in nodes[1:]:
+        member = try_join(group, node)
+        if isinstance(member, Refuse):
+            return member
+        group.accept(member)
+    return group
+
+
 def shares_enough(group: Group, node: Node) -> bool:
     """Whether fusing with a group that it does not depend on saves memory traffic: a large read in common."""
     wide = {e.args[0] for e in loads_of(node.evaluate()) if numel(v.size for v in e.args[1].vars()) * 2 > numel(node.domain)}
@@ -366,6 +378,7 @@ class Fuser:
                 chain = at
             else:
                 self._place(entry)
+        self._merge()
         return self._ordered()
 
     def _dependencies(self, reads: Iterable[str], writes: Iterable[str], after: Iterable[str]) -> int:
@@ -434,8 +447,54 @@ class Fuser:
                   and isinstance(self.items[at], Group) and shares_enough(self.items[at], node)]
         return sorted(made, reverse=True) + sorted(nearby, reverse=True)[:4]
 
+    def _merge(self) -> None:
+        """Make one group of two that touch the same large memory, when all members of both fit together."""
+        position = {entry: n for n, entry in enumerate(self.schedule)}
+        for b in range(len(self.items)):
+            for a in self._partners(b):
+                first, second = self.items[a], self.items[b]
+                if not isinstance(first, Group) or not isinstance(second, Group) or not self._adjacent(a, b):
+                    continue
+                merged = replay(a, sorted((m.node for m in (*first.members, *second.members)), key=position.__getitem__))
+                if isinstance(merged, Refuse):
+                    emit("refuse", group=a, other=b, reason=merged.reason)
+                    continue
+                self.items[a], self.items[b] = merged, None
+                self._redirect(b, a)
+                break
+
+    def _partners(self, b: int) -> list[int]:
+        """Groups that share a large buffer with group b, nearest first."""
+        group = self.items[b]
+        if not isinstance(group, Group):
+            return []
+        found = set()
+        for name, indices in group.accesses().items():
+            if max(numel(v.size for v in i.vars()) for i in indices) * 2 > group.size:
+                bits = self.readers.get(name, 0) | (1 << self.owner[name] if name in self.owner else 0)
+                found |= {at for at in range(b) if bits >> at & 1}
+        return sorted(found, reverse=True)[:6]
+
+    def _adjacent(self, a: int, b: int) -> bool:
+        """Whether nothing else has to run between the two."""
+        if self.before[a] >> b & 1:
+            return self._adjacent(b, a)
+        between = self.before[b] & ~(1 << a)
+        return not any(between >> x & 1 and self.before[x] >> a & 1 for x in range(len(self.items)))
+
+    def _redirect(self, old: int, new: int) -> None:
+        """Item `old` has become part of item `new`."""
+        gone, bit = 1 << old, 1 << new
+        self.before[new] = (self.before[new] | self.before[old]) & ~(bit | gone)
+        for at, mask in enumerate(self.before):
+            if mask & (gone | bit) and at != new:
+                self.before[at] = (mask & ~gone) | bit | self.before[new]
+        self.owner = {name: new if at == old else at for name, at in self.owner.items()}
+        self.readers = {name: (mask & ~gone) | bit if mask & gone else mask for name, mask in self.readers.items()}
+
     def _ordered(self) -> list[Group | ExternNode]:
-        done, order, left = 0, [], list(range(len(self.items)))
+        done, order = 0, []
+        left = [at for at, item in enumerate(self.items) if item is not None]
         while left:
             at = next(i for i in left if self.before[i] & ~done == 0)
             left.remove(at)

@@ -346,6 +346,9 @@ def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     kwargs = fx.map_arg(node.kwargs, lambda n: env[n])
     if not isinstance(node.target, torch._ops.OpOverload):
         value = node.target(*args, **kwargs)  # operator.getitem and arithmetic on numbers
+    elif node.target._schema.is_mutable:
+        raise InternalError("DM912", f"{node.target} changes its operand inside an aten graph", why="lowering takes functional graphs",
+                            cure="report the program; backend='eager' runs it")
     else:
         value = ctx.call(node, args, kwargs)
     if isinstance(value, Value):

@@ -160,6 +160,18 @@ def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
         lambda r: BufRef(r.name, shape, (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1:], r.stride[dim]), r.offset, r.dtype))
 
 
+@lowering(aten.as_strided.default)
+def _as_strided(ctx: Lowering, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Value:
+    """Only where x lies in memory as in eager and nothing outside of it is seen."""
+    spec = ctx.node.args[0].meta["val"]
+    start = (spec.offset if storage_offset is None else storage_offset) - spec.offset
+    ref = ctx.realize(x, spec.stride)
+    extent = TensorSpec(tuple(size), tuple(stride), x.dtype).extent
+    if ref.stride != spec.stride or start < 0 or start + extent > spec.extent:
+        raise Decline("reaches outside of its operand")
+    return Value(size, x.dtype, ref=BufRef(ref.name, tuple(size), tuple(stride), ref.offset + start, ref.dtype))
+
+
 # -- joins and pads ---------------------------------------------------------------------------------------------------
 def _less(i: Index, n: int) -> Expr:
     return compare("lt", index_value(i), const(n, I64))

@@ -33,6 +33,7 @@ class _Builder:
         self.exprs: dict[str, Expr] = {}  # member -> what it computes (a reduction: what it reduces)
         self.levels: dict[Expr, int] = {}
         self.reduce_level: dict[int, int] = {}
+        self.duplicates: set[str] = set()  # reductions that an earlier member computes already
         self.order()
 
     def order(self) -> None:
@@ -72,12 +73,19 @@ class _Builder:
         def leaf(e: Expr) -> Expr | None:
             return self.values.get(e.args[0]) if e.op == "load" else None
 
+        done: list[Member] = []
         for m in self.group.members:
             e = rewrite(m.expr, leaf, memo=memo)
             name = m.node.buffer
             self.exprs[name] = e
             if m.is_reduction:
                 rank = self.group.result_level(m)
+                same = next((x for x in done if self._same_reduction(x, m, e)), None)
+                if same is not None:
+                    self.values[name] = self.values[same.node.buffer]
+                    self.duplicates.add(name)
+                    continue
+                done.append(m)
                 where = self.kept() if rank == FINAL else Index({}, 0)
                 value = make("acc", (self.ids[name], rank, where), COMPUTE_TYPE[m.node.memory])
                 if rank == ROW:
@@ -87,6 +95,12 @@ class _Builder:
             self.values[name] = round_to(value, m.node.memory) if config.exact else value
             for cached in [c for c in memo if c.op == "load" and c.args[0] == name]:
                 del memo[cached]
+
+    def _same_reduction(self, a: Member, b: Member, e: Expr) -> bool:
+        """Whether member a already computes what b (reducing e) would."""
+        x, y = a.node, b.node
+        return (x.reduce == y.reduce and not x.reduce.startswith("arg") and x.memory is y.memory and self.exprs[x.buffer] is e
+                and a.reduced == b.reduced)
 
     def level(self, e: Expr) -> int:
         """How many row reductions must be complete before e: the phase in which it can be computed."""
@@ -107,7 +121,7 @@ class _Builder:
         final: list[Statement] = []
         once: list[Statement] = []
         for m in self.group.members:
-            if m.is_reduction:
+            if m.is_reduction and m.node.buffer not in self.duplicates:
                 self._reduction(m, inner, row)
         for m in self.stored:
             store = Store(m.node.buffer, m.store, self.values[m.node.buffer], m.node.memory)
