@@ -71,7 +71,7 @@ def compile(
         return compile_module(plain, dispatcher, again)
     dispatcher = make_dispatcher(model, settings, backend_call)
     _dispatchers.add(dispatcher)
-    return dispatcher
+    return functools.update_wrapper(dispatcher, model, updated=())
 
 
 def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOptions) -> Backend:
@@ -114,7 +114,9 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> 
 
     Parameters and submodules of the graph are read at each call, so they may be trained or replaced.
     """
-    needs_capture = any(n.op in ("get_attr", "call_module") for n in gm.graph.nodes)
+    result = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    flat = isinstance(result, (tuple, list)) and all(isinstance(x, torch.fx.Node) for x in result)
+    needs_capture = not flat or any(n.op in ("get_attr", "call_module") for n in gm.graph.nodes)
     return compile(gm, fullgraph=True) if needs_capture else resolve("native")(gm, list(example_inputs))
 
 
