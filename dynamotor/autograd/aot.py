@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, DynamotorError
 from ..base.events import counters, emit, timed
@@ -40,7 +41,12 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
     returns a tuple of the graph's outputs; with grad mode on and inputs that require grad it takes part in autograd.
     The graph is specialised on the example inputs' metadata, `requires_grad`, aliasing, and the current grad mode.
     """
-    name = f"graph{next(_names)}"
+    with collector_paused():
+        return _aot_compile(gm, example_inputs, compile_graph, f"graph{next(_names)}", static_inputs)
+
+
+def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: CompileGraph, name: str,
+                 static_inputs: frozenset[int]) -> Compiled:
     if config.verify:
         verify_torch_graph(gm)
     training = torch.is_grad_enabled() and any(t.requires_grad for t in example_inputs)
