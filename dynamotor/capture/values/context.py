@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 from ..breaks import unsupported
 from .base import Value, builtin_rule
@@ -42,6 +43,14 @@ def preserved_modes() -> Iterator[None]:
         for device, (enabled, dtype) in autocast.items():
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
+
+
+def foreign_modes() -> bool:
+    """Whether a torch function or dispatch mode of the user is on (`with torch.device(...)` is none)."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    return bool(torch._C._len_torch_function_stack()) and any(
+        not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
 
 
 def _autocast_state() -> dict[str, tuple[bool, torch.dtype]]:

@@ -18,7 +18,7 @@ from ...base.errors import DynamotorError
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.spec import TensorSpec
 from ..breaks import unsupported
-from ..guards import IdIs, NoOverlap, TensorMatch, memory_range
+from ..guards import IdIs, MissingKey, NoOverlap, TensorMatch, memory_range
 from ..source import DictItem, InstanceDict
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
@@ -34,13 +34,14 @@ class TensorValue(Value):
     A tensor from outside has a `source` and `obj`, the real tensor; it gets its placeholder at the first use in a call.
     """
 
-    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned", "first_version")
+    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned", "first_version", "attributes")
 
     def __init__(self, trace: Trace, node: fx.Node | None, example: ShapeTensor, source: Any = None, obj: Any = MISSING,
                  cls: type = torch.Tensor) -> None:
         self.source, self.trace, self._node, self.example, self.obj, self.cls = source, trace, node, example, obj, cls
         self.pinned = source is not None and is_static(source)
         self.first_version = version(example)
+        self.attributes: dict[str, Value] = {}
         tensor_values(trace)[id(example)] = self
 
     @staticmethod
@@ -75,7 +76,7 @@ class TensorValue(Value):
         return self.obj
 
     def hash_key(self, trace: Trace) -> Hashable:
-        return self
+        return self if self.obj is MISSING else self.obj
 
     def describe(self) -> str:
         return f"a tensor {self.example.spec}"
@@ -90,20 +91,30 @@ class TensorValue(Value):
         return trace.generic_getattr(self, name)
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
-        attributes = trace.__dict__.setdefault("tensor_attributes", {})
-        if (self, name) in attributes:
-            return attributes[self, name]
-        if self.obj is MISSING or name not in self.obj.__dict__:
-            return None
-        return trace.wrap(DictItem(InstanceDict(self.source), name), self.obj.__dict__[name])
+        known = self.attributes.get(name)
+        if known is None and self.obj is not MISSING:
+            if name in self.obj.__dict__:
+                known = trace.wrap(DictItem(InstanceDict(self.source), name), self.obj.__dict__[name])
+            else:
+                trace.reader.guard(MissingKey(InstanceDict(self.source), name))
+        return known
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
         if name in METADATA and value.is_constant() and value.as_constant() == getattr(self.example, name):
             return
-        if hasattr(torch.Tensor, name) or self.obj is not MISSING:
+        if hasattr(torch.Tensor, name):
             raise unsupported("unsupported-mutation", f"attribute {name!r} of a tensor is set",
                               cure="use functional calls (detach(), to(), ...), or set it outside the compiled function")
-        trace.__dict__.setdefault("tensor_attributes", {})[self, name] = value
+        self.attributes[name] = value
+        trace.effects.touch(self)
+
+    def delattr(self, trace: Trace, name: str) -> None:
+        raise unsupported("unsupported-mutation", f"attribute {name!r} of a tensor is deleted")
+
+    def replay(self, cg: Codegen) -> None:
+        """Set the Python attributes that the program gave to the tensor."""
+        for name, value in self.attributes.items():
+            cg.statement(f"{cg.emit(self)}.{name} = {cg.emit(value)}")
 
     # Operators -----------------------------------------------------------------------------------------------------
     def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
@@ -304,6 +315,8 @@ def _class(trace: Trace, value: TensorValue) -> Value:
 DATA_TYPES = frozenset((torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo))
 PURE_TYPES.update(DATA_TYPES)
 
+_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}
+
 # Constants that a node may hold: printed by torch.fx as they are.
 _ARGUMENT_TYPES = frozenset((int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
                              torch.memory_format))
@@ -347,8 +360,8 @@ def _constant(obj: Any) -> Any:
             return plain(obj)
     if hasattr(obj, "item") and type(obj).__module__ == "numpy" and getattr(obj, "ndim", 1) == 0:
         return obj.item()
-    if isinstance(obj, type) and obj in (float, int, bool, complex):
-        return obj
+    if kind is type and obj in _DTYPES:
+        return _DTYPES[obj]
     raise unsupported("unsupported-value", f"{type(obj).__name__} object is passed to a torch function",
                       cure="pass tensors, numbers, strings and containers of these")
 

@@ -1,0 +1,153 @@
+"""What hangs on tensors and on PyTorch's state: attributes, modes, transforms, hooks of the backward pass, inference mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dynamotor
+
+
+class Recorder:
+    """A backend that keeps the graphs and runs them as they are."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, gm, example_inputs):
+        self.graphs.append(gm)
+        return gm.forward
+
+
+def test_attributes_given_to_tensors_stay_on_them():
+    def fn(a):
+        b = a * 2
+        b.tag = "made"
+        a.seen = [1, b]
+        return b, b.tag
+
+    a = torch.randn(3)
+    compiled = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)
+    for _ in range(2):
+        b, tag = compiled(a)
+        assert b.tag == tag == "made" and a.seen[0] == 1 and a.seen[1] is b
+        del a.seen
+
+
+def test_an_attribute_added_to_an_input_is_seen():
+    compiled = dynamotor.compile(lambda a: a * (3 if hasattr(a, "flag") else 2), backend=Recorder(), fullgraph=True)
+    a = torch.randn(3)
+    assert torch.equal(compiled(a), a * 2)
+    a.flag = True
+    assert torch.equal(compiled(a), a * 3)
+
+
+def test_dicts_keyed_by_tensors():
+    key = torch.ones(2)
+    table = {key: torch.full((3,), 4.0)}
+    compiled = dynamotor.compile(lambda a: (a + table[key], key in table), backend=Recorder(), fullgraph=True)
+    a = torch.randn(3)
+    out, found = compiled(a)
+    assert found and torch.equal(out, a + 4)
+
+
+class SeeOps(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class SeeCalls(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [SeeOps, SeeCalls])
+@pytest.mark.parametrize("warm", [True, False])
+def test_modes_of_the_user_see_what_eager_runs(mode, warm):
+    def fn(a):
+        return torch.sin(a) * 2
+
+    compiled = dynamotor.compile(fn, backend="aot_eager")
+    if warm:
+        compiled(torch.randn(3))
+    with mode() as expected:
+        fn(torch.randn(3))
+    with mode() as seen:
+        compiled(torch.randn(3))
+    assert [n for n in seen.names if "randn" not in n] == [n for n in expected.names if "randn" not in n]
+
+
+def test_function_transforms_over_a_compiled_function():
+    compiled = dynamotor.compile(lambda a: (a.sin() * 2).sum(), backend="aot_eager")
+    a = torch.randn(4, 5)
+    compiled(a)
+    torch.testing.assert_close(torch.vmap(compiled)(a), (a.sin() * 2).sum(1))
+    torch.testing.assert_close(torch.func.grad(compiled)(a), 2 * a.cos())
+
+
+def test_backward_hooks_of_modules_run():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    seen = []
+    model[0].register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(grad_out[0].shape))
+    dynamotor.compile(model, backend=Recorder())(torch.randn(2, 3)).sum().backward()
+    assert seen == [(2, 3)]
+
+
+def test_inference_mode_and_inference_tensors():
+    def fn(a):
+        a += 1
+        return a * 2
+
+    compiled = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)
+    with torch.inference_mode():
+        a = torch.ones(3)
+        assert torch.equal(compiled(a), torch.full((3,), 4.0)) and torch.equal(a, torch.full((3,), 2.0))
+    plain = torch.ones(3)
+    out = compiled(plain)
+    assert not out.is_inference() and torch.equal(out, torch.full((3,), 4.0))
+
+
+def test_overlapping_arguments_are_seen():
+    """The graph of two separate arguments must not serve two views of one memory when it writes."""
+    def fn(a, b):
+        a.add_(1)
+        return a * b
+
+    for backend in ("eager", "aot_eager"):
+        compiled = dynamotor.compile(fn, backend=backend)
+        a, b = torch.ones(4), torch.ones(4)
+        assert torch.equal(compiled(a, b), torch.full((4,), 2.0))
+        memory = torch.ones(6)
+        assert torch.equal(compiled(memory[:4], memory[1:5]), torch.tensor([4.0, 4.0, 4.0, 2.0]))
+        same = torch.ones(4)
+        assert torch.equal(compiled(same, same), torch.full((4,), 4.0))
+
+
+def test_a_non_leaf_input_may_be_written():
+    def fn(a):
+        a.mul_(3)
+        return a * a
+
+    for backend in ("eager", "aot_eager"):
+        leaf = torch.ones(3, requires_grad=True)
+        dynamotor.compile(fn, backend=backend)(leaf * 1).sum().backward()
+        assert torch.equal(leaf.grad, torch.full((3,), 18.0))
+
+
+def test_a_leaf_that_requires_grad_raises_as_in_eager():
+    leaf = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        dynamotor.compile(lambda a: a.mul_(2), backend=Recorder())(leaf)
