@@ -12,8 +12,22 @@ PACKAGE = ROOT / "dynamotor"
 
 # Lower rank may not import higher; equal rank may not import each other unless it is the same room.
 RANK = {
-    "base": 0, "graph": 1, "capture": 2, "autograd": 2, "lower": 2, "runtime": 2, "codegen": 3, "xla": 4, "distributed": 4,
-    "torch_compile_adapter": 5, "backends": 6, "_module": 6, "api": 7, "tools": 8, "__init__": 9, "__main__": 10,
+    "base": 0,
+    "graph": 1,
+    "capture": 2,
+    "autograd": 2,
+    "lower": 2,
+    "runtime": 2,
+    "codegen": 3,
+    "xla": 4,
+    "distributed": 4,
+    "torch_compile_adapter": 5,
+    "backends": 6,
+    "_module": 6,
+    "api": 7,
+    "tools": 8,
+    "__init__": 9,
+    "__main__": 10,
 }
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch_xla")
 MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
