@@ -19,6 +19,8 @@ from .bytecode import CACHES, IS_311, ExceptionRange, encode_exception_table, pa
 # Room that the prefix and what follows a copied instruction need above the user's stack.
 _EXTRA_STACK = 8
 _STATE_NAME = ".state"
+# A flag that CPython leaves free: the frame hook leaves such code alone (csrc/frame_hook.c).
+CO_REBUILT = 1 << 27
 
 
 class Assembler:
@@ -110,7 +112,7 @@ def put_before(code: types.CodeType, prefix: Assembler, line: int, name: str) ->
     delta = line - code.co_firstlineno
     return code.replace(
         co_argcount=1, co_posonlyargcount=0, co_kwonlyargcount=0, co_nlocals=len(varnames), co_varnames=varnames,
-        co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS),
+        co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) | CO_REBUILT,
         co_code=bytes(prefix.data) + (_moved_slots(code) if prefix.shift else code.co_code),
         co_consts=tuple(prefix.consts), co_stacksize=code.co_stacksize + _EXTRA_STACK,
         co_exceptiontable=encode_exception_table(ranges),

@@ -6,12 +6,14 @@ instruction runs natively, and each frame goes on in a resume function with a di
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .breaks import Unsupported
 from .bytecode import localsplus_names
+from .inner_frames import InnerFrames
 from .interpreter import Frame, run_frame
 from .ops_control import HandledValue
 from .output import Codegen
@@ -70,8 +72,12 @@ class ResumePoint:
         return run_frame(trace, frame)
 
 
-def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint], Any]) -> str:
-    """The expression that goes on from the stopped frames of a trace: nested calls of break functions."""
+def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint], Any],
+               inner_frames: InnerFrames | None) -> str:
+    """The expression that goes on from the stopped frames of a trace: nested calls of break functions.
+
+    inner_frames: captures the functions that the breaking instruction enters; None leaves them alone.
+    """
     handled = trace.handled
     states: list[tuple[Frame, Boundary, list[Value]]] = []
     for frame in reversed(trace.stopped):
@@ -92,5 +98,7 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
         after = [dispatcher_of(ResumePoint(b, namespace)) for b in successors(at, inner=inner)]
         step = break_function(at, after, namespace, inner=inner)
         words = [cg.emit(v) for v in values] + ([f"lambda: {expression}"] if inner else [])
+        if inner_frames is not None and not inner:
+            step = functools.partial(inner_frames.call, step)
         expression = f"{cg.constant(step)}({', '.join(words)})"
     return expression

@@ -25,6 +25,7 @@ from .breaks import BreakReason, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard
+from .inner_frames import InnerFrames
 from .output import Codegen
 from .source import Const
 from .trace import Stop, Trace
@@ -59,6 +60,7 @@ class Compiler:
     def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> None:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
+        self.inner = InnerFrames(self.inner_dispatcher)
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
 
     @property
@@ -69,6 +71,9 @@ class Compiler:
     def miss(self, dispatcher: Any, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """No entry fits this call: compile it, or run it as it is."""
         n_positional = len(args) - len(kwnames)
+        if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
+            counters["frames"]["mode"] += 1
+            return self.eager(args, kwnames)
         if dispatcher.entries:
             reasons = [miss_reason(e, args, n_positional, kwnames) for e in dispatcher.entries]
             emit("recompile", name=self.name, reasons=reasons)
@@ -86,12 +91,7 @@ class Compiler:
             counters["frames"]["raised"] += 1
             return self.eager(args, kwnames)
         except InternalError as error:
-            if self.strict:
-                raise
-            counters["frames"]["failed"] += 1
-            warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")
-            dispatcher.disabled = True
-            return self.eager(args, kwnames)
+            return self.failed(dispatcher, error, args, kwnames)
         if captured.gm is None:
             run: Callable[..., Any] = _nothing
         else:
@@ -100,16 +100,34 @@ class Compiler:
         tensors = entry.program.check(args)
         if tensors is None:
             why = miss_reason(entry, args, n_positional, kwnames)
-            raise InternalError("DM901", f"a guard of {self.name} fails right after its capture", why=why,
-                                cure="report this; dynamotor.disable(fn) keeps the function out")
+            return self.failed(dispatcher, InternalError(
+                "DM901", f"a guard of {self.name} fails right after its capture", why=why,
+                cure="report this; dynamotor.disable(fn) keeps the function out"), args, kwnames)
         dispatcher.add(entry)
         return captured.finish(run(*tensors), args)
+
+    def failed(self, dispatcher: Any, error: InternalError, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        """A mistake of the capture's own: eager from now on, with one warning (strict: the error)."""
+        if self.strict:
+            raise error
+        counters["frames"]["failed"] += 1
+        warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")
+        dispatcher.disabled = True
+        return self.eager(args, kwnames)
 
     def eager(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """Run the original."""
         n = len(args) - len(kwnames)
         return self.fn(*args[:n], **dict(zip(kwnames, args[n:])))
 
+    def native(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        """Run the original, whose calls of other user functions are captured one by one."""
+        return self.inner.call(self.eager, args, kwnames)
+
+    def inner_dispatcher(self, function: types.FunctionType) -> Any:
+        """The dispatcher of a user function that is entered while a graph break runs natively."""
+        compiler = InnerCompiler(function, self)
+        return _C.Dispatcher(compiler.miss, compiler.fn, compiler.name)
 
     # Capture -------------------------------------------------------------------------------------------------------------
     def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
@@ -150,6 +168,7 @@ class Compiler:
     def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...],
                 ambient: Ambient) -> Captured:
         """Capture up to the break, or nothing when no frame can be cut."""
+        inner = None if stop.reason.kind == "disabled" else self.inner
         for depth, step in cut_points(stop):
             with context.preserved_modes():
                 trace = Trace(break_at=step)
@@ -163,7 +182,7 @@ class Compiler:
                         trace.effects.guard_aliases()
                         trace.effects.replay(cg)
                         cg.for_frame = True
-                        return finish_trace(trace, cg, emit_break(trace, cg, self.resume_dispatcher), ambient, stop.reason)
+                        return finish_trace(trace, cg, emit_break(trace, cg, self.resume_dispatcher, inner), ambient, stop.reason)
                     except Unsupported:
                         continue
                 except (Unsupported, Raised):
@@ -171,7 +190,9 @@ class Compiler:
                 break
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
-        return Captured(None, [], [], guards, lambda outs, args: self.eager(args, kwnames), "", stop.reason)
+        self.inner.skip(self.fn)
+        run = self.eager if stop.reason.kind == "disabled" else self.native
+        return Captured(None, [], [], guards, lambda outs, args: run(args, kwnames), "", stop.reason)
 
     def resume_dispatcher(self, point: ResumePoint) -> Any:
         """The dispatcher of a place in the middle of a function, one for each place."""
@@ -195,10 +216,33 @@ class ResumeCompiler(Compiler):
 
     def __init__(self, point: ResumePoint, parent: Compiler) -> None:
         super().__init__(point.native(), parent.options, parent.backend)
-        self.point, self.resumes = point, parent.resumes
+        self.point, self.resumes, self.inner = point, parent.resumes, parent.inner
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
         return self.point.run(trace, args)
+
+
+class InnerCompiler(Compiler):
+    """Compiles a function entered during a graph break; its calls have the bound parameters as arguments, by position."""
+
+    def __init__(self, fn: types.FunctionType, parent: Compiler) -> None:
+        super().__init__(fn, parent.options, parent.backend)
+        self.resumes, self.inner = parent.resumes, parent.inner
+
+    def _split(self, values: Any) -> tuple[list[Any], dict[str, Any]]:
+        code = self.fn.__code__
+        n = code.co_argcount
+        return list(values[:n]), dict(zip(code.co_varnames[n:], values[n:]))
+
+    def eager(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        positional, keywords = self._split(args)
+        return self.fn(*positional, **keywords)
+
+    def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
+        sources = arg_sources(self.fn.__code__.co_varnames, len(args), ())
+        positional, keywords = self._split([trace.wrap(source, arg) for source, arg in zip(sources, args)])
+        trace.tail = True
+        return trace.wrap(Const(self.fn, self.name), self.fn).call(trace, positional, keywords)
 
 
 def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None) -> Captured:

@@ -18,9 +18,12 @@
 /* _C.FrameHook: a callback and its answers. */
 typedef struct {
     PyObject_HEAD
-    PyObject *callback; /* (code, function) -> Dispatcher or None */
+    PyObject *callback; /* (code, function) -> Dispatcher, None (native) or False (native with all that it calls) */
     PyObject *answers;  /* address of a code object -> (code, globals, Dispatcher or None) */
+    PyObject *classes;  /* only frames with an instance of these among their parameters are asked for; NULL: all */
 } FrameHook;
+
+enum { CO_REBUILT = 1 << 27 }; /* set by capture/assembler.py on the code of break and resume functions */
 
 static PyTypeObject FrameHook_Type;
 static __thread FrameHook *active; /* owned by this thread */
@@ -29,11 +32,40 @@ static PyCodeObject *return_code;  /* RESUME, RETURN_VALUE */
 
 static bool is_hookable(const PyCodeObject *code) {
     int body = CO_OPTIMIZED | CO_NEWLOCALS, generator = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
-    return (code->co_flags & body) == body && (code->co_flags & generator) == 0 && code->co_stacksize > 0;
+    return (code->co_flags & body) == body && (code->co_flags & (generator | CO_REBUILT)) == 0 && code->co_stacksize > 0;
 }
 
 static Py_ssize_t n_bound(const PyCodeObject *code) {
     return code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) + !!(code->co_flags & CO_VARKEYWORDS);
+}
+
+static bool is_instance(PyObject *value, PyObject *classes) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++)
+        if (PyObject_TypeCheck(value, (PyTypeObject *)PyTuple_GET_ITEM(classes, i))) return true;
+    return false;
+}
+
+/* The value itself, or an item of a list, tuple or dict. */
+static bool concerns(PyObject *value, PyObject *classes) {
+    if (is_instance(value, classes)) return true;
+    if (PyTuple_Check(value) || PyList_Check(value)) {
+        PyObject **items = PyTuple_Check(value) ? &PyTuple_GET_ITEM(value, 0) : ((PyListObject *)value)->ob_item;
+        for (Py_ssize_t i = 0; i < Py_SIZE(value); i++)
+            if (is_instance(items[i], classes)) return true;
+    } else if (PyDict_Check(value)) {
+        PyObject *item;
+        Py_ssize_t position = 0;
+        while (PyDict_Next(value, &position, NULL, &item))
+            if (is_instance(item, classes)) return true;
+    }
+    return false;
+}
+
+static bool frame_concerns(const FrameHook *hook, const _PyInterpreterFrame *frame) {
+    if (hook->classes == NULL) return true;
+    for (Py_ssize_t i = 0; i < n_bound(frame->f_code); i++)
+        if (concerns(frame->localsplus[i], hook->classes)) return true;
+    return false;
 }
 
 /* New reference: what the callback says of a function, asked once for each code object when the answer is None or the
@@ -44,16 +76,16 @@ static PyObject *ask(FrameHook *hook, PyFunctionObject *function) {
     PyObject *known = PyDict_GetItemWithError(hook->answers, key), *answer = NULL;
     if (known != NULL) {
         PyObject *value = PyTuple_GET_ITEM(known, 2);
-        if (value == Py_None || PyTuple_GET_ITEM(known, 1) == function->func_globals) answer = Py_NewRef(value);
+        if (value == Py_None || value == Py_False || PyTuple_GET_ITEM(known, 1) == function->func_globals) answer = Py_NewRef(value);
     }
     if (answer == NULL && !PyErr_Occurred()) {
         PyObject *args[2] = {code, (PyObject *)function};
         answer = PyObject_Vectorcall(hook->callback, args, 2, NULL);
-        if (answer != NULL && answer != Py_None && !Py_IS_TYPE(answer, &Dispatcher_Type)) {
-            PyErr_Format(PyExc_TypeError, "a frame hook returns a Dispatcher or None, not %R", answer);
+        if (answer != NULL && answer != Py_None && answer != Py_False && !Py_IS_TYPE(answer, &Dispatcher_Type)) {
+            PyErr_Format(PyExc_TypeError, "a frame hook returns a Dispatcher or None or False, not %R", answer);
             Py_CLEAR(answer);
         }
-        if (answer != NULL && (answer == Py_None || function->func_closure == NULL)) {
+        if (answer != NULL && (answer == Py_None || answer == Py_False || function->func_closure == NULL)) {
             PyObject *entry = PyTuple_Pack(3, code, function->func_globals, answer);
             if (entry == NULL || PyDict_SetItem(hook->answers, key, entry) < 0) Py_CLEAR(answer);
             Py_XDECREF(entry);
@@ -77,10 +109,16 @@ static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int
     FrameHook *hook = active;
     PyObject *function = FRAME_FUNCTION(frame);
     if (hook == NULL || throwing || !is_hookable(frame->f_code) || !PyFunction_Check(function) ||
-        ((PyFunctionObject *)function)->func_code != (PyObject *)frame->f_code)
+        ((PyFunctionObject *)function)->func_code != (PyObject *)frame->f_code || !frame_concerns(hook, frame))
         return _PyEval_EvalFrameDefault(tstate, frame, throwing);
     active = NULL; /* what the callback and the dispatcher run is ours */
     PyObject *dispatcher = ask(hook, (PyFunctionObject *)function), *result = NULL;
+    if (dispatcher == Py_False) { /* natively, and so is everything that it calls */
+        Py_DECREF(dispatcher);
+        result = _PyEval_EvalFrameDefault(tstate, frame, 0);
+        active = hook;
+        return result;
+    }
     if (dispatcher == NULL || dispatcher == Py_None || dispatcher_is_disabled(dispatcher)) {
         active = hook;
         if (dispatcher == NULL) return end_frame(tstate, frame, NULL);
@@ -132,12 +170,25 @@ static PyObject *hook_call(PyObject *self, PyObject *const *args, Py_ssize_t n) 
     return result;
 }
 
+/* FrameHook.skip(code): functions of this code run natively, without asking. */
+static PyObject *hook_skip(PyObject *self, PyObject *code) {
+    PyObject *key = PyLong_FromVoidPtr(code), *entry = PyTuple_Pack(3, code, Py_None, Py_None);
+    int failed = key == NULL || entry == NULL || PyDict_SetItem(((FrameHook *)self)->answers, key, entry) < 0;
+    Py_XDECREF(key);
+    Py_XDECREF(entry);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *callback;
-    if (!PyArg_ParseTuple(args, "O", &callback)) return NULL;
+    PyObject *callback, *classes = NULL;
+    if (!PyArg_ParseTuple(args, "O|O!", &callback, &PyTuple_Type, &classes)) return NULL;
+    for (Py_ssize_t i = 0; classes != NULL && i < PyTuple_GET_SIZE(classes); i++)
+        if (!PyType_Check(PyTuple_GET_ITEM(classes, i))) return PyErr_Format(PyExc_TypeError, "FrameHook takes a tuple of classes");
     FrameHook *hook = (FrameHook *)type->tp_alloc(type, 0);
     if (hook == NULL) return NULL;
     hook->callback = Py_NewRef(callback);
+    hook->classes = Py_XNewRef(classes);
     hook->answers = PyDict_New();
     if (hook->answers == NULL) Py_CLEAR(hook);
     return (PyObject *)hook;
@@ -146,12 +197,14 @@ static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 static int hook_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((FrameHook *)self)->callback);
     Py_VISIT(((FrameHook *)self)->answers);
+    Py_VISIT(((FrameHook *)self)->classes);
     return 0;
 }
 
 static int hook_clear(PyObject *self) {
     Py_CLEAR(((FrameHook *)self)->callback);
     Py_CLEAR(((FrameHook *)self)->answers);
+    Py_CLEAR(((FrameHook *)self)->classes);
     return 0;
 }
 
@@ -163,6 +216,7 @@ static void hook_dealloc(PyObject *self) {
 
 static PyMethodDef hook_methods[] = {
     {"call", (PyCFunction)(void (*)(void))hook_call, METH_FASTCALL, "call(function, *args): call it with this hook on"},
+    {"skip", hook_skip, METH_O, "skip(code): run functions of this code object natively, without asking"},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef hook_members[] = {
@@ -172,7 +226,8 @@ static PyMemberDef hook_members[] = {
 
 static PyTypeObject FrameHook_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.FrameHook",
-    .tp_doc = "FrameHook(callback): asks callback(code, function) -> Dispatcher | None for each function entered while on.\n\n"
+    .tp_doc = "FrameHook(callback, classes=None): asks callback(code, function) -> Dispatcher | None | False for each function\n"
+              "entered while on (None: native; False: native with all it calls); with a tuple of classes only where a parameter, or an item of one, is an instance of these.\n\n"
               "A Dispatcher gets the frame's bound parameters in the order of co_varnames (*args and **kwargs as one each).",
     .tp_basicsize = sizeof(FrameHook),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

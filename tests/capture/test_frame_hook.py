@@ -6,6 +6,7 @@ import threading
 import weakref
 
 import pytest
+import torch
 
 from dynamotor import _C
 
@@ -192,3 +193,33 @@ def test_deep_recursion_still_raises_recursion_error():
         return deep(n + 1)
     with pytest.raises(RecursionError):
         hook.call(deep, 0)
+
+
+def test_only_frames_that_concern_some_classes_are_asked_for():
+    seen = []
+
+    def callback(code, function):
+        seen.append(code.co_name)
+
+    def takes(x, *rest, **more):
+        return x
+
+    def body(value):
+        return takes(value)
+    hook = _C.FrameHook(callback, (torch.Tensor, torch.nn.Module))
+    for value, asked in ((3, []), ([3], []), (torch.ones(1), ["body", "takes"])):
+        seen.clear()
+        hook.call(body, value)
+        assert seen == asked
+    for wrap in (lambda t: [t], lambda t: (1, t), lambda t: {"k": t}):
+        hook = _C.FrameHook(callback, (torch.Tensor,))
+        seen.clear()
+        hook.call(body, wrap(torch.ones(1)))
+        assert seen == ["body", "takes"]
+    hook = _C.FrameHook(callback, (torch.nn.Module,))
+    hook.skip(body.__code__)
+    seen.clear()
+    hook.call(body, torch.nn.ReLU())
+    assert seen == ["takes"]
+    with pytest.raises(TypeError):
+        _C.FrameHook(callback, (3,))

@@ -1,0 +1,62 @@
+"""Functions that user code enters while a graph break runs it natively: each is captured on its own.
+
+While `InnerFrames.call` runs, the frame hook asks about each function that has a tensor or a module among its parameters;
+user functions get a dispatcher, library functions run as they are.
+
+>>> inner = InnerFrames(lambda function: make_dispatcher_for(function))
+>>> inner.call(list, map(user_function, batches))     # user_function's calls go through its dispatcher
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dynamotor import _C
+
+from .marks import is_disabled
+from .reader import trusted_module
+from .resume import why_not_resumable
+
+
+class InnerFrames:
+    """The frame hook of one compiled callable and the dispatchers of the functions that it met."""
+
+    def __init__(self, dispatcher_of: Callable[[types.FunctionType], Any]) -> None:
+        self._dispatcher_of = dispatcher_of
+        self._closures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._hook = _C.FrameHook(self._answer, (torch.Tensor, torch.nn.Module))
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call natively, with the functions entered inside captured."""
+        return self._hook.call(function, *args)
+
+    def skip(self, function: Callable[..., Any]) -> None:
+        """From now on run this function natively (only what it calls is captured)."""
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if code is not None:
+            self._hook.skip(code)
+
+    def _answer(self, code: types.CodeType, function: types.FunctionType) -> Any:
+        if is_disabled(function):
+            return False  # nothing that it calls is captured either
+        if not worth_capturing(code, function):
+            return None
+        if function.__closure__ is None:
+            return self._dispatcher_of(function)  # the hook remembers it
+        found = self._closures.get(function)
+        if found is None:
+            found = self._closures[function] = self._dispatcher_of(function)
+        return found
+
+
+def worth_capturing(code: types.CodeType, function: types.FunctionType) -> bool:
+    """Whether calls of a function entered natively should be captured: users' plain functions."""
+    star = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return not (star or why_not_resumable(code) or code.co_name.startswith("<")
+                or trusted_module(function.__globals__.get("__name__")))
