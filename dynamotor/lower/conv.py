@@ -38,8 +38,7 @@ def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
             continue
         place = [list(padding), list(stride), list(dilation), groups]
         with graph.inserting_before(node):
-            ordered = call(graph, aten.clone.default, weight, memory_format=torch.channels_last)
-            packed = call(graph, mkldnn._reorder_convolution_weight.default, ordered, *place, list(spec.shape),
+            packed = call(graph, mkldnn._reorder_convolution_weight.default, weight, *place, list(spec.shape),
                           spec=TensorSpec.dense(spec_of(weight).shape, torch.float32))
             new = call(graph, _PACKED, x, packed, bias, *place, "none", [], "", spec=node.meta["val"])
         node.replace_all_uses_with(new)

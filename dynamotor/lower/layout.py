@@ -62,8 +62,12 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
 
 
 def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.Node]) -> None:
-    """Give a convolution its activations (and its incoming gradient) channels-last."""
-    for position in (0, 1) if node.target is aten.convolution_backward.default else (0,):
+    """Give a convolution activations, incoming gradient and weight channels-last.
+
+    oneDNN would convert a row-major weight itself, at each of its calls and slower than a kernel of ours.
+    """
+    activations = 2 if node.target is aten.convolution_backward.default else 1
+    for position in range(activations + 1):
         x = node.args[position]
         if is_channels_last(spec_of(x)):
             continue
@@ -72,18 +76,20 @@ def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.
             with graph.inserting_before(node):
                 converted[x] = call(graph, aten.clone.default, x, memory_format=torch.channels_last,
                                     spec=TensorSpec(spec.shape, channels_last_stride(spec.shape), spec.dtype, spec.device))
-            later = {user for user in x.users if user.op == "call_function" and node < user}
-            x.replace_all_uses_with(converted[x], delete_user_cb=later.__contains__)  # a residual sum stays channels-last
+            if position < activations:  # what reads x later (a residual sum) stays channels-last too
+                later = {user for user in x.users if user.op == "call_function" and node < user}
+                x.replace_all_uses_with(converted[x], delete_user_cb=later.__contains__)
         node.update_arg(position, converted[x])
 
 
 def _channels_last_result(node: fx.Node) -> Any:
-    """What oneDNN gives for channels-last activations: activations likewise, weight gradients row-major (measured)."""
+    """What oneDNN gives for channels-last arguments: channels-last results, the weight's gradient too (measured)."""
+    def relaid(spec: Any) -> Any:
+        is_4d = isinstance(spec, TensorSpec) and len(spec.shape) == 4
+        return spec.with_stride(channels_last_stride(spec.shape)) if is_4d else spec
+
     val = node.meta["val"]
-    if isinstance(val, TensorSpec):
-        return val.with_stride(channels_last_stride(val.shape))
-    first = val[0]
-    return (first.with_stride(channels_last_stride(first.shape)) if isinstance(first, TensorSpec) else first, *val[1:])
+    return tuple(relaid(spec) for spec in val) if isinstance(val, tuple) else relaid(val)
 
 
 def _inferred_again(node: fx.Node) -> Any:
