@@ -243,6 +243,12 @@ def _answers(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: An
     return infer(func, args, kwargs)
 
 
+@record_rule(aten.mkldnn_rnn_layer_backward.default)
+def _opaque_workspace(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The forward hands it a buffer whose size no shape rule knows."""
+    raise UnsupportedOp("DM213", f"{func} needs oneDNN's own workspace", cure="train RNNs in float64, or uncompiled")
+
+
 @record_rule(aten._conj.default, aten._neg_view.default)
 def _lazy_sign(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) -> Any:
     """Lazy conjugates and negatives are views with a flag; here they are values, computed."""

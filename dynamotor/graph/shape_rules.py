@@ -74,6 +74,13 @@ def _like(x: TensorSpec, value: Any = None, *, memory_format: torch.memory_forma
     return TensorSpec(x.shape, stride, options.get("dtype") or x.dtype, torch.device(options.get("device") or x.device))
 
 
+@shape_rule(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default,
+            aten.fractional_max_pool3d_backward.default)
+def _gradient_of_second(grad: TensorSpec, x: TensorSpec, *rest: Any, **kwargs: Any) -> TensorSpec:
+    """Backwards without a meta kernel, whose gradient is a new row-major tensor of the input's shape."""
+    return TensorSpec.dense(x.shape, x.dtype, x.device)
+
+
 @shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
     """Eager fills a row-major copy."""

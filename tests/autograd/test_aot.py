@@ -412,6 +412,20 @@ def test_inference_mode():
         check(lambda x, y: (x.add_(y) * 2,), rand(3), rand(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lstm(dtype):
+    lstm = torch.nn.LSTM(3, 4, batch_first=True).to(dtype)
+
+    def f(x, *weights):
+        out, (h, c) = torch.func.functional_call(lstm, dict(zip(names, weights)), (x,))
+        return out, h, c
+    names, weights = zip(*lstm.named_parameters())
+    x = rand(2, 5, 3, dtype=dtype)
+    check(f, x, *weights, fallback=dtype is torch.float32)
+    with torch.no_grad():
+        check(f, x, *weights)
+
+
 # -- randomness ---------------------------------------------------------------------------------------------------
 
 def test_dropout_with_eagers_numbers():
