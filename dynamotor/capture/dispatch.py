@@ -20,86 +20,82 @@ _RELATIONS = frozenset({"same", "distinct", "no_overlap"})
 
 
 class _Nodes:
-    """Numbers the sources of a program: parents first, those on arguments before those on held objects."""
+    """Numbers the sources of a program, parents before children.
+
+    What hangs on an object whose identity is guarded hangs on that object; the class of a value whose class is guarded is that
+    class. Both turn a walk from an argument, repeated at each call, into nodes that are bound once.
+    """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.classes = {g.source: g.cls for g in guards if type(g) in (TypeIs, TensorMatch)}  # type: ignore[attr-defined]
         self.objects = {g.source: g.obj for g in guards if type(g) is IdIs}  # type: ignore[attr-defined]
-        self.order: dict[Source, None] = {}
-        self._resolved: dict[Source, Source] = {}
+        self.steps: list[tuple[str, int, Any]] = []  # (kind of step, number of the parent, key)
+        self.held: list[bool] = []
+        self.with_dict: dict[int, Any] = {}  # held objects whose `__dict__` is read, by number
+        self._numbers: dict[Source, int] = {}
 
-    def resolve(self, source: Source) -> Source:
-        """The same value by a path that needs fewer steps at each call, given the guards on the way.
-
-        What hangs on an object whose identity is guarded hangs on that object; the class of a value whose class is
-        guarded is that class. Both turn a walk from an argument into bound nodes.
-        """
-        found = self._resolved.get(source)
+    def number(self, source: Source) -> int:
+        """The number of a source; it and everything on its way become part of the program."""
+        found = self._numbers.get(source)
         if found is None:
-            found = self._resolved[source] = self._resolve(source)
+            found = self._numbers[source] = self._add(source)
         return found
 
-    def _resolve(self, source: Source) -> Source:
-        if source.base is None:
-            return source
-        original, base = source.base, self.resolve(source.base)
-        if original in self.objects:
-            base = Const(self.objects[original], str(original))
-        if type(source) is TypeOf and original in self.classes:
-            return Const(self.classes[original], str(source))
-        if base is source.base:
-            return source
-        clone = object.__new__(type(source))
-        Source.__init__(clone, base, source.key)
-        return clone
+    def _add(self, source: Source) -> int:
+        base = source.base
+        if base is None:
+            return self._append(source, -1, type(source) is Const)
+        if type(source) is TypeOf and base in self.classes:
+            self.number(base)  # its class is checked there
+            return self.number(Const(self.classes[base], str(source)))
+        parent = self.number(base)
+        if base in self.objects:
+            parent = self.number(Const(self.objects[base], str(base)))
+        if type(source) is InstanceDict and self.steps[parent][0] == Const.step_kind:
+            self.with_dict[parent] = self.steps[parent][2]
+        return self._append(source, parent, self.held[parent])
 
-    def add(self, source: Source) -> Source:
-        """Make the source and everything on its way part of the program; returns the resolved source."""
-        source = self.resolve(source)
-        if source not in self.order:
-            if source.base is not None:
-                self.add(source.base)
-            self.order[source] = None
-        return source
+    def _append(self, source: Source, parent: int, held: bool) -> int:
+        self.steps.append((source.step_kind, parent, source.key))
+        self.held.append(held)
+        return len(self.steps) - 1
 
-    def number(self) -> dict[Source, int]:
-        """The final numbers."""
-        held = [s for s in self.order if s.is_held]
-        return {s: i for i, s in enumerate([s for s in self.order if not s.is_held] + held)}
-
-
-def _class_guards(nodes: _Nodes) -> Iterable[Guard]:
-    """The class of a held object whose `__dict__` is read: `obj.__class__ = other` moves no dict."""
-    for source in nodes.order:
-        if isinstance(source, InstanceDict) and isinstance(source.base, Const):
-            yield TypeIs(source.base, type(source.base.obj))
+    def placed(self) -> list[int]:
+        """For each number the place in the program: those on arguments first, then those on held objects."""
+        order = sorted(range(len(self.steps)), key=self.held.__getitem__)
+        places = [0] * len(order)
+        for place, number in enumerate(order):
+            places[number] = place
+        return places
 
 
 def compile_program(guards: Iterable[AnyGuard], inputs: Sequence[Source]) -> _C.GuardProgram:
     """The guard program of an entry. `program.check(args)` gives the inputs' values when all guards hold, else None.
 
-    `guards`: rows in any order, at most one `Ambient` (which must hold now). `inputs`: what the compiled callable takes.
+    `guards`: rows in any order, at most one `Ambient`. `inputs`: what the compiled callable takes.
     """
     rows = list(dict.fromkeys(guards))
     ambient = next((g.state for g in rows if isinstance(g, Ambient)), None)
     plain = [g for g in rows if isinstance(g, Guard)]
     nodes = _Nodes(plain)
-    for row in plain:
-        for source in row.sources:
-            nodes.add(source)
-    taken = [nodes.add(source) for source in inputs]
-    plain += _class_guards(nodes)
-    numbers = nodes.number()
+    read = [[nodes.number(source) for source in row.sources] for row in plain]
+    taken = [nodes.number(source) for source in inputs]
+    places = nodes.placed()
 
     def node(source: Source) -> int:
-        return numbers[nodes.resolve(source)]
+        return places[nodes.number(source)]
 
-    encoded_nodes = [(s.step_kind, -1 if s.base is None else numbers[s.base], s.key) for s in numbers]
-    # Those of one node lie together, cheap ones first; those that relate nodes come last.
-    checks = sorted((row.code in _RELATIONS, node(row.source), row.code != "type_is", i) for i, row in enumerate(plain))
-    encoded_checks = [(plain[i].code, n, plain[i].encode(node), getattr(plain[i], "check_value", None))
-                      for _, n, _, i in checks]
-    return _C.GuardProgram(encoded_nodes, encoded_checks, [numbers[s] for s in taken], ambient)
+    steps: list[Any] = [None] * len(places)
+    for place, (kind, parent, key) in zip(places, nodes.steps):
+        steps[place] = (kind, places[parent] if parent >= 0 else -1, key)
+    # Checks of one node lie together, cheap ones first; those that relate nodes come last.
+    checks = [((row.code in _RELATIONS, places[numbers[0]], row.code != TypeIs.code),
+               (row.code, places[numbers[0]], row.encode(node), getattr(row, "check_value", None)))
+              for row, numbers in zip(plain, read)]
+    # `obj.__class__ = other` moves no dict, so the class of a held object whose `__dict__` is read is checked.
+    checks += [((False, places[i], False), (TypeIs.code, places[i], type(obj), None)) for i, obj in nodes.with_dict.items()]
+    checks.sort(key=lambda pair: pair[0])
+    return _C.GuardProgram(steps, [check for _, check in checks], [places[i] for i in taken], ambient)
 
 
 @dataclass
