@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,9 @@ def test_module_docstrings_are_short() -> None:
         if doc and len(doc.splitlines()) > 12:
             long[str(path.relative_to(ROOT))] = len(doc.splitlines())
     assert not long
+
+
+def test_every_error_code_is_documented() -> None:
+    codes = {m for p in SOURCES for m in re.findall(r'"(DM\d{3})"', p.read_text())}
+    text = (ROOT / "docs" / "errors.md").read_text()
+    assert not {c for c in codes if c not in text and c < "DM900"}
