@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .breaks import Unsupported
+from .breaks import Unsupported, unsupported
 from .bytecode import localsplus_names
 from .inner_frames import InnerFrames
 from .interpreter import Frame, run_frame
@@ -22,6 +22,9 @@ from .source import Arg
 from .trace import Trace
 from .values.base import Value
 from .values.function import FunctionValue, globals_of
+
+
+_PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 
 def cut_points(stop: Unsupported) -> list[tuple[int, int]]:
@@ -72,11 +75,29 @@ class ResumePoint:
         return run_frame(trace, frame)
 
 
+class Continuation:
+    """What a break function returns instead of calling the resume dispatcher: a loop with a break in each round must not
+    grow the stack."""
+
+    __slots__ = ("dispatcher", "flat")
+
+    def __init__(self, dispatcher: Callable[..., Any], *flat: Any) -> None:
+        self.dispatcher, self.flat = dispatcher, flat
+
+
+def drive(result: Any) -> Any:
+    """Go on until a frame has its result."""
+    while type(result) is Continuation:
+        result = result.dispatcher(*result.flat)
+    return result
+
+
 def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint], Any],
-               inner_frames: InnerFrames | None) -> str:
+               inner_frames: InnerFrames | None, root: bool) -> str:
     """The expression that goes on from the stopped frames of a trace: nested calls of break functions.
 
-    inner_frames: captures the functions that the breaking instruction enters; None leaves them alone.
+    inner_frames: captures the functions that the breaking instruction enters; None leaves them alone. root: the expression
+    must give the result; otherwise (a resume function's) it may give a `Continuation`.
     """
     handled = trace.handled
     states: list[tuple[Frame, Boundary, list[Value]]] = []
@@ -85,6 +106,8 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
         slots = [UNBOUND if v is None else v for v in frame.fast]
         innermost = frame is trace.stopped[-1]
         instr = frame.steps[frame.ip][1] if innermost else frame.instr
+        if instr.op in _PROLOGUE:
+            raise unsupported("reconstruct", "a frame that has not begun cannot be cut")
         at = Boundary.of(frame.code, instr.offset, slots, stack)
         for level in reversed(at.exception_slots):
             saved = stack[level]
@@ -95,10 +118,10 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
     for frame, at, values in states:
         inner = bool(expression)
         namespace = frame.func.globals.obj
-        after = [dispatcher_of(ResumePoint(b, namespace)) for b in successors(at, inner=inner)]
+        after = [functools.partial(Continuation, dispatcher_of(ResumePoint(b, namespace))) for b in successors(at, inner=inner)]
         step = break_function(at, after, namespace, inner=inner)
-        words = [cg.emit(v) for v in values] + ([f"lambda: {expression}"] if inner else [])
+        words = [cg.emit(v) for v in values] + ([f"lambda: {cg.constant(drive)}({expression})"] if inner else [])
         if inner_frames is not None and not inner:
             step = functools.partial(inner_frames.call, step)
         expression = f"{cg.constant(step)}({', '.join(words)})"
-    return expression
+    return f"{cg.constant(drive)}({expression})" if root else expression

@@ -57,6 +57,8 @@ class Captured:
 class Compiler:
     """Compiles the calls of one callable; the `miss` callback of its dispatcher."""
 
+    is_root = True
+
     def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> None:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
@@ -182,7 +184,8 @@ class Compiler:
                         trace.effects.guard_aliases()
                         trace.effects.replay(cg)
                         cg.for_frame = True
-                        return finish_trace(trace, cg, emit_break(trace, cg, self.resume_dispatcher, inner), ambient, stop.reason)
+                        going_on = emit_break(trace, cg, self.resume_dispatcher, inner, self.is_root)
+                        return finish_trace(trace, cg, going_on, ambient, stop.reason)
                     except Unsupported:
                         continue
                 except (Unsupported, Raised):
@@ -213,6 +216,8 @@ class Compiler:
 
 class ResumeCompiler(Compiler):
     """Compiles the rest of a function after a graph break; its calls have the frame's flat values as arguments."""
+
+    is_root = False
 
     def __init__(self, point: ResumePoint, parent: Compiler) -> None:
         super().__init__(point.native(), parent.options, parent.backend)

@@ -106,7 +106,7 @@ class Frame:
             raise raised
         del self.stack[handler.depth:]
         if handler.lasti:
-            self.stack.append(Constant(instr.offset))
+            self.stack.append(Constant(instr.offset // 2))  # in code units, as CPython counts
         self.stack.append(raised.value)
         self.ip = self.info.index[handler.target]
 

@@ -254,7 +254,7 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
             return trace.call(trace.make(raw.__wrapped__), [value])  # without the check for recursion by id()
         return trace.call(trace.bind(raw, name, value, cls), [])
     if isinstance(value, UserObject) and issubclass(cls, BaseException):
-        items = value.slots["args"].unpack(trace)  # type: ignore[union-attr]
+        items = value.getattr(trace, "args").unpack(trace)
         if name == "__str__":
             if issubclass(cls, KeyError) and len(items) == 1:
                 return text_of(trace, items[0], repr)

@@ -182,7 +182,7 @@ class BoundBuiltin(Value):
         return trace.call_builtin(self.descr, [self.instance, *args], kwargs)
 
     def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.emit(self.instance)}.{self.descr.__name__}"
+        return f"({cg.emit(self.instance)}).{self.descr.__name__}"
 
     def describe(self) -> str:
         return f"method {self.descr.__name__!r} of {self.instance.describe()}"

@@ -226,6 +226,7 @@ class FunctionValue(Value):
         if self.fn is not MISSING:
             rule = find_rule(self.fn)
             if rule is not None:
+                trace.tail = False  # a rule works on with what it calls
                 return rule(trace, args, kwargs)
         return trace.inline(self, args, kwargs)
 

@@ -123,6 +123,7 @@ def new_exception(trace: Trace, cls: type[BaseException], args: list[Value]) -> 
 def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value], real: Any = None,
                  real_args: list[Value] | None = None) -> Value:
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
+    trace.tail = False  # a rule works on with what it calls
     rule = find_rule(fn)
     if rule is not None:
         return rule(trace, args, kwargs)

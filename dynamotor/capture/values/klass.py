@@ -113,6 +113,7 @@ class ClassValue(Constant):
         return trace.generic_binary(self, op, other, reflected)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        trace.tail = False
         rule = find_rule(self.value)
         if rule is not None:
             return rule(trace, args, kwargs)
@@ -388,7 +389,7 @@ def _bind_getset(trace: Trace, raw: Any, name: str, instance: Value, cls: type) 
             attrs = instance.dict(trace)
             if attrs is not None:
                 return attrs
-        if issubclass(instance.cls, BaseException):
+        if issubclass(instance.cls, BaseException) and instance.obj is MISSING:
             return instance.slots.get(name) or trace.make(() if name == "args" else None)
         if instance.obj is not MISSING:
             return instance.load_slot(trace, raw)
