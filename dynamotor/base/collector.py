@@ -1,7 +1,7 @@
-"""Pausing Python's cyclic garbage collector while a graph is compiled.
+"""The garbage collector paused while compiling: it would walk every object of torch several times and free nothing.
 
-A compilation allocates some hundred thousand small objects that live until its end; each full collection among them
-takes as long as a pass (100 to 400 ms on a 12-layer BERT).
+>>> with collector_paused():
+...     compile_something()
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """No cyclic collections inside the block; nests, and leaves a collector that is off as it was."""
+    """No automatic collection inside; nothing changes when the collector is off already (or paused further out)."""
     if not gc.isenabled():
         yield
         return

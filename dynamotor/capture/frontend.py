@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import CaptureError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
@@ -88,17 +89,15 @@ class Compiler:
                           "dynamotor.config.cache_size_limit")
                 return self.eager(args, kwnames)
         try:
-            captured = self.capture(args, kwnames)
+            with collector_paused():
+                captured = self.capture(args, kwnames)
+                run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
+                entry = make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
         except Raised:
             counters["frames"]["raised"] += 1
             return self.eager(args, kwnames)
         except InternalError as error:
             return self.failed(dispatcher, error, args, kwnames)
-        if captured.gm is None:
-            run: Callable[..., Any] = _nothing
-        else:
-            run = self.backend(captured.gm, captured.examples)
-        entry = make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
         tensors = entry.program.check(args)
         if tensors is None:
             why = miss_reason(entry, args, n_positional, kwnames)
