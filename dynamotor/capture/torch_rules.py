@@ -14,9 +14,11 @@ import torch.nn.functional as F
 
 # Python functions of these modules are one node each: they are written over tensors and call no user code.
 _NODE_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch.special", "torch.linalg", "torch.fft",
-                           "torch._lowrank", "torch._tensor"))
+                           "torch._lowrank", "torch._tensor", "torch.masked._ops"))
+# These call a function or module that the user gives: they are inlined.
+_CALL_BACK = frozenset((F.triplet_margin_with_distance_loss,))
 _NAMESPACES = (torch, F, torch.functional, torch.linalg, torch.special, torch.fft, torch._C._nn, torch._C._linalg,
-               torch._C._special, torch._C._fft, torch._C._VariableFunctions, torch.nested)
+               torch._C._special, torch._C._fft, torch._C._VariableFunctions, torch.nested, torch.masked)
 
 # Answered at trace time from PyTorch's state; the ambient guard covers what can change.
 QUERIES = frozenset((
@@ -96,7 +98,7 @@ def _collect() -> dict[Any, str]:
                     continue
             elif not isinstance(obj, types.BuiltinFunctionType) or _is_setting(name):
                 continue
-            if obj not in QUERIES and obj not in REFUSED:
+            if obj not in QUERIES and obj not in REFUSED and obj not in _CALL_BACK:
                 found.setdefault(obj, name)
     return found
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..breaks import Unsupported, unsupported
+from ..guards import IdIs
 from ..torch_rules import REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
-from .base import CallRule, Value, builtin_rule, call_finder
+from .base import CallRule, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant
 from .containers import TupleValue
+from .klass import Builtin
 from .tensor import TensorValue, constant_result, lower, torch_call
 
 if TYPE_CHECKING:
@@ -102,6 +104,12 @@ def _refusing(name: str, kind: str, cause: str) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise unsupported(kind, f"{name} is called", cause, cure="call it outside the compiled function")
     return rule
+
+
+@wrap_rule(torch._ops.OpOverload, torch._ops.OpOverloadPacket, subclasses=True)
+def _wrap_op(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return Builtin(obj, source)
 
 
 # Single rules ----------------------------------------------------------------------------------------------------------
