@@ -44,6 +44,7 @@ def structure(kernel: Kernel) -> str:
     for part, loops in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)):
         names.update({v.name: f"{part}{n}" for n, v in enumerate(loops)})
     lines = [kernel.template, str([p[1:] for p in kernel.params]), str([[v.size for v in vs] for vs in (kernel.outer, kernel.middle, kernel.inner)])]
+    streams = kernel.streams()
     ids: dict[Expr, int] = {}
     pattern = re.compile(r"t[0-9t]+")
 
@@ -54,6 +55,8 @@ def structure(kernel: Kernel) -> str:
         for e in walk(s.expr):
             if e not in ids:
                 parts = [f"#{ids[a]}" if isinstance(a, Expr) else names.get(a, a) if isinstance(a, str) else index_text(a) for a in e.args]
+                if e.op == "rand":
+                    parts[1] = f"s{streams.index(e.args[1])}"
                 lines.append(f"{len(ids)}={e.op}:{e.dtype}({','.join(map(str, parts))})")
                 ids[e] = len(ids)
         extra = (names[s.buffer], index_text(s.index)) if isinstance(s, Store) else (

@@ -41,13 +41,18 @@ class Scope:
 class Body:
     """Emits expressions of one function."""
 
-    def __init__(self, params: dict[str, str]) -> None:
+    def __init__(self, params: dict[str, str], streams: tuple[int, ...] = ()) -> None:
+        self.streams = streams
         self.params = params  # buffer -> pointer name
         self.count = 0
         self.random = False
         self.widths: set[int] = set()
         self.prefilled: dict[Expr, tuple[str, Index]] = {}  # rand expressions whose numbers lie in a row buffer
         self.scratch: dict[int, str] = {}
+
+    def stream(self, number: int) -> str:
+        """A random stream's number, as C++ text."""
+        return f"(u32)ints[{self.streams.index(number)}]"
 
     def fresh(self) -> str:
         self.count += 1
@@ -148,7 +153,7 @@ class Body:
             return f"ld<{result}>({filled[0]}+{self.index(filled[1], scope)})"
         self.random = True
         seed, stream, linear = e.args
-        return f"philox_one({self.value(seed, scope)},{stream & 0xFFFFFFFF}u,{self.index(linear, scope)})"
+        return f"philox_one({self.value(seed, scope)},{self.stream(stream)},{self.index(linear, scope)})"
 
     # -- what has no vector form --------------------------------------------------------------------------------------
     def _needs_lanes(self, e: Expr, scope: Scope) -> bool:

@@ -56,7 +56,7 @@ class Emitter:
         self.kernel = kernel
         self.types = [MEMORY[p[1]] for p in kernel.params]
         self.names = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
-        self.body = Body(self.names)
+        self.body = Body(self.names, kernel.streams())
         self.exprs = all_exprs(kernel.statements())
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
         self.top = Scope(None)
@@ -332,7 +332,7 @@ class RowsEmitter(Emitter):
             base = Scope(row, [(v, low if v is k.inner[-1] else "0") for v in k.inner])
             seed = self.body.value(e.args[0], row)
             length = f"{limits[1]}-{low}" if limits else str(count)
-            row.lines.append(f"float {name}[{count}] __attribute__((aligned(64)));philox_fill({name},{seed},{e.args[1] & 0xFFFFFFFF}u,"
+            row.lines.append(f"float {name}[{count}] __attribute__((aligned(64)));philox_fill({name},{seed},{self.body.stream(e.args[1])},"
                              f"{self.body.index(linear, base)},{length});")
             self.body.random = True
             position = flatten([Index.of(v) for v in k.inner], strides)

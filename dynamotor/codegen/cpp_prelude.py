@@ -120,7 +120,7 @@ LANE2(floordivf_,floordiv1<float>,floordiv1<double>) LANE2(remf_,rem1<float>,rem
 template<class E> INL E idiv1(E a,E b){ E q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
 template<class E> INL E irem1(E a,E b){ E r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
 template<class E> INL E itrunc1(E a,E b){ return a/b; }
-LANE2(floordivi_,idiv1<int>,idiv1<i64>) LANE2(remi_,irem1<int>,irem1<i64>) LANE2(truncdiv_,itrunc1<int>,itrunc1<i64>)
+LANE2(floordivi_,idiv1<int>,idiv1<i64>) LANE2(remi_,irem1<int>,irem1<i64>) LANE2(truncdivi_,itrunc1<int>,itrunc1<i64>)
 """
 
 # Philox4x32-10: uniform numbers for linear indices base .. base + n - 1, bit-equal to graph/prims.py.

@@ -345,6 +345,11 @@ class Kernel:
         yield from self.final
         yield from self.final_once
 
+    def streams(self) -> tuple[int, ...]:
+        """Streams of its random numbers in order: the kernel gets them as numbers, so that layers share one function."""
+        found = (e.args[1] for s in self.statements() for e in walk(s.expr) if e.op == "rand")
+        return tuple(dict.fromkeys(found))
+
     def __str__(self) -> str:
         def loop(vs: tuple[Var, ...]) -> str:
             return ", ".join(f"{v.name}<{v.size}" for v in vs)

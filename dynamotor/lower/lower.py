@@ -50,7 +50,7 @@ def _needed(schedule: list[Node | ExternNode], wanted: set[str]) -> list[Node | 
     kept: list[Node | ExternNode] = []
     for entry in reversed(schedule):
         if isinstance(entry, Node):
-            if entry.buffer not in live or 0 in entry.domain and not entry.reduce:
+            if entry.buffer not in live or 0 in entry.shape:
                 continue
             live |= entry.reads
         else:
@@ -102,7 +102,7 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
         args = tuple(p[0] for p in kernel.params)
         reads = tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
-        steps.append(LoopStep(kernel, args, reads, tuple(p[0] for p in kernel.params if p[2]), in_place_pairs(kernel, sizes), (), note))
+        steps.append(LoopStep(kernel, args, reads, tuple(p[0] for p in kernel.params if p[2]), in_place_pairs(kernel, sizes), kernel.streams(), note))
         if listening():
             emit("kernel", name=ctx.info.name, fused=[m.node.origin for m in item.members], template=kernel.template, text=str(kernel))
     return steps

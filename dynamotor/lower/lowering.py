@@ -42,6 +42,9 @@ VIEW_OPS = frozenset(
     "unbind chunk".split())
 
 
+NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
+
+
 class Decline(Exception):
     """Raised by a rule that leaves this call to aten; the text says why."""
 
@@ -115,6 +118,11 @@ class Lowering:
         dtype = dtype or x.dtype
         compute = compute or COMPUTE_TYPE[dtype]
         shape, reduced = tuple(x.shape[d] for d in kept), tuple(x.shape[d] for d in gone)
+        if 0 in reduced:  # nothing to go through: the neutral element
+            if kind not in NEUTRAL:
+                raise Decline(f"{kind} of nothing")
+            e = const(NEUTRAL[kind], COMPUTE_TYPE[dtype])
+            return Value(tuple(1 if d in gone else x.shape[d] for d in range(rank)) if keepdim else shape, dtype, lambda index: e)
         order = [kept.index(d) if d in kept else len(kept) + gone.index(d) for d in range(rank)]
 
         def body(index: tuple[Index, ...]) -> Expr:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..base.config import config
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import Decline, Lowering, Scalar, lowering, lowerings
 from .value import Value
@@ -134,6 +135,13 @@ binary(aten.fmod.Scalar, lambda a, b: op("fmod", a, b), True)
 binary(aten.copysign.Tensor, lambda a, b: op("copysign", a, b), True)
 
 
+def as_eager_adds(ctx: Lowering, x: Value | Scalar) -> Value | Scalar:
+    """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (one that it multiplies by, it does not)."""
+    if isinstance(x, Value) or not config.exact or ctx.spec.dtype not in (torch.bfloat16, torch.float16):
+        return x
+    return torch.tensor(x, dtype=ctx.spec.dtype).item()
+
+
 @lowering(aten.mul.Tensor)
 def _mul(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
     if ctx.spec.dtype is BOOL:
@@ -145,11 +153,13 @@ def _mul(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
 def _add(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
     if ctx.spec.dtype is BOOL:
         return ctx.pointwise(lambda a, b: op("or", a, b), x, y)
+    x, y = as_eager_adds(ctx, x), as_eager_adds(ctx, y)
     return ctx.pointwise(lambda a, b: add(a, mul(b, like(alpha, b))), x, y)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+    x, y = as_eager_adds(ctx, x), as_eager_adds(ctx, y)
     return ctx.pointwise(lambda a, b: sub(a, mul(b, like(alpha, b))), x, y)
 
 

@@ -48,7 +48,7 @@ class _Builder:
             if fast is not None:
                 ordered.remove(fast)
                 ordered.append(fast)
-            self.outer, self.middle, self.inner = ordered[:-1], [], ordered[-1:]
+            self.outer, self.middle, self.inner = [], [], ordered
         elif g.template == "rows":
             self.outer, self.middle = [v for v in ordered if v not in g.loop], []
             self.inner = _with_last([v for v in ordered if v in g.loop], fast_var(g.members, g.loop))
@@ -139,6 +139,8 @@ class _Builder:
         kernel = Kernel("cols" if self.group.template == "cols" else "rows", tuple(self.outer), tuple(self.middle), tuple(self.inner),
                         tuple(phases), tuple(final), tuple(once))
         kernel = merge_loops(kernel)
+        if self.group.template is None:
+            kernel = replace(kernel, outer=kernel.inner[:-1], inner=kernel.inner[-1:])
         return replace(kernel, params=_params(kernel, {m.node.buffer: m.node.memory for m in self.stored}))
 
     def _reduction(self, m: Member, inner: dict[int, list[Statement]], row: dict[int, list[Statement]]) -> None:

@@ -1,0 +1,37 @@
+"""Reads at computed positions: embedding, advanced indexing, gather; positions out of range raise as in eager."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import check, compiled
+
+
+def test_embedding_fuses_into_layer_norm():
+    i, table, p = torch.randint(0, 50, (3, 8)), torch.randn(50, 32), torch.randn(8, 32)
+    check(lambda i, t, p: F.layer_norm(F.embedding(i, t) + p, (32,)), i, table, p, kernels=1, tolerance=1e-5)
+
+
+def test_advanced_indexing():
+    x, i, j = torch.randn(6, 7, 20), torch.randint(-6, 6, (4, 3)), torch.randint(-7, 7, (3,))
+    check(lambda x, i, j: (x[i], x[i, j], x[:, j], x[:, :, i[:, 0]], x[i[:, :1], :, j] * 2), x, i, j)
+
+
+def test_gather_and_index_select():
+    x, i = torch.randn(5, 40), torch.randint(0, 40, (5, 9))
+    check(lambda x, i: (x.gather(1, i), x.index_select(1, i[0]), x.gather(1, i).sum(1), torch.take_along_dim(x, i, 1)), x, i, tolerance=1e-5)
+
+
+def test_boolean_masks_and_writes_are_left_to_aten():
+    x, i = torch.randn(9, 4), torch.tensor([1, 3, 3])
+    check(lambda x, i: x.index_put((i,), torch.ones(3, 4)) + 1, x, i, fallbacks=["aten.index_put.default"])
+    check(lambda x, i: x.scatter(0, i[:, None].expand(3, 4), 2.0) + 1, x, i, fallbacks=None)
+
+
+@pytest.mark.parametrize("bad", [50, -1])
+def test_a_position_out_of_range_raises(bad):
+    i, table = torch.tensor([1, 2, 3]), torch.randn(50, 32)
+    call, _, _ = compiled(lambda i, t: (F.embedding(i, t) * 2,), i, table)
+    call(i, table)
+    with pytest.raises(IndexError):
+        call(torch.tensor([1, bad, 3]), table)
+    call(i, table)

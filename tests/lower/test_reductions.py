@@ -1,0 +1,127 @@
+"""Reductions, softmax, normalisations and losses against eager, and how they fuse."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import check
+
+aten = torch.ops.aten
+DIMS = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_and_extremes_over_any_dimensions(dims, dtype):
+    x = torch.randn(6, 33, 20, dtype=dtype)
+    check(lambda x: (x.sum(dims), x.mean(dims, True), x.amax(dims), x.amin(dims, True), (x * x + 1).sum(dims)), x, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("dims", DIMS)
+def test_statistics(dims):
+    x = torch.randn(5, 12, 18, dtype=torch.float64) + 3
+    check(lambda x: (x.var(dims), x.std(dims, unbiased=False, keepdim=True), *torch.var_mean(x, dims)), x)
+
+
+def test_transposed_and_strided_operands_reduce_right():
+    x = torch.randn(30, 8, 21, dtype=torch.float64).permute(2, 0, 1)[1:20, ::3]
+    check(lambda x: (x.sum(0), x.sum(1), x.sum((0, 2)), x.amax(2)), x)
+
+
+def test_other_kinds_of_reductions():
+    x = torch.randn(7, 50)
+    i = torch.randint(-9, 9, (7, 50))
+    check(lambda x, i: (x.argmax(1), x.argmin(0), x.max(1)[1], x.max(1)[0], i.sum(1), i.amax(0), (x > 2).any(1), (x > -9).all(), x.prod(0),
+                        i.argmax(), x.logsumexp(1)), x, i, tolerance=2e-5)
+
+
+def test_positions_of_ties_and_nan_are_eagers():
+    x = torch.tensor([[1.0, 3.0, 3.0, 2.0], [float("nan"), 1.0, float("nan"), 0.0], [-float("inf")] * 4])
+    check(lambda x: (x.argmax(1), x.argmin(1), x.amax(1), x.amin(1)), x)
+
+
+def test_nan_and_infinity_in_sums_and_softmax():
+    x = torch.randn(4, 40)
+    x[0, 3], x[1, 4], x[2] = float("nan"), float("inf"), -float("inf")
+    check(lambda x: (x.sum(1), torch.softmax(x, 1), torch.log_softmax(x, 1), x.logsumexp(1)), x, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_softmax_over_any_dimension(dim):
+    x = torch.randn(5, 9, 33, dtype=torch.float64) * 4
+    check(lambda x: (torch.softmax(x, dim), torch.log_softmax(x * 2, dim)), x)
+
+
+def test_softmax_is_one_kernel_with_scale_and_mask():
+    check(lambda s, m: torch.softmax(s * 0.125 + m, -1), torch.randn(3, 16, 64), torch.randn(64), kernels=1, tolerance=1e-5)
+
+
+def test_softmax_backward_is_one_kernel():
+    y = torch.softmax(torch.randn(6, 40), -1)
+    check(lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32) * 0.5, torch.randn(6, 40), y, kernels=1, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_layer_norm_with_residual_is_one_kernel(dtype):
+    x, y = torch.randn(2, 9, 48, dtype=dtype), torch.randn(2, 9, 48, dtype=dtype)
+    w, b = torch.randn(48, dtype=dtype), torch.randn(48, dtype=dtype)
+    check(lambda x, y, w, b: F.layer_norm(x + y, (48,), w, b), x, y, w, b, kernels=1, tolerance={torch.bfloat16: 6e-2, torch.float32: 1e-5}.get(dtype))
+
+
+def test_layer_norm_backward_is_one_kernel_with_weight_and_bias_gradients():
+    x, g, w = (torch.randn(*s, dtype=torch.float64) for s in ((40, 32), (40, 32), (32,)))
+    out, mean, rstd = aten.native_layer_norm(x, [32], w, w, 1e-5)
+    check(lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [32], m, r, w, w, [True, True, True]), g, x, mean, rstd, w, kernels=1)
+
+
+def test_group_norm_forward_and_backward():
+    x, g, w = torch.randn(3, 12, 5, 7, dtype=torch.float64), torch.randn(3, 12, 5, 7, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    check(lambda x, w: aten.native_group_norm(x, w, w, 3, 12, 35, 4, 1e-5), x, w)
+    _, mean, rstd = aten.native_group_norm(x, w, w, 3, 12, 35, 4, 1e-5)
+    check(lambda g, x, m, r, w: aten.native_group_norm_backward(g, x, m, r, w, 3, 12, 35, 4, [True, True, True]), g, x, mean, rstd, w)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm(layout):
+    x, g = (torch.randn(4, 20, 6, 5, dtype=torch.float64).to(memory_format=layout) for _ in range(2))
+    w, m, v = torch.randn(20, dtype=torch.float64), torch.randn(20, dtype=torch.float64), torch.rand(20, dtype=torch.float64)
+    functional = aten._native_batch_norm_legit_functional
+    check(lambda x, w, m, v: functional(x, w, w, m, v, True, 0.1, 1e-5), x, w, m, v)
+    check(lambda x, w, m, v: F.relu(F.batch_norm(x, m, v, w, w, False, 0.1, 1e-5)), x, w, m, v)
+    _, mean, rstd, _, _ = functional(x, w, w, m, v, True, 0.1, 1e-5)
+    for train in (True, False):
+        check(lambda g, x, w, m, v, mean, rstd: aten.native_batch_norm_backward(g, x, w, m, v, mean, rstd, train, 1e-5, [True, True, True]),  # noqa: B023
+              g, x, w, m, v, mean, rstd)
+
+
+def test_bias_gradient_fuses_with_the_elementwise_backward():
+    g, x = torch.randn(64, 96, dtype=torch.float64), torch.randn(64, 96, dtype=torch.float64)
+
+    def fn(g, x):
+        d = aten.gelu_backward(g, x)
+        return d, d.sum(0)
+    check(fn, g, x, kernels=1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_forward_and_backward(reduction):
+    x, t = torch.randn(12, 30, dtype=torch.float64), torch.randint(0, 30, (12,))
+    t[3] = -100
+    number = {"none": 0, "mean": 1, "sum": 2}[reduction]
+    check(lambda x, t: F.cross_entropy(x, t, reduction=reduction), x, t)
+    g = torch.randn(() if number else (12,), dtype=torch.float64)
+    log = torch.log_softmax(x, 1)
+    weight = aten.nll_loss_forward(log, t, None, number, -100)[1]
+    check(lambda g, y, t, w: aten.nll_loss_backward(g, y, t, None, number, -100, w), g, log, t, weight)
+
+
+def test_large_sums_stay_accurate_and_are_split_over_rows():
+    x = torch.rand(50000, 16)
+    (text,) = check(lambda x: x.sum(0), x, kernels=1, tolerance=2e-6)
+    assert text.startswith("cols")
+    check(lambda x: x.sum(), x, kernels=1, tolerance=2e-6)
+
+
+def test_equal_reductions_are_computed_once():
+    x = torch.randn(8, 64)
+    (text,) = check(lambda x: (x - x.mean(-1, True)) * x.var(-1, unbiased=False, keepdim=True), x, kernels=1, tolerance=1e-5)
+    assert text.count("Reduce") == 2
