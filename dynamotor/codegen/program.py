@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import linecache
 import types
 import weakref
@@ -80,6 +81,12 @@ def _copied(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
 def _written(tensors: list[torch.Tensor]) -> None:
     """Move the version counters of inputs that were written through pointers, as an in-place op does."""
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def _out_of_range(flag: ctypes.c_int64) -> None:
+    """Raise for a position that a kernel found outside of its dimension, as aten's indexing does."""
+    flag.value = 0
+    raise IndexError("index out of range in self")
 
 
 class _Writer:
@@ -250,6 +257,8 @@ class _Writer:
                     self.lines.append(self.new_result(name))
                     made.add(name)
             self.lines.extend([self.loop(step)] if isinstance(step, LoopStep) else self.extern(step))
+            if isinstance(step, LoopStep) and step.checks_positions:
+                self.lines.append("if index_error.value: out_of_range(index_error)")
             dead = sorted(name for name in touched & self._fresh - self.outputs if self._last[name] == at)
             if dead:
                 self.lines.append(f"del {', '.join(dead)}")
@@ -317,6 +326,7 @@ class CallProgram:
             except BuildError as error:
                 self._replacement = self._on_build_error(error)
                 return
+            shared["index_error"], shared["out_of_range"] = library.number("dm_index_error"), _out_of_range
             for name, (c_name, n_pointers, ints) in writer.kernels.items():
                 shared[name] = launch.make_kernel(library, c_name, n_pointers, ints)
         self._globals = shared

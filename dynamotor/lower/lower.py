@@ -15,7 +15,7 @@ from ..base.events import emit, listening
 from ..graph.info import GraphInfo
 from . import ops_extern, ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_views  # noqa: F401  (rules register themselves)
 from .fusion import Group, fuse
-from .ir import ExternNode, Node, forget_expressions, loads_of
+from .ir import ExternNode, Node, forget_expressions, loads_of, walk
 from .lowering import Lowering, lower_nodes
 from .program import Buffer, BufRef, LoopStep, Program, Step
 from .schedule import build_kernel, in_place_pairs
@@ -101,6 +101,7 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
         kernel = build_kernel(item, stored)
         args = tuple(p[0] for p in kernel.params)
         reads = tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))
+        checks = any(e.op == "wrap_index" for s in kernel.statements() for e in walk(s.expr))
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
         steps.append(LoopStep(kernel, args, reads, tuple(p[0] for p in kernel.params if p[2]), in_place_pairs(kernel, sizes), kernel.streams(), note))
         if listening():

@@ -43,6 +43,10 @@ class Library:
         """The address of an exported function; AttributeError when the library has none of that name."""
         return ctypes.cast(getattr(self.handle, name), ctypes.c_void_p).value or 0
 
+    def number(self, name: str) -> ctypes.c_int64:
+        """An exported 64-bit variable, to read and set."""
+        return ctypes.c_int64.in_dll(self.handle, name)
+
 
 def find_compiler() -> str:
     """Path of the C++ compiler: config.cxx, $CXX, g++, clang++, in this order. BuildError DM301 when there is none."""
