@@ -4,6 +4,7 @@
 >>> fast = dynamotor.compile(model)
 """
 
+from .base import platform as _platform  # noqa: F401  # isort: skip  (first: raises a coded error where nothing can work)
 from .api import compile, compile_fx, disable, reset
 from .backends import list_backends, register_backend
 from .base.config import config
