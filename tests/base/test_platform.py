@@ -1,0 +1,29 @@
+"""Where the compiler cannot work it says so with a code."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dynamotor.base import platform
+from dynamotor.base.errors import CaptureError
+
+
+def test_another_python_is_refused(monkeypatch):
+    for name, version in (("cpython", (3, 13, 0)), ("cpython", (3, 10, 2)), ("pypy", (3, 11, 0))):
+        fake = SimpleNamespace(implementation=SimpleNamespace(name=name), version_info=version, version=f"{version[0]}.{version[1]} x")
+        monkeypatch.setattr(platform, "sys", fake)
+        with pytest.raises(CaptureError, match="DM201.*3.1") as caught:
+            platform.check_platform()
+        assert "CPython 3.11 or 3.12" in str(caught.value)
+
+
+def test_a_missing_extension_is_refused(monkeypatch):
+    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CaptureError, match="DM202"):
+        platform.check_platform()
+
+
+def test_this_python_is_fine():
+    platform.check_platform()
+    assert sys.version_info[:2] in platform.SUPPORTED_PYTHONS
