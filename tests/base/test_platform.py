@@ -11,7 +11,8 @@ from dynamotor.base.errors import CaptureError
 
 def test_another_python_is_refused(monkeypatch):
     for name, version in (("cpython", (3, 13, 0)), ("cpython", (3, 10, 2)), ("pypy", (3, 11, 0))):
-        fake = SimpleNamespace(implementation=SimpleNamespace(name=name), version_info=version, version=f"{version[0]}.{version[1]} x")
+        text = f"{version[0]}.{version[1]} x"
+        fake = SimpleNamespace(implementation=SimpleNamespace(name=name), version_info=version, version=text)
         monkeypatch.setattr(platform, "sys", fake)
         with pytest.raises(CaptureError, match="DM201.*3.1") as caught:
             platform.check_platform()
