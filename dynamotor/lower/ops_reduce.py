@@ -184,6 +184,25 @@ def _softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
     return ctx.pointwise(mul, e, inverse, compute=compute)
 
 
+@lowering(aten._safe_softmax.default)
+def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    """Softmax in which a row that is -inf throughout gives zeros and not NaN (attention with everything masked)."""
+    compute = wide(ctx.spec.dtype)
+    if not x.shape or not numel(x.shape):
+        raise Decline("0-d or empty operand")
+    ctx.keep(x)
+    top = _row_max(ctx, x, dim, compute)
+
+    def shifted(a: Expr, m: Expr) -> Expr:
+        return op("exp", select(compare("eq", m, like(float("-inf"), m)), like(float("-inf"), m), sub(a, m)))
+
+    e = ctx.pointwise(shifted, x, top, shape=x.shape, dtype=compute)
+    ctx.realize(e)
+    s = total(ctx, e, [dim], True, compute)
+    inverse = ctx.pointwise(lambda s: select(compare("eq", s, like(0, s)), s, div(like(1, s), s)), s, shape=s.shape, dtype=compute)
+    return ctx.pointwise(mul, e, inverse, compute=compute)
+
+
 @lowering(aten._log_softmax.default)
 def _log_softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
     compute = wide(ctx.spec.dtype)

@@ -125,3 +125,13 @@ def test_equal_reductions_are_computed_once():
     x = torch.randn(8, 64)
     (text,) = check(lambda x: (x - x.mean(-1, True)) * x.var(-1, unbiased=False, keepdim=True), x, kernels=1, tolerance=1e-5)
     assert text.count("Reduce") == 2
+
+
+def test_safe_softmax_gives_zeros_for_a_masked_row():
+    x = torch.randn(6, 40)
+    x[1] = float("-inf")
+    x[2, :20] = float("-inf")
+    x[3, 5] = float("nan")
+    x[4, 5] = float("inf")
+    check(lambda x: aten._safe_softmax(x * 0.5, -1), x, kernels=1)
+    check(lambda x: aten._safe_softmax(x, 0), torch.randn(3, 4, dtype=torch.float64))
