@@ -3,6 +3,7 @@
 import pytest
 import torch
 from aten_graphs import aten_graph, module_graph
+from harness import check
 from torch import nn
 
 from dynamotor.base.config import config
@@ -169,3 +170,23 @@ def test_a_bias_is_split_off_only_where_a_kernel_follows():
         assert [t for t in targets(optimised.gm) if t.endswith("mm")][0] == first
         for got, want in zip(run(optimised, inputs), f(*inputs)):
             torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("padding", [-1, 2])
+def test_an_embedding_gradient_is_added_to_the_dense_one(padding):
+    def tied(g, a, b, i):
+        rows = torch.ops.aten.embedding_dense_backward(g, i, 7, padding, False)
+        return torch.mm(a, b) + rows, torch.ops.aten.embedding_dense_backward(g * 2, i, 9, padding, False)
+    inputs = torch.randn(2, 5, 4), torch.randn(7, 3), torch.randn(3, 4), torch.randint(0, 7, (2, 5))
+    optimised = optimise(aten_graph(tied, *inputs), GraphInfo("backward", "g"))
+    assert targets(optimised.gm).count("index_add") == 2 and "add" not in targets(optimised.gm)
+    for got, want in zip(run(optimised, inputs), tied(*inputs)):
+        torch.testing.assert_close(got, want)
+    check(tied, *inputs, tolerance=1e-5)
+
+
+def test_index_add_does_not_write_what_others_read():
+    def f(x, i, s):
+        y = x.mm(x)
+        return torch.index_add(y, 0, i, s), y + 1, torch.index_add(x, 0, i, s), x.index_add(1, i, s.t(), alpha=2)
+    check(f, torch.randn(4, 4), torch.tensor([1, 1, 3]), torch.randn(3, 4), tolerance=1e-5)

@@ -1,0 +1,75 @@
+"""Gradients of embedding tables: rows are added in place to what is there, instead of into a zeroed table of its own.
+
+A table that is also the output projection gets a dense gradient from a matrix product; the embedding's rows are added to it:
+`add(mm, embedding_dense_backward(g, i))` becomes `index_add(mm, 0, i, g)`, which saves two passes over the table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ..graph.info import GraphInfo
+from ..graph.spec import contiguous_stride, numel
+from .ir import ExternNode
+from .lowering import Decline, Lowering, lowering
+from .program import ExternStep
+from .rewrite import call, only_user, spec_of
+from .value import Value
+
+aten = torch.ops.aten
+
+# Results of these are in memory of their own, which may be written when nobody else reads them.
+_OWNED = {aten.mm.default, aten.addmm.default, aten.full.default, aten.index_add.default}
+
+
+def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
+    """embedding_dense_backward → index_add into a zeroed table, or into the matrix product that it would be added to."""
+    graph = gm.graph
+    for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.embedding_dense_backward.default]:
+        grad, index, rows, padding, by_frequency = node.args
+        if by_frequency or spec_of(grad).dtype not in (torch.float32, torch.float64):
+            continue
+        total = only_user(node)
+        base = _dense_gradient(node, total)
+        end = total if base is not None else node
+        with graph.inserting_before(end):
+            flat_index = call(graph, aten.reshape.default, index, [-1])
+            flat = call(graph, aten.reshape.default, grad, [-1, spec_of(grad).shape[-1]])
+            if padding >= 0:  # the padding row gets no gradient
+                keep = call(graph, aten.ne.Scalar, call(graph, aten.unsqueeze.default, flat_index, 1), padding)
+                flat = call(graph, aten.where.ScalarOther, keep, flat, 0)
+            if base is None:
+                spec = node.meta["val"]
+                base = call(graph, aten.full.default, list(spec.shape), 0, dtype=spec.dtype, device=spec.device)
+            new = call(graph, aten.index_add.default, base, 0, flat_index, flat, spec=end.meta["val"])
+        end.replace_all_uses_with(new)
+        graph.erase_node(end)
+        if end is not node:
+            graph.erase_node(node)
+
+
+def _dense_gradient(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
+    """The other operand of the sum that the table's gradient goes into, when it is a matrix product read only there."""
+    if total is None or total.op != "call_function" or total.target is not aten.add.Tensor or total.kwargs.get("alpha", 1) != 1:
+        return None
+    other = total.args[1] if total.args[0] is node else total.args[0]
+    if not isinstance(other, fx.Node) or other.target is not aten.mm.default or only_user(other) is not total:
+        return None
+    same = spec_of(other) == spec_of(total) == spec_of(node)
+    return other if same and spec_of(node).stride == contiguous_stride(spec_of(node).shape) else None
+
+
+@lowering(aten.index_add.default)
+def _index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1) -> Value:
+    """In place when the value added to is in memory of its own that is read nowhere else."""
+    node, spec = ctx.node, ctx.spec
+    if not numel(spec.shape) or source.dtype is not x.dtype:
+        raise Decline("empty operand or mixed dtypes")
+    base = node.args[0]
+    owned = base.op == "call_function" and base.target in _OWNED and only_user(base) is node
+    ref = ctx.realize(x, spec.stride) if owned else ctx.copy(x, contiguous_stride(spec.shape))
+    rows, places = ctx.realize(source), ctx.realize(index)
+    step = ExternStep(aten.index_add_.default, (ref, dim, places, rows), {"alpha": alpha}, (), None, (ref.name,))
+    ctx.add(ExternNode(step, frozenset({ref.name, rows.name, places.name}), (), (ref.name,)))
+    return Value(x.shape, x.dtype, ref=ref)
