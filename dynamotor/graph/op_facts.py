@@ -22,7 +22,7 @@ _NOT_VIEWS = {aten.lift_fresh.default, aten.lift.default}
 # Pointwise ops without the tag.
 _POINTWISE = {getattr(aten, name).default for name in (
     "hardswish", "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward",
-    "log_sigmoid_backward", "leaky_relu_backward", "_prelu_kernel", "glu_backward")} | {
+    "log_sigmoid_backward", "leaky_relu_backward", "_prelu_kernel", "floor_divide")} | {
     aten.rsub.Tensor, aten.rsub.Scalar, aten.lerp.Scalar, aten.lerp.Tensor, aten.clamp.Tensor}
 # Calls that answer about a tensor without reading its data.
 _METADATA = {aten.is_same_size.default}

@@ -5,15 +5,16 @@ Pointwise ops need no row: `shapes.py` gives every op that carries the pointwise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from .layout import preserved_stride, suggested_stride
-from .shapes import PASS, ShapeRule, infer_by_meta_kernel, shape_rule, shape_rules
-from .spec import TensorSpec, channels_last_stride, contiguous_stride
+from .layout import iterated_stride, preserved_stride, suggested_stride
+from .shapes import PASS, ShapeRule, UnsupportedOp, infer_by_meta_kernel, shape_rule, shape_rules
+from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride
 
 aten = torch.ops.aten
 
@@ -42,24 +43,93 @@ def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, str
     return TensorSpec.dense(out.shape, out.dtype, out.device)
 
 
-def _in_format_of_input(func: OpOverload) -> ShapeRule:
-    """The (first) result takes the memory format that the argument `x` suggests, channels-last or row-major."""
-    position = 1 if func is aten.native_batch_norm_backward.default else 0
-
+def _first_laid_out(func: OpOverload, layout: Callable[[tuple, TensorSpec], tuple[int, ...]]) -> ShapeRule:
+    """The meta kernel's answer, its (first) result with the strides that `layout(arguments, result)` gives."""
     def rule(*args: Any, **kwargs: Any) -> Any:
         out = infer_by_meta_kernel(func, args, kwargs)
-        if type(out) is tuple:
-            first = out[0]
-            return out if first is None else (first.with_stride(suggested_stride(args[position], first.shape)), *out[1:])
-        return out.with_stride(suggested_stride(args[position], out.shape))
-
+        if type(out) is not tuple:
+            return out.with_stride(layout(args, out))
+        return out if out[0] is None else (out[0].with_stride(layout(args, out[0])), *out[1:])
     return rule
 
 
-for _func in (aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default, aten.pixel_shuffle.default,
-              aten._native_batch_norm_legit.no_stats, aten.native_batch_norm_backward.default, aten.pixel_unshuffle.default,
-              aten.reflection_pad2d.default, aten.replication_pad2d.default):
-    shape_rules.add(_func, _in_format_of_input(_func))
+def _as_argument(position: int) -> Callable[[tuple, TensorSpec], tuple[int, ...]]:
+    """Strides in the memory format, channels-last or row-major, that an argument suggests."""
+    return lambda args, out: suggested_stride(args[position], out.shape)
+
+
+def _row_major(args: tuple, out: TensorSpec) -> tuple[int, ...]:
+    return contiguous_stride(out.shape)
+
+
+def _reversed(args: tuple, out: TensorSpec) -> tuple[int, ...]:
+    return iterated_stride([args[1], args[0]], out.shape)
+
+
+_LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload, ...]] = {
+    _as_argument(0): (
+        aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default, aten.pixel_shuffle.default,
+        aten._native_batch_norm_legit.no_stats, aten.pixel_unshuffle.default, aten.reflection_pad2d.default,
+        aten.reflection_pad3d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
+        aten.channel_shuffle.default, aten.max_unpool2d.default),
+    _as_argument(1): (
+        aten.native_batch_norm_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
+        aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
+    _row_major: (
+        aten.pow.Scalar, aten._log_softmax_backward_data.default, aten.glu_backward.default, aten.mvlgamma.default,
+        aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,
+        aten.native_layer_norm_backward.default),
+    _reversed: (aten.rsub.Tensor,),
+}
+for _layout, _funcs in _LAYOUTS.items():
+    for _func in _funcs:
+        shape_rules.add(_func, _first_laid_out(_func, _layout))
+
+
+def _ask_eager(func: OpOverload) -> ShapeRule:
+    """For small arguments, run the op on zeros and look: for kernels whose strides follow no simple rule."""
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        tensors = [a for a in args if type(a) is TensorSpec]
+        if any(t.device != CPU or t.numel > 1 << 20 for t in tensors):
+            return PASS
+        real = [torch.empty_strided(a.shape, a.stride, dtype=a.dtype).zero_() if type(a) is TensorSpec else a for a in args]
+        with torch.no_grad():
+            out = func(*real, **kwargs)
+        return tuple(map(TensorSpec.of, out)) if isinstance(out, (tuple, list)) else TensorSpec.of(out)
+    return rule
+
+
+for _func in (aten._fft_c2r.default, aten._fft_r2c.default, aten._fft_c2c.default, aten._linalg_svd.default,
+              aten.linalg_eig.default, aten.geqrf.default):
+    shape_rules.add(_func, _ask_eager(_func))
+
+
+@shape_rule(aten.log_sigmoid_forward.default)
+def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    dense = TensorSpec.dense(x.shape, x.dtype, x.device)
+    return dense, dense
+
+
+@shape_rule(aten.native_layer_norm.default)
+def _native_layer_norm(x: TensorSpec, shape: Sequence[int], weight: TensorSpec | None, bias: TensorSpec | None,
+                       eps: float) -> tuple:
+    """The statistics have the input's type, or float32 beside float32 weights."""
+    out, *statistics = infer_by_meta_kernel(aten.native_layer_norm.default, (x, shape, weight, bias, eps), {})
+    given = weight or bias
+    dtype = x.dtype if given is None else given.dtype
+    return out, *(replace(s, dtype=dtype) for s in statistics)
+
+
+@shape_rule(aten.multilabel_margin_loss_forward.default)
+def _multilabel_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int) -> tuple[TensorSpec, TensorSpec]:
+    shape = x.shape[:-1] if reduction == 0 else ()
+    return TensorSpec.dense(shape, x.dtype, x.device), TensorSpec.dense(target.shape, x.dtype, x.device)
+
+
+@shape_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedOp("DM213", "embedding_bag's bookkeeping tensors follow the kernel that is taken at run time",
+                        cure="use embedding and a sum")
 
 
 @shape_rule(aten.clone.default, aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,

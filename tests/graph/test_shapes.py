@@ -147,6 +147,13 @@ def test_image_ops(fn):
         agree(fn, x)
 
 
+def test_layer_norm_statistics_follow_the_weights():
+    for x in (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bfloat16)):
+        agree(lambda x: torch.native_layer_norm(x, (3,), None, None, 1e-5), x)
+        agree(lambda x: torch.native_layer_norm(x, (3,), torch.ones(3), torch.ones(3), 1e-5), x)
+        agree(lambda x: torch.native_layer_norm(x, (3,), torch.ones(3, dtype=x.dtype), None, 1e-5), x)
+
+
 def test_matrix_products():
     for a, b in itertools.product(layouts(4, 3), layouts(3, 5)):
         agree(torch.mm, a, b)
