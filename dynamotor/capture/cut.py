@@ -23,7 +23,6 @@ from .trace import Trace
 from .values.base import Value
 from .values.function import FunctionValue, globals_of
 
-
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 
@@ -92,6 +91,15 @@ def drive(result: Any) -> Any:
     return result
 
 
+def in_flight(error: BaseException) -> None:
+    """Give an exception that only the trace raised a traceback: CPython's handlers rely on it."""
+    if error.__traceback__ is None:
+        try:
+            raise error
+        except BaseException:
+            return
+
+
 def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint], Any],
                inner_frames: InnerFrames | None, root: bool) -> str:
     """The expression that goes on from the stopped frames of a trace: nested calls of break functions.
@@ -113,6 +121,9 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
             saved = stack[level]
             assert isinstance(saved, HandledValue) and handled is not None
             stack[level], handled = handled, saved.value
+        for value in stack:
+            if isinstance(value, Value) and issubclass(value.python_type(), BaseException):
+                cg.statement(f"{cg.constant(in_flight)}({cg.emit(value)})")
         states.append((frame, at, list(at.flat(slots, stack))))
     expression = ""
     for frame, at, values in states:

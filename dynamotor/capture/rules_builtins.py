@@ -536,9 +536,15 @@ def _function_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return BoundMethod(args[0], args[1])
 
 
+def _generator(value: Value) -> GeneratorValue:
+    if not isinstance(value, GeneratorValue):
+        raise unsupported("generator", "a generator from outside is stepped")
+    return value
+
+
 @builtin_rule(types.GeneratorType.send)
 def _send(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return _generator_result(trace, args[0].send(trace, args[1]))  # type: ignore[attr-defined]
+    return _generator_result(trace, _generator(args[0]).send(trace, args[1]))
 
 
 @builtin_rule(types.GeneratorType.throw)
@@ -546,12 +552,12 @@ def _throw(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     error = args[2] if len(args) > 2 else args[1]
     if isinstance(error, ClassValue):
         error = trace.call(error, [])
-    return _generator_result(trace, args[0].throw(trace, error))  # type: ignore[attr-defined]
+    return _generator_result(trace, _generator(args[0]).throw(trace, error))
 
 
 @builtin_rule(types.GeneratorType.close)
 def _close(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    args[0].close(trace)  # type: ignore[attr-defined]
+    _generator(args[0]).close(trace)
     return Constant(None)
 
 

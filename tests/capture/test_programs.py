@@ -7,10 +7,9 @@ import dataclasses
 
 import pytest
 import torch
+from programs import PROGRAMS
 
 import dynamotor
-
-from programs import PROGRAMS
 
 
 class Recorder:

@@ -1,0 +1,210 @@
+"""A graph break anywhere gives eager's result: programs are cut at many instructions, and at the usual causes."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from programs import PROGRAMS
+from test_programs import Recorder, same
+
+import dynamotor
+from dynamotor.base.errors import CaptureError
+from dynamotor.base.events import collect
+from dynamotor.capture import frontend
+from dynamotor.capture.trace import Trace
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_cut_at_many_instructions(name, monkeypatch, capfd):
+    fn = PROGRAMS[name]
+    for steps in (1, 7, 23, 61, 150):
+        monkeypatch.setattr(frontend, "Trace", functools.partial(Trace, max_steps=steps))
+        compiled = dynamotor.compile(fn, backend=Recorder())
+        for _ in range(2):
+            x = torch.randn(2, 3, dtype=torch.float64)
+            assert same(fn(x), compiled(x)), steps
+    assert "DM90" not in capfd.readouterr().err
+
+
+def prints(x):
+    y = x * 2
+    print("between")
+    return y + 1
+
+
+def inner(x):
+    print("inner")
+    return x + 1
+
+
+def breaks_in_calls(x):
+    return inner(inner(x * 2)) - inner(x)
+
+
+def decides_on_data(x):
+    y = x + 1
+    if y.sum() > 0:
+        y = y * 2
+    else:
+        y = y - 3
+    return y * x
+
+
+def loop_with_break_inside(x):
+    for i in range(3):
+        x = x + i
+        print(i)
+    return x
+
+
+def while_on_data(x):
+    n = 0
+    while x.sum() < 40:
+        x = x + 1
+        n += 1
+    return x, n
+
+
+def item_of_a_tensor(x):
+    return x * x.sum().item()
+
+
+def inside_no_grad(x):
+    with torch.no_grad():
+        y = x * 2
+        print(torch.is_grad_enabled())
+        z = y + 1
+    return z, z.requires_grad, (x * 2).requires_grad
+
+
+def inside_try(x):
+    log = []
+    try:
+        y = x * 2
+        print("try")
+        raise ValueError("a")
+    except ValueError as error:
+        print("except", error)
+        log.append(str(error))
+        y = x + 1
+    finally:
+        print("finally")
+        log.append("finally")
+    return y, log
+
+
+def natively_raised(x):
+    try:
+        return torch.ones(2) + x[5:].reshape(7, 7)
+    except RuntimeError as error:
+        return type(error).__name__
+
+
+def inside_closures(x):
+    total = x
+    seen = []
+
+    def add(k):
+        nonlocal total
+        total = total + k
+        print("add")
+        seen.append(k)
+        return total
+    return add(1) + add(2), seen, total
+
+
+def inside_comprehension(x):
+    return [inner(x + i) for i in range(2)]
+
+
+def key_function(x):
+    return sorted([3, 1, 2], key=lambda k: (print(k), k)[1]), x + 1
+
+
+def generator_that_prints(x):
+    def items():
+        for i in range(2):
+            print(i)
+            yield x + i
+    return list(items())
+
+
+class Holder:
+    def __init__(self):
+        self.seen = []
+
+    @property
+    def noisy(self):
+        print("property")
+        return len(self.seen)
+
+
+def effects_before_and_after(x, holder):
+    holder.seen.append(1)
+    print(len(holder.seen))
+    holder.seen.append(x)
+    return x + holder.noisy
+
+
+ONE_ARGUMENT = [prints, breaks_in_calls, decides_on_data, loop_with_break_inside, while_on_data, item_of_a_tensor, inside_no_grad, inside_try,
+                natively_raised, inside_closures, inside_comprehension, key_function, generator_that_prints]
+
+
+@pytest.mark.parametrize("fn", ONE_ARGUMENT)
+def test_usual_causes(fn, capsys):
+    compiled = dynamotor.compile(fn, backend=Recorder())
+    for sign in (1, -1, 1):
+        x = (torch.rand(3, dtype=torch.float64) * sign).requires_grad_()
+        want = fn(x)
+        text = capsys.readouterr().out
+        got = compiled(x)
+        assert same(want, got) and capsys.readouterr().out == text
+
+
+def test_effects_on_both_sides_of_a_break():
+    compiled = dynamotor.compile(effects_before_and_after, backend=Recorder())
+    for _ in range(2):
+        ours, theirs, x = Holder(), Holder(), torch.randn(2)
+        assert same(compiled(x, ours), effects_before_and_after(x, theirs)) and same(ours.seen, theirs.seen)
+
+
+def test_a_break_gives_two_graphs_a_reason_and_no_recompilation():
+    backend = Recorder()
+    with collect("break", "recompile") as events:
+        compiled = dynamotor.compile(prints, backend=backend)
+        for _ in range(3):
+            compiled(torch.ones(2))
+    assert len(backend.graphs) == 2 and [e.kind for e in events] == ["break"]
+    reason = events[0].data["reason"]
+    assert reason.code == "DM211" and reason.where.function == "prints"
+
+
+def test_fullgraph_refuses_with_the_line():
+    with pytest.raises(CaptureError, match="DM211"):
+        dynamotor.compile(prints, backend=Recorder(), fullgraph=True)(torch.ones(2))
+
+
+def test_many_breaks_do_not_grow_the_stack():
+    def f(x, n):
+        i = 0
+        while x.sum() < n:
+            x = x + 1
+            i += 1
+        return x
+    dynamotor.config.cache_size_limit, before = 64, dynamotor.config.cache_size_limit
+    try:
+        assert dynamotor.compile(f, backend=Recorder())(torch.zeros(1), 50).item() == 50
+    finally:
+        dynamotor.config.cache_size_limit = before
+
+
+def test_a_loop_on_data_reuses_its_graphs():
+    def f(x):
+        while x.sum() < 300:
+            x = x + 1
+        return x
+    backend = Recorder()
+    assert dynamotor.compile(f, backend=backend)(torch.zeros(1)).item() == 300
+    assert len(backend.graphs) <= 3
