@@ -22,7 +22,7 @@ class ColsEmitter(Emitter):
         super().__init__(kernel)
         self.lane: Var | None = kernel.inner[-1] if kernel.inner else None
         self.columns = self.lane.size if self.lane else 1
-        self.width = pick_width(self.exprs, self.columns) if self.lane else 1
+        self.width = pick_width(self.exprs, self.lane) if self.lane else 1
         if self.width > 1:
             self.body.widths.add(self.width)
         self.outer = [*kernel.outer, *kernel.inner[:-1]]

@@ -39,10 +39,10 @@ def all_exprs(statements: Iterable[Statement]) -> list[Expr]:
     return list(walk(*(s.expr for s in statements)))
 
 
-def pick_width(exprs: Iterable[Expr], size: int) -> int:
-    """Lanes: the machine's, half when 64-bit values take part, fewer for short loops."""
-    width = machine_width()
-    if any(e.dtype in (F64, I64) and e.op != "const" and e.vars for e in exprs):
+def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
+    """Lanes of the vector loop: the machine's, half when 64-bit values change along it, fewer when it is short."""
+    size, width = loop.size, machine_width()
+    if any(e.dtype in (F64, I64) and loop in e.vars for e in exprs):
         width //= 2
     while width > 4 and width > size:
         width //= 2
@@ -129,7 +129,7 @@ class RowsEmitter(Emitter):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.size = kernel.inner[-1].size if kernel.inner else 1
-        self.width = pick_width(self.exprs, self.size) if kernel.inner else 1
+        self.width = pick_width(self.exprs, kernel.inner[-1]) if kernel.inner else 1
         if any(isinstance(s, Reduce) and s.kind.startswith("arg") for s in kernel.statements()):
             self.width = 1
         if self.width > 1:

@@ -326,7 +326,8 @@ class CallProgram:
             except BuildError as error:
                 self._replacement = self._on_build_error(error)
                 return
-            shared["index_error"], shared["out_of_range"] = library.number("dm_index_error"), _out_of_range
+            if any(isinstance(step, LoopStep) and step.checks_positions for step in writer.program.steps):
+                shared["index_error"], shared["out_of_range"] = library.number("dm_index_error"), _out_of_range
             for name, (c_name, n_pointers, ints) in writer.kernels.items():
                 shared[name] = launch.make_kernel(library, c_name, n_pointers, ints)
         self._globals = shared

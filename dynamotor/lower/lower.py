@@ -103,7 +103,8 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
         reads = tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))
         checks = any(e.op == "wrap_index" for s in kernel.statements() for e in walk(s.expr))
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
-        steps.append(LoopStep(kernel, args, reads, tuple(p[0] for p in kernel.params if p[2]), in_place_pairs(kernel, sizes), kernel.streams(), note))
+        steps.append(LoopStep(kernel, args, reads, tuple(p[0] for p in kernel.params if p[2]), in_place_pairs(kernel, sizes), kernel.streams(), note,
+                              checks))
         if listening():
             emit("kernel", name=ctx.info.name, fused=[m.node.origin for m in item.members], template=kernel.template, text=str(kernel))
     return steps

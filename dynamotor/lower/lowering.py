@@ -266,6 +266,8 @@ class Lowering:
             return self.fallback(node, args, kwargs, "no lowering")
         if any(isinstance(a, NumberResult) for a in pytree.tree_leaves((args, kwargs))):
             return self.fallback(node, args, kwargs, "a number computed at run time")
+        if node.target.overloadpacket.__name__ not in VIEW_OPS and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
+            return self.fallback(node, args, kwargs, "a dtype that loop kernels do not have")
         try:
             return rule(self, *args, **kwargs)
         except Decline as why:
@@ -275,6 +277,12 @@ class Lowering:
 def _is_call(node: fx.Node) -> bool:
     """Whether the node becomes an aten call (or the output), which reads memory."""
     return node.target in BY_DESIGN or node.target not in lowerings
+
+
+def _dtypes(node: fx.Node, args: Any) -> list[torch.dtype]:
+    """The dtypes that an op reads and gives."""
+    leaves = pytree.tree_leaves((args, node.meta["val"]))
+    return [leaf.dtype for leaf in leaves if isinstance(leaf, Value | TensorSpec)]
 
 
 class NumberResult:
