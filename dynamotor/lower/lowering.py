@@ -266,7 +266,8 @@ class Lowering:
             return self.fallback(node, args, kwargs, "no lowering")
         if any(isinstance(a, NumberResult) for a in pytree.tree_leaves((args, kwargs))):
             return self.fallback(node, args, kwargs, "a number computed at run time")
-        if node.target.overloadpacket.__name__ not in VIEW_OPS and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
+        is_view = node.target.overloadpacket.__name__ in VIEW_OPS
+        if not is_view and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
             return self.fallback(node, args, kwargs, "a dtype that loop kernels do not have")
         try:
             return rule(self, *args, **kwargs)
