@@ -112,6 +112,7 @@ static bool find_functions(void) {
     shim.get_dim = torch_symbol("aoti_torch_get_dim");
     shim.get_sizes = torch_symbol("aoti_torch_get_sizes");
     shim.get_strides = torch_symbol("aoti_torch_get_strides");
+    shim.element_size = torch_symbol("aoti_torch_dtype_element_size");
     /* No shim function reads requires_grad: c10::TensorImpl::requires_grad() const. */
     shim.requires_grad = torch_symbol("_ZNK3c1010TensorImpl13requires_gradEv");
     return shim.get_dtype && shim.get_device_type && shim.get_device_index && shim.get_dim && shim.get_sizes &&
@@ -157,6 +158,15 @@ int tensor_data_ptr(PyObject *tensor, void **pointer) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static int64_t span(int64_t ndim, const int64_t *sizes, const int64_t *strides) {
+    int64_t extent = 1;
+    for (int64_t i = 0; i < ndim; i++) {
+        if (sizes[i] == 0) return 0;
+        extent += (sizes[i] - 1) * strides[i];
+    }
+    return extent;
+}
+
 static int64_t number_of(PyObject *object, const char *method) {
     PyObject *result = PyObject_CallMethod(object, method, NULL);
     int64_t value = result != NULL ? PyLong_AsLongLong(result) : -1;
@@ -164,27 +174,43 @@ static int64_t number_of(PyObject *object, const char *method) {
     return value;
 }
 
+enum { MAX_DIMS = 64 };
+
+static int64_t slow_span_in_bytes(PyObject *tensor) {
+    PyObject *sizes = PyObject_CallMethod(tensor, "size", NULL), *strides = PyObject_CallMethod(tensor, "stride", NULL);
+    int64_t itemsize = number_of(tensor, "element_size"), numbers[2 * MAX_DIMS], bytes = -1;
+    Py_ssize_t ndim = sizes != NULL ? PyTuple_GET_SIZE(sizes) : 0;
+    if (sizes != NULL && strides != NULL && ndim <= MAX_DIMS) {
+        for (Py_ssize_t i = 0; i < ndim; i++) {
+            numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
+            numbers[ndim + i] = PyLong_AsLongLong(PyTuple_GET_ITEM(strides, i));
+        }
+        bytes = span(ndim, numbers, numbers + ndim) * itemsize;
+    }
+    Py_XDECREF(sizes);
+    Py_XDECREF(strides);
+    return PyErr_Occurred() ? -1 : bytes;
+}
+
+static int64_t span_in_bytes(PyObject *tensor) {
+    TensorHandle handle = tensor_handle(tensor);
+    int64_t ndim, *sizes, *strides;
+    int32_t dtype;
+    if (!shim.ready || shim.element_size == NULL) return slow_span_in_bytes(tensor);
+    if (shim.get_dim(handle, &ndim) || shim.get_sizes(handle, &sizes) || shim.get_strides(handle, &strides) ||
+        shim.get_dtype(handle, &dtype))
+        return -1;
+    return span(ndim, sizes, strides) * (int64_t)shim.element_size(dtype);
+}
+
+/* The first byte and the byte past the last that the tensor may touch. */
 int tensor_range(PyObject *tensor, uintptr_t *start, uintptr_t *stop) {
     void *pointer;
     if (tensor_data_ptr(tensor, &pointer) < 0) return -1;
-    int64_t itemsize = number_of(tensor, "element_size");
-    PyObject *sizes = PyObject_CallMethod(tensor, "size", NULL), *strides = PyObject_CallMethod(tensor, "stride", NULL);
-    int64_t extent = 1;
-    if (itemsize < 0 || sizes == NULL || strides == NULL) goto done;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sizes); i++) {
-        int64_t size = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
-        if (size == 0) {
-            extent = 0;
-            break;
-        }
-        extent += (size - 1) * PyLong_AsLongLong(PyTuple_GET_ITEM(strides, i));
-    }
+    int64_t bytes = span_in_bytes(tensor);
     *start = (uintptr_t)pointer;
-    *stop = *start + (uintptr_t)(extent * itemsize);
-done:
-    Py_XDECREF(sizes);
-    Py_XDECREF(strides);
-    return PyErr_Occurred() ? -1 : 0;
+    *stop = *start + (uintptr_t)bytes;
+    return bytes < 0 ? -1 : 0;
 }
 
 /* dtype and device as the shim numbers them: read from an empty tensor, remembered for the pair met last. */
