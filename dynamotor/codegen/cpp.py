@@ -12,13 +12,22 @@ from dataclasses import dataclass
 
 from ..base.config import config
 from ..lower.ir import Expr, Kernel, Reduce, Scratch, Store, walk
-from .cpp_kernel import RowsEmitter
 from .cpp_cols import ColsEmitter
+from .cpp_kernel import RowsEmitter
 from .cpp_prelude import prelude
 
 # Flags that the text is written for; the runtime adds the user's `config.cxx_flags`.
-FLAGS: tuple[str, ...] = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-march=native", "-fopenmp", "-shared", "-fPIC", "-w",
-                          "-mprefer-vector-width=512")
+FLAGS: tuple[str, ...] = (
+    "-O2",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-march=native",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-w",
+    "-mprefer-vector-width=512",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,11 @@ def structure(kernel: Kernel) -> str:
     names: dict[str, str] = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
     for part, loops in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)):
         names.update({v.name: f"{part}{n}" for n, v in enumerate(loops)})
-    lines = [kernel.template, str([p[1:] for p in kernel.params]), str([[v.size for v in vs] for vs in (kernel.outer, kernel.middle, kernel.inner)])]
+    lines = [
+        kernel.template,
+        str([p[1:] for p in kernel.params]),
+        str([[v.size for v in vs] for vs in (kernel.outer, kernel.middle, kernel.inner)]),
+    ]
     streams = kernel.streams()
     ids: dict[Expr, int] = {}
     pattern = re.compile(r"t[0-9t]+")
@@ -54,13 +67,25 @@ def structure(kernel: Kernel) -> str:
     for s in kernel.statements():
         for e in walk(s.expr):
             if e not in ids:
-                parts = [f"#{ids[a]}" if isinstance(a, Expr) else names.get(a, a) if isinstance(a, str) else index_text(a) for a in e.args]
+                parts = [
+                    f"#{ids[a]}" if isinstance(a, Expr) else names.get(a, a) if isinstance(a, str) else index_text(a)
+                    for a in e.args
+                ]
                 if e.op == "rand":
                     parts[1] = f"s{streams.index(e.args[1])}"
                 lines.append(f"{len(ids)}={e.op}:{e.dtype}({','.join(map(str, parts))})")
                 ids[e] = len(ids)
-        extra = (names[s.buffer], index_text(s.index)) if isinstance(s, Store) else (
-            (s.id, s.kind, s.across, index_text(s.position)) if isinstance(s, Reduce) else (s.id,) if isinstance(s, Scratch) else ())
+        extra = (
+            (names[s.buffer], index_text(s.index))
+            if isinstance(s, Store)
+            else (
+                (s.id, s.kind, s.across, index_text(s.position))
+                if isinstance(s, Reduce)
+                else (s.id,)
+                if isinstance(s, Scratch)
+                else ()
+            )
+        )
         lines.append(f"{type(s).__name__}#{ids[s.expr]}{extra}")
     lines.append(str([(len(p.inner), len(p.row)) for p in kernel.phases] + [len(kernel.final)]))
     return "\n".join(lines)

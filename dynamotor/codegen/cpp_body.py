@@ -18,8 +18,14 @@ Names = dict[Expr, tuple[str, int]]
 class Scope:
     """One block: its lines, the values computed in it and the C++ names of the variables it binds."""
 
-    def __init__(self, parent: Scope | None, bound: Iterable[tuple[Var, str]] = (), width: int = 1, vector: Var | None = None,
-                 closed: bool = False) -> None:
+    def __init__(
+        self,
+        parent: Scope | None,
+        bound: Iterable[tuple[Var, str]] = (),
+        width: int = 1,
+        vector: Var | None = None,
+        closed: bool = False,
+    ) -> None:
         self.parent, self.width, self.vector = parent, width, vector
         self.own = dict(bound)
         self.bound: dict[Var, str] = {**(parent.bound if parent else {}), **self.own}
@@ -175,8 +181,10 @@ class Body:
         inner = _LaneScope(scope, scope.vector, f"{lane}i", lane)
         value = self.value(e, inner)
         body = "".join(inner.lines)
-        scope.lines.append(f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++){{const i64 {lane}i={scope.bound[scope.vector]}+{lane};"
-                           f"{body}{name}[{lane}]={value};}}")
+        scope.lines.append(
+            f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++){{const i64 {lane}i={scope.bound[scope.vector]}+{lane};"
+            f"{body}{name}[{lane}]={value};}}"
+        )
         return name
 
     def _masked(self, e: Expr, scope: Scope, width: int) -> str:
@@ -216,6 +224,3 @@ class _LaneScope(Scope):
         if outer is not None and outer[1] > 1:
             return f"{outer[0]}[{self.lane}]", 1
         return outer
-
-
-

@@ -1,6 +1,6 @@
 """The C++ function of a "cols" kernel: sums down the columns, a block of columns per task, accumulators in registers.
 
-    for (block of columns) { for (middle rows) acc[u] += ...; final statements }    long columns are cut into chunks first
+for (block of columns) { for (middle rows) acc[u] += ...; final statements }    long columns are cut into chunks first
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class ColsEmitter(Emitter):
             end = Scope(place, [*pairs, (FINAL, ""), (ONCE, "")], width, lane if width > 1 else None)
             if chunks > 1:
                 at = self.body.index(self._flat(), end)
-                lines += [f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});" for s in self.reductions]
+                lines += [
+                    f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});" for s in self.reductions
+                ]
                 continue
             for s in self.reductions:
                 self.complete(s, end, f"a{s.id}_{u}", width)
@@ -148,7 +150,9 @@ class ColsEmitter(Emitter):
             for s in self.reductions:
                 t, result = ctype(s.expr.dtype, width), self.body.fresh()
                 combine = COMBINE[s.kind].format("s_", f"ld<{t}>(acc{s.id}+c_*{self._kept()}+{at})")
-                scope.lines.append(f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
+                scope.lines.append(
+                    f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
+                )
                 self.complete(s, scope, result, width)
             for s in (*self.kernel.final, *self.kernel.final_once):
                 self.store(s, scope)

@@ -1,6 +1,6 @@
 """The C++ function of a "rows" kernel: parallel over rows, each phase a pass over the row.
 
-    for (row) { phase 0: vector loop; accumulators; phase 1: ...; row stores }   then sums across rows are combined
+for (row) { phase 0: vector loop; accumulators; phase 1: ...; row stores }   then sums across rows are combined
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class Emitter:
         self.exprs = all_exprs(kernel.statements())
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
         self.top = Scope(None)
-        self.vars = {v: f"{part}{n}" for part, vs in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)) for n, v in enumerate(vs)}
+        self.vars = {
+            v: f"{part}{n}"
+            for part, vs in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner))
+            for n, v in enumerate(vs)
+        }
 
     def pointers(self) -> str:
         """Typed pointers to the buffers."""
@@ -103,7 +107,9 @@ class Emitter:
         if step == 1:
             width = scope.width if vector is not None else 1
             t = ctype(s.expr.dtype, width)
-            scope.lines.append(f"st{bool_mark}{kind}({at},({t}){value});" if width == 1 else f"st{bool_mark}{kind}({at},{value});")
+            scope.lines.append(
+                f"st{bool_mark}{kind}({at},({t}){value});" if width == 1 else f"st{bool_mark}{kind}({at},{value});"
+            )
         else:
             scope.lines.append(f"st{bool_mark}g{kind}({at},{step},{value});")
 
@@ -136,7 +142,9 @@ class RowsEmitter(Emitter):
             self.body.widths.add(self.width)
         self.across = [(s, True) for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
         self.across += [(s, False) for p in kernel.phases for s in p.row if isinstance(s, Reduce) and s.across]
-        self.is_map = len(kernel.phases) == 1 and not any(isinstance(s, Reduce) for s in kernel.statements()) and not kernel.phases[0].row
+        self.is_map = (
+            len(kernel.phases) == 1 and not any(isinstance(s, Reduce) for s in kernel.statements()) and not kernel.phases[0].row
+        )
         self.inner_count = numel(v.size for v in kernel.inner)
 
     # -- the function -------------------------------------------------------------------------------------------------
@@ -148,8 +156,12 @@ class RowsEmitter(Emitter):
     def _plain(self) -> str:
         k = self.kernel
         outer = list(k.outer)
-        blocked = self.is_map and len(k.inner) == 1 and self.size > BLOCK and (
-            numel(v.size for v in outer) < 32 or any(e.op == "rand" for e in self.exprs))
+        blocked = (
+            self.is_map
+            and len(k.inner) == 1
+            and self.size > BLOCK
+            and (numel(v.size for v in outer) < 32 or any(e.op == "rand" for e in self.exprs))
+        )
         lead: list[Var] = []
         while outer and numel(v.size for v in lead) < 64:
             lead.append(outer.pop(0))
@@ -184,12 +196,16 @@ class RowsEmitter(Emitter):
             places[s.id] = (f"acc{s.id}", n, t)
             room += f"{t}*const acc{s.id}=({t}*)(room_+{offset});"
             offset += -(-chunks * n * 8 // 64) * 64
-            start.append(f"{t}*const a{s.id}_=acc{s.id}+chunk*{n};for(i64 i=0;i<{n};i++)a{s.id}_[i]={reduce_start(s.kind, s.expr.dtype)};")
+            start.append(
+                f"{t}*const a{s.id}_=acc{s.id}+chunk*{n};for(i64 i=0;i<{n};i++)a{s.id}_[i]={reduce_start(s.kind, s.expr.dtype)};"
+            )
         row = Scope(self.top, [*((v, self.vars[v]) for v in k.outer), (ROW, "")])
         self._row(row, None)
         decode = self.decode("row", k.outer, self.vars) if k.outer else ""
-        loop = (f"{self.pragma(chunks)}for(i64 chunk=0;chunk<{chunks};chunk++){{{''.join(start)}"
-                f"for(i64 row=chunk*{rows}/{chunks};row<(chunk+1)*{rows}/{chunks};row++){{{decode}{''.join(row.lines)}}}}}\n")
+        loop = (
+            f"{self.pragma(chunks)}for(i64 chunk=0;chunk<{chunks};chunk++){{{''.join(start)}"
+            f"for(i64 row=chunk*{rows}/{chunks};row<(chunk+1)*{rows}/{chunks};row++){{{decode}{''.join(row.lines)}}}}}\n"
+        )
         return f"char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
 
     def _finish(self, chunks: int, places: dict[int, tuple[str, int, str]]) -> str:
@@ -208,6 +224,7 @@ class RowsEmitter(Emitter):
                     self._combine_lane(s, chunks, places[s.id], position, scope)
             for s in k.final:
                 self.store(s, scope)
+
         if needs_inner:
             self.nest(k.inner, final, emit, None, 1, [(FINAL, "")])
         for s in k.final_once:
@@ -227,7 +244,9 @@ class RowsEmitter(Emitter):
         result = self.body.fresh()
         at = self.body.index(position, scope)
         combine = COMBINE[s.kind].format("s_", f"ld<{t}>({name}+c_*{n}+{at})")
-        scope.lines.append(f"{t} {result};{{{t} s_=ld<{t}>({name}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
+        scope.lines.append(
+            f"{t} {result};{{{t} s_=ld<{t}>({name}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
+        )
         self.complete(s, scope, result, scope.width)
 
     # -- one row ------------------------------------------------------------------------------------------------------
@@ -270,6 +289,7 @@ class RowsEmitter(Emitter):
                     self._track(s, scope)
                 else:
                     self.accumulate(s, f"a{s.id}_{copy}" if scope.width > 1 else f"a{s.id}s", scope)
+
         self.nest(k.inner, row, emit, limits, unroll)
         for s in reductions:
             self._collect(s, row, unroll)
@@ -309,8 +329,10 @@ class RowsEmitter(Emitter):
         """argmax, argmin: the first place of the largest value; NaN counts as larger than all."""
         value = self.body.value(s.expr, scope)
         sign = ">" if s.kind == "argmax" else "<"
-        scope.lines.append(f"if(a{s.id}at<0||{value}{sign}a{s.id}s||({value}!={value}&&a{s.id}s==a{s.id}s)){{a{s.id}s={value};"
-                           f"a{s.id}at={self.body.index(s.position, scope)};}}")
+        scope.lines.append(
+            f"if(a{s.id}at<0||{value}{sign}a{s.id}s||({value}!={value}&&a{s.id}s==a{s.id}s)){{a{s.id}s={value};"
+            f"a{s.id}at={self.body.index(s.position, scope)};}}"
+        )
 
     def _prefill(self, phase: Phase, row: Scope, limits: tuple[str, str] | None) -> None:
         """Draw the random numbers of a row at once, when its elements have consecutive numbers."""
@@ -332,16 +354,25 @@ class RowsEmitter(Emitter):
             base = Scope(row, [(v, low if v is k.inner[-1] else "0") for v in k.inner])
             seed = self.body.value(e.args[0], row)
             length = f"{limits[1]}-{low}" if limits else str(count)
-            row.lines.append(f"float {name}[{count}] __attribute__((aligned(64)));philox_fill({name},{seed},{self.body.stream(e.args[1])},"
-                             f"{self.body.index(linear, base)},{length});")
+            row.lines.append(
+                f"float {name}[{count}] __attribute__((aligned(64)));philox_fill({name},{seed},{self.body.stream(e.args[1])},"
+                f"{self.body.index(linear, base)},{length});"
+            )
             self.body.random = True
             position = flatten([Index.of(v) for v in k.inner], strides)
             shifted = position if not limits else position
             self.body.prefilled[e] = (f"{name}-{low}" if limits else name), shifted
 
     # -- loops --------------------------------------------------------------------------------------------------------
-    def nest(self, loops: Sequence[Var], parent: Scope, emit, limits: tuple[str, str] | None, unroll: int,
-             extra: Sequence[tuple[Var, str]] = ()) -> None:
+    def nest(
+        self,
+        loops: Sequence[Var],
+        parent: Scope,
+        emit,
+        limits: tuple[str, str] | None,
+        unroll: int,
+        extra: Sequence[tuple[Var, str]] = (),
+    ) -> None:
         """Loops over `loops`, the last one in vectors; `emit(scope)` fills the innermost block."""
         if not loops:
             scope = Scope(parent, [*extra])

@@ -12,19 +12,67 @@ from ..lower.ir import BOOL, F32, F64, I32, I64, Expr
 SCALAR = {F32: "float", F64: "double", I32: "int", I64: "i64", BOOL: "int"}
 VECTOR = {F32: "F", F64: "D", I32: "I", I64: "L", BOOL: "I"}
 MEMORY = {
-    torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
-    torch.int32: "int", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "u8",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int64: "i64",
+    torch.int32: "int",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "u8",
 }
 
 TEXT: dict[str, str] = {
-    "add": "{0}+{1}", "sub": "{0}-{1}", "mul": "{0}*{1}", "div": "{0}/{1}", "neg": "-{0}",
-    "and": "{0}&{1}", "or": "{0}|{1}", "xor": "{0}^{1}", "not": "~{0}", "bitnot": "~{0}",
-    "abs": "abs_({0})", "max": "max_({0},{1})", "min": "min_({0},{1})", "select": "sel({0},{1},{2})", "round": "nearbyint_({0})",
+    "add": "{0}+{1}",
+    "sub": "{0}-{1}",
+    "mul": "{0}*{1}",
+    "div": "{0}/{1}",
+    "neg": "-{0}",
+    "and": "{0}&{1}",
+    "or": "{0}|{1}",
+    "xor": "{0}^{1}",
+    "not": "~{0}",
+    "bitnot": "~{0}",
+    "abs": "abs_({0})",
+    "max": "max_({0},{1})",
+    "min": "min_({0},{1})",
+    "select": "sel({0},{1},{2})",
+    "round": "nearbyint_({0})",
 }
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     TEXT[_name] = f"{_name}({{0}},{{1}})"
-for _name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-              "cosh", "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "sigmoid", "floor", "ceil", "trunc", "lgamma"):
+for _name in (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "tanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+    "floor",
+    "ceil",
+    "trunc",
+    "lgamma",
+):
     TEXT[_name] = f"{_name}_({{0}})"
 for _name in ("pow", "atan2", "hypot", "fmod", "copysign"):
     TEXT[_name] = f"{_name}_({{0}},{{1}})"
@@ -69,8 +117,12 @@ def operation(e: Expr, operands: list[str], result: str, width: int) -> str:
         return f"at({operands[0]},{e.args[1]},{str(e.args[2]).lower()})"
     text = TEXT.get(name)
     if text is None:
-        raise InternalError("DM920", f"no C++ text for the operation {name}", why="a lowering uses an op that codegen/cpp_ops.py lacks",
-                            cure="report it; backend='aot_eager' runs without the native compiler")
+        raise InternalError(
+            "DM920",
+            f"no C++ text for the operation {name}",
+            why="a lowering uses an op that codegen/cpp_ops.py lacks",
+            cure="report it; backend='aot_eager' runs without the native compiler",
+        )
     return text.format(*operands)
 
 
@@ -83,7 +135,6 @@ def cast_text(x: str, source: torch.dtype, to: torch.dtype, result: str, width: 
     return f"cvt<{result}>({x})"
 
 
-
 def reduce_start(kind: str, dtype: torch.dtype) -> str:
     """The neutral element."""
     if kind in ("sum", "any"):
@@ -94,8 +145,17 @@ def reduce_start(kind: str, dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return literal(-math.inf if low else math.inf, dtype)
     bits = 63 if dtype is I64 else 31
-    return literal(-(1 << bits) if low else (1 << bits) - 1, dtype) if bits == 63 else ("(-2147483647-1)" if low else "2147483647")
+    return (
+        literal(-(1 << bits) if low else (1 << bits) - 1, dtype) if bits == 63 else ("(-2147483647-1)" if low else "2147483647")
+    )
 
 
-COMBINE = {"sum": "{0}+{1}", "prod": "{0}*{1}", "max": "max_({0},{1})", "min": "min_({0},{1})", "any": "{0}|{1}", "all": "{0}&{1}"}
+COMBINE = {
+    "sum": "{0}+{1}",
+    "prod": "{0}*{1}",
+    "max": "max_({0},{1})",
+    "min": "min_({0},{1})",
+    "any": "{0}|{1}",
+    "all": "{0}&{1}",
+}
 ACROSS_LANES = {"sum": "hsum", "prod": "hprod", "max": "hmax", "min": "hmin", "any": "hor", "all": "hand"}

@@ -4,6 +4,8 @@ No headers. `F16` is 16 floats, `I16` 16 ints (also masks: 0 or -1), `L8` 8 long
 scalar and on a vector alike, so that one text serves both the vector loop and its tail.
 """
 
+# ruff: noqa: E501  (C++ text)
+
 from __future__ import annotations
 
 TYPES = r"""

@@ -13,16 +13,32 @@ aten = torch.ops.aten
 
 # Functional overload -> its out= overload, for calls whose result goes into planned memory.
 OUT_VARIANTS: dict[Any, Any] = {
-    aten.mm.default: aten.mm.out, aten.addmm.default: aten.addmm.out, aten.bmm.default: aten.bmm.out,
-    aten.baddbmm.default: aten.baddbmm.out, aten.mv.default: aten.mv.out, aten.dot.default: None,
+    aten.mm.default: aten.mm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+    aten.mv.default: aten.mv.out,
+    aten.dot.default: None,
 }
 
 _ATEN_BY_DESIGN = (
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.addmv.default, aten.dot.default,
-    aten.convolution.default, aten.convolution_backward.default, aten._convolution.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    aten.embedding_dense_backward.default, aten.sort.default, aten.topk.default,
-    aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.mv.default,
+    aten.addmv.default,
+    aten.dot.default,
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    aten._convolution.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten.embedding_dense_backward.default,
+    aten.sort.default,
+    aten.topk.default,
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
 )
 
 
@@ -34,11 +50,13 @@ def _overloads(namespace: Any, names: Iterable[str]) -> Iterator[Any]:
 
 
 # Calls to aten that are not for want of a lowering.
-BY_DESIGN: frozenset[Any] = frozenset((
-    *_ATEN_BY_DESIGN,
-    *_overloads(torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")),
-    *_overloads(torch.ops.dynamotor, ("new_seed",)),
-))
+BY_DESIGN: frozenset[Any] = frozenset(
+    (
+        *_ATEN_BY_DESIGN,
+        *_overloads(torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")),
+        *_overloads(torch.ops.dynamotor, ("new_seed",)),
+    )
+)
 
 # Calls that give the same result layout whatever the strides of their inputs.
 _AGNOSTIC = {"mm", "addmm", "bmm", "baddbmm", "mv", "embedding_dense_backward", "_scaled_dot_product_flash_attention_for_cpu"}

@@ -69,11 +69,12 @@ class Group:
         """Replace one variable by two in everything; gives the replacement."""
         at = self.vars.index(split.var)
         high, low = self.new_var(split.var.size // split.low), self.new_var(split.low)
-        self.vars[at:at + 1] = [high, low]
+        self.vars[at : at + 1] = [high, low]
         env = {split.var: Index.of(high) * split.low + Index.of(low)}
 
         def both(variables: frozenset[Var]) -> frozenset[Var]:
             return (variables - {split.var}) | {high, low} if split.var in variables else variables
+
         self.loop = both(self.loop)
         for m in self.members:
             m.env = {v: i.subst(env) for v, i in m.env.items()}
@@ -265,7 +266,11 @@ def fits_template(group: Group, m: Member) -> Refuse | None:
     if group.template == "cols":
         if m.reduced == group.loop:
             return None
-        if m.reduced == everything - group.loop and numel(v.size for v in m.reduced) <= MAX_ACROSS and _only_inner_columns(group, m):
+        if (
+            m.reduced == everything - group.loop
+            and numel(v.size for v in m.reduced) <= MAX_ACROSS
+            and _only_inner_columns(group, m)
+        ):
             return None
         return Refuse("reduces other dimensions than the group's column sums")
     if m.reduced == group.loop:
@@ -402,7 +407,11 @@ class Fuser:
         at = len(self.items)
         self.items.append(item)
         self.before.append(self._closure(direct))
-        self._note(at, item.reads if isinstance(item, ExternNode) else (), (*item.makes, *item.mutates) if isinstance(item, ExternNode) else ())
+        self._note(
+            at,
+            item.reads if isinstance(item, ExternNode) else (),
+            (*item.makes, *item.mutates) if isinstance(item, ExternNode) else (),
+        )
         return at
 
     def _note(self, at: int, reads: Iterable[str], writes: Iterable[str]) -> None:
@@ -443,8 +452,11 @@ class Fuser:
         shared = 0
         for b in node.reads:
             shared |= self.readers.get(b, 0)
-        nearby = [at for at in range(len(self.items)) if shared >> at & 1 and at not in made
-                  and isinstance(self.items[at], Group) and shares_enough(self.items[at], node)]
+        nearby = [
+            at
+            for at in range(len(self.items))
+            if shared >> at & 1 and at not in made and isinstance(self.items[at], Group) and shares_enough(self.items[at], node)
+        ]
         return sorted(made, reverse=True) + sorted(nearby, reverse=True)[:4]
 
     def _merge(self) -> None:

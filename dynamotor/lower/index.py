@@ -159,7 +159,7 @@ class Index:
             if g > 1 and n % g == 0:
                 high, low = self._split(g)
                 lo, hi = low.bounds
-                if 0 <= lo and hi < g:
+                if lo >= 0 and hi < g:
                     return g, high, low
         return None
 
@@ -168,13 +168,13 @@ class Index:
             return self
         whole, rest = self._split(n)
         lo, hi = rest.bounds
-        if 0 <= lo and hi < n:
+        if lo >= 0 and hi < n:
             return whole
         coarse = rest._coarse(n)
         if coarse:
             return whole + coarse[1] // (n // coarse[0])
         if len(rest.terms) == 1 and not rest.const:
-            (atom, c), = rest.terms.items()
+            ((atom, c),) = rest.terms.items()
             if c == 1 and isinstance(atom, Div):
                 return whole + Index.of(Div(atom.base, atom.n * n))
         return whole + Index.of(Div(rest, n))
@@ -184,7 +184,7 @@ class Index:
             return Index({}, 0)
         _, rest = self._split(n)
         lo, hi = rest.bounds
-        if 0 <= lo and hi < n:
+        if lo >= 0 and hi < n:
             return rest
         coarse = rest._coarse(n)
         if coarse:

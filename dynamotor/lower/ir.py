@@ -20,16 +20,60 @@ from .index import Index, Loaded, Var
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
 
 COMPUTE_TYPE: dict[torch.dtype, torch.dtype] = {
-    torch.float32: F32, torch.float64: F64, torch.bfloat16: F32, torch.float16: F32,
-    torch.int64: I64, torch.int32: I32, torch.int16: I32, torch.int8: I32, torch.uint8: I32, torch.bool: BOOL,
+    torch.float32: F32,
+    torch.float64: F64,
+    torch.bfloat16: F32,
+    torch.float16: F32,
+    torch.int64: I64,
+    torch.int32: I32,
+    torch.int16: I32,
+    torch.int8: I32,
+    torch.uint8: I32,
+    torch.bool: BOOL,
 }
 
 # What an element of each operation costs, in additions (vectorised). Operations not named here cost 1.
 COST: dict[str, int] = {
-    "div": 3, "sqrt": 3, "rsqrt": 5, "exp": 8, "log": 10, "tanh": 12, "erf": 14, "sigmoid": 12, "rand": 40, "masked": 3,
-    "floordiv": 8, "rem": 8, "fmod": 8, "pow": 40, "sin": 40, "cos": 40, "log1p": 40, "expm1": 40, "erfc": 40, "erfinv": 60,
-    "log2": 40, "log10": 40, "exp2": 40, "tan": 40, "asin": 40, "acos": 40, "atan": 40, "atan2": 40, "sinh": 40, "cosh": 40,
-    "asinh": 40, "acosh": 40, "atanh": 40, "lgamma": 60, "round": 2, "const": 0, "index": 1, "acc": 0, "scratch": 1, "cast": 1,
+    "div": 3,
+    "sqrt": 3,
+    "rsqrt": 5,
+    "exp": 8,
+    "log": 10,
+    "tanh": 12,
+    "erf": 14,
+    "sigmoid": 12,
+    "rand": 40,
+    "masked": 3,
+    "floordiv": 8,
+    "rem": 8,
+    "fmod": 8,
+    "pow": 40,
+    "sin": 40,
+    "cos": 40,
+    "log1p": 40,
+    "expm1": 40,
+    "erfc": 40,
+    "erfinv": 60,
+    "log2": 40,
+    "log10": 40,
+    "exp2": 40,
+    "tan": 40,
+    "asin": 40,
+    "acos": 40,
+    "atan": 40,
+    "atan2": 40,
+    "sinh": 40,
+    "cosh": 40,
+    "asinh": 40,
+    "acosh": 40,
+    "atanh": 40,
+    "lgamma": 60,
+    "round": 2,
+    "const": 0,
+    "index": 1,
+    "acc": 0,
+    "scratch": 1,
+    "cast": 1,
     "wrap_index": 1,
 }
 
@@ -161,8 +205,12 @@ def masked(condition: Expr, body: Expr, other: Expr) -> Expr:
     return make("masked", (condition, body, other), body.dtype)
 
 
-def rewrite(root: Expr, leaf: Callable[[Expr], Expr | None], on_index: Callable[[Index], Index] | None = None,
-            memo: dict[Expr, Expr] | None = None) -> Expr:
+def rewrite(
+    root: Expr,
+    leaf: Callable[[Expr], Expr | None],
+    on_index: Callable[[Index], Index] | None = None,
+    memo: dict[Expr, Expr] | None = None,
+) -> Expr:
     """Rebuild a tree: `leaf` may replace an expression (None: go inside), `on_index` replaces index arguments."""
     memo = {} if memo is None else memo
 

@@ -20,7 +20,6 @@ from .lowering import Lowering, lower_nodes
 from .program import Buffer, BufRef, LoopStep, Program, Step
 from .schedule import build_kernel, in_place_pairs
 
-
 aten = torch.ops.aten
 
 
@@ -103,15 +102,28 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
         reads = tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))
         checks = any(e.op == "wrap_index" for s in kernel.statements() for e in walk(s.expr))
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
-        steps.append(LoopStep(kernel, args, reads, tuple(p[0] for p in kernel.params if p[2]), in_place_pairs(kernel, sizes), kernel.streams(), note,
-                              checks))
+        steps.append(
+            LoopStep(
+                kernel,
+                args,
+                reads,
+                tuple(p[0] for p in kernel.params if p[2]),
+                in_place_pairs(kernel, sizes),
+                kernel.streams(),
+                note,
+                checks,
+            )
+        )
         if listening():
-            emit("kernel", name=ctx.info.name, fused=[m.node.origin for m in item.members], template=kernel.template, text=str(kernel))
+            emit(
+                "kernel",
+                name=ctx.info.name,
+                fused=[m.node.origin for m in item.members],
+                template=kernel.template,
+                text=str(kernel),
+            )
     return steps
 
 
 def _group_reads(group: Group) -> set[str]:
     return {name for m in group.members for name in m.node.reads}
-
-
-

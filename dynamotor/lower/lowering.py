@@ -38,8 +38,26 @@ MAX_COST, MAX_LOADS = 400, 12
 COPY_ = torch.ops.aten.copy_.default
 # Views pass their readers' count on to what they view.
 VIEW_OPS = frozenset(
-    "view reshape _unsafe_view permute transpose t expand squeeze unsqueeze slice select alias detach split split_with_sizes "
-    "unbind chunk".split())
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "slice",
+        "select",
+        "alias",
+        "detach",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "chunk",
+    ]
+)
 
 
 NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
@@ -65,15 +83,23 @@ class Lowering:
         self._names: Counter[str] = Counter()
 
     # -- names and buffers ------------------------------------------------------------------------------------------
-    def new_buffer(self, spec: TensorSpec, kind: str = "temp", name: str | None = None, value: torch.Tensor | None = None) -> Buffer:
+    def new_buffer(
+        self, spec: TensorSpec, kind: str = "temp", name: str | None = None, value: torch.Tensor | None = None
+    ) -> Buffer:
         """A buffer with a name of its own."""
         name = name or f"buf{len(self.buffers)}"
         self.buffers[name] = buffer = Buffer(name, spec, kind, value)
         return buffer
 
     # -- building values --------------------------------------------------------------------------------------------
-    def pointwise(self, fn: Callable[..., Expr], *inputs: Value | Scalar, shape: Sequence[int] | None = None,
-                  dtype: torch.dtype | None = None, compute: torch.dtype | None = None) -> Value:
+    def pointwise(
+        self,
+        fn: Callable[..., Expr],
+        *inputs: Value | Scalar,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        compute: torch.dtype | None = None,
+    ) -> Value:
         """fn of the inputs' elements, broadcast to `shape`; operands come in `compute`, the result is cast to `dtype`.
 
         Defaults: shape and dtype of the aten result, compute type of that dtype.
@@ -104,13 +130,23 @@ class Lowering:
             return e
         return round_to(e, dtype)
 
-    def generate(self, fn: Callable[[tuple[Index, ...]], Expr], shape: Sequence[int] | None = None,
-                 dtype: torch.dtype | None = None) -> Value:
+    def generate(
+        self, fn: Callable[[tuple[Index, ...]], Expr], shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+    ) -> Value:
         """A value from a function of the index; the function gives the compute type of `dtype`."""
         return Value(self.spec.shape if shape is None else shape, dtype or self.spec.dtype, fn)
 
-    def reduce(self, kind: ReduceKind, x: Value, dims: Iterable[int], *, keepdim: bool = False, dtype: torch.dtype | None = None,
-               fn: Callable[[Expr], Expr] | None = None, compute: torch.dtype | None = None) -> Value:
+    def reduce(
+        self,
+        kind: ReduceKind,
+        x: Value,
+        dims: Iterable[int],
+        *,
+        keepdim: bool = False,
+        dtype: torch.dtype | None = None,
+        fn: Callable[[Expr], Expr] | None = None,
+        compute: torch.dtype | None = None,
+    ) -> Value:
         """Reduce some dimensions. `fn` maps each element (in `compute`, default that of `dtype`) first."""
         rank = len(x.shape)
         gone = sorted({d % rank for d in dims}) if rank else []
@@ -206,14 +242,25 @@ class Lowering:
             return
         e = self.probe(x)
         cost, count = total_cost(e), len(loads_of(e))
-        if cost > MAX_COST or count > MAX_LOADS:
-            self.realize(x)
-        elif len(readers) > 1 and (cost > CHEAP_COST or count > CHEAP_LOADS or any(_is_call(r) for r in readers)):
+        if (
+            cost > MAX_COST
+            or count > MAX_LOADS
+            or len(readers) > 1
+            and (cost > CHEAP_COST or count > CHEAP_LOADS or any(_is_call(r) for r in readers))
+        ):
             self.realize(x)
 
     # -- aten calls -------------------------------------------------------------------------------------------------
-    def extern(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, specs: Any = None,
-               fallback: bool = False, agnostic: bool = False) -> Any:
+    def extern(
+        self,
+        target: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None = None,
+        *,
+        specs: Any = None,
+        fallback: bool = False,
+        agnostic: bool = False,
+    ) -> Any:
         """Call aten. Gives Values like the call's results (specs: their TensorSpecs, default the current op's)."""
         specs = self.spec if specs is None else specs
         reads: set[str] = set()
@@ -235,7 +282,9 @@ class Lowering:
         outs: list[str | None] = []
         for spec in flat:
             if isinstance(spec, TensorSpec):
-                buffer = self.new_buffer(spec if spec.offset == 0 else TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device))
+                buffer = self.new_buffer(
+                    spec if spec.offset == 0 else TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+                )
                 values.append(Value(spec.shape, spec.dtype, ref=BufRef.whole(buffer)))
                 outs.append(buffer.name)
             elif spec is None:
@@ -304,7 +353,9 @@ def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         found: list[fx.Node] = []
         for user in node.users:
             packet = getattr(user.target, "overloadpacket", None)
-            is_view = (packet is not None and packet.__name__ in VIEW_OPS) or user.target.__class__.__name__ == "builtin_function_or_method"
+            is_view = (
+                packet is not None and packet.__name__ in VIEW_OPS
+            ) or user.target.__class__.__name__ == "builtin_function_or_method"
             found += readers[user] if is_view and user.op == "call_function" else [user]
         readers[node] = found
     return readers
@@ -327,7 +378,9 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
             inputs.append(name)
             if isinstance(ctx.spec, TensorSpec):
                 buffer = ctx.new_buffer(ctx.spec, "input", name)
-                env[node] = Value(ctx.spec.shape, ctx.spec.dtype, ref=BufRef(name, ctx.spec.shape, ctx.spec.stride, 0, buffer.spec.dtype))
+                env[node] = Value(
+                    ctx.spec.shape, ctx.spec.dtype, ref=BufRef(name, ctx.spec.shape, ctx.spec.stride, 0, buffer.spec.dtype)
+                )
                 env[node].stride = ctx.spec.stride
             else:
                 env[node] = ctx.spec
@@ -338,8 +391,9 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
         elif node.op == "call_function":
             env[node] = _lower_call(ctx, node, env)
         elif node.op != "output":
-            raise InternalError("DM910", f"a node of kind {node.op} in an aten graph", why=str(node.format_node()),
-                                cure="report this graph")
+            raise InternalError(
+                "DM910", f"a node of kind {node.op} in an aten graph", why=str(node.format_node()), cure="report this graph"
+            )
     ctx.node, ctx.spec = output, None
     targets = {env[n.args[0]].ref.name for n in copies}
     outputs = tuple(_output(ctx, n, env, targets) for n in flat_outputs)
@@ -364,8 +418,12 @@ def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload):
         value = node.target(*args, **kwargs)  # operator.getitem and arithmetic on numbers
     elif node.target._schema.is_mutable:
-        raise InternalError("DM912", f"{node.target} changes its operand inside an aten graph", why="lowering takes functional graphs",
-                            cure="report the program; backend='eager' runs it")
+        raise InternalError(
+            "DM912",
+            f"{node.target} changes its operand inside an aten graph",
+            why="lowering takes functional graphs",
+            cure="report the program; backend='eager' runs it",
+        )
     else:
         value = ctx.call(node, args, kwargs)
     if isinstance(value, Value):
@@ -379,8 +437,12 @@ def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
 def _check(value: Value, node: fx.Node) -> None:
     spec = node.meta["val"]
     if isinstance(spec, TensorSpec) and (value.shape != spec.shape or value.dtype != spec.dtype):
-        raise InternalError("DM911", f"the lowering of {node.target} gives {value.dtype}{list(value.shape)}, aten gives {spec}",
-                            why="a wrong rule in dynamotor.lower", cure="report this; config.backend='aot_eager' avoids it")
+        raise InternalError(
+            "DM911",
+            f"the lowering of {node.target} gives {value.dtype}{list(value.shape)}, aten gives {spec}",
+            why="a wrong rule in dynamotor.lower",
+            cure="report this; config.backend='aot_eager' avoids it",
+        )
 
 
 def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targets: set[str]) -> None:
@@ -391,7 +453,9 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
         source = env[node.args[1]]
         own = env[node.args[0]].ref.name
         value = ctx.pointwise(lambda e: round_to(e, ctx.spec.dtype), source)
-        if any(e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))) or _reads_elsewhere(ctx, value, env[node.args[0]]):
+        if any(e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))) or _reads_elsewhere(
+            ctx, value, env[node.args[0]]
+        ):
             ctx.realize(value)
         values.append(value)
     for node, value in zip(copies, values, strict=True):
@@ -422,8 +486,9 @@ def _output(ctx: Lowering, n: Any, env: dict[fx.Node, Any], overwritten: set[str
     spec = n.meta["val"]
     ref = ctx.realize(value, spec.stride)
     if ref.name in overwritten:
-        return ctx.copy(value, spec.stride if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else contiguous_stride(spec.shape))
+        return ctx.copy(
+            value, spec.stride if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else contiguous_stride(spec.shape)
+        )
     if not _same_layout(ref, spec.stride):
         ref = ctx.copy(value, spec.stride) if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else ref
     return ref
-

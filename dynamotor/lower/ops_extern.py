@@ -7,9 +7,11 @@ from typing import Any
 from .extern import BY_DESIGN, is_layout_agnostic
 from .lowering import Lowering, lowerings
 
+
 def _rule(target: Any) -> Any:
     def rule(ctx: Lowering, *args: Any, **kwargs: Any) -> Any:
         return ctx.extern(target, args, kwargs, agnostic=is_layout_agnostic(target))
+
     return rule
 
 

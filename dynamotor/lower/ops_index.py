@@ -27,8 +27,9 @@ def loaded_index(e: Expr, size: int, wrap: bool = True) -> Index:
 
 
 @lowering(aten.embedding.default)
-def _embedding(ctx: Lowering, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False,
-               sparse: bool = False) -> Value:
+def _embedding(
+    ctx: Lowering, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Value:
     if indices.dtype not in INTEGERS or not weight.shape[0]:
         raise Decline("index dtype")
     ctx.keep(indices)
@@ -42,7 +43,7 @@ def _index_select(ctx: Lowering, x: Value, dim: int, index: Value) -> Value:
         raise Decline("index dtype or shape")
     dim %= len(x.shape)
     ctx.keep(index)
-    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at((i[dim],)), x.shape[dim], wrap=False), *i[dim + 1:])))
+    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at((i[dim],)), x.shape[dim], wrap=False), *i[dim + 1 :])))
 
 
 @lowering(aten.gather.default)
@@ -51,7 +52,7 @@ def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool =
         raise Decline("0-d or empty operand")
     dim %= len(x.shape)
     ctx.keep(index)
-    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1:])))
+    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1 :])))
 
 
 @lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -68,8 +69,9 @@ def _index(ctx: Lowering, x: Value, indices: Sequence[Any]) -> Value:
         ctx.keep(v)
 
     def body(index: tuple[Index, ...]) -> Expr:
-        picked = index[start:start + len(common)]
-        rest = list(index[:start] + index[start + len(common):])
+        picked = index[start : start + len(common)]
+        rest = list(index[:start] + index[start + len(common) :])
         positions = {d: loaded_index(v.at(broadcast_index(picked, v.shape)), x.shape[d]) for d, v in given}
         return x.at(tuple(positions[d] if d in positions else rest.pop(0) for d in range(len(x.shape))))
+
     return ctx.generate(body)

@@ -19,12 +19,21 @@ aten = torch.ops.aten
 
 
 def _inverse_std(ctx: Lowering, squares: Value, n: int, eps: float) -> Value:
-    return ctx.pointwise(lambda s: op("rsqrt", add(div(s, like(n, s)), like(eps, s))), squares, shape=squares.shape,
-                         dtype=squares.dtype)
+    return ctx.pointwise(
+        lambda s: op("rsqrt", add(div(s, like(n, s)), like(eps, s))), squares, shape=squares.shape, dtype=squares.dtype
+    )
 
 
-def _scale_shift(ctx: Lowering, x: Value, mean: Value, rstd: Value, weight: Value | None, bias: Value | None, shape: Sequence[int],
-                 dtype: torch.dtype) -> Value:
+def _scale_shift(
+    ctx: Lowering,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> Value:
     """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`."""
     parts = [x, mean, rstd] + [p for p in (weight, bias) if p is not None]
 
@@ -34,12 +43,14 @@ def _scale_shift(ctx: Lowering, x: Value, mean: Value, rstd: Value, weight: Valu
         if weight is not None:
             y = mul(y, rest.pop(0))
         return add(y, rest.pop(0)) if bias is not None else y
+
     return ctx.pointwise(fn, *parts, shape=shape, dtype=dtype)
 
 
 @lowering(aten.native_layer_norm.default)
-def _layer_norm(ctx: Lowering, x: Value, normalized: Sequence[int], weight: Value | None, bias: Value | None,
-                eps: float) -> tuple[Value, Value, Value]:
+def _layer_norm(
+    ctx: Lowering, x: Value, normalized: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
     out, mean_spec, rstd_spec = ctx.spec
     rank = len(x.shape)
     dims = list(range(rank - len(normalized), rank))
@@ -52,29 +63,46 @@ def _layer_norm(ctx: Lowering, x: Value, normalized: Sequence[int], weight: Valu
     return y, narrow(ctx, mean, mean_spec.dtype), narrow(ctx, rstd, rstd_spec.dtype)
 
 
-def _norm_backward_input(ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, dims: Sequence[int],
-                         dtype: torch.dtype) -> Value:
+def _norm_backward_input(
+    ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, dims: Sequence[int], dtype: torch.dtype
+) -> Value:
     """Gradient of a normalisation over `dims`; weight is broadcastable to x, mean and rstd have kept dimensions."""
     compute = COMPUTE_TYPE[dtype]
     n = numel(x.shape[d] for d in dims)
 
     def weighted(g: Expr, *w: Expr) -> Expr:
         return mul(g, w[0]) if w else g
+
     w = [weight] if weight is not None else []
     gw = ctx.pointwise(weighted, g, *w, shape=x.shape, dtype=compute)
     s1 = total(ctx, gw, dims, True, compute)
-    s2 = total(ctx, ctx.pointwise(lambda gw, x, m, r: mul(gw, mul(sub(x, m), r)), gw, x, mean, rstd, shape=x.shape, dtype=compute),
-               dims, True, compute)
+    s2 = total(
+        ctx,
+        ctx.pointwise(lambda gw, x, m, r: mul(gw, mul(sub(x, m), r)), gw, x, mean, rstd, shape=x.shape, dtype=compute),
+        dims,
+        True,
+        compute,
+    )
 
     def fn(gw: Expr, x: Expr, m: Expr, r: Expr, a: Expr, b: Expr) -> Expr:
         scale = like(1.0 / max(n, 1), gw)
         return mul(r, sub(sub(gw, mul(a, scale)), mul(mul(sub(x, m), r), mul(b, scale))))
+
     return ctx.pointwise(fn, gw, x, mean, rstd, s1, s2, shape=x.shape, dtype=dtype, compute=compute)
 
 
 @lowering(aten.native_layer_norm_backward.default)
-def _layer_norm_backward(ctx: Lowering, g: Value, x: Value, normalized: Sequence[int], mean: Value, rstd: Value, weight: Value | None,
-                         bias: Value | None, mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _layer_norm_backward(
+    ctx: Lowering,
+    g: Value,
+    x: Value,
+    normalized: Sequence[int],
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     rank, inner = len(x.shape), len(normalized)
     outer, dims = list(range(rank - inner)), list(range(rank - inner, rank))
     compute = COMPUTE_TYPE[x.dtype]
@@ -94,8 +122,9 @@ def _layer_norm_backward(ctx: Lowering, g: Value, x: Value, normalized: Sequence
 
 
 @lowering(aten.native_group_norm.default)
-def _group_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, group: int,
-                eps: float) -> tuple[Value, Value, Value]:
+def _group_norm(
+    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, group: int, eps: float
+) -> tuple[Value, Value, Value]:
     out, mean_spec, rstd_spec = ctx.spec
     if not numel(x.shape):
         raise Decline("empty operand")
@@ -111,8 +140,19 @@ def _group_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | Non
 
 
 @lowering(aten.native_group_norm_backward.default)
-def _group_norm_backward(ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, n: int, c: int, hw: int,
-                         group: int, mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _group_norm_backward(
+    ctx: Lowering,
+    g: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    n: int,
+    c: int,
+    hw: int,
+    group: int,
+    mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     if not numel(x.shape):
         raise Decline("empty operand")
     compute = COMPUTE_TYPE[x.dtype]
@@ -138,8 +178,9 @@ def _channel(x: Value, rank: int) -> Value:
     return views.reshape(x, (1, x.shape[0], *[1] * (rank - 2)))
 
 
-def _batch_norm_train(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, eps: float,
-                      dtype: torch.dtype) -> tuple[Value, Value, Value, Value]:
+def _batch_norm_train(
+    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, eps: float, dtype: torch.dtype
+) -> tuple[Value, Value, Value, Value]:
     """(y, mean, 1/std, sum of squared differences), the last three (C,) in the compute type."""
     rank = len(x.shape)
     dims = [0, *range(2, rank)]
@@ -155,8 +196,9 @@ def _batch_norm_train(ctx: Lowering, x: Value, weight: Value | None, bias: Value
     return y, views.reshape(mean, c), views.reshape(rstd, c), views.reshape(squares, c)
 
 
-def _batch_norm_eval(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float,
-                     dtype: torch.dtype) -> Value:
+def _batch_norm_eval(
+    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float, dtype: torch.dtype
+) -> Value:
     rank = len(x.shape)
     c = (x.shape[1],)
     compute = COMPUTE_TYPE[dtype]
@@ -169,7 +211,9 @@ def _batch_norm_eval(ctx: Lowering, x: Value, weight: Value | None, bias: Value 
 
 
 def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torch.dtype) -> Value:
-    return ctx.pointwise(lambda o, m: add(mul(o, like(1 - momentum, o)), mul(m, like(momentum, m))), old, new, shape=old.shape, dtype=dtype)
+    return ctx.pointwise(
+        lambda o, m: add(mul(o, like(1 - momentum, o)), mul(m, like(momentum, m))), old, new, shape=old.shape, dtype=dtype
+    )
 
 
 def _unbiased(ctx: Lowering, squares: Value, n: int) -> Value:
@@ -177,8 +221,17 @@ def _unbiased(ctx: Lowering, squares: Value, n: int) -> Value:
 
 
 @lowering(aten._native_batch_norm_legit_functional.default)
-def _batch_norm_functional(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-                           training: bool, momentum: float, eps: float) -> tuple[Value, ...]:
+def _batch_norm_functional(
+    ctx: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
     specs = ctx.spec
     if not training:
         y = _batch_norm_eval(ctx, x, weight, bias, running_mean, running_var, eps, specs[0].dtype)
@@ -201,7 +254,9 @@ def _unreachable() -> Expr:
     raise Decline("an element of an empty tensor")
 
 
-@lowering(aten.native_batch_norm.default, aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default)
+@lowering(
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default
+)
 def _batch_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, *rest: Any) -> tuple[Value, ...]:
     specs = ctx.spec
     name = ctx.node.target.name()
@@ -224,8 +279,19 @@ def _batch_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | Non
 
 
 @lowering(aten.native_batch_norm_backward.default)
-def _batch_norm_backward(ctx: Lowering, g: Value, x: Value, weight: Value | None, running_mean: Value | None, running_var: Value | None,
-                         mean: Value | None, rstd: Value | None, train: bool, eps: float, mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _batch_norm_backward(
+    ctx: Lowering,
+    g: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    mean: Value | None,
+    rstd: Value | None,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     rank = len(x.shape)
     dims = [0, *range(2, rank)]
     compute = COMPUTE_TYPE[x.dtype]
@@ -251,15 +317,19 @@ def _batch_norm_backward(ctx: Lowering, g: Value, x: Value, weight: Value | None
     return dx, dw, narrow(ctx, views.reshape(db, c), ctx.spec[2].dtype) if mask[2] else None
 
 
-def _batch_norm_backward_input(ctx: Lowering, g: Value, x: Value, m: Value, r: Value, w: Value | None, db: Value, dot: Value, n: int,
-                               train: bool) -> Value:
+def _batch_norm_backward_input(
+    ctx: Lowering, g: Value, x: Value, m: Value, r: Value, w: Value | None, db: Value, dot: Value, n: int, train: bool
+) -> Value:
     compute = COMPUTE_TYPE[x.dtype]
     weights = [w] if w is not None else []
     if not train:
-        return ctx.pointwise(lambda g, r, *w: mul(mul(g, r), w[0]) if w else mul(g, r), g, r, *weights, shape=x.shape, dtype=x.dtype)
+        return ctx.pointwise(
+            lambda g, r, *w: mul(mul(g, r), w[0]) if w else mul(g, r), g, r, *weights, shape=x.shape, dtype=x.dtype
+        )
 
     def fn(g: Expr, x: Expr, m: Expr, r: Expr, db: Expr, dot: Expr, *w: Expr) -> Expr:
         scale = like(1.0 / n, g)
         projected = mul(sub(x, m), mul(mul(mul(dot, scale), r), r))
         return mul(sub(sub(g, projected), mul(db, scale)), mul(r, w[0]) if w else r)
+
     return ctx.pointwise(fn, g, x, m, r, db, dot, *weights, shape=x.shape, dtype=x.dtype, compute=compute)

@@ -61,8 +61,10 @@ def reciprocal(a: Expr) -> Expr:
 
 def promoted(*args: Value | Scalar) -> torch.dtype:
     """The dtype that aten computes in for these operands."""
+
     def stand_in(x: Value | Scalar) -> Any:
         return torch.empty((1,) * min(len(x.shape), 1), dtype=x.dtype, device="meta") if isinstance(x, Value) else x
+
     first, *rest = [stand_in(a) for a in args]
     if not rest:
         return args[0].dtype
@@ -89,8 +91,37 @@ def unary(target: Any, fn: str | Callable[[Expr], Expr]) -> None:
     lowerings.add(target, rule)
 
 
-for _name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
-              "sinh", "cosh", "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "sigmoid", "floor", "ceil", "round", "trunc", "lgamma"):
+for _name in (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "tanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "lgamma",
+):
     unary(getattr(aten, _name).default, _name)
 unary(aten.relu.default, relu)
 unary(aten.neg.default, lambda e: op("neg", e))
@@ -100,8 +131,14 @@ unary(aten.square.default, lambda e: mul(e, e))
 unary(aten.silu.default, lambda e: div(e, add(like(1, e), op("exp", op("neg", e)))))
 unary(aten.hardsigmoid.default, lambda e: div(clamp(add(e, like(3, e)), 0, 6), like(6, e)))
 unary(aten.hardswish.default, lambda e: div(mul(e, clamp(add(e, like(3, e)), 0, 6)), like(6, e)))
-unary(aten.mish.default, lambda e: mul(e, op("tanh", op("log1p", op("exp", e)))) if e.dtype is F64 else mul(
-    e, op("tanh", select(compare("gt", e, like(20, e)), e, op("log1p", op("exp", e))))))
+unary(
+    aten.mish.default,
+    lambda e: (
+        mul(e, op("tanh", op("log1p", op("exp", e))))
+        if e.dtype is F64
+        else mul(e, op("tanh", select(compare("gt", e, like(20, e)), e, op("log1p", op("exp", e)))))
+    ),
+)
 unary(aten.frac.default, lambda e: sub(e, op("trunc", e)))
 unary(aten.sgn.default, lambda e: _sign(e))
 unary(aten.sign.default, lambda e: _sign(e))
@@ -114,12 +151,14 @@ def _sign(e: Expr) -> Expr:
 
 def binary(target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False) -> None:
     """Rule for a two-operand op whose result type is its compute type."""
+
     def rule(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
         if floats_only and not ctx.spec.dtype.is_floating_point:
             raise Decline("integer operands")
         if ctx.spec.dtype is BOOL:
             raise Decline("bool arithmetic")
         return ctx.pointwise(fn, x, y)
+
     lowerings.add(target, rule)
 
 
@@ -136,7 +175,7 @@ binary(aten.copysign.Tensor, lambda a, b: op("copysign", a, b), True)
 
 
 def as_eager_adds(ctx: Lowering, x: Value | Scalar) -> Value | Scalar:
-    """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (one that it multiplies by, it does not)."""
+    """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (not one that it multiplies by)."""
     if isinstance(x, Value) or not config.exact or ctx.spec.dtype not in (torch.bfloat16, torch.float16):
         return x
     return torch.tensor(x, dtype=ctx.spec.dtype).item()
@@ -206,8 +245,14 @@ def _pow_scalar(ctx: Lowering, x: Value, exponent: Scalar) -> Value:
         raise Decline("integer power")
     need_wide_int(ctx)
     table: dict[Scalar, Callable[[Expr], Expr]] = {
-        1: lambda a: a, 2: lambda a: mul(a, a), 3: lambda a: mul(mul(a, a), a), 4: lambda a: mul(mul(a, a), mul(a, a)),
-        0.5: lambda a: op("sqrt", a), -0.5: lambda a: op("rsqrt", a), -1: reciprocal, -2: lambda a: reciprocal(mul(a, a)),
+        1: lambda a: a,
+        2: lambda a: mul(a, a),
+        3: lambda a: mul(mul(a, a), a),
+        4: lambda a: mul(mul(a, a), mul(a, a)),
+        0.5: lambda a: op("sqrt", a),
+        -0.5: lambda a: op("rsqrt", a),
+        -1: reciprocal,
+        -2: lambda a: reciprocal(mul(a, a)),
     }
     if exponent in table:
         return ctx.pointwise(table[exponent], x)
@@ -228,6 +273,7 @@ def _compare_rule(name: str) -> Callable[..., Value]:
         if compute is BOOL and name not in ("eq", "ne"):
             compute = I64
         return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute)
+
     return rule
 
 
@@ -298,6 +344,7 @@ def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | Non
         if max is not None:
             a = select(compare("gt", a, like(max, a)), like(max, a), a)
         return a
+
     if any(isinstance(b, float) and b != b for b in (min, max)):
         raise Decline("NaN bound")
     return ctx.pointwise(fn, x)
@@ -328,8 +375,9 @@ def _hardtanh(ctx: Lowering, x: Value, min_val: Scalar = -1, max_val: Scalar = 1
 
 @lowering(aten.hardtanh_backward.default)
 def _hardtanh_backward(ctx: Lowering, g: Value, x: Value, min_val: Scalar, max_val: Scalar) -> Value:
-    return ctx.pointwise(lambda g, a: select(op("or", compare("le", a, like(min_val, a)), compare("ge", a, like(max_val, a))),
-                                             like(0, g), g), g, x)
+    return ctx.pointwise(
+        lambda g, a: select(op("or", compare("le", a, like(min_val, a)), compare("ge", a, like(max_val, a))), like(0, g), g), g, x
+    )
 
 
 @lowering(aten.lerp.Scalar)
@@ -352,15 +400,18 @@ def _addcdiv(ctx: Lowering, x: Value, a: Value, b: Value, value: Scalar = 1) -> 
 # -- casts and copies -------------------------------------------------------------------------------------------------
 def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
     """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
+
     def body(index: Any) -> Expr:
         e = cast(x.at(index), COMPUTE_TYPE[dtype])
         return e if x.dtype is dtype else round_to(e, dtype)
+
     return ctx.generate(body, x.shape, dtype)
 
 
 @lowering(aten._to_copy.default)
-def _to_copy(ctx: Lowering, x: Value, *, dtype: torch.dtype | None = None, device: Any = None, memory_format: Any = None,
-             **other: Any) -> Value:
+def _to_copy(
+    ctx: Lowering, x: Value, *, dtype: torch.dtype | None = None, device: Any = None, memory_format: Any = None, **other: Any
+) -> Value:
     if device is not None and torch.device(device).type != "cpu":
         raise Decline("another device")
     return convert(ctx, x, dtype or x.dtype)
@@ -393,6 +444,7 @@ def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
     def tanh(a: Expr) -> Expr:
         inner = mul(like(SQRT_2_OVER_PI, a), add(a, mul(like(0.044715, a), mul(mul(a, a), a))))
         return mul(mul(like(0.5, a), a), add(like(1, a), op("tanh", inner)))
+
     return ctx.pointwise(exact if approximate == "none" else tanh, x)
 
 
@@ -411,6 +463,7 @@ def _gelu_backward(ctx: Lowering, g: Value, x: Value, *, approximate: str = "non
         slope = mul(like(SQRT_2_OVER_PI, a), add(like(1, a), mul(like(3 * 0.044715, a), square)))
         right = mul(mul(like(0.5, a), a), mul(sub(like(1, a), mul(t, t)), slope))
         return mul(g, add(left, right))
+
     return ctx.pointwise(exact if approximate == "none" else tanh, g, x)
 
 
@@ -436,8 +489,10 @@ def _hardswish_backward(g: Expr, x: Expr) -> Expr:
 
 
 _backward(aten.hardswish_backward.default, _hardswish_backward)
-_backward(aten.hardsigmoid_backward.default, lambda g, x: select(
-    op("and", compare("gt", x, like(-3, x)), compare("lt", x, like(3, x))), div(g, like(6, g)), like(0, g)))
+_backward(
+    aten.hardsigmoid_backward.default,
+    lambda g, x: select(op("and", compare("gt", x, like(-3, x)), compare("lt", x, like(3, x))), div(g, like(6, g)), like(0, g)),
+)
 
 
 @lowering(aten.threshold_backward.default)
@@ -457,17 +512,28 @@ def _leaky_relu_backward(ctx: Lowering, g: Value, x: Value, slope: Scalar, is_re
 
 @lowering(aten.elu.default)
 def _elu(ctx: Lowering, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
-    return ctx.pointwise(lambda a: select(compare("gt", a, like(0, a)), mul(a, like(scale, a)),
-                                          mul(op("expm1", mul(a, like(input_scale, a))), like(alpha * scale, a))), x)
+    return ctx.pointwise(
+        lambda a: select(
+            compare("gt", a, like(0, a)),
+            mul(a, like(scale, a)),
+            mul(op("expm1", mul(a, like(input_scale, a))), like(alpha * scale, a)),
+        ),
+        x,
+    )
 
 
 @lowering(aten.softplus.default)
 def _softplus(ctx: Lowering, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
-    return ctx.pointwise(lambda a: select(compare("gt", mul(a, like(beta, a)), like(threshold, a)), a,
-                                          div(op("log1p", op("exp", mul(a, like(beta, a)))), like(beta, a))), x)
+    return ctx.pointwise(
+        lambda a: select(
+            compare("gt", mul(a, like(beta, a)), like(threshold, a)),
+            a,
+            div(op("log1p", op("exp", mul(a, like(beta, a)))), like(beta, a)),
+        ),
+        x,
+    )
 
 
 @lowering(aten.native_dropout_backward.default)
 def _native_dropout_backward(ctx: Lowering, g: Value, mask: Value, scale: Scalar) -> Value:
     return ctx.pointwise(lambda g, m: mul(mul(g, m), like(scale, g)), g, mask)
-

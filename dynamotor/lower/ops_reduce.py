@@ -72,6 +72,7 @@ def _extreme(kind: ReduceKind) -> Any:
         if x.dtype is BOOL or not numel(x.shape):
             raise Decline("bool or empty operand")
         return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim)
+
     return rule
 
 
@@ -84,8 +85,11 @@ def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
         if x.dtype is BOOL or not x.shape or not numel(x.shape):
             raise Decline("bool, 0-d or empty operand")
         ctx.keep(x)
-        return (ctx.reduce(kind, x, [dim], keepdim=keepdim),
-                ctx.reduce(arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype]))
+        return (
+            ctx.reduce(kind, x, [dim], keepdim=keepdim),
+            ctx.reduce(arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype]),
+        )
+
     return rule
 
 
@@ -102,6 +106,7 @@ def _position(kind: ReduceKind) -> Any:
             flat = ctx.reduce(kind, views.reshape(x, (numel(shape),)), [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype])
             return views.reshape(flat, ctx.spec.shape)
         return ctx.reduce(kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype])
+
     return rule
 
 
@@ -114,6 +119,7 @@ def _quantifier(kind: ReduceKind) -> Any:
         if ctx.spec.dtype is not BOOL:
             raise Decline("uint8 result")
         return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
+
     return rule
 
 
@@ -133,8 +139,9 @@ def moments(ctx: Lowering, x: Value, dims: Sequence[int]) -> tuple[Value, Value]
     return mean, total(ctx, square, dims, True, compute)
 
 
-def _variance(ctx: Lowering, x: Value, dim: Any, correction: Scalar | None, keepdim: bool, root: bool,
-              spec: Any) -> tuple[Value, Value]:
+def _variance(
+    ctx: Lowering, x: Value, dim: Any, correction: Scalar | None, keepdim: bool, root: bool, spec: Any
+) -> tuple[Value, Value]:
     if not x.dtype.is_floating_point:
         raise Decline("complex operand")
     dims = all_dims(x, dim)
@@ -145,6 +152,7 @@ def _variance(ctx: Lowering, x: Value, dim: Any, correction: Scalar | None, keep
     def fn(e: Expr) -> Expr:
         v = div(e, like(n, e))
         return op("sqrt", v) if root else v
+
     var = ctx.pointwise(fn, views.reshape(ss, spec.shape), shape=spec.shape, dtype=spec.dtype)
     return var, ctx.pointwise(lambda e: e, views.reshape(mean, spec.shape), shape=spec.shape, dtype=spec.dtype)
 
@@ -160,8 +168,9 @@ def _std(ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None 
 
 
 @lowering(aten.var_mean.correction)
-def _var_mean(ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None,
-              keepdim: bool = False) -> tuple[Value, Value]:
+def _var_mean(
+    ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
     return _variance(ctx, x, dim, correction, keepdim, False, ctx.spec[0])
 
 
@@ -199,7 +208,9 @@ def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None =
     e = ctx.pointwise(shifted, x, top, shape=x.shape, dtype=compute)
     ctx.realize(e)
     s = total(ctx, e, [dim], True, compute)
-    inverse = ctx.pointwise(lambda s: select(compare("eq", s, like(0, s)), s, div(like(1, s), s)), s, shape=s.shape, dtype=compute)
+    inverse = ctx.pointwise(
+        lambda s: select(compare("eq", s, like(0, s)), s, div(like(1, s), s)), s, shape=s.shape, dtype=compute
+    )
     return ctx.pointwise(mul, e, inverse, compute=compute)
 
 
@@ -213,7 +224,7 @@ def _log_softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Valu
     e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
     s = total(ctx, e, [dim], True, compute)
     shift = ctx.pointwise(lambda s: op("log", s), s, shape=s.shape, dtype=compute)
-    return ctx.pointwise(lambda a, m, l: sub(sub(a, m), l), x, top, shift, compute=compute)
+    return ctx.pointwise(lambda a, top, shift: sub(sub(a, top), shift), x, top, shift, compute=compute)
 
 
 @lowering(aten.logsumexp.default)
@@ -224,8 +235,9 @@ def _logsumexp(ctx: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Valu
     dims = all_dims(x, dim)
     ctx.keep(x)
     top = ctx.reduce("max", x, dims, keepdim=True, dtype=compute)
-    finite = ctx.pointwise(lambda m: select(compare("eq", op("abs", m), like(float("inf"), m)), like(0, m), m), top,
-                           shape=top.shape, dtype=compute)
+    finite = ctx.pointwise(
+        lambda m: select(compare("eq", op("abs", m), like(float("inf"), m)), like(0, m), m), top, shape=top.shape, dtype=compute
+    )
     s = total(ctx, ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, finite, shape=x.shape, dtype=compute), dims, True, compute)
     result = ctx.pointwise(lambda s, m: add(op("log", s), m), s, finite, shape=s.shape, dtype=ctx.spec.dtype, compute=compute)
     return views.reshape(result, ctx.spec.shape)
@@ -278,8 +290,9 @@ def _nll_loss(ctx: Lowering, x: Value, target: Value, weight: Value | None, redu
 
 
 @lowering(aten.nll_loss_backward.default)
-def _nll_loss_backward(ctx: Lowering, g: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int,
-                       total_weight: Value) -> Value:
+def _nll_loss_backward(
+    ctx: Lowering, g: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int, total_weight: Value
+) -> Value:
     if weight is not None or len(x.shape) != 2:
         raise Decline("class weights or a single sample")
     compute = wide(x.dtype)
@@ -292,6 +305,7 @@ def _nll_loss_backward(ctx: Lowering, g: Value, x: Value, target: Value, weight:
         hit = op("and", compare("eq", index_value(index[1]), t), compare("ne", t, const(ignore, I64)))
         grad = cast(scale.at(() if reduction else (index[0],)), compute)
         return select(hit, op("neg", grad), const(0, compute))
+
     return ctx.generate(body)
 
 
@@ -310,6 +324,3 @@ def _mse_loss(ctx: Lowering, x: Value, y: Value, reduction: int = MEAN) -> Value
 def _mse_loss_backward(ctx: Lowering, g: Value, x: Value, y: Value, reduction: int) -> Value:
     n = numel(x.shape) if reduction == MEAN else 1
     return ctx.pointwise(lambda g, a, b: mul(mul(like(2.0 / max(n, 1), a), sub(a, b)), g), g, x, y)
-
-
-

@@ -73,7 +73,8 @@ def _unsqueeze(ctx: Lowering, x: Value, dim: int) -> Value:
     def to_ref(r: BufRef) -> BufRef:
         step = r.shape[dim] * r.stride[dim] if dim < len(r.shape) else 1
         return BufRef(r.name, (*r.shape[:dim], 1, *r.shape[dim:]), (*r.stride[:dim], step, *r.stride[dim:]), r.offset, r.dtype)
-    return Value.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1:]), to_ref)
+
+    return Value.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]), to_ref)
 
 
 @lowering(aten.slice.Tensor)
@@ -122,8 +123,11 @@ def _flip(ctx: Lowering, x: Value, dims: Sequence[int]) -> Value:
 def _roll(ctx: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
         raise Decline("roll of the flattened tensor")
-    for shift, dim in zip(shifts if isinstance(shifts, (list, tuple)) else [shifts],
-                          dims if isinstance(dims, (list, tuple)) else [dims], strict=True):
+    for shift, dim in zip(
+        shifts if isinstance(shifts, (list, tuple)) else [shifts],
+        dims if isinstance(dims, (list, tuple)) else [dims],
+        strict=True,
+    ):
         dim = _dim(x, dim)
         n = x.shape[dim]
         if shift % n if n else 0:
@@ -143,8 +147,14 @@ def _diagonal(ctx: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int
 
     def to_ref(r: BufRef) -> BufRef:
         kept = [d for d in range(len(r.shape)) if d not in (a, b)]
-        return BufRef(r.name, tuple(ctx_shape), (*(r.stride[d] for d in kept), r.stride[a] + r.stride[b]),
-                      r.offset + down * r.stride[a] + right * r.stride[b], r.dtype)
+        return BufRef(
+            r.name,
+            tuple(ctx_shape),
+            (*(r.stride[d] for d in kept), r.stride[a] + r.stride[b]),
+            r.offset + down * r.stride[a] + right * r.stride[b],
+            r.dtype,
+        )
+
     ctx_shape = ctx.spec.shape
     return Value.view(x, ctx_shape, index_map, to_ref)
 
@@ -156,8 +166,13 @@ def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
     dim = _dim(x, dim)
     shape = ctx.spec.shape
     return Value.view(
-        x, shape, lambda i: tuple(v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])),
-        lambda r: BufRef(r.name, shape, (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1:], r.stride[dim]), r.offset, r.dtype))
+        x,
+        shape,
+        lambda i: tuple(v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])),
+        lambda r: BufRef(
+            r.name, shape, (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1 :], r.stride[dim]), r.offset, r.dtype
+        ),
+    )
 
 
 @lowering(aten.as_strided.default)
@@ -201,7 +216,7 @@ def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
     def body(index: tuple[Index, ...]) -> Expr:
         result = None
         for part, start in reversed(list(zip(parts, starts, strict=True))):
-            here = part.at((*index[:dim], index[dim] - start, *index[dim + 1:]))
+            here = part.at((*index[:dim], index[dim] - start, *index[dim + 1 :]))
             if result is None:
                 result = masked(compare("ge", index_value(index[dim]), const(start, I64)), here, const(0, here.dtype))
             else:
@@ -210,6 +225,7 @@ def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
                     inside = op("and", compare("ge", index_value(index[dim]), const(start, I64)), inside)
                 result = masked(inside, here, result)
         return result
+
     return ctx.generate(body)
 
 
@@ -247,12 +263,14 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
                 inside = test if inside is None else op("and", inside, test)
         here = x.at(tuple(index[d] - before[d] for d in range(rank)))
         return here if inside is None else masked(inside, here, fill)
+
     return ctx.generate(body)
 
 
 @lowering(aten.slice_scatter.default)
-def _slice_scatter(ctx: Lowering, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None,
-                   step: int = 1) -> Value:
+def _slice_scatter(
+    ctx: Lowering, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
     dim = _dim(x, dim)
     first, _, _ = slice(start, end, step).indices(x.shape[dim])
     length = source.shape[dim]
@@ -262,7 +280,8 @@ def _slice_scatter(ctx: Lowering, x: Value, source: Value, dim: int = 0, start: 
     def body(index: tuple[Index, ...]) -> Expr:
         i = index[dim] - first
         inside = op("and", compare("ge", index_value(i), const(0, I64)), _less(i, length))
-        return masked(inside, source.at((*index[:dim], i, *index[dim + 1:])), x.at(index))
+        return masked(inside, source.at((*index[:dim], i, *index[dim + 1 :])), x.at(index))
+
     return ctx.generate(body) if length else ctx.pointwise(lambda e: e, x)
 
 
@@ -292,6 +311,7 @@ def _repeat(ctx: Lowering, x: Value, repeats: Sequence[int]) -> Value:
 
     def body(index: tuple[Index, ...]) -> Expr:
         return x.at(tuple(index[lead + d] % n for d, n in enumerate(x.shape)))
+
     return ctx.generate(body)
 
 
@@ -334,12 +354,15 @@ def _fill(ctx: Lowering, x: Value, number: Scalar) -> Value:
 def _arange(ctx: Lowering, start: Scalar, step: Scalar) -> Value:
     compute = COMPUTE_TYPE[ctx.spec.dtype]
     if compute.is_floating_point:
+
         def body(index: tuple[Index, ...]) -> Expr:
             k = cast(index_value(index[0]), F64)
             return cast(op("add", const(start, F64), op("mul", k, const(step, F64))), compute)
     else:
+
         def body(index: tuple[Index, ...]) -> Expr:
             return cast(index_value(index[0] * int(step) + int(start)), compute)
+
     return ctx.generate(body)
 
 
@@ -369,7 +392,9 @@ def _triangle(name: str) -> Any:
         def body(index: tuple[Index, ...]) -> Expr:
             e = x.at(index)
             return select(compare(name, index_value(index[-1] - index[-2]), const(diagonal, I64)), e, const(0, e.dtype))
+
         return ctx.generate(body)
+
     return rule
 
 

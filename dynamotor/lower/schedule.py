@@ -16,7 +16,23 @@ from ..base.config import config
 from ..graph.spec import contiguous_stride, numel
 from .fusion import FINAL, FULL, ONCE, ROW, Group, Member, fast_var
 from .index import Index, Var, flatten
-from .ir import COMPUTE_TYPE, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, rewrite, round_to, total_cost, walk
+from .ir import (
+    COMPUTE_TYPE,
+    Expr,
+    Kernel,
+    Phase,
+    Reduce,
+    Scratch,
+    Statement,
+    Store,
+    load,
+    loads_of,
+    make,
+    rewrite,
+    round_to,
+    total_cost,
+    walk,
+)
 
 RECOMPUTE_COST = 8  # up to this a value is computed again in a later phase rather than kept
 MAX_SCRATCH = 1 << 18  # bytes of a row that is kept
@@ -99,8 +115,13 @@ class _Builder:
     def _same_reduction(self, a: Member, b: Member, e: Expr) -> bool:
         """Whether member a already computes what b (reducing e) would."""
         x, y = a.node, b.node
-        return (x.reduce == y.reduce and not x.reduce.startswith("arg") and x.memory is y.memory and self.exprs[x.buffer] is e
-                and a.reduced == b.reduced)
+        return (
+            x.reduce == y.reduce
+            and not x.reduce.startswith("arg")
+            and x.memory is y.memory
+            and self.exprs[x.buffer] is e
+            and a.reduced == b.reduced
+        )
 
     def level(self, e: Expr) -> int:
         """How many row reductions must be complete before e: the phase in which it can be computed."""
@@ -136,8 +157,15 @@ class _Builder:
         phases = [Phase(tuple(inner.get(n, ())), tuple(row.get(n, ()))) for n in range(count)]
         if self.group.template == "rows":
             phases = self._keep_for_later(phases)
-        kernel = Kernel("cols" if self.group.template == "cols" else "rows", tuple(self.outer), tuple(self.middle), tuple(self.inner),
-                        tuple(phases), tuple(final), tuple(once))
+        kernel = Kernel(
+            "cols" if self.group.template == "cols" else "rows",
+            tuple(self.outer),
+            tuple(self.middle),
+            tuple(self.inner),
+            tuple(phases),
+            tuple(final),
+            tuple(once),
+        )
         kernel = merge_loops(kernel)
         if self.group.template is None:
             kernel = replace(kernel, outer=kernel.inner[:-1], inner=kernel.inner[-1:])
@@ -151,7 +179,7 @@ class _Builder:
         if where == ROW:
             position = None
             if kind.startswith("arg"):
-                own = m.node.own[len(m.node.shape):]
+                own = m.node.own[len(m.node.shape) :]
                 position = flatten([m.env[v] for v in own], contiguous_stride([v.size for v in own]))
             inner.setdefault(at, []).append(Reduce(number, kind, e, position))
         elif where == FINAL:
@@ -178,7 +206,7 @@ class _Builder:
             if m.is_reduction or m.level != FULL or value in replacement or value.op in ("load", "const", "acc"):
                 continue
             first = self.level(value)
-            if not any(value in used for used in uses[first + 1:]):
+            if not any(value in used for used in uses[first + 1 :]):
                 continue
             if total_cost(value) <= RECOMPUTE_COST and len(loads_of(value)) <= 3:
                 continue
@@ -197,6 +225,7 @@ class _Builder:
 
             def swap(s: Statement, later: dict[Expr, Expr] = later, memo: dict[Expr, Expr] = memo) -> Statement:
                 return replace(s, expr=rewrite(s.expr, later.get, memo=memo))
+
             result.append(Phase(tuple(swap(s) for s in (*extra.get(n, ()), *phase.inner)), phase.row))
         return result
 
@@ -248,7 +277,7 @@ def merge_loops(kernel: Kernel) -> Kernel:
                 merged = Var(f"{high.name}{low.name}", high.size * low.size)
                 env = {high: Index({}, 0), low: Index.of(merged)}
                 kernel = subst_kernel(kernel, env)
-                loops[at - 1:at + 1] = [merged]
+                loops[at - 1 : at + 1] = [merged]
                 kernel = replace(kernel, **{part: tuple(loops)})
             at -= 1
     return kernel
@@ -274,6 +303,7 @@ def _even(index: Index, high: Var, low: Var) -> bool:
 
 def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
     """Replace variables in all statements."""
+
     def swap(s: Statement) -> Statement:
         s = replace(s, expr=s.expr.subst(env))
         if isinstance(s, Store):
@@ -281,6 +311,7 @@ def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
         if isinstance(s, Reduce) and s.position is not None:
             s = replace(s, position=s.position.subst(env))
         return s
+
     phases = tuple(Phase(tuple(map(swap, p.inner)), tuple(map(swap, p.row))) for p in kernel.phases)
     return replace(kernel, phases=phases, final=tuple(map(swap, kernel.final)), final_once=tuple(map(swap, kernel.final_once)))
 

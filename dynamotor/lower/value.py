@@ -104,30 +104,41 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
     dims = [d % len(x.shape) for d in dims]
     inverse = [dims.index(d) for d in range(len(dims))]
     return Value.view(
-        x, [x.shape[d] for d in dims], lambda i: tuple(i[p] for p in inverse),
-        lambda r: BufRef(r.name, tuple(r.shape[d] for d in dims), tuple(r.stride[d] for d in dims), r.offset, r.dtype))
+        x,
+        [x.shape[d] for d in dims],
+        lambda i: tuple(i[p] for p in inverse),
+        lambda r: BufRef(r.name, tuple(r.shape[d] for d in dims), tuple(r.stride[d] for d in dims), r.offset, r.dtype),
+    )
 
 
 def slice_dim(x: Value, dim: int, start: int, step: int, length: int) -> Value:
     """Elements start, start + step, ... of one dimension."""
-    shape = (*x.shape[:dim], length, *x.shape[dim + 1:])
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     if shape == x.shape and step == 1:
         return x
 
     def to_ref(r: BufRef) -> BufRef:
-        stride = (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1:])
+        stride = (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1 :])
         return BufRef(r.name, shape, stride, r.offset + start * r.stride[dim], r.dtype)
 
-    return Value.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1:]), to_ref)
+    return Value.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]), to_ref)
 
 
 def select_dim(x: Value, dim: int, at: int) -> Value:
     """One index of a dimension, which goes away."""
     position = Index.of(at)
     return Value.view(
-        x, (*x.shape[:dim], *x.shape[dim + 1:]), lambda i: (*i[:dim], position, *i[dim:]),
-        lambda r: BufRef(r.name, (*r.shape[:dim], *r.shape[dim + 1:]), (*r.stride[:dim], *r.stride[dim + 1:]),
-                         r.offset + at * r.stride[dim], r.dtype))
+        x,
+        (*x.shape[:dim], *x.shape[dim + 1 :]),
+        lambda i: (*i[:dim], position, *i[dim:]),
+        lambda r: BufRef(
+            r.name,
+            (*r.shape[:dim], *r.shape[dim + 1 :]),
+            (*r.stride[:dim], *r.stride[dim + 1 :]),
+            r.offset + at * r.stride[dim],
+            r.dtype,
+        ),
+    )
 
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
@@ -146,7 +157,9 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
 def flip(x: Value, dims: Sequence[int]) -> Value:
     """Dimensions read backwards."""
     dims = {d % len(x.shape) for d in dims}
-    return Value.view(x, x.shape, lambda i: tuple(-v + (x.shape[d] - 1) if d in dims else v for d, v in enumerate(i)), lambda r: None)
+    return Value.view(
+        x, x.shape, lambda i: tuple(-v + (x.shape[d] - 1) if d in dims else v for d, v in enumerate(i)), lambda r: None
+    )
 
 
 def view_stride(shape: Sequence[int], stride: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:

@@ -1,6 +1,6 @@
 """Twelve kernels of BERT and ResNet: eager, torch.compile and ours side by side, calls interleaved, medians.
 
-    python -m dynamotor.tools.bench_kernels --threads 2 --json kernels.json
+python -m dynamotor.tools.bench_kernels --threads 2 --json kernels.json
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def cases(seed: int = 0) -> dict[str, Case]:
         "gelu": (gelu, [r(512, 3072)]),
         "gelu_tanh": (gelu_tanh, [r(512, 3072)]),
         "add_layer_norm": (add_layer_norm, [r(512, 768), r(512, 768), r(768), r(768)]),
-        "embedding_layer_norm": (embedding_layer_norm, [torch.randint(0, 1000, (512,), generator=g), r(1000, 768), r(512, 768), r(768), r(768)]),
+        "embedding_layer_norm": (
+            embedding_layer_norm,
+            [torch.randint(0, 1000, (512,), generator=g), r(1000, 768), r(512, 768), r(768), r(768)],
+        ),
         "softmax_backward": (softmax_backward, [r(12, 512, 512), torch.softmax(r(12, 512, 512), -1)]),
         "gelu_backward": (gelu_backward, [r(512, 3072), r(512, 3072)]),
         "layer_norm_backward": (layer_norm_backward, [r(512, 768), r(512, 768), r(768)]),
@@ -111,6 +114,7 @@ def native(fn: Callable[..., Any]) -> Callable[..., Any]:
             compiled.append(dynamotor.compile_fx(torch.fx.symbolic_trace(fn), list(inputs)))
         result = compiled[0](*inputs)
         return result[0] if len(result) == 1 else result
+
     return call
 
 

@@ -31,7 +31,11 @@ def check(fn, *inputs, kernels=None, fallbacks=(), tolerance=None, strides=True)
         assert a.dtype is b.dtype and a.shape == b.shape
         if strides:
             assert all(s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1 and b.numel())
-        loose = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(a.dtype, 1e-12) if tolerance is None else tolerance
+        loose = (
+            {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(a.dtype, 1e-12)
+            if tolerance is None
+            else tolerance
+        )
         torch.testing.assert_close(a, b, rtol=loose, atol=loose, equal_nan=True)
     if kernels is not None:
         assert len(texts) == kernels, "\n".join(texts)

@@ -17,7 +17,9 @@ def test_index_division_and_remainder_agree_with_integers():
     random.seed(0)
     a, b, c = Var("a", 4), Var("b", 6), Var("c", 5)
     for _ in range(400):
-        index = Index({v: random.choice([1, 2, 3, 5, 6, 10, 30]) for v in random.sample([a, b, c], 2)}, random.choice([0, 0, 1, 7]))
+        index = Index(
+            {v: random.choice([1, 2, 3, 5, 6, 10, 30]) for v in random.sample([a, b, c], 2)}, random.choice([0, 0, 1, 7])
+        )
         n, m = random.choice([2, 3, 5, 6, 12]), random.choice([2, 4, 5])
         forms = [index // n, index % n, (index // n) % m, (index % n) // m, index // n // m]
         for x, y, z in itertools.islice(itertools.product(range(4), range(6), range(5)), 0, None, 7):
@@ -48,6 +50,7 @@ def test_a_long_elementwise_chain_is_one_kernel():
         for _ in range(6):
             x = torch.tanh(x * y) + x
         return x
+
     check(fn, torch.randn(40, 24), torch.randn(24), kernels=1, tolerance=1e-5)
 
 
@@ -59,6 +62,7 @@ def test_a_value_with_many_readers_is_computed_once():
     def fn(x):
         y = torch.exp(x) * torch.tanh(x)
         return y.sum(-1), y * 2, y.amax(-1)
+
     (text,) = check(fn, torch.randn(16, 64), kernels=1, tolerance=1e-5)
     assert text.count("phase") == 1
 
@@ -67,6 +71,7 @@ def test_a_transposed_reader_does_not_join_and_gives_the_right_answer():
     def fn(x):
         y = torch.exp(x)
         return y.sum(0), (y.t() + y).sum(1), y.t().contiguous()
+
     check(fn, torch.randn(20, 20, dtype=torch.float64))
 
 
@@ -75,6 +80,7 @@ def test_kernels_around_an_aten_call_keep_their_order():
         y = torch.exp(x)
         z = y @ w
         return z * y + y.sum(), torch.relu(z) - x
+
     check(fn, torch.randn(16, 16, dtype=torch.float64), torch.randn(16, 16, dtype=torch.float64))
 
 
@@ -94,6 +100,7 @@ def _with_copy(gm, placeholder, value):
 def test_writes_into_inputs_come_after_every_read_of_them():
     from aten_graphs import aten_graph
     from harness import compile_aten
+
     x, y = torch.randn(4, 8), torch.randn(4, 8)
     gm = aten_graph(lambda x, y: (x * 2 + y, y.sum(), x + 1, y - x), x, y)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -115,6 +122,7 @@ def test_writes_into_inputs_come_after_every_read_of_them():
 def test_swapping_two_inputs():
     from aten_graphs import aten_graph
     from harness import compile_aten
+
     x, y = torch.randn(4, 8), torch.randn(4, 8)
     gm = aten_graph(lambda x, y: (x + y,), x, y)
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -139,9 +147,16 @@ def test_random_programs_agree_with_eager():
             kept = [x]
             for name in ops:
                 y = kept[-1]
-                y = {"exp": lambda y: torch.tanh(y) + 1, "row": lambda y: y - y.mean(-1, True), "col": lambda y: y * y.sum(0, True) / 10,
-                     "t": lambda y: y.t(), "view": lambda y: (y * 2).reshape(y.shape[1], y.shape[0]), "add": lambda y, k=tuple(kept): y + k[0].sum() / 9,
-                     "softmax": lambda y: torch.softmax(y, 0)}[name](y)
+                y = {
+                    "exp": lambda y: torch.tanh(y) + 1,
+                    "row": lambda y: y - y.mean(-1, True),
+                    "col": lambda y: y * y.sum(0, True) / 10,
+                    "t": lambda y: y.t(),
+                    "view": lambda y: (y * 2).reshape(y.shape[1], y.shape[0]),
+                    "add": lambda y, k=tuple(kept): y + k[0].sum() / 9,
+                    "softmax": lambda y: torch.softmax(y, 0),
+                }[name](y)
                 kept.append(y)
             return kept[-1], kept[len(kept) // 2] * 2, kept[-2].sum(1)
+
         check(fn, torch.randn(24, 20, dtype=torch.float64), tolerance=1e-9)

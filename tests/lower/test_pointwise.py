@@ -5,22 +5,107 @@ import torch
 import torch.nn.functional as F
 from harness import check
 
-SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, -1e-30, 1e-42, 3e38, -3e38, float("inf"), -float("inf"), float("nan"), 88.0, 89.0, -103.0,
-                        -88.0, 20.0, 3.8, -3.9, 7.9, -8.0, 1e-4, 2.5, -2.5])
+SPECIAL = torch.tensor(
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        1e-30,
+        -1e-30,
+        1e-42,
+        3e38,
+        -3e38,
+        float("inf"),
+        -float("inf"),
+        float("nan"),
+        88.0,
+        89.0,
+        -103.0,
+        -88.0,
+        20.0,
+        3.8,
+        -3.9,
+        7.9,
+        -8.0,
+        1e-4,
+        2.5,
+        -2.5,
+    ]
+)
 
 UNARY = {
-    name: getattr(torch, name) for name in
-    ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "erf", "erfc", "sigmoid",
-     "floor", "ceil", "round", "trunc", "neg", "abs", "reciprocal", "square", "sign", "isnan", "isinf", "relu", "frac")
+    name: getattr(torch, name)
+    for name in (
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "log10",
+        "sqrt",
+        "rsqrt",
+        "sin",
+        "cos",
+        "tan",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "erf",
+        "erfc",
+        "sigmoid",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "neg",
+        "abs",
+        "reciprocal",
+        "square",
+        "sign",
+        "isnan",
+        "isinf",
+        "relu",
+        "frac",
+    )
 }
-UNARY |= {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "hardswish": F.hardswish,
-          "hardsigmoid": F.hardsigmoid, "softplus": F.softplus, "elu": F.elu, "leaky_relu": F.leaky_relu, "mish": F.mish, "relu6": F.relu6,
-          "clamp": lambda x: x.clamp(-1, 2), "cube": lambda x: x ** 3, "root": lambda x: x ** 0.5, "power": lambda x: x ** 1.7}
+UNARY |= {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "leaky_relu": F.leaky_relu,
+    "mish": F.mish,
+    "relu6": F.relu6,
+    "clamp": lambda x: x.clamp(-1, 2),
+    "cube": lambda x: x**3,
+    "root": lambda x: x**0.5,
+    "power": lambda x: x**1.7,
+}
 BINARY = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum, "minimum": torch.minimum, "atan2": torch.atan2,
-    "fmod": torch.fmod, "remainder": torch.remainder, "floor_divide": torch.floor_divide, "lt": torch.lt, "eq": torch.eq, "ge": torch.ge,
-    "where": lambda a, b: torch.where(a > b, a, b * 2), "pow": lambda a, b: torch.pow(a.abs(), b), "lerp": lambda a, b: torch.lerp(a, b, 0.3),
-    "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5), "copysign": torch.copysign,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "atan2": torch.atan2,
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "floor_divide": torch.floor_divide,
+    "lt": torch.lt,
+    "eq": torch.eq,
+    "ge": torch.ge,
+    "where": lambda a, b: torch.where(a > b, a, b * 2),
+    "pow": lambda a, b: torch.pow(a.abs(), b),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+    "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5),
+    "copysign": torch.copysign,
 }
 
 
@@ -37,9 +122,25 @@ def test_unary_ops(dtype):
     x = torch.cat([SPECIAL, torch.linspace(-9, 9, 100), torch.randn(200) * 30]).to(dtype)
     x = x[x.float().abs() < 1e38] if dtype is torch.bfloat16 else x
     finite = torch.cat([torch.randn(300) * 3, torch.rand(33)]).to(dtype)
-    check(lambda x: [f(x) for f in UNARY.values()], finite, tolerance={torch.float32: 1e-5, torch.bfloat16: 1.6e-2}.get(dtype, 1e-12))
-    check(lambda x: [torch.exp(x), torch.log(x.abs()), torch.tanh(x), torch.erf(x), torch.sigmoid(x), torch.sqrt(x), torch.relu(x), x.clamp(-1, 1)],
-          x, tolerance={torch.float32: 1e-6, torch.bfloat16: 1.6e-2}.get(dtype, 1e-12))
+    check(
+        lambda x: [f(x) for f in UNARY.values()],
+        finite,
+        tolerance={torch.float32: 1e-5, torch.bfloat16: 1.6e-2}.get(dtype, 1e-12),
+    )
+    check(
+        lambda x: [
+            torch.exp(x),
+            torch.log(x.abs()),
+            torch.tanh(x),
+            torch.erf(x),
+            torch.sigmoid(x),
+            torch.sqrt(x),
+            torch.relu(x),
+            x.clamp(-1, 1),
+        ],
+        x,
+        tolerance={torch.float32: 1e-6, torch.bfloat16: 1.6e-2}.get(dtype, 1e-12),
+    )
 
 
 @pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", "sqrt"])
@@ -58,19 +159,45 @@ def test_float_functions_are_accurate_and_keep_special_values(name):
 @pytest.mark.parametrize("shapes", [((5, 33), (5, 33)), ((4, 1, 7), (3, 1)), ((64,), ()), ((2, 3, 40), (1, 3, 1))])
 def test_binary_ops_broadcast(shapes, dtype):
     a, b = (torch.randn(s, dtype=dtype) * 3 for s in shapes)
-    check(lambda a, b: [f(a, b) for f in BINARY.values() if f is not torch.maximum] + [torch.maximum(a, b)], a, b, tolerance=2e-5 if dtype is torch.float32 else None)
+    check(
+        lambda a, b: [f(a, b) for f in BINARY.values() if f is not torch.maximum] + [torch.maximum(a, b)],
+        a,
+        b,
+        tolerance=2e-5 if dtype is torch.float32 else None,
+    )
 
 
 def test_maximum_propagates_nan_from_either_side():
     nan = float("nan")
-    check(lambda a, b: (torch.maximum(a, b), torch.minimum(a, b)), torch.tensor([nan, 1.0, nan, 2.0] * 8), torch.tensor([1.0, nan, nan, 3.0] * 8))
+    check(
+        lambda a, b: (torch.maximum(a, b), torch.minimum(a, b)),
+        torch.tensor([nan, 1.0, nan, 2.0] * 8),
+        torch.tensor([1.0, nan, nan, 3.0] * 8),
+    )
 
 
-@pytest.mark.parametrize("pair", [(torch.float32, torch.int64), (torch.int32, torch.int64), (torch.bool, torch.float32), (torch.bfloat16, torch.float32),
-                                  (torch.float16, torch.float16), (torch.int64, torch.bool), (torch.uint8, torch.int32), (torch.int8, torch.int8)])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (torch.float32, torch.int64),
+        (torch.int32, torch.int64),
+        (torch.bool, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16),
+        (torch.int64, torch.bool),
+        (torch.uint8, torch.int32),
+        (torch.int8, torch.int8),
+    ],
+)
 def test_type_promotion(pair):
     a, b = ((torch.randn(3, 21) * 4).to(d) for d in pair)
-    check(lambda a, b: (a + b, a * b, a > b, torch.where(b > 0, a, b), a / (b + 2)), a, b, fallbacks=None, tolerance=2e-3 if torch.float16 in pair else None)
+    check(
+        lambda a, b: (a + b, a * b, a > b, torch.where(b > 0, a, b), a / (b + 2)),
+        a,
+        b,
+        fallbacks=None,
+        tolerance=2e-3 if torch.float16 in pair else None,
+    )
 
 
 def test_scalars_and_zero_dimensional_operands():
@@ -80,17 +207,32 @@ def test_scalars_and_zero_dimensional_operands():
 
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded", "flipped", "channels_last"])
 def test_strided_operands(layout):
-    x = {"transposed": torch.randn(17, 40).t(), "sliced": torch.randn(40, 66)[::2, 1::3], "expanded": torch.randn(20, 1).expand(20, 33),
-         "flipped": torch.randn(9, 33), "channels_last": torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)}[layout]
+    x = {
+        "transposed": torch.randn(17, 40).t(),
+        "sliced": torch.randn(40, 66)[::2, 1::3],
+        "expanded": torch.randn(20, 1).expand(20, 33),
+        "flipped": torch.randn(9, 33),
+        "channels_last": torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last),
+    }[layout]
     y = torch.randn(x.shape)
-    check(lambda x, y: (x.flip(-1) * 2 + y if layout == "flipped" else torch.sigmoid(x) * 3 + 1), x, y)
+    check(lambda x, y: x.flip(-1) * 2 + y if layout == "flipped" else torch.sigmoid(x) * 3 + 1, x, y)
     check(lambda x, y: x + y * 2, x, y)
 
 
 def test_casts_round_and_wrap_as_eager():
     x = torch.randn(100) * 300
-    check(lambda x: (x.to(torch.bfloat16), x.to(torch.float16).float() * 3, x.to(torch.int32), x.to(torch.int64) + 1, x.to(torch.bool), x.double() * 2,
-                     x.clamp(-100, 100).to(torch.int8)), x)
+    check(
+        lambda x: (
+            x.to(torch.bfloat16),
+            x.to(torch.float16).float() * 3,
+            x.to(torch.int32),
+            x.to(torch.int64) + 1,
+            x.to(torch.bool),
+            x.double() * 2,
+            x.clamp(-100, 100).to(torch.int8),
+        ),
+        x,
+    )
     i = torch.randint(-1000, 1000, (77,))
     check(lambda i: (i.to(torch.int8), i.float() / 7, i.to(torch.uint8), i.bool(), i.to(torch.bfloat16)), i)
 
@@ -102,6 +244,7 @@ def test_bfloat16_chains_stay_within_one_rounding_of_eager():
 
 def test_exact_option_rounds_half_precision_at_every_op():
     from dynamotor.base.config import config
+
     x = torch.randn(64, 33).bfloat16()
     with config.patch(exact=True):
         check(lambda x: (x * 2.7 + 1.3) * x - x, x, tolerance=0)
@@ -109,5 +252,22 @@ def test_exact_option_rounds_half_precision_at_every_op():
 
 def test_integer_arithmetic():
     a, b = torch.randint(-50, 50, (130,)), torch.randint(1, 9, (130,))
-    check(lambda a, b: (a // 7, a % 7, a * b - 3, a & b, a | b, a ^ b, ~a, -a, a.abs(), a.clamp(-3, 5), a ** 2, torch.div(a, 3, rounding_mode="trunc")), a, b)
+    check(
+        lambda a, b: (
+            a // 7,
+            a % 7,
+            a * b - 3,
+            a & b,
+            a | b,
+            a ^ b,
+            ~a,
+            -a,
+            a.abs(),
+            a.clamp(-3, 5),
+            a**2,
+            torch.div(a, 3, rounding_mode="trunc"),
+        ),
+        a,
+        b,
+    )
     check(lambda a, b: (a // b, a % b), a, b, fallbacks=["aten.floor_divide.default", "aten.remainder.Tensor"])

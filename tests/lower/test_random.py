@@ -21,6 +21,7 @@ def test_dropout_after_softmax_is_one_kernel():
         y = torch.softmax(x, -1)
         keep = rand(key, 1, [2, 3, 16, 48], dtype=torch.float32) >= 0.1
         return y * keep * (1 / 0.9)
+
     check(fn, key, x, kernels=1, tolerance=1e-5)
 
 

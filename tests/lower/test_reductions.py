@@ -30,8 +30,24 @@ def test_transposed_and_strided_operands_reduce_right():
 def test_other_kinds_of_reductions():
     x = torch.randn(7, 50)
     i = torch.randint(-9, 9, (7, 50))
-    check(lambda x, i: (x.argmax(1), x.argmin(0), x.max(1)[1], x.max(1)[0], i.sum(1), i.amax(0), (x > 2).any(1), (x > -9).all(), x.prod(0),
-                        i.argmax(), x.logsumexp(1)), x, i, tolerance=2e-5)
+    check(
+        lambda x, i: (
+            x.argmax(1),
+            x.argmin(0),
+            x.max(1)[1],
+            x.max(1)[0],
+            i.sum(1),
+            i.amax(0),
+            (x > 2).any(1),
+            (x > -9).all(),
+            x.prod(0),
+            i.argmax(),
+            x.logsumexp(1),
+        ),
+        x,
+        i,
+        tolerance=2e-5,
+    )
 
 
 def test_positions_of_ties_and_nan_are_eagers():
@@ -57,27 +73,56 @@ def test_softmax_is_one_kernel_with_scale_and_mask():
 
 def test_softmax_backward_is_one_kernel():
     y = torch.softmax(torch.randn(6, 40), -1)
-    check(lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32) * 0.5, torch.randn(6, 40), y, kernels=1, tolerance=1e-5)
+    check(
+        lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32) * 0.5, torch.randn(6, 40), y, kernels=1, tolerance=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_layer_norm_with_residual_is_one_kernel(dtype):
     x, y = torch.randn(2, 9, 48, dtype=dtype), torch.randn(2, 9, 48, dtype=dtype)
     w, b = torch.randn(48, dtype=dtype), torch.randn(48, dtype=dtype)
-    check(lambda x, y, w, b: F.layer_norm(x + y, (48,), w, b), x, y, w, b, kernels=1, tolerance={torch.bfloat16: 6e-2, torch.float32: 1e-5}.get(dtype))
+    check(
+        lambda x, y, w, b: F.layer_norm(x + y, (48,), w, b),
+        x,
+        y,
+        w,
+        b,
+        kernels=1,
+        tolerance={torch.bfloat16: 6e-2, torch.float32: 1e-5}.get(dtype),
+    )
 
 
 def test_layer_norm_backward_is_one_kernel_with_weight_and_bias_gradients():
     x, g, w = (torch.randn(*s, dtype=torch.float64) for s in ((40, 32), (40, 32), (32,)))
     out, mean, rstd = aten.native_layer_norm(x, [32], w, w, 1e-5)
-    check(lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [32], m, r, w, w, [True, True, True]), g, x, mean, rstd, w, kernels=1)
+    check(
+        lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [32], m, r, w, w, [True, True, True]),
+        g,
+        x,
+        mean,
+        rstd,
+        w,
+        kernels=1,
+    )
 
 
 def test_group_norm_forward_and_backward():
-    x, g, w = torch.randn(3, 12, 5, 7, dtype=torch.float64), torch.randn(3, 12, 5, 7, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    x, g, w = (
+        torch.randn(3, 12, 5, 7, dtype=torch.float64),
+        torch.randn(3, 12, 5, 7, dtype=torch.float64),
+        torch.randn(12, dtype=torch.float64),
+    )
     check(lambda x, w: aten.native_group_norm(x, w, w, 3, 12, 35, 4, 1e-5), x, w)
     _, mean, rstd = aten.native_group_norm(x, w, w, 3, 12, 35, 4, 1e-5)
-    check(lambda g, x, m, r, w: aten.native_group_norm_backward(g, x, m, r, w, 3, 12, 35, 4, [True, True, True]), g, x, mean, rstd, w)
+    check(
+        lambda g, x, m, r, w: aten.native_group_norm_backward(g, x, m, r, w, 3, 12, 35, 4, [True, True, True]),
+        g,
+        x,
+        mean,
+        rstd,
+        w,
+    )
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -88,9 +133,12 @@ def test_batch_norm(layout):
     check(lambda x, w, m, v: functional(x, w, w, m, v, True, 0.1, 1e-5), x, w, m, v)
     check(lambda x, w, m, v: F.relu(F.batch_norm(x, m, v, w, w, False, 0.1, 1e-5)), x, w, m, v)
     _, mean, rstd, _, _ = functional(x, w, w, m, v, True, 0.1, 1e-5)
+
+    def backward(train):
+        return lambda *args: aten.native_batch_norm_backward(*args, train, 1e-5, [True, True, True])
+
     for train in (True, False):
-        check(lambda g, x, w, m, v, mean, rstd: aten.native_batch_norm_backward(g, x, w, m, v, mean, rstd, train, 1e-5, [True, True, True]),  # noqa: B023
-              g, x, w, m, v, mean, rstd)
+        check(backward(train), g, x, w, m, v, mean, rstd)
 
 
 def test_bias_gradient_fuses_with_the_elementwise_backward():
@@ -99,6 +147,7 @@ def test_bias_gradient_fuses_with_the_elementwise_backward():
     def fn(g, x):
         d = aten.gelu_backward(g, x)
         return d, d.sum(0)
+
     check(fn, g, x, kernels=1)
 
 

@@ -8,11 +8,21 @@ from harness import check
 X = torch.randn(4, 6, 10)
 
 VIEWS = {
-    "reshape": lambda x: x.reshape(24, 10), "reshape across": lambda x: x.permute(2, 0, 1).reshape(40, 6), "permute": lambda x: x.permute(2, 0, 1),
-    "transpose": lambda x: x.transpose(0, 2), "expand": lambda x: x[:, :1].expand(4, 6, 10), "slice": lambda x: x[1:3, ::2, 3:9],
-    "select": lambda x: x[2, :, -1], "squeeze": lambda x: x[:, :1].squeeze(1).unsqueeze(0), "flip": lambda x: x.flip(0, 2),
-    "diagonal": lambda x: x.diagonal(1, 1, 2), "unfold": lambda x: x.unfold(2, 4, 3), "roll": lambda x: x.roll((1, -3), (0, 2)),
-    "view split": lambda x: x.view(2, 2, 2, 3, 10), "chunk": lambda x: x.chunk(3, 1)[1], "unbind": lambda x: x.unbind(1)[2],
+    "reshape": lambda x: x.reshape(24, 10),
+    "reshape across": lambda x: x.permute(2, 0, 1).reshape(40, 6),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "transpose": lambda x: x.transpose(0, 2),
+    "expand": lambda x: x[:, :1].expand(4, 6, 10),
+    "slice": lambda x: x[1:3, ::2, 3:9],
+    "select": lambda x: x[2, :, -1],
+    "squeeze": lambda x: x[:, :1].squeeze(1).unsqueeze(0),
+    "flip": lambda x: x.flip(0, 2),
+    "diagonal": lambda x: x.diagonal(1, 1, 2),
+    "unfold": lambda x: x.unfold(2, 4, 3),
+    "roll": lambda x: x.roll((1, -3), (0, 2)),
+    "view split": lambda x: x.view(2, 2, 2, 3, 10),
+    "chunk": lambda x: x.chunk(3, 1)[1],
+    "unbind": lambda x: x.unbind(1)[2],
 }
 
 
@@ -50,14 +60,32 @@ def test_slices_written_into_a_tensor():
 
 def test_factories():
     x = torch.randn(3, 17)
-    check(lambda x: (torch.zeros_like(x) + x, torch.full((2, 5), 3.5), torch.arange(0, 34, 2) * 3, torch.ones(4, dtype=torch.int32),
-                     torch.arange(1.0, 2.0, 0.125), torch.eye(4), x.new_full((2,), 7.0)), x, fallbacks=None)
+    check(
+        lambda x: (
+            torch.zeros_like(x) + x,
+            torch.full((2, 5), 3.5),
+            torch.arange(0, 34, 2) * 3,
+            torch.ones(4, dtype=torch.int32),
+            torch.arange(1.0, 2.0, 0.125),
+            torch.eye(4),
+            x.new_full((2,), 7.0),
+        ),
+        x,
+        fallbacks=None,
+    )
 
 
 @pytest.mark.parametrize("diagonal", [-2, 0, 1])
 def test_triangles_and_masks(diagonal):
     x = torch.randn(3, 20, 33)
-    check(lambda x: (x.tril(diagonal), torch.triu(x, diagonal) * 2, x.masked_fill(torch.ones(20, 33, dtype=torch.bool).tril(diagonal), -1.0)), x)
+    check(
+        lambda x: (
+            x.tril(diagonal),
+            torch.triu(x, diagonal) * 2,
+            x.masked_fill(torch.ones(20, 33, dtype=torch.bool).tril(diagonal), -1.0),
+        ),
+        x,
+    )
 
 
 def test_as_strided_inside_its_operand():
