@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +25,10 @@ from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_co
 from .breaks import BreakReason, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard
+from .guards import Ambient, AnyGuard, ConstEquals, first_failure
 from .inner_frames import InnerFrames
 from .output import Codegen
-from .source import Const
+from .source import Const, Source
 from .trace import Stop, Trace
 from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
@@ -63,6 +63,7 @@ class Compiler:
     def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> None:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
+        self.lazy: set[Source] = set()  # integers whose change made this callable compile again
         self.inner = InnerFrames(self.inner_dispatcher)
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
 
@@ -79,6 +80,7 @@ class Compiler:
             return self.eager(args, kwnames)
         if dispatcher.entries:
             reasons = [miss_reason(e, args, n_positional, kwnames) for e in dispatcher.entries]
+            self.lazy.update(changed_integers(dispatcher.entries, args))
             emit("recompile", name=self.name, reasons=reasons)
             counters["frames"]["recompiled"] += 1
             log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
@@ -152,7 +154,7 @@ class Compiler:
 
     def _trace(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
         ambient = Ambient.current()
-        trace = Trace()
+        trace = Trace(lazy=self.lazy)
         try:
             with context.preserved_modes():
                 result = self._run(trace, args, kwnames)
@@ -172,7 +174,7 @@ class Compiler:
         inner = None if stop.reason.kind == "disabled" else self.inner
         for depth, step in cut_points(stop):
             with context.preserved_modes():
-                trace = Trace(break_at=step)
+                trace = Trace(break_at=step, lazy=self.lazy)
                 try:
                     self._run(trace, args, kwnames)
                 except Stop:
@@ -247,6 +249,14 @@ class InnerCompiler(Compiler):
         positional, keywords = self._split([trace.wrap(source, arg) for source, arg in zip(sources, args)])
         trace.tail = True
         return trace.wrap(Const(self.fn, self.name), self.fn).call(trace, positional, keywords)
+
+
+def changed_integers(entries: Any, args: tuple[Any, ...]) -> Iterator[Source]:
+    """The sources of integers whose new values are what the entries do not serve."""
+    for entry in entries:
+        failed = first_failure(entry.info.guards, args)
+        if type(failed) is ConstEquals and type(failed.value) is int and failed.source.base is not None:
+            yield failed.source
 
 
 def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None) -> Captured:

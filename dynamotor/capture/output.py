@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .source import Arg, Const, Source
 from .values.base import Value
 from .values.constant import Constant
+from .values.lazy_int import LazyInt
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -40,6 +41,8 @@ class Codegen:
     # For `Value.reconstruct` -----------------------------------------------------------------------------------------
     def emit(self, value: Value) -> str:
         """An expression of the object that a value stands for; one object for one value."""
+        if type(value) is LazyInt:
+            return value.reconstruct(self)
         if isinstance(value, Constant):
             return self.constant(value.value)
         known = self.names.get(id(value))
@@ -58,13 +61,18 @@ class Codegen:
 
     def _fetched(self, value: Value) -> str:
         """Outside objects are fetched first of all: an effect may move what their sources go through."""
-        text = self.fetch(value.source)  # type: ignore[arg-type]
-        if not text.isidentifier():
-            name = f"v{len(self.names)}"
-            self.prologue.append(f"{name} = {text}")
-            text = name
-        self._remember(value, text)
-        return text
+        name = self.fetched_name(value.source)  # type: ignore[arg-type]
+        self._remember(value, name)
+        return name
+
+    def fetched_name(self, source: Source) -> str:
+        """A name for what a source leads to before any effect."""
+        text = self.fetch(source)
+        if text.isidentifier():
+            return text
+        name = f"v{len(self.names)}_{len(self.prologue)}"
+        self.prologue.append(f"{name} = {text}")
+        return name
 
     def new_object(self, value: Value, text: str) -> str:
         """Bind the expression to a fresh name that stands for the value; call it before emitting the value's contents, so

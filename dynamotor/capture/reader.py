@@ -13,6 +13,7 @@ from .guards import ConstEquals, IdIs, Predicate, SameObject, TypeIs
 from .source import Attr, Const, Source
 from .values.base import Value, wrap_base, wrap_exact
 from .values.constant import Constant
+from .values.lazy_int import LazyInt
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -50,6 +51,8 @@ class Reader:
         """The value of `obj`, which `source` leads to. See `Trace.wrap`."""
         cls = type(obj)
         if cls in LITERALS:
+            if cls is int and source in self.trace.lazy:
+                return LazyInt(self.trace, source, obj)
             self.guard(ConstEquals(source, obj))
             return Constant(obj, source)
         known = self.values.get(id(obj))

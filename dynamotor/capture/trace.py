@@ -8,6 +8,7 @@ moves out to the instruction that started it.
 from __future__ import annotations
 
 import types
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserLine
@@ -16,7 +17,7 @@ from .effects import Effects
 from .graph_builder import GraphBuilder
 from .protocol import Protocol
 from .reader import Reader
-from .source import Const
+from .source import Const, Source
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
 
@@ -34,7 +35,8 @@ class Stop(Exception):
 class Trace(Protocol):
     """The state of one symbolic run. `break_at` is the instruction count at which to stop (see frontend.py)."""
 
-    def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000) -> None:
+    def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000, lazy: Collection[Source] = ()) -> None:
+        self.lazy = lazy  # integers that changed between calls (values/lazy_int.py)
         self.graph = GraphBuilder(self.where)
         self.reader = Reader(self)
         self.effects = Effects(self)

@@ -151,3 +151,48 @@ def test_a_leaf_that_requires_grad_raises_as_in_eager():
     leaf = torch.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf Variable"):
         dynamotor.compile(lambda a: a.mul_(2), backend=Recorder())(leaf)
+
+
+class Counting(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.steps, self.left, self.use = 0, 100, use
+
+    def forward(self, a):
+        self.steps += 1
+        self.left = self.left - 1
+        if self.use and self.steps % 2:
+            return a * 2, self.steps
+        return a * 3, self.steps
+
+
+def test_counters_do_not_compile_again_and_again():
+    backend = Recorder()
+    model = Counting(False)
+    compiled = dynamotor.compile(model, backend=backend, fullgraph=True)
+    a = torch.randn(3)
+    for i in range(1, 20):
+        out, steps = compiled(a)
+        assert steps == model.steps == i and model.left == 100 - i and torch.equal(out, a * 3)
+    assert len(backend.graphs) <= 3
+
+
+def test_counters_that_decide_are_guarded():
+    model = Counting(True)
+    compiled = dynamotor.compile(model, backend=Recorder())
+    a = torch.randn(3)
+    for i in range(1, 14):
+        out, steps = compiled(a)
+        assert steps == i and torch.equal(out, a * (2 if i % 2 else 3))
+
+
+def test_a_counter_that_turns_into_another_type_is_seen():
+    model = Counting(False)
+    compiled = dynamotor.compile(model, backend=Recorder())
+    a = torch.randn(3)
+    for _ in range(4):
+        compiled(a)
+    model.steps = 1.5
+    assert compiled(a)[1] == 2.5
+    model.steps = True
+    assert compiled(a)[1] == 2
