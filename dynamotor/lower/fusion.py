@@ -59,6 +59,7 @@ class Group:
         self.template: str | None = None  # None while there is no reduction
         self.loop: frozenset[Var] = frozenset()  # rows: the inner variables; cols: the middle ones
         self._names = 0
+        self._accesses: dict[str, list[Index]] | None = None
 
     # -- variables ---------------------------------------------------------------------------------------------------
     def new_var(self, size: int) -> Var:
@@ -76,6 +77,7 @@ class Group:
             return (variables - {split.var}) | {high, low} if split.var in variables else variables
 
         self.loop = both(self.loop)
+        self._accesses = None
         for m in self.members:
             m.env = {v: i.subst(env) for v, i in m.env.items()}
             m.expr, m.store, m.reduced = m.expr.subst(env), m.store.subst(env), both(m.reduced)
@@ -92,6 +94,8 @@ class Group:
     # -- accesses ----------------------------------------------------------------------------------------------------
     def accesses(self) -> dict[str, list[Index]]:
         """For each buffer the distinct flat indices at which the group touches it, stores first."""
+        if self._accesses is not None:
+            return self._accesses
         found: dict[str, list[Index]] = {}
         for m in self.members:
             found.setdefault(m.node.buffer, []).append(m.store)
@@ -100,6 +104,7 @@ class Group:
                 indices = found.setdefault(e.args[0], [])
                 if e.args[1] not in indices:
                     indices.append(e.args[1])
+        self._accesses = found
         return found
 
     def params(self) -> set[str]:
@@ -167,6 +172,7 @@ class Group:
     def accept(self, member: Member) -> None:
         """Make it a member; a reduction may fix the group's template."""
         self.members.append(member)
+        self._accesses = None
         self.by_buffer[member.node.buffer] = member
         if member.is_reduction:
             adopt_template(self, member)
@@ -324,12 +330,16 @@ def try_join(group: Group, node: Node) -> Member | Refuse:
         for index in touched.get(e.args[0], ()):
             candidates.append((index, e.args[1]))
     refusal = Refuse("nothing in common")
+    splits: list[Env] = []  # a split stays when its candidate is refused: later candidates are rewritten by it
     for nest_index, own_index in sorted(candidates, key=lambda c: -len(c[0].vars()))[:6]:
+        for replaced in splits:
+            nest_index = nest_index.subst(replaced)
         for _ in range(6):
             env = match(nest_index, own_index, group.vars, node.own)
             if not isinstance(env, Split):
                 break
-            nest_index = nest_index.subst(group.split(env))
+            splits.append(group.split(env))
+            nest_index = nest_index.subst(splits[-1])
         if not isinstance(env, dict):
             refusal = Refuse("different iteration space")
             continue

@@ -15,16 +15,18 @@ from typing import Any
 from ..graph.spec import contiguous_stride
 
 
-@dataclass(frozen=True, slots=True)
 class Var:
-    """A loop variable: takes 0 .. size - 1."""
+    """A loop variable: takes 0 .. size - 1. Interned by name and size, so identity is equality."""
 
-    name: str
-    size: int
+    __slots__ = ("name", "size", "bounds")
+    _known: dict[tuple[str, int], Var] = {}
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return 0, max(self.size - 1, 0)
+    def __new__(cls, name: str, size: int) -> Var:
+        found = cls._known.get((name, size))
+        if found is None:
+            found = cls._known[name, size] = object.__new__(cls)
+            found.name, found.size, found.bounds = name, size, (0, max(size - 1, 0))
+        return found
 
     def __repr__(self) -> str:
         return self.name
@@ -88,13 +90,14 @@ Atom = Var | Div | Mod | Loaded
 class Index:
     """const + sum of coefficient * atom. Immutable; equal forms compare equal."""
 
-    __slots__ = ("terms", "const", "_hash", "_bounds")
+    __slots__ = ("terms", "const", "_hash", "_bounds", "_vars")
 
     def __init__(self, terms: dict[Atom, int], const: int = 0) -> None:
         self.terms = {a: c for a, c in terms.items() if c and a.bounds != (0, 0)}
         self.const = const
         self._hash: int | None = None
         self._bounds: tuple[int, int] | None = None
+        self._vars: frozenset[Var] | None = None
 
     @staticmethod
     def of(value: Index | Atom | int) -> Index:
@@ -194,15 +197,17 @@ class Index:
 
     def vars(self) -> frozenset[Var]:
         """The loop variables it depends on, inside atoms too."""
-        found: set[Var] = set()
-        for atom in self.terms:
-            if isinstance(atom, Var):
-                found.add(atom)
-            elif isinstance(atom, Loaded):
-                found |= atom.expr.vars
-            else:
-                found |= atom.base.vars()
-        return frozenset(found)
+        if self._vars is None:
+            found: set[Var] = set()
+            for atom in self.terms:
+                if isinstance(atom, Var):
+                    found.add(atom)
+                elif isinstance(atom, Loaded):
+                    found |= atom.expr.vars
+                else:
+                    found |= atom.base.vars()
+            self._vars = frozenset(found)
+        return self._vars
 
     @property
     def is_affine(self) -> bool:

@@ -81,20 +81,25 @@ COST: dict[str, int] = {
 class Expr:
     """One operation at one index. Interned: equal expressions are the same object, so `is` compares them."""
 
-    __slots__ = ("op", "args", "dtype", "vars", "cost", "__weakref__")
+    __slots__ = ("op", "args", "dtype", "vars", "cost", "children", "_loads")
 
     def __init__(self, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
         self.op, self.args, self.dtype = op, args, dtype
         found: frozenset[Var] = frozenset()
+        children: list[Expr] = []  # what it is computed from, expressions inside indices included
         for arg in args:
             if isinstance(arg, Expr):
                 found = found | arg.vars if found else arg.vars
+                children.append(arg)
             elif isinstance(arg, Index):
                 found = found | arg.vars()
+                children += loaded_exprs(arg)
         if op == "acc":  # complete only where the accumulator's loop is over: a pseudo variable bound there
             found = found | {Var(f"@{args[1]}", 0)}
         self.vars = found
         self.cost = COST.get(op, 1)
+        self.children = tuple(children)
+        self._loads: list[Expr] | None = None
 
     def __repr__(self) -> str:
         if self.op == "load":
@@ -102,14 +107,6 @@ class Expr:
         if self.op == "const":
             return str(self.args[0])
         return f"{self.op}({', '.join(str(a) for a in self.args)})"
-
-    def children(self) -> Iterator[Expr]:
-        """Expressions it is computed from, those inside indices included."""
-        for arg in self.args:
-            if isinstance(arg, Expr):
-                yield arg
-            elif isinstance(arg, Index):
-                yield from loaded_exprs(arg)
 
     def indices(self) -> Iterator[Index]:
         """Its own index arguments."""
@@ -211,11 +208,12 @@ def rewrite(
     on_index: Callable[[Index], Index] | None = None,
     memo: dict[Expr, Expr] | None = None,
 ) -> Expr:
-    """Rebuild a tree: `leaf` may replace an expression (None: go inside), `on_index` replaces index arguments."""
+    """Rebuild a tree: `leaf` may replace an expression (None: go inside), `on_index` replaces whole index arguments."""
     memo = {} if memo is None else memo
 
     def visit_index(i: Index) -> Index:
-        i = on_index(i) if on_index else i
+        if on_index is not None:
+            return on_index(i)  # loaded indices included
         if any(not isinstance(a, Var) for a in i.terms) and any(True for _ in loaded_exprs(i)):
             i = _map_loaded(i, visit)
         return i
@@ -246,19 +244,20 @@ def _map_loaded(index: Index, visit: Callable[[Expr], Expr]) -> Index:
     return total
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
+def walk(*roots: Expr) -> list[Expr]:
     """Every distinct expression under the roots, operands first."""
-    seen: set[Expr] = set()
+    found: dict[Expr, None] = {}
 
-    def visit(e: Expr) -> Iterator[Expr]:
-        if e not in seen:
-            seen.add(e)
-            for child in e.children():
-                yield from visit(child)
-            yield e
+    def visit(e: Expr) -> None:
+        for child in e.children:
+            if child not in found:
+                visit(child)
+        found[e] = None
 
     for root in roots:
-        yield from visit(root)
+        if root not in found:
+            visit(root)
+    return list(found)
 
 
 def total_cost(root: Expr) -> int:
@@ -268,7 +267,9 @@ def total_cost(root: Expr) -> int:
 
 def loads_of(root: Expr) -> list[Expr]:
     """The distinct loads under an expression."""
-    return [e for e in walk(root) if e.op == "load"]
+    if root._loads is None:
+        root._loads = [e for e in walk(root) if e.op == "load"]
+    return root._loads
 
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]

@@ -130,7 +130,7 @@ class _Builder:
             if e.op == "acc":
                 found = self.reduce_level.get(e.args[0], -1) + 1
             else:
-                found = max((self.level(c) for c in e.children()), default=0)
+                found = max((self.level(c) for c in e.children), default=0)
             self.levels[e] = found
         return found
 
