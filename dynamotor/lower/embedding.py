@@ -67,7 +67,7 @@ def _index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *
     if not numel(spec.shape) or source.dtype is not x.dtype:
         raise Decline("empty operand or mixed dtypes")
     base = node.args[0]
-    owned = base.op == "call_function" and base.target in _OWNED and only_user(base) is node
+    owned = base.op == "call_function" and base.target in _OWNED and only_user(base) is node and node.args[3] is not base
     ref = ctx.realize(x, spec.stride) if owned else ctx.copy(x, contiguous_stride(spec.shape))
     rows, places = ctx.realize(source), ctx.realize(index)
     step = ExternStep(aten.index_add_.default, (ref, dim, places, rows), {"alpha": alpha}, (), None, (ref.name,))
