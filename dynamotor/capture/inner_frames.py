@@ -19,9 +19,13 @@ import torch
 
 from dynamotor import _C
 
+from . import resume
 from .marks import is_disabled
 from .reader import trusted_module
 from .resume import why_not_resumable
+
+# File names of generated code: ours and that of torch.fx.
+_GENERATED = ("<dynamotor", "<eval_with_key>")
 
 
 class InnerFrames:
@@ -43,7 +47,7 @@ class InnerFrames:
             self._hook.skip(code)
 
     def _answer(self, code: types.CodeType, function: types.FunctionType) -> Any:
-        if is_disabled(function):
+        if is_disabled(function) or is_compiled_code(code, function):
             return False  # nothing that it calls is captured either
         if not worth_capturing(code, function):
             return None
@@ -53,6 +57,14 @@ class InnerFrames:
         if found is None:
             found = self._closures[function] = self._dispatcher_of(function)
         return found
+
+
+def is_compiled_code(code: types.CodeType, function: types.FunctionType) -> bool:
+    """Whether a function is the compiler's own or was generated: a backward that a break runs ends in these."""
+    if code.co_filename.startswith(_GENERATED):
+        return True
+    module = function.__globals__.get("__name__")
+    return isinstance(module, str) and module.partition(".")[0] == "dynamotor" and module != resume.__name__
 
 
 def worth_capturing(code: types.CodeType, function: types.FunctionType) -> bool:

@@ -70,6 +70,9 @@ REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")),
 }
 
+# Functions of these packages run as they are: they work on gradients, files or processes, between graphs.
+_NATIVE_PACKAGES = ("torch.optim", "torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.utils.data", "torch.utils.tensorboard")
+
 # Tensor methods that need data, change autograd's or the storage's state, or hand out memory.
 REFUSED_METHODS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__",
@@ -152,4 +155,7 @@ def is_query(fn: Any) -> bool:
 
 def refusal(fn: Any) -> tuple[str, str] | None:
     """Kind and cause of the break that a call makes, or None."""
+    module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
+    if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES):
+        return "unsupported-call", f"functions of {module} run between graphs, as they are"
     return REFUSED.get(fn) if _hashable(fn) else None
