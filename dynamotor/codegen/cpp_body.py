@@ -172,7 +172,7 @@ class Body:
             filled = self.prefilled.get(e)
             return filled is None or filled[1].coefficient(v) != 1
         if e.op == "masked":
-            return v in e.args[0].vars
+            return v in e.args[0].vars and not same_for_all_lanes(e.args[0], v, scope.width)
         return e.op == "wrap_index"
 
     def _by_lanes(self, e: Expr, scope: Scope, width: int) -> str:
@@ -190,7 +190,12 @@ class Body:
     def _masked(self, e: Expr, scope: Scope, width: int) -> str:
         """The body is computed only where the condition (one for all lanes) holds."""
         condition, body, other = e.args
-        test = self.value(condition, scope)
+        if scope.vector is not None and scope.vector in condition.vars:  # the first lane speaks for all
+            first = Scope(scope, [(scope.vector, scope.bound[scope.vector])])
+            test = self.value(condition, first)
+            scope.lines += first.lines
+        else:
+            test = self.value(condition, scope)
         result, name = ctype(e.dtype, width), self.fresh()
         scope.lines.append(f"{result} {name};")
         blocks = []
@@ -200,6 +205,24 @@ class Body:
             blocks.append("".join(inner.lines) + f"{name}={value};")
         scope.lines.append(f"if({test}){{{blocks[0]}}}else{{{blocks[1]}}}")
         return name
+
+
+def same_for_all_lanes(condition: Expr, vector: Var, width: int) -> bool:
+    """Whether a condition cannot change inside a vector: its boundary along the loop is a multiple of the width."""
+    if vector not in condition.vars:
+        return True
+    if condition.op in ("and", "or", "not"):
+        return all(same_for_all_lanes(a, vector, width) for a in condition.args)
+    if condition.op not in ("lt", "ge"):
+        return False
+    index, bound = condition.args
+    if index.op != "index" or bound.op != "const":
+        return False
+    position: Index = index.args[0]
+    if position.coefficient(vector) != 1 or not position.is_affine:
+        return False
+    others = all(c % width == 0 for atom, c in position.terms.items() if atom is not vector)
+    return others and (bound.args[0] - position.const) % width == 0
 
 
 class _Closed(Scope):

@@ -15,7 +15,7 @@ from ..base.config import config
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
 from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, walk
-from .cpp_body import Body, Scope
+from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, literal, reduce_start
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
@@ -42,8 +42,11 @@ def all_exprs(statements: Iterable[Statement]) -> list[Expr]:
 def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
     """Lanes of the vector loop: the machine's, half when 64-bit values change along it, fewer when it is short."""
     size, width = loop.size, machine_width()
-    if any(e.dtype in (F64, I64) and loop in e.vars for e in exprs):
-        width //= 2
+    exprs = list(exprs)
+    half = width // 2
+    uniform = {c for e in exprs if e.op == "masked" and same_for_all_lanes(e.args[0], loop, width) for c in walk(e.args[0])}
+    if any(e.dtype in (F64, I64) and loop in e.vars and e not in uniform for e in exprs):
+        width = half
     while width > 4 and width > size:
         width //= 2
     return 1 if size < width or width < 4 else width

@@ -198,7 +198,7 @@ def select(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def masked(condition: Expr, body: Expr, other: Expr) -> Expr:
-    """As `select`, but memory read by `body` is touched only where the condition holds."""
+    """As `select`, but each of the two touches memory only where it is the one wanted."""
     return make("masked", (condition, body, other), body.dtype)
 
 

@@ -203,7 +203,7 @@ def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
         raise Decline("nothing to join")
     if any(p.dtype is not ctx.spec.dtype for p in parts):
         parts = [ctx.pointwise(lambda e: e, p, shape=p.shape) for p in parts]
-    if len(parts) > 4 or dim == len(parts[0].shape) - 1 and len(parts) > 1 and parts[0].shape[dim] % 16:
+    if len(parts) > 8 or (dim == len(parts[0].shape) - 1 and any(p.shape[dim] % 16 for p in parts[:-1])):
         raise Decline("many or unaligned parts")
     if len(parts) == 1:
         return ctx.pointwise(lambda e: e, parts[0])
@@ -211,19 +211,14 @@ def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
 
 
 def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
+    """One value of several along a dimension: each part is read only within its own range."""
     starts = [sum(p.shape[dim] for p in parts[:k]) for k in range(len(parts))]
 
     def body(index: tuple[Index, ...]) -> Expr:
-        result = None
+        result: Expr | None = None
         for part, start in reversed(list(zip(parts, starts, strict=True))):
             here = part.at((*index[:dim], index[dim] - start, *index[dim + 1 :]))
-            if result is None:
-                result = masked(compare("ge", index_value(index[dim]), const(start, I64)), here, const(0, here.dtype))
-            else:
-                inside = _less(index[dim], start + part.shape[dim])
-                if start:
-                    inside = op("and", compare("ge", index_value(index[dim]), const(start, I64)), inside)
-                result = masked(inside, here, result)
+            result = here if result is None else masked(_less(index[dim], start + part.shape[dim]), here, result)
         return result
 
     return ctx.generate(body)
