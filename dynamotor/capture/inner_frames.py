@@ -19,7 +19,6 @@ import torch
 
 from dynamotor import _C
 
-from . import resume
 from .marks import is_disabled
 from .reader import trusted_module
 from .resume import why_not_resumable
@@ -64,7 +63,8 @@ def is_compiled_code(code: types.CodeType, function: types.FunctionType) -> bool
     if code.co_filename.startswith(_GENERATED):
         return True
     module = function.__globals__.get("__name__")
-    return isinstance(module, str) and module.partition(".")[0] == "dynamotor" and module != resume.__name__
+    # Capture's own functions are what calls the user's code natively.
+    return isinstance(module, str) and module.startswith("dynamotor.") and not module.startswith("dynamotor.capture.")
 
 
 def worth_capturing(code: types.CodeType, function: types.FunctionType) -> bool:
