@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import linecache
+import os
 import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from ..runtime import build, launch, memory
 from . import cpp, externs
 
 _view = torch._C._dynamo.guards._reinterpret_tensor
+UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
 Shape = tuple[int, ...]
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
@@ -101,6 +102,7 @@ class _Writer:
         self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
         self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
         self.functions: dict[str, cpp.CFunction] = {}
+        self.checking: set[str] = set()  # C functions that check positions
         self.pool: Counter[tuple[int, torch.dtype]] = Counter()
         self.lines: list[str] = []
         self._names: dict[Any, str] = {}
@@ -200,6 +202,8 @@ class _Writer:
         if name is None:
             function = cpp.emit_kernel(step.kernel)
             self.functions.setdefault(function.name, function)
+            if step.checks_positions:
+                self.checking.add(function.name)
             row = (function.name, len(step.args), step.ints)
             name = next((known for known, other in self.kernels.items() if other == row), None) or f"k{len(self.kernels)}"
             self.kernels[name] = row
@@ -283,6 +287,16 @@ def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tens
     return _view(tensor, ref.shape, ref.stride, ref.offset)
 
 
+def _split(functions: list[cpp.CFunction], checking: set[str]) -> list[list[cpp.CFunction]]:
+    """Functions in units that compile at the same time; those that check positions stay together, in the first."""
+    size = sum(len(f.source) for f in functions)
+    count = max(1, min(os.cpu_count() or 1, size // UNIT_CHARACTERS, 8))
+    units: list[list[cpp.CFunction]] = [[f for f in functions if f.name in checking]] + [[] for _ in range(count - 1)]
+    for f in sorted((f for f in functions if f.name not in checking), key=lambda f: (-len(f.source), f.name)):
+        min(units, key=lambda unit: sum(len(g.source) for g in unit)).append(f)
+    return [unit for unit in units if unit]
+
+
 class CallProgram:
     """A compiled graph: `program(*tensors) -> tuple`. Safe to call from several threads and from within itself.
 
@@ -306,11 +320,10 @@ class CallProgram:
         self._globals: dict[str, Any] | None = None
         self._instances: weakref.WeakKeyDictionary[memory.Block, _Instance] = weakref.WeakKeyDictionary()
         self._replacement: Callable[..., Any] | None = None
-        self.build: Future[build.Library] | None = None
-        self.cpp_source = ""
-        if writer.functions:
-            self.cpp_source = cpp.emit_unit(writer.functions.values())
-            self.build = build.start_build(self.cpp_source, cpp.FLAGS)
+        self._units = _split(list(writer.functions.values()), writer.checking)
+        sources = [cpp.emit_unit(unit) for unit in self._units]
+        self.cpp_source = "\n".join(sources)
+        self.builds = [build.start_build(source, cpp.FLAGS) for source in sources]
         memory.arena.register(self)
         log("code", self.source)
         emit("code", name=self.name, python=self.source, cpp=self.cpp_source, scratch_bytes=writer.scratch_size)
@@ -320,16 +333,16 @@ class CallProgram:
         writer = self._writer
         shared = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "restride": _restride, "take": self._pool.take,
                   "copied": _copied, "new": memory.new_tensor, "written": _written, **writer.constants}
-        if self.build is not None:
-            try:
-                library = self.build.result()
-            except BuildError as error:
-                self._replacement = self._on_build_error(error)
-                return
-            if any(isinstance(step, LoopStep) and step.checks_positions for step in writer.program.steps):
-                shared["index_error"], shared["out_of_range"] = library.number("dm_index_error"), _out_of_range
-            for name, (c_name, n_pointers, ints) in writer.kernels.items():
-                shared[name] = launch.make_kernel(library, c_name, n_pointers, ints)
+        try:
+            libraries = [pending.result() for pending in self.builds]
+        except BuildError as error:
+            self._replacement = self._on_build_error(error)
+            return
+        if writer.checking:
+            shared["index_error"], shared["out_of_range"] = libraries[0].number("dm_index_error"), _out_of_range
+        place = {f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit}
+        for name, (c_name, n_pointers, ints) in writer.kernels.items():
+            shared[name] = launch.make_kernel(place[c_name], c_name, n_pointers, ints)
         self._globals = shared
 
     def _instance(self, block: memory.Block) -> _Instance:
