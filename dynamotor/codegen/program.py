@@ -54,6 +54,10 @@ def _touches(step: LoopStep | ExternStep) -> set[str]:
     return {ref.name for ref in _refs((step.args, step.kwargs))} | {name for name in step.outs if name} | set(step.mutates)
 
 
+def _makes(step: LoopStep | ExternStep, name: str) -> bool:
+    return isinstance(step, ExternStep) and name in step.outs
+
+
 def _nbytes(spec: TensorSpec) -> int:
     return spec.extent * spec.dtype.itemsize
 
@@ -211,7 +215,8 @@ class _Writer:
         return f"{name}({', '.join(step.args)})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
-        function, outs = externs.callable_of(step), [name or "_" for name in step.outs]
+        function = externs.callable_of(step)
+        outs = [name if name and self._is_read(name, step) else "_" for name in step.outs]
         arguments = [self.value(arg) for arg in step.args]
         arguments += [f"{key}={self.value(arg)}" for key, arg in step.kwargs.items()]
         note = f"  # {step.target}" if step.fallback else ""
@@ -225,10 +230,14 @@ class _Writer:
             yield call
             return
         yield f"{', '.join(outs)}{',' if len(outs) == 1 and externs.returns_many(step.target) else ''} = {call}"
-        for name in step.outs:
-            if name and self.program.buffers[name].spec.shape != ():
+        for name in outs:
+            if name != "_" and self.program.buffers[name].spec.shape != ():
                 spec = self.program.buffers[name].spec
                 yield f"if {name}.stride() != {spec.stride}: {name} = restride({name}, {spec.shape}, {spec.stride})"
+
+    def _is_read(self, name: str, step: ExternStep) -> bool:
+        """Whether anybody reads a result of this step; in planned memory it has to be written anyway."""
+        return step.out_variant is not None or name in self.outputs or self.program.steps[self._last[name]] is not step
 
     def new_result(self, name: str) -> str:
         spec = self.program.buffers[name].spec
@@ -263,7 +272,7 @@ class _Writer:
             self.lines.extend([self.loop(step)] if isinstance(step, LoopStep) else self.extern(step))
             if isinstance(step, LoopStep) and step.checks_positions:
                 self.lines.append("if index_error.value: out_of_range(index_error)")
-            dead = sorted(name for name in touched & self._fresh - self.outputs if self._last[name] == at)
+            dead = sorted(n for n in touched & self._fresh - self.outputs if self._last[n] == at and not _makes(step, n))
             if dead:
                 self.lines.append(f"del {', '.join(dead)}")
         for name in sorted(self.outputs - made - self._fresh):  # an output without elements that no step writes
