@@ -112,7 +112,7 @@ def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, stat
         forward = extract(joint.gm.graph, joint.inputs, [*values, *computed], writes=_writes(joint),
                           keep=_generators(joint, backward_nodes))
         saved = [*kept_inputs, *(node for node in chosen.saved if node not in kept_inputs)]
-        backward = extract(joint.gm.graph, [*saved, *joint.tangents], grads, anchored=backward_nodes, may_share=True)
+        backward = extract(joint.gm.graph, [*saved, *joint.tangents], grads, anchored=backward_nodes)
     compiled = _compile(forward, GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), len(values)),
                         compile_graph)
     info = GraphInfo("backward", f"{name}_backward", _static(saved, joint, static_inputs))

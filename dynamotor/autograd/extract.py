@@ -37,13 +37,11 @@ def memory_root(node: Node) -> Node:
 
 
 def extract(joint: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], *,
-            writes: Sequence[tuple[Node, Node]] = (), keep: Sequence[Node] = (), anchored: set[Node] | None = None,
-            may_share: bool = False) -> torch.fx.GraphModule:
+            writes: Sequence[tuple[Node, Node]] = (), keep: Sequence[Node] = (), anchored: set[Node] | None = None) -> torch.fx.GraphModule:
     """A graph module from `inputs` to `outputs`.
 
     writes: (input, new contents) pairs that become trailing `copy_`. keep: nodes computed although nobody uses them.
     anchored: when given, the nodes that keep their order; others (recomputed values) are placed where they are first used.
-    may_share: outputs may be inputs or views of them (gradients may).
     """
     graph = torch.fx.Graph()
     env: dict[Node, Node] = {}
@@ -53,7 +51,7 @@ def extract(joint: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Nod
     for node in _order(joint, [*outputs, *(value for _, value in writes), *keep], env, anchored):
         env[node] = graph.node_copy(node, env.__getitem__)
     written = {target for target, _ in writes}
-    result = _own_memory(graph, inputs, outputs, env, written, may_share)
+    result = _own_memory(graph, inputs, outputs, env)
     contents = [_apart(graph, target, value, env, written) for target, value in writes]
     for (target, _), value in zip(writes, contents, strict=True):
         copied = graph.call_function(aten.copy_.default, (env[target], value))
@@ -106,23 +104,21 @@ def _clone(graph: torch.fx.Graph, node: Node) -> Node:
     return graph.node_copy(node, lambda arg: source if arg is node.args[0] else arg)
 
 
-def _own_memory(graph: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], env: dict[Node, Node],
-                written: set[Node], may_share: bool) -> list[Any]:
-    """The output nodes of the new graph, cloned where they would share memory with an input or another output."""
-    taken: dict[Node, Node] = {}
-    given = {env[node] for node in inputs}
-    untouchable = {env[node] for node in written}
+def _own_memory(graph: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None],
+                env: dict[Node, Node]) -> list[Any]:
+    """The output nodes of the new graph, cloned where they would share memory with an input or another output.
+
+    Gradients too: autograd may keep a gradient that arrives as `param.grad` and later add to it in place.
+    """
+    taken = {env[node] for node in inputs}
     result: list[Any] = []
     for node in outputs:
-        if node is None:
-            result.append(None)
-            continue
-        value = env[node]
-        root = memory_root(value)
-        shared = root in taken and (not may_share or taken[root] is not value)
-        if shared or root in untouchable or (root in given and not may_share):
-            value = _clone(graph, value)
-        taken.setdefault(root, value)
+        value = None if node is None else env[node]
+        if value is not None:
+            root = memory_root(value)
+            if root in taken:
+                value = _clone(graph, value)
+            taken.add(root)
         result.append(value)
     return result
 

@@ -332,6 +332,12 @@ def test_double_backward_is_a_coded_error():
         g.sum().backward()
 
 
+def test_gradients_have_memory_of_their_own():
+    a, b, g = rand(3, grad=True), rand(3, grad=True), rand(3)
+    Compiled(lambda a, b: (a + b,), [a, b], 1).run(a, b)[0].backward(g)
+    assert len({t.untyped_storage().data_ptr() for t in (a.grad, b.grad, g)}) == 3
+
+
 def test_tangent_of_other_strides():
     x, y = twins([rand(3, 4, grad=True)])
     out = Compiled(lambda x: (x.sin(),), x, 1).run(*x)[0]
