@@ -37,7 +37,8 @@ def memory_root(node: Node) -> Node:
 
 
 def extract(joint: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], *,
-            writes: Sequence[tuple[Node, Node]] = (), keep: Sequence[Node] = (), anchored: set[Node] | None = None) -> torch.fx.GraphModule:
+            writes: Sequence[tuple[Node, Node]] = (), keep: Sequence[Node] = (),
+            anchored: set[Node] | None = None) -> torch.fx.GraphModule:
     """A graph module from `inputs` to `outputs`.
 
     writes: (input, new contents) pairs that become trailing `copy_`. keep: nodes computed although nobody uses them.
