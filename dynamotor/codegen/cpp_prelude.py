@@ -39,13 +39,31 @@ template<class T,class A> INL T cvt(A x){ if constexpr(tr<T>::n==1) return (T)x;
 template<class T,class A> INL T bits(A x){ return __builtin_bit_cast(T,x); }
 #define CMP(name,o) template<class T> INL auto name(T a,T b){ return narrow(a o b); }
 CMP(lt,<) CMP(le,<=) CMP(gt,>) CMP(ge,>=) CMP(eq,==) CMP(ne,!=)
-template<class T> INL T max_(T a,T b){ return sel(gt(a,b)|ne(a,a),a,b); }
-template<class T> INL T min_(T a,T b){ return sel(lt(a,b)|ne(a,a),a,b); }
+template<class T> INL T max_(T a,T b){
+#ifdef __AVX512F__
+ if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){ T m=(T)__builtin_ia32_maxps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
+#endif
+ return sel(gt(a,b)|ne(a,a),a,b); }
+template<class T> INL T min_(T a,T b){
+#ifdef __AVX512F__
+ if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){ T m=(T)__builtin_ia32_minps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
+#endif
+ return sel(lt(a,b)|ne(a,a),a,b); }
 template<class T> INL auto lane(T v,int i){ if constexpr(tr<T>::n==1) return v; else return v[i]; }
-template<class T> INL typename tr<T>::E hsum(T v){ typename tr<T>::E s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s+=lane(v,i); return s; }
-template<class T> INL typename tr<T>::E hprod(T v){ typename tr<T>::E s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s*=lane(v,i); return s; }
-template<class T> INL typename tr<T>::E hmax(T v){ typename tr<T>::E s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s=max_(s,lane(v,i)); return s; }
-template<class T> INL typename tr<T>::E hmin(T v){ typename tr<T>::E s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s=min_(s,lane(v,i)); return s; }
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+#define HALVES(v,N,f) \
+ if constexpr(N==16){ auto x=__builtin_shufflevector(v,v,0,1,2,3,4,5,6,7),y=__builtin_shufflevector(v,v,8,9,10,11,12,13,14,15); return f(f##_half(x,y)); } \
+ else if constexpr(N==8){ auto x=__builtin_shufflevector(v,v,0,1,2,3),y=__builtin_shufflevector(v,v,4,5,6,7); return f(f##_half(x,y)); } \
+ else if constexpr(N==4){ auto x=__builtin_shufflevector(v,v,0,1),y=__builtin_shufflevector(v,v,2,3); auto z=f##_half(x,y); return f##_pair(z[0],z[1]); } else
+#else
+#define HALVES(v,N,f)
+#endif
+// Reductions over the lanes, by halves. `x_half` joins two vectors and `x_pair` two numbers.
+#define ACROSS(name,half,pair) template<class V> INL V name##_half(V x,V y){ return half; } template<class E> INL E name##_pair(E x,E y){ return pair; } \
+ template<class T> INL auto name(T v){ enum{N=sizeof(T)/sizeof(v[0])}; HALVES(v,N,name) { auto s=v[0]; for(int i=1;i<N;i++) s=name##_pair(s,v[i]); return s; } } \
+ INL float name(float v){ return v; } INL double name(double v){ return v; } INL int name(int v){ return v; } INL i64 name(i64 v){ return v; }
+ACROSS(hsum,x+y,x+y) ACROSS(hprod,x*y,x*y)
+ACROSS(hmax,((x>y)|(x!=x))?x:y,(x>y||x!=x)?x:y) ACROSS(hmin,((x<y)|(x!=x))?x:y,(x<y||x!=x)?x:y)
 template<class T> INL int hor(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s|=lane(v,i); return s; }
 template<class T> INL int hand(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s&=lane(v,i); return s; }
 template<class T,int N> struct mem { typedef T V __attribute__((vector_size(N*sizeof(T)),aligned(sizeof(T)),may_alias)); };
@@ -88,9 +106,21 @@ LIBM2(pow) LIBM2(atan2) LIBM2(hypot) LIBM2(fmod) LIBM2(copysign)
 template<class T> INL T abs_(T x){ if constexpr(__is_same(typename tr<T>::E,float)) return bits<T>(bits<typename tr<T>::I>(x)&0x7fffffff);
  else if constexpr(__is_same(typename tr<T>::E,double)) return bits<T>(bits<typename tr<T>::I>(x)&0x7fffffffffffffffl);
  else return sel(lt(x,bc<T>(0)),-x,x); }
+// x between two bounds; NaN stays NaN.
+template<class T> INL T clamp_(T x,float low,float high){
+#ifdef __AVX512F__
+ if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){ x=(T)__builtin_ia32_maxps512_mask(bc<T>(low),x,x,(short)-1,4); return (T)__builtin_ia32_minps512_mask(bc<T>(high),x,x,(short)-1,4); } else
+#endif
+ { x=sel(lt(x,bc<T>(low)),bc<T>(low),x); return sel(gt(x,bc<T>(high)),bc<T>(high),x); } }
 template<class T> INL T exp_(T x){ typedef typename tr<T>::I I;
  if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_exp(x); else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_exp(x[i]); return r; } }
- else { x=sel(lt(x,bc<T>(-104.f)),bc<T>(-104.f),x); x=sel(gt(x,bc<T>(89.f)),bc<T>(89.f),x);
+#ifdef __AVX512F__
+ else if constexpr(tr<T>::n==16){ x=clamp_(x,-200.f,200.f);
+ T n=x*1.44269504f+12582912.f; n=n-12582912.f; T r=x-n*0.693359375f; r=r+n*2.12194440e-4f;
+ T p=r*1.9875691500e-4f+1.3981999507e-3f; p=p*r+8.3334519073e-3f; p=p*r+4.1665795894e-2f; p=p*r+1.6666665459e-1f; p=p*r+5.0000001201e-1f; p=p*(r*r)+r+1.f;
+ return (T)__builtin_ia32_scalefps512_mask(p,n,p,(short)-1,4); }
+#endif
+ else { x=clamp_(x,-104.f,89.f);
  T t=x*1.44269504f+12582912.f; T n=t-12582912.f; T r=x-n*0.693359375f; r=r+n*2.12194440e-4f;
  T p=r*1.9875691500e-4f+1.3981999507e-3f; p=p*r+8.3334519073e-3f; p=p*r+4.1665795894e-2f; p=p*r+1.6666665459e-1f; p=p*r+5.0000001201e-1f; p=p*(r*r)+r+1.f;
  I e=bits<I>(t)-0x4b400000; I a=e>>1; return p*bits<T>((a+127)<<23)*bits<T>((e-a+127)<<23); } }
@@ -103,13 +133,13 @@ template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
  r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(0.f)),bc<T>(-__builtin_inff()),r); return sel(lt(x,bc<T>(0.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
 template<class T> INL T erf_(T x){
  if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_erf(x); else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_erf(x[i]); return r; } }
- else { x=sel(lt(x,bc<T>(-3.832506856900711f)),bc<T>(-3.832506856900711f),x); x=sel(gt(x,bc<T>(3.832506856900711f)),bc<T>(3.832506856900711f),x); T z=x*x;
+ else { x=clamp_(x,-3.832506856900711f,3.832506856900711f); T z=x*x;
  T p=z*0.00022905065861350646f+0.0034082910107109506f; p=p*z+0.050955695062380861f; p=p*z+0.18520832239976145f; p=p*z+1.128379143519084f;
  T q=z*-1.1791602954361697e-7f+0.000023547966471313185f; q=q*z+0.0010179625278914885f; q=q*z+0.014070470171167667f; q=q*z+0.11098505178285362f;
  q=q*z+0.49746925110067538f; q=q*z+1.f; return x*p/q; } }
 template<class T> INL T tanh_(T x){
  if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_tanh(x); else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_tanh(x[i]); return r; } }
- else { T y=sel(lt(x,bc<T>(-9.f)),bc<T>(-9.f),x); y=sel(gt(y,bc<T>(9.f)),bc<T>(9.f),y); T z=y*y;
+ else { T y=clamp_(x,-9.f,9.f); T z=y*y;
  T p=z*-2.76076847742355e-16f+2.00018790482477e-13f; p=p*z+-8.60467152213735e-11f; p=p*z+5.12229709037114e-08f; p=p*z+1.48572235717979e-05f;
  p=p*z+6.37261928875436e-04f; p=p*z+4.89352455891786e-03f; T q=z*1.19825839466702e-06f+1.18534705686654e-04f; q=q*z+2.26843463243900e-03f;
  q=q*z+4.89352518554385e-03f; T r=y*p/q; return sel(gt(x,bc<T>(7.90531110763549805f)),bc<T>(1.f),sel(lt(x,bc<T>(-7.90531110763549805f)),bc<T>(-1.f),r)); } }
@@ -127,22 +157,32 @@ LANE2(floordivi_,idiv1<int>,idiv1<i64>) LANE2(remi_,irem1<int>,irem1<i64>) LANE2
 
 # Philox4x32-10: uniform numbers for linear indices base .. base + n - 1, bit-equal to graph/prims.py.
 RANDOM = r"""
-typedef u32 W8 __attribute__((vector_size(32))); typedef u64 Q4 __attribute__((vector_size(32))); typedef float X8 __attribute__((vector_size(32),aligned(4),may_alias));
+#ifdef __AVX512F__
+#define PW 16
+#else
+#define PW 8
+#endif
+typedef u32 W8 __attribute__((vector_size(PW*4))); typedef u64 Q4 __attribute__((vector_size(PW*4))); typedef int J8 __attribute__((vector_size(PW*4)));
+typedef float X8 __attribute__((vector_size(PW*4),aligned(4),may_alias));
 INL void mulhilo(W8 a,u32 m,W8&hi,W8&lo){ Q4 ev=((Q4)a&0xffffffffUL)*(u64)m, od=((Q4)a>>32)*(u64)m; lo=(W8)((ev&0xffffffffUL)|(od<<32)); hi=(W8)((ev>>32)|(od&0xffffffff00000000UL)); }
 INL void philox8(W8 c[4],u32 k0,u32 k1){ for(int r=0;r<10;r++){ W8 h0,l0,h1,l1; mulhilo(c[0],0xD2511F53u,h0,l0); mulhilo(c[2],0xCD9E8D57u,h1,l1);
  W8 n0=h1^c[1]^k0,n2=h0^c[3]^k1; c[0]=n0;c[1]=l1;c[2]=n2;c[3]=l0; k0+=0x9E3779B9u;k1+=0xBB67AE85u; } }
-INL X8 unit(W8 w){ return __builtin_convertvector((__attribute__((vector_size(32))) int)(w>>8),X8)*5.9604644775390625e-8f; }
-static void philox_block(float*o,u32 block,u32 stream,i64 seed){ W8 c[4]={W8{0,1,2,3,4,5,6,7}+block,W8{},W8{}+stream,W8{}}; philox8(c,(u32)seed,(u32)(seed>>32));
- W8 a=__builtin_shufflevector(c[0],c[1],0,8,1,9,4,12,5,13),b=__builtin_shufflevector(c[2],c[3],0,8,1,9,4,12,5,13);
- W8 d=__builtin_shufflevector(c[0],c[1],2,10,3,11,6,14,7,15),e=__builtin_shufflevector(c[2],c[3],2,10,3,11,6,14,7,15);
- W8 r0=__builtin_shufflevector(a,b,0,1,8,9,2,3,10,11),r2=__builtin_shufflevector(a,b,4,5,12,13,6,7,14,15);
- W8 r1=__builtin_shufflevector(d,e,0,1,8,9,2,3,10,11),r3=__builtin_shufflevector(d,e,4,5,12,13,6,7,14,15);
- *(X8*)o=unit(r0); *(X8*)(o+8)=unit(r1); *(X8*)(o+16)=unit(r2); *(X8*)(o+24)=unit(r3); }
-static __attribute__((noinline)) void philox_fill(float*o,i64 seed,u32 stream,i64 base,i64 n){ float t[32]; i64 i=0;
- if(base&3){ philox_block(t,base>>2,stream,seed); for(;i<n&&i<32-(base&3);i++) o[i]=t[(base&3)+i]; }
- for(;i+32<=n;i+=32) philox_block(o+i,(base+i)>>2,stream,seed);
+INL X8 unit(W8 w){ return __builtin_convertvector((J8)(w>>8),X8)*5.9604644775390625e-8f; }
+#if PW==16
+#define PART(m) { W8 a=__builtin_shufflevector(c[0],c[1],4*m,16+4*m,0,0,4*m+1,17+4*m,0,0,4*m+2,18+4*m,0,0,4*m+3,19+4*m,0,0); \
+ W8 b=__builtin_shufflevector(c[2],c[3],0,0,4*m,16+4*m,0,0,4*m+1,17+4*m,0,0,4*m+2,18+4*m,0,0,4*m+3,19+4*m); \
+ *(X8*)(o+PW*m)=unit(__builtin_shufflevector(a,b,0,1,18,19,4,5,22,23,8,9,26,27,12,13,30,31)); }
+#else
+#define PART(m) { W8 a=__builtin_shufflevector(c[0],c[1],2*m,8+2*m,0,0,2*m+1,9+2*m,0,0),b=__builtin_shufflevector(c[2],c[3],0,0,2*m,8+2*m,0,0,2*m+1,9+2*m); \
+ *(X8*)(o+PW*m)=unit(__builtin_shufflevector(a,b,0,1,10,11,4,5,14,15)); }
+#endif
+INL void philox_block(float*o,u32 block,u32 stream,i64 seed){ W8 n; for(int i=0;i<PW;i++) n[i]=i; W8 c[4]={n+block,W8{},W8{}+stream,W8{}};
+ philox8(c,(u32)seed,(u32)(seed>>32)); PART(0) PART(1) PART(2) PART(3) }
+static __attribute__((noinline)) void philox_fill(float*o,i64 seed,u32 stream,i64 base,i64 n){ float t[4*PW]; i64 i=0,s=base&3;
+ if(s){ philox_block(t,base>>2,stream,seed); for(;i<n&&i<4*PW-s;i++) o[i]=t[s+i]; }
+ for(;i+4*PW<=n;i+=4*PW) philox_block(o+i,(base+i)>>2,stream,seed);
  if(i<n){ philox_block(t,(base+i)>>2,stream,seed); for(int j=0;i<n;i++,j++) o[i]=t[j]; } }
-static __attribute__((noinline)) float philox_one(i64 seed,u32 stream,i64 i){ float t[32]; philox_block(t,i>>2,stream,seed); return t[i&3]; }
+static __attribute__((noinline)) float philox_one(i64 seed,u32 stream,i64 i){ float t[4*PW]; philox_block(t,i>>2,stream,seed); return t[i&3]; }
 """
 
 

@@ -10,7 +10,7 @@ import torch
 from ..graph.spec import numel
 from . import value as views
 from .index import Index
-from .ir import BOOL, COMPUTE_TYPE, I64, Expr, ReduceKind, cast, compare, const, index_value, op, select
+from .ir import BOOL, COMPUTE_TYPE, I32, I64, Expr, ReduceKind, cast, compare, const, index_value, op, select
 from .lowering import Decline, Lowering, Scalar, lowering
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, sub
@@ -202,10 +202,8 @@ def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None =
     ctx.keep(x)
     top = _row_max(ctx, x, dim, compute)
 
-    def shifted(a: Expr, m: Expr) -> Expr:
-        return op("exp", select(compare("eq", m, like(float("-inf"), m)), like(float("-inf"), m), sub(a, m)))
-
-    e = ctx.pointwise(shifted, x, top, shape=x.shape, dtype=compute)
+    low = ctx.pointwise(lambda m: select(compare("eq", m, like(float("-inf"), m)), like(0, m), m), top, shape=top.shape, dtype=compute)
+    e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, low, shape=x.shape, dtype=compute)
     ctx.realize(e)
     s = total(ctx, e, [dim], True, compute)
     inverse = ctx.pointwise(
@@ -300,9 +298,13 @@ def _nll_loss_backward(
     if reduction == MEAN:
         scale = ctx.pointwise(div, g, total_weight, shape=(), dtype=compute)
 
+    classes = x.shape[1]
+
     def body(index: tuple[Index, ...]) -> Expr:
         t = target.at((index[0],))
-        hit = op("and", compare("eq", index_value(index[1]), t), compare("ne", t, const(ignore, I64)))
+        used = op("and", compare("ne", t, const(ignore, I64)), compare("lt", t, const(classes, I64)))
+        place = cast(select(used, t, const(-1, I64)), I32)  # 32 bits are enough from here on
+        hit = compare("eq", index_value(index[1], I32), place)
         grad = cast(scale.at(() if reduction else (index[0],)), compute)
         return select(hit, op("neg", grad), const(0, compute))
 

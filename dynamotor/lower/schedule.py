@@ -14,7 +14,7 @@ import torch
 
 from ..base.config import config
 from ..graph.spec import contiguous_stride, numel
-from .fusion import FINAL, FULL, ONCE, ROW, Group, Member, fast_var
+from .fusion import FINAL, FULL, MAX_ACROSS, ONCE, ROW, Group, Member, fast_var
 from .index import Index, Var, flatten
 from .ir import (
     COMPUTE_TYPE,
@@ -30,7 +30,6 @@ from .ir import (
     make,
     rewrite,
     round_to,
-    total_cost,
     walk,
 )
 
@@ -50,6 +49,8 @@ class _Builder:
         self.levels: dict[Expr, int] = {}
         self.reduce_level: dict[int, int] = {}
         self.duplicates: set[str] = set()  # reductions that an earlier member computes already
+        if stream_rows(group):
+            group.template, group.loop = "rows", group.big_vars - group.loop
         self.order()
 
     def order(self) -> None:
@@ -191,6 +192,11 @@ class _Builder:
             inner.setdefault(at, []).append(Reduce(part, kind, e))
             row.setdefault(at, []).append(Reduce(number, kind, make("acc", (part, ROW, Index({}, 0)), e.dtype), across=True))
 
+    def _cost_in_row(self, value: Expr) -> int:
+        """What computing it again for each element of a row costs."""
+        inner = frozenset(self.inner)
+        return sum(e.cost + (e.op == "load") for e in walk(value) if e.vars & inner)
+
     # -- values needed in several phases -----------------------------------------------------------------------------
     def _keep_for_later(self, phases: list[Phase]) -> list[Phase]:
         """Decide for each member's value used in later phases: compute again, read back, or scratch."""
@@ -208,7 +214,7 @@ class _Builder:
             first = self.level(value)
             if not any(value in used for used in uses[first + 1 :]):
                 continue
-            if total_cost(value) <= RECOMPUTE_COST and len(loads_of(value)) <= 3:
+            if self._cost_in_row(value) <= RECOMPUTE_COST:
                 continue
             if m.node.buffer in stored and m.node.memory is COMPUTE_TYPE[m.node.memory]:
                 replacement[value] = load(m.node.buffer, m.store, m.node.memory)
@@ -228,6 +234,21 @@ class _Builder:
 
             result.append(Phase(tuple(swap(s) for s in (*extra.get(n, ()), *phase.inner)), phase.row))
         return result
+
+
+def stream_rows(group: Group) -> bool:
+    """Whether column sums go row by row with the sums in memory (near at hand in L1) rather than column block by column
+    block: when elements are stored on the way or cost much, and rows are long."""
+    if group.template != "cols":
+        return False
+    kept = group.big_vars - group.loop
+    columns = numel(v.size for v in kept)
+    if not 256 <= columns <= MAX_ACROSS or numel(v.size for v in group.loop) < 16:
+        return False
+    full = [m for m in group.members if m.level == FULL]
+    stores = any(not m.is_reduction and all(i.coefficient(v) is not None for v in kept for i in [m.store]) for m in full)
+    fast = fast_var(group.members, kept)
+    return stores and fast in kept
 
 
 def _with_last(variables: list[Var], last: Var | None) -> list[Var]:
