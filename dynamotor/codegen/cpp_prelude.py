@@ -142,7 +142,7 @@ template<class T> INL T tanh_(T x){
  else { T y=clamp_(x,-9.f,9.f); T z=y*y;
  T p=z*-2.76076847742355e-16f+2.00018790482477e-13f; p=p*z+-8.60467152213735e-11f; p=p*z+5.12229709037114e-08f; p=p*z+1.48572235717979e-05f;
  p=p*z+6.37261928875436e-04f; p=p*z+4.89352455891786e-03f; T q=z*1.19825839466702e-06f+1.18534705686654e-04f; q=q*z+2.26843463243900e-03f;
- q=q*z+4.89352518554385e-03f; T r=y*p/q; return sel(gt(x,bc<T>(7.90531110763549805f)),bc<T>(1.f),sel(lt(x,bc<T>(-7.90531110763549805f)),bc<T>(-1.f),r)); } }
+ q=q*z+4.89352518554385e-03f; T r=y*p/q; return clamp_(r,-1.f,1.f); } }
 template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
 template<class T> INL T rsqrt_(T x){ return 1/sqrt_(x); }
 template<class E> INL E floordiv1(E a,E b){ if(b==0) return a/b; E m=__builtin_fmod(a,b); E d=(a-m)/b; if(m!=0&&(b<0)!=(m<0)) d-=1;
