@@ -1,9 +1,15 @@
 """Every instruction of many functions: run natively up to it, cut the frame there, go on; the result is the function's."""
 
 import contextlib
+import difflib
+import fractions
 import inspect
+import posixpath
+import random
 import sys
+import textwrap
 import types
+import urllib.parse
 
 import pytest
 
@@ -385,3 +391,23 @@ def test_sentinels_round_trip():
     at = Boundary.of(code, decode(code).instrs[0].offset, [UNBOUND, 3], [NULL, "x"])
     assert at.flat([UNBOUND, 3], [NULL, "x"]) == (3, "x")
     assert at.unflat((3, "x")) == ([UNBOUND, 3], [NULL, "x"])
+
+
+LIBRARY = [
+    (posixpath.relpath, lambda: ("/a/b/c", "/a/d")),
+    (fractions.Fraction.limit_denominator, lambda: (fractions.Fraction(355, 113000), 100)),
+    (difflib.SequenceMatcher.find_longest_match, lambda: (difflib.SequenceMatcher(None, "abxcd", "abcd"),)),
+    (textwrap.TextWrapper._wrap_chunks, lambda: (textwrap.TextWrapper(width=10), ["aa", " ", "bbb", " ", "c" * 14, " ", "d"])),
+    (urllib.parse.urljoin, lambda: ("http://a/b/c/d", "../e")),
+    (inspect.cleandoc, lambda: ("\n   a\n     b\n   c\n",)),
+]
+
+
+@pytest.mark.parametrize("function, arguments", LIBRARY, ids=lambda v: getattr(v, "__name__", ""))
+def test_library_functions_cut_at_random(function, arguments):
+    function = getattr(function, "__wrapped__", function)
+    expected = function(*arguments())
+    for _ in range(12):
+        at, flat = run_steps(function, arguments(), random.randrange(150))
+        got = flat if at == "done" else resume_function(at, function.__globals__)(*flat)
+        assert got == expected
