@@ -15,6 +15,7 @@ from .breaks import Unsupported, unsupported
 from .bytecode import localsplus_names
 from .inner_frames import InnerFrames
 from .interpreter import Frame, run_frame
+from .liveness import live_slots
 from .ops_control import HandledValue
 from .output import Codegen
 from .resume import NULL, UNBOUND, Boundary, break_function, resume_function, successors, why_not_resumable
@@ -111,9 +112,10 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
     states: list[tuple[Frame, Boundary, list[Value]]] = []
     for frame in reversed(trace.stopped):
         stack: list[Any] = [NULL if v is None else v for v in frame.stack]
-        slots = [UNBOUND if v is None else v for v in frame.fast]
         innermost = frame is trace.stopped[-1]
         instr = frame.steps[frame.ip][1] if innermost else frame.instr
+        live = live_slots(frame.code, instr.offset)
+        slots = [v if v is not None and i in live else UNBOUND for i, v in enumerate(frame.fast)]
         if instr.op in _PROLOGUE:
             raise unsupported("reconstruct", "a frame that has not begun cannot be cut")
         at = Boundary.of(frame.code, instr.offset, slots, stack)

@@ -95,9 +95,12 @@ class Compiler:
                 captured = self.capture(args, kwnames)
                 run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
                 entry = make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
-        except Raised:
+        except Raised as raised:
             counters["frames"]["raised"] += 1
-            return self.eager(args, kwnames)
+            result = self.eager(args, kwnames)  # raises the same, with the user's own traceback
+            text = raised.value.describe()
+            warn_once(f"raised-{id(self)}", f"{self.name} ran eager: the capture saw {text} raised, which eager did not raise")
+            return result
         except InternalError as error:
             return self.failed(dispatcher, error, args, kwnames)
         tensors = entry.program.check(args)

@@ -11,8 +11,11 @@ import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .. import _C
 from .breaks import unsupported
-from .values.base import CallRule, Value, call_finder
+from .guards import IdIs
+from .values.base import CallRule, Value, call_finder, wrap_rule
+from .values.klass import Builtin
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "_dynamotor_disabled"
@@ -33,7 +36,15 @@ def disable(fn: F) -> F:
 
 def is_disabled(fn: Any) -> bool:
     """Whether `disable` marked the function."""
-    return isinstance(fn, types.FunctionType) and _MARK in fn.__dict__
+    return isinstance(fn, types.FunctionType) and (_MARK in fn.__dict__ or "_torchdynamo_disable" in fn.__dict__)
+
+
+@call_finder
+def _find_compiled(fn: Any) -> CallRule | None:
+    """A callable that is itself compiled is captured as what it was."""
+    if type(fn) is not _C.Dispatcher:
+        return None
+    return lambda trace, args, kwargs: trace.call(trace.make(fn.original), args, kwargs)
 
 
 @call_finder
@@ -44,3 +55,9 @@ def _find_disabled(fn: Any) -> CallRule | None:
     def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise unsupported("disabled", f"{fn.__qualname__} is marked with dynamotor.disable")
     return rule
+
+
+@wrap_rule(_C.Dispatcher)
+def _wrap_compiled(trace: Any, source: Any, obj: Any) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return Builtin(obj, source)

@@ -271,7 +271,7 @@ def list_append(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("SET_ADD")
 def set_add(frame: Frame, instr: Instr, target: int) -> None:
     value = frame.stack.pop()
-    frame.stack[-instr.arg].mutate(frame.trace).setdefault(value.hash_key(frame.trace), value)
+    frame.stack[-instr.arg].change(frame.trace, "add", value)
 
 
 @opcode("MAP_ADD")
@@ -289,10 +289,8 @@ def list_extend(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("SET_UPDATE")
 def set_update(frame: Frame, instr: Instr, target: int) -> None:
-    items = frame.stack[-1].unpack(frame.trace)
-    frame.stack.pop()
-    for item in items:
-        frame.stack[-instr.arg].mutate(frame.trace).setdefault(item.hash_key(frame.trace), item)
+    items = frame.stack.pop()
+    frame.stack[-instr.arg].change(frame.trace, "update", items)
 
 
 @opcode("DICT_UPDATE")

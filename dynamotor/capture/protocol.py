@@ -283,7 +283,11 @@ class Protocol:
             a, b = left.value, right.value
             return a is b or (type(a) is type(b) and type(a) in (int, str, bool, float) and left.is_plain and a == b)
         a = left.real()
-        return a is not MISSING and a is right.real()
+        if a is not MISSING and a is right.real():
+            return True
+        if left.source is not None and right.source is not None and left.python_type() is right.python_type():
+            self.reader.guard_distinct(left.source, right.source)
+        return False
 
     def truth(self, value: Value) -> bool:
         """`bool(value)`."""

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .guards import ConstEquals, IdIs, Predicate, SameObject, TypeIs
+from .guards import ConstEquals, Distinct, IdIs, Predicate, SameObject, TypeIs
 from .source import Attr, Const, Source
 from .values.base import Value, wrap_base, wrap_exact
 from .values.constant import Constant
@@ -81,6 +81,28 @@ class Reader:
     def guard_call(self, source: Source, test: Callable[[Any], bool], text: str) -> None:
         """A Python test of the object holds; slow, for what has no other guard."""
         self.guard(Predicate(source, test, text))
+
+    def guard_distinct(self, first: Source, second: Source) -> None:
+        """Two different objects must not be one at the next call."""
+        if not (type(first) is Const and type(second) is Const):
+            self.guard(Distinct(first, (second,)))
+
+    def guard_key(self, key: Any, among: Iterable[Value] | None) -> None:
+        """A key is looked up by identity: in an outside container (`among` is None) it must stay this object, in one made in
+        the trace it must stay different from the other keys `among` which it is."""
+        if type(key) is tuple:
+            for part in key:
+                self.guard_key(part, among)
+            return
+        value = self.values.get(id(key))
+        if value is None or value.source is None or value.real() is not key:
+            return
+        if among is None:
+            self.guard(IdIs(value.source, key))
+            return
+        for other in among:
+            if other is not value and other.source is not None and other.python_type() is value.python_type():
+                self.guard_distinct(value.source, other.source)
 
     @staticmethod
     def attr(source: Source, name: str) -> Source:

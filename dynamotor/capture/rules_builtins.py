@@ -29,6 +29,7 @@ from .values.containers import (
     SliceValue,
     TupleValue,
     contents_of,
+    items_in_any_order,
 )
 from .values.function import BoundMethod, FunctionValue
 from .values.instances import is_pure, pure_functions
@@ -197,12 +198,12 @@ def _tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(set)
 def _set(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue.of(trace, args[0].unpack(trace) if args else [])
+    return SetValue.of(trace, args[0] if args else [])
 
 
 @builtin_rule(frozenset)
 def _frozenset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue.of(trace, args[0].unpack(trace) if args else [], frozenset)
+    return SetValue.of(trace, args[0] if args else [], frozenset)
 
 
 @builtin_rule(dict)
@@ -486,7 +487,8 @@ def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
 
 @builtin_rule(sorted)
 def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return ListValue(sort_values(trace, args[0].unpack(trace), kwargs))
+    plain = "key" not in kwargs
+    return ListValue(sort_values(trace, items_in_any_order(trace, args[0]) if plain else args[0].unpack(trace), kwargs))
 
 
 def _operator_rule(fn: Any, op: Any) -> None:

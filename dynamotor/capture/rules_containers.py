@@ -219,6 +219,7 @@ def _count(trace: Trace, self: Any, item: Value) -> Value:
 # dict ------------------------------------------------------------------------------------------------------------------
 @method(dict.get, types.MappingProxyType.get)
 def _get(trace: Trace, self: DictValue, key: Value, default: Value = NONE) -> Value:
+    self.trace = trace
     found = self.lookup(key.hash_key(trace))
     return default if found is None else found
 
@@ -327,35 +328,41 @@ def _dict_reversed(trace: Trace, self: DictValue) -> Value:
 # set -------------------------------------------------------------------------------------------------------------------
 @method(set.add)
 def _add(trace: Trace, self: SetValue, item: Value) -> None:
-    self.mutate(trace).setdefault(item.hash_key(trace), item)
+    self.change(trace, "add", item)
 
 
 @method(set.discard)
 def _discard(trace: Trace, self: SetValue, item: Value) -> None:
-    self.mutate(trace).pop(item.hash_key(trace), None)
+    self.change(trace, "discard", item)
 
 
 @method(set.remove)
 def _set_remove(trace: Trace, self: SetValue, item: Value) -> None:
-    if self.mutate(trace).pop(item.hash_key(trace), None) is None:
+    if not trace.truth(self.contains(trace, item)):
         raise trace.error(KeyError, item)
+    self.change(trace, "discard", item)
 
 
 @method(set.clear)
 def _set_clear(trace: Trace, self: SetValue) -> None:
-    self.mutate(trace).clear()
+    self.change(trace, "clear", None)
 
 
 @method(set.copy, frozenset.copy)
 def _set_copy(trace: Trace, self: SetValue) -> Value:
-    return SetValue(dict(self.table), self.kind)
+    table = dict(self.table)
+    return SetValue(table, self.kind, mirror=None if self.mirror is None else self.mirror.copy())
 
 
-@method(set.update)
-def _set_update(trace: Trace, self: SetValue, *others: Value) -> None:
-    for other in others:
-        for item in other.unpack(trace):
-            self.mutate(trace).setdefault(item.hash_key(trace), item)
+def _update_rule(name: str) -> None:
+    @method(getattr(set, name))
+    def _update_set(trace: Trace, self: SetValue, *others: Value) -> None:
+        for other in others:
+            self.change(trace, name, other)
+
+
+for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update"):
+    _update_rule(_name)
 
 
 def _set_operations(name: str, op: Any) -> None:
@@ -363,8 +370,8 @@ def _set_operations(name: str, op: Any) -> None:
     def _operate(trace: Trace, self: SetValue, *others: Value) -> Value:
         result = self
         for other in others:
-            result = result.binary(trace, op, SetValue.of(trace, other.unpack(trace)))  # type: ignore[assignment]
-        return SetValue(dict(result.table), self.kind) if result is self else result
+            result = result.binary(trace, op, SetValue.of(trace, other))  # type: ignore[assignment]
+        return _set_copy(trace, self) if result is self else result
 
 
 for _name, _op in (("union", operator.or_), ("intersection", operator.and_), ("difference", operator.sub),
@@ -375,7 +382,7 @@ for _name, _op in (("union", operator.or_), ("intersection", operator.and_), ("d
 def _set_relations(name: str, op: Any) -> None:
     @method(getattr(set, name), getattr(frozenset, name))
     def _relate(trace: Trace, self: SetValue, other: Value) -> Value:
-        return Constant(op(set(self.table), set(SetValue.of(trace, other.unpack(trace)).table)))
+        return Constant(op(set(self.table), set(SetValue.of(trace, other).table)))
 
 
 _set_relations("issubset", operator.le)

@@ -45,7 +45,8 @@ def _copy_container(value: Value, inner: Any) -> Value | None:
     if isinstance(value, DictValue):
         return DictValue([(h, inner(k), inner(v)) for h, (k, v) in value.load().items()], kind=value.kind)
     if isinstance(value, SetValue):
-        return SetValue({h: inner(v) for h, v in value.table.items()}, value.kind)
+        return SetValue({h: inner(v) for h, v in value.table.items()}, value.kind,
+                        mirror=None if value.mirror is None else value.mirror.copy())
     return None
 
 

@@ -25,6 +25,7 @@ from .breaks import unsupported
 from .guards import IdIs
 from .polyfills import getters
 from .polyfills import itertools as polyfills
+from .reader import trusted_module
 from .source import Const
 from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, wrap_rule
 from .values.constant import Constant
@@ -130,9 +131,13 @@ def _find_cached(fn: Any) -> CallRule | None:
         if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
             trace.effects.later(trace.make(fn), args, kwargs)
             return Constant(None)
-        if all(v.is_constant() for v in everything) and wrapped.__name__.startswith(("is_", "get_", "_is_", "has_")):
+        library = trusted_module(wrapped.__module__) or (wrapped.__module__ or "").partition(".")[0] in ("transformers", "timm")
+        if library and all(v.is_constant() for v in everything):
             return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
-        return trace.tail_call(trace.make(wrapped), args, kwargs)
+        if library:
+            return trace.call(trace.make(wrapped), args, kwargs)
+        raise unsupported("unsupported-call", f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
+                          "what it returns depends on the calls before", "call it outside the compiled function")
     return rule
 
 
@@ -271,8 +276,8 @@ def _var_reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return Constant(None)
 
 
-@wrap_rule(contextvars.ContextVar, weakref.ReferenceType, logging.Logger, logging.RootLogger, type(threading.Lock()),
-           inspect.Signature, inspect.Parameter, dataclasses.Field)
+@wrap_rule(contextvars.ContextVar, weakref.ReferenceType, type(threading.Lock()), inspect.Signature,
+           inspect.Parameter, dataclasses.Field)
 def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return Held(obj, source)
@@ -310,7 +315,12 @@ _LOGGED = {f"Logger.{n}" for n in ("debug", "info", "warning", "error", "critica
 
 @builtin_rule(logging.Logger.isEnabledFor, logging.Logger.getEffectiveLevel)
 def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    logger = args[0].as_constant()
+    logger = args[0].real()
+    if logger is MISSING or args[0].source is None:
+        raise unsupported("unsupported-call", "a logger made in the trace")
+    trace.reader.guard_identity(args[0].source, logger)
+    level = logger.getEffectiveLevel()
+    trace.reader.guard_call(args[0].source, lambda now: now.getEffectiveLevel() == level, f"a logger at level {level}")
     if len(args) > 1:
         return trace.real_call(logger.isEnabledFor, args[1].as_constant())
     return trace.real_call(logger.getEffectiveLevel)

@@ -417,7 +417,7 @@ def sets(x):
     s.add(4)
     s.discard(1)
     s |= {9}
-    return x, s & {2, 3}, s - {2}, s | {7}, s ^ {3, 8}, 4 in s, len(s), {2} <= s, sorted(s), frozenset([1, 2]) == {1, 2}, s.union([5])
+    return x, {1, 5}, {3} | {4}, sorted(s & {2, 3}), sorted(s - {2}), sorted(s | {7}), sorted(s ^ {3, 8}), 4 in s, len(s), {2} <= s, sorted(s), frozenset([1, 2]) == {1, 2}, sorted(s.union([5])), list(s)
 
 
 @program

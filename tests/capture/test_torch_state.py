@@ -196,3 +196,18 @@ def test_a_counter_that_turns_into_another_type_is_seen():
     assert compiled(a)[1] == 2.5
     model.steps = True
     assert compiled(a)[1] == 2
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_other_tracers_see_every_op(warm):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    compiled = dynamotor.compile(model, backend="aot_eager")
+    a = torch.randn(2, 3)
+    if warm:
+        compiled(a)
+    traced = torch.jit.trace(compiled, (a,))
+    other = torch.randn(2, 3)
+    torch.testing.assert_close(traced(other), model(other))
+    inner = dynamotor.compile(lambda t: torch.relu(t) + 1, backend="aot_eager")
+    graph = torch.fx.symbolic_trace(lambda t: inner(t))
+    torch.testing.assert_close(graph(other), torch.relu(other) + 1)

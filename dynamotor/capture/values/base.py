@@ -155,6 +155,21 @@ class Value:
         return f"<{type(self).__name__} {self.describe()}>"
 
 
+class ObjectKey:
+    """An object with `__hash__` and `__eq__` of its own as a key: the program's own methods decide."""
+
+    __slots__ = ("trace", "value", "hash")
+
+    def __init__(self, trace: Trace, value: Value, hash_: int) -> None:
+        self.trace, self.value, self.hash = trace, value, hash_
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectKey) and self.trace.equal(self.value, other.value)
+
+
 class Iterator(Value):
     """A value with `__next__`."""
 

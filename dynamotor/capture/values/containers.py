@@ -10,11 +10,13 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..breaks import unsupported
 from ..guards import DictKeys, Length, MissingKey, Predicate, SetEquals, TypeIs, is_constant
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
-from .base import MISSING, Iterator, Value, makers, wrap_rule
+from .base import MISSING, Iterator, ObjectKey, Value, makers, wrap_rule
 from .constant import Constant
 
 if TYPE_CHECKING:
@@ -244,13 +246,15 @@ class DictValue(Value):
             if not self.trusted:
                 self.trace.reader.guard(DictKeys(self.source, tuple(keys)))
             written, self.table = self.table, {}
-            for key in keys:
+            for real in keys:
+                value = self._key(real)
+                key = real if type(real) in _OWN_KEYS else value.hash_key(self.trace)
                 if key in self.removed:
                     continue
                 if key in written:
                     self.table[key] = written[key]
                 else:
-                    self.table[key] = (self._key(key), self._read(key))
+                    self.table[key] = (value, self._read(real))
             for key, pair in written.items():
                 self.table.setdefault(key, pair)
             self.complete = True
@@ -267,14 +271,16 @@ class DictValue(Value):
 
     def lookup(self, key: Hashable) -> Value | None:
         """The value under a hash key, or None; the read or the absence is guarded."""
+        if type(key) not in _OWN_KEYS and self.trace is not None:
+            self.trace.reader.guard_key(key, None if self.obj is not MISSING else [k for k, _ in self.table.values()])
         pair = self.table.get(key)
         if pair is not None:
             return pair[1]
         if self.complete or key in self.changed or key in self.absent:
             return None
-        if isinstance(key, Value):
-            self.load()
-            return None
+        if not is_real_key(key):
+            pair = self.load().get(key)
+            return None if pair is None else pair[1]
         if dict.__contains__(self.obj, key):
             value = self._read(key)
             self.table[key] = (Constant(key) if type(key) is str else self._key(key), value)
@@ -302,6 +308,7 @@ class DictValue(Value):
 
     # Protocol ----------------------------------------------------------------------------------------------------------
     def getitem(self, trace: Trace, key: Value) -> Value:
+        self.trace = trace
         found = self.lookup(key.hash_key(trace))
         if found is None:
             raise trace.error(KeyError, key)
@@ -317,6 +324,7 @@ class DictValue(Value):
         self.remove(trace, hash_key)
 
     def contains(self, trace: Trace, item: Value) -> Value:
+        self.trace = trace
         return Constant(self.lookup(item.hash_key(trace)) is not None)
 
     def truth(self, trace: Trace) -> bool:
@@ -380,6 +388,16 @@ class DictValue(Value):
         return "a dict"
 
 
+_OWN_KEYS = frozenset((str, int, bool, type(None), type, torch.dtype))
+
+
+def is_real_key(key: Hashable) -> bool:
+    """Whether a hash key is the real object (or a tuple of such) and not the stand-in of one made in the trace."""
+    if type(key) is tuple or type(key) is frozenset:
+        return all(map(is_real_key, key))
+    return not isinstance(key, Value | ObjectKey)
+
+
 class DictView(Value):
     """`d.keys()`, `d.values()`, `d.items()`."""
 
@@ -416,7 +434,7 @@ class DictView(Value):
         if self.part == "values":
             return None
         mine = SetValue.of(trace, self.unpack(trace))
-        theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other.unpack(trace))
+        theirs = other if isinstance(other, SetValue) else SetValue.of(trace, other)
         return mine.binary(trace, op, theirs, reflected)
 
     def reconstruct(self, cg: Codegen) -> str:
@@ -458,21 +476,31 @@ class DictIterator(Iterator):
 
 
 class SetValue(Value):
-    """A set or frozenset. One from outside guards each membership asked for, until something needs all of its items."""
+    """A set or frozenset. One from outside guards each membership asked for, until something needs all of its items.
 
-    __slots__ = ("obj", "_table", "kind", "trace")
+    `mirror` is a real set that went through the same operations, so that it has the order that eager's has; None when an
+    item is not constant (the order of such items is their addresses').
+    """
+
+    __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log")
 
     def __init__(self, table: dict[Hashable, Value] | None, kind: type = set, source: Any = None, obj: Any = MISSING,
-                 trace: Trace | None = None) -> None:
-        self.source, self._table, self.kind, self.obj, self.trace = source, table, kind, obj, trace
+                 trace: Trace | None = None, mirror: Any = None) -> None:
+        self.source, self._table, self.kind, self.obj, self.trace, self.mirror = source, table, kind, obj, trace, mirror
+        self.log: list[tuple[str, Value | None]] = []
 
     @staticmethod
-    def of(trace: Trace, items: Iterable[Value], kind: type = set) -> SetValue:
-        """A new set of the items."""
+    def of(trace: Trace, source: Value | list[Value], kind: type = set) -> SetValue:
+        """A new set of the items of an iterable."""
         table: dict[Hashable, Value] = {}
+        items = source if isinstance(source, list) else items_in_any_order(trace, source)
         for item in items:
-            table.setdefault(item.hash_key(trace), item)
-        return SetValue(table, kind)
+            key = item.hash_key(trace)
+            if type(key) not in _OWN_KEYS:
+                trace.reader.guard_key(key, table.values())
+            table.setdefault(key, item)
+        like = real_items(source if isinstance(source, SetValue | DictValue | Constant) else items)
+        return SetValue(table, kind, mirror=None if like is None else kind(like))
 
     @property
     def table(self) -> dict[Hashable, Value]:
@@ -483,7 +511,10 @@ class SetValue(Value):
                 self.trace.reader.guard(Predicate(self.source, lambda now: set(now) == items, "the same set"))
             else:
                 self.trace.reader.guard(SetEquals(self.source, frozenset(items)))
-            self._table = {item: self.trace.make(item) for item in items}
+                mirror = set(self.obj)
+                self.mirror = mirror if list(mirror) == list(self.obj) else None
+            made = {item: self.trace.make(item) for item in items}
+            self._table = {item if type(item) in _OWN_KEYS else v.hash_key(self.trace): v for item, v in made.items()}
         return self._table
 
     def python_type(self) -> type:
@@ -503,11 +534,31 @@ class SetValue(Value):
             raise trace.error(TypeError, "unhashable type: 'set'")
         return frozenset(self.table)
 
-    def mutate(self, trace: Trace) -> dict[Hashable, Value]:
-        """The table, to be changed."""
+    def change(self, trace: Trace, method: str, item: Value | None) -> None:
+        """`set.<method>(self, item)` for add, discard, clear, update and the in-place operators."""
+        table = self.table
+        if method == "add":
+            table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr]
+        elif method == "discard":
+            table.pop(item.hash_key(trace), None)  # type: ignore[union-attr]
+        elif method == "clear":
+            table.clear()
+        else:
+            other = SetValue.of(trace, item)  # type: ignore[arg-type]
+            both = table | other.table
+            kept = _SET_METHODS[method](set(table), set(other.table))
+            self._table = {k: v for k, v in both.items() if k in kept}
+        if self.mirror is not None:
+            like = None if item is None else real_items([item] if method in ("add", "discard") else item)
+            if method == "clear":
+                self.mirror.clear()
+            elif like is None:
+                self.mirror = None
+            else:
+                getattr(self.mirror, method)(like[0] if method in ("add", "discard") else like)
         if self.obj is not MISSING:
+            self.log.append((method, item))
             trace.effects.touch(self)
-        return self.table
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.table)
@@ -516,14 +567,18 @@ class SetValue(Value):
         return Constant(len(self.table))
 
     def ordered(self) -> list[Value]:
-        """The items in the order in which a real set gives them, when that is known."""
-        if len(self.table) > 1 and self.is_constant():
-            by_key = {v.as_constant(): v for v in self.table.values()}
-            return [by_key[k] for k in self.as_constant()]
-        if len(self.table) > 1:
+        """The items in the order in which eager's set gives them, when that is known."""
+        table = self.table
+        if len(table) < 2:
+            return list(table.values())
+        if self.mirror is None:
             raise unsupported("unsupported-value", "iteration over a set of objects without a fixed order",
                               cure="iterate over a list or dict, or sort the set")
-        return list(self.table.values())
+        if self.obj is not MISSING and not self.log:
+            order = list(self.obj)
+            self.trace.reader.guard(Predicate(self.source, lambda now: list(now) == order, "a set in the same order"))
+        by_key = {v.as_constant(): v for v in table.values()}
+        return [by_key[k] for k in self.mirror]
 
     def unpack(self, trace: Trace) -> list[Value]:
         return self.ordered()
@@ -533,7 +588,9 @@ class SetValue(Value):
 
     def contains(self, trace: Trace, item: Value) -> Value:
         key = item.hash_key(trace)
-        if self._table is None and not isinstance(key, Value):
+        if type(key) not in _OWN_KEYS:
+            trace.reader.guard_key(key, None if self.obj is not MISSING else self.table.values())
+        if self._table is None and is_real_key(key):
             found = key in self.obj
             trace.reader.guard(Predicate(self.source, lambda now: (key in now) == found, f"a set with {key!r:.60}" if found else
                                          f"a set without {key!r:.60}"))
@@ -541,39 +598,61 @@ class SetValue(Value):
         return Constant(key in self.table)
 
     def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
-        if isinstance(other, DictView):
-            other = SetValue.of(trace, other.unpack(trace))
-        if isinstance(other, Constant) and isinstance(other.value, frozenset):
-            other = SetValue.of(trace, [trace.make(v) for v in other.value], frozenset)
+        if isinstance(other, DictView) or isinstance(other, Constant) and isinstance(other.value, frozenset):
+            other = SetValue.of(trace, other, frozenset if isinstance(other, Constant) else set)
         if not isinstance(other, SetValue):
             return None
         mine, theirs = (other, self) if reflected and op not in _ORDER else (self, other)
-        a, b = mine.table, theirs.table
         if op in _ORDER:
-            return Constant(op(set(a), set(b)))
-        plain = {operator.iand: operator.and_, operator.ior: operator.or_, operator.isub: operator.sub,
-                 operator.ixor: operator.xor}.get(op, op)
-        if plain not in (operator.and_, operator.or_, operator.sub, operator.xor):
+            return Constant(op(set(mine.table), set(theirs.table)))
+        if op in _IN_PLACE:
+            if self.kind is set:
+                self.change(trace, _IN_PLACE[op][0], other)
+                return self
+            op = _IN_PLACE[op][1]
+        if op not in (operator.and_, operator.or_, operator.sub, operator.xor):
             return None
-        both = a | b
-        result = {k: both[k] for k in both if k in plain(set(a), set(b))}
-        if plain is not op and self.kind is set:
-            table = self.mutate(trace)
-            table.clear()
-            table.update(result)
-            return self
-        return SetValue(result, mine.kind)
+        both = mine.table | theirs.table
+        kept = op(set(mine.table), set(theirs.table))
+        known = mine.mirror is not None and theirs.mirror is not None
+        return SetValue({k: v for k, v in both.items() if k in kept}, mine.kind,
+                        mirror=op(mine.mirror, theirs.mirror) if known else None)
 
     def reconstruct(self, cg: Codegen) -> str:
+        if self.mirror is not None and len(self.table) > 1:
+            if list(self.kind(self.mirror)) != list(self.mirror):
+                raise unsupported("reconstruct", "a set whose order cannot be rebuilt leaves the captured region")
+            return cg.new_object(self, f"{self.kind.__name__}({cg.constant(self.mirror)})")
         text = f"{{{', '.join([cg.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
         return cg.new_object(self, text if self.kind is set else f"frozenset({text})")
 
     def replay(self, cg: Codegen) -> None:
-        """Give the outside set its final contents."""
+        """Redo the changes of the outside set."""
         name = cg.emit(self)
-        cg.statement(f"set.clear({name})")
-        for item in self.table.values():
-            cg.statement(f"set.add({name}, {cg.emit(item)})")
+        for method, item in self.log:
+            cg.statement(f"set.{method}({name}{'' if item is None else ', ' + cg.emit(item)})")
+
+
+_SET_METHODS: dict[str, Callable[[set, set], set]] = {
+    "update": operator.or_, "intersection_update": operator.and_, "difference_update": operator.sub,
+    "symmetric_difference_update": operator.xor,
+}
+_IN_PLACE = {operator.ior: ("update", operator.or_), operator.iand: ("intersection_update", operator.and_),
+             operator.isub: ("difference_update", operator.sub), operator.ixor: ("symmetric_difference_update", operator.xor)}
+
+
+def real_items(source: Value | list[Value]) -> Any:
+    """A real iterable that a set takes in like the value's (its kind decides the order that results), None if not constant."""
+    if isinstance(source, SetValue):
+        return source.mirror if len(source.table) > 1 else source.as_constant() if source.is_constant() else None
+    if isinstance(source, Constant):
+        return source.value
+    if isinstance(source, DictValue):
+        return source.as_constant() if all(k.is_constant() for k, _ in source.load().values()) and source.is_constant() else None
+    items = source if isinstance(source, list) else source.items if isinstance(source, SequenceValue) else None
+    if items is None or not all(item.is_constant() for item in items):
+        return None
+    return [item.as_constant() for item in items]
 
 
 class SliceValue(Value):
@@ -606,6 +685,11 @@ class SliceValue(Value):
 _ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
 
 
+def items_in_any_order(trace: Trace, value: Value) -> list[Value]:
+    """The items of an iterable for a use that does not depend on their order."""
+    return list(value.table.values()) if isinstance(value, SetValue) else value.unpack(trace)
+
+
 def contents_of(value: Value) -> Value | None:
     """The list, tuple, dict or set inside a value (of a builtin type or a subclass), or None."""
     if isinstance(value, SequenceValue | DictValue | SetValue):
@@ -621,8 +705,8 @@ def _fresh_dict(trace: Trace, obj: Any) -> Value:
 
 makers[tuple] = lambda trace, obj: TupleValue([trace.fresh(item) for item in obj])
 makers[list] = lambda trace, obj: ListValue([trace.fresh(item) for item in obj])
-makers[set] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj})
-makers[frozenset] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj}, frozenset)
+makers[set] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj}, mirror=obj)
+makers[frozenset] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj}, frozenset, mirror=obj)
 makers[dict] = makers[types.MappingProxyType] = _fresh_dict
 
 

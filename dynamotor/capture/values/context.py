@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx._symbolic_trace import is_fx_tracing
 from torch.utils._device import DeviceContext
 
 from ..breaks import unsupported
@@ -46,8 +47,8 @@ def preserved_modes() -> Iterator[None]:
 
 
 def foreign_modes() -> bool:
-    """Whether a torch function or dispatch mode of the user is on (`with torch.device(...)` is none)."""
-    if torch._C._len_torch_dispatch_stack():
+    """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, a user's mode (`with torch.device(...)` is none)."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or is_fx_tracing():
         return True
     return bool(torch._C._len_torch_function_stack()) and any(
         not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())

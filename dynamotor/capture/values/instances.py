@@ -75,7 +75,7 @@ def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
     if issubclass(cls, tuple) and maker is tuple.__new__:
         return UserObject(cls, base=TupleValue(args[0].unpack(trace) if args else []))
     if issubclass(cls, set) and maker is set.__new__:
-        return UserObject(cls, base=SetValue({}))
+        return UserObject(cls, base=SetValue({}, mirror=set()))
     for base in _PLAIN_BASES:
         if issubclass(cls, base) and maker is base.__new__:
             return UserObject(cls, base=trace.call(trace.make(base), args, kwargs))
@@ -102,7 +102,8 @@ def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value
         if args[1:]:
             trace.update_dict(base, args[1])
     elif isinstance(base, SetValue) and init is set.__init__:
-        base.table.update(SetValue.of(trace, args[0].unpack(trace) if args else []).table)
+        if args:
+            base.change(trace, "update", args[0])
     elif issubclass(instance.cls, BaseException):
         instance.slots["args"] = TupleValue(args)
         if kwargs:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..breaks import unsupported
 from ..guards import Length, MissingAttr, TypeIs
 from ..source import Attr, InstanceDict
-from .base import MISSING, Value, wrap_rule
+from .base import MISSING, ObjectKey, Value, wrap_rule
 from .constant import Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue
 
@@ -53,13 +53,9 @@ class UserObject(Value):
         if hasher is None:
             raise trace.error(TypeError, f"unhashable type: '{self.cls.__name__}'")
         if isinstance(hasher, types.FunctionType):
-            return self._custom_key(trace)
+            return ObjectKey(trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant())
         return super().hash_key(trace)
 
-    def _custom_key(self, trace: Trace) -> Hashable:
-        """A dataclass-like key: the hash the program computes stands for the object (equal hashes mean `==` must agree)."""
-        result = trace.call_special(self, "__hash__", [], {})
-        return (self.cls, result.as_constant())
 
     # Attributes --------------------------------------------------------------------------------------------------------
     def dict(self, trace: Trace) -> DictValue | None:
