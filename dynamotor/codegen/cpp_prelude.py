@@ -117,12 +117,12 @@ template<class T> INL T exp_(T x){ typedef typename tr<T>::I I;
 #ifdef __AVX512F__
  else if constexpr(tr<T>::n==16){ x=clamp_(x,-200.f,200.f);
  T n=x*1.44269504f+12582912.f; n=n-12582912.f; T r=x-n*0.693359375f; r=r+n*2.12194440e-4f;
- T p=r*1.9875691500e-4f+1.3981999507e-3f; p=p*r+8.3334519073e-3f; p=p*r+4.1665795894e-2f; p=p*r+1.6666665459e-1f; p=p*r+5.0000001201e-1f; p=p*(r*r)+r+1.f;
+ T p=r*1.3814539e-3f+8.3687454e-3f; p=p*r+4.1668389e-2f; p=p*r+1.6666521e-1f; p=p*r+4.9999994e-1f; p=p*(r*r)+r+1.f;
  return (T)__builtin_ia32_scalefps512_mask(p,n,p,(short)-1,4); }
 #endif
  else { x=clamp_(x,-104.f,89.f);
  T t=x*1.44269504f+12582912.f; T n=t-12582912.f; T r=x-n*0.693359375f; r=r+n*2.12194440e-4f;
- T p=r*1.9875691500e-4f+1.3981999507e-3f; p=p*r+8.3334519073e-3f; p=p*r+4.1665795894e-2f; p=p*r+1.6666665459e-1f; p=p*r+5.0000001201e-1f; p=p*(r*r)+r+1.f;
+ T p=r*1.3814539e-3f+8.3687454e-3f; p=p*r+4.1668389e-2f; p=p*r+1.6666521e-1f; p=p*r+4.9999994e-1f; p=p*(r*r)+r+1.f;
  I e=bits<I>(t)-0x4b400000; I a=e>>1; return p*bits<T>((a+127)<<23)*bits<T>((e-a+127)<<23); } }
 template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
  if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_log(x); else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_log(x[i]); return r; } }

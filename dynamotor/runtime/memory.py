@@ -11,6 +11,7 @@ block), and results come from a pool that takes a storage back when nobody but t
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import weakref
@@ -30,6 +31,19 @@ _PROBES = 8
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor
 _use_count = torch._C._storage_Use_Count
 new_tensor = torch._C._dynamo.guards._empty_strided_cpu
+
+
+_HUGE = 2 << 20  # bytes of a huge page on x86-64
+_MADV_HUGEPAGE = 14
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+
+
+def ask_for_huge_pages(tensor: torch.Tensor) -> None:
+    """Let the kernel back the inside of a fresh large tensor with huge pages: fewer faults and TLB misses. Only a hint."""
+    start = -(-tensor.data_ptr() // _HUGE) * _HUGE
+    end = (tensor.data_ptr() + tensor.nbytes) // _HUGE * _HUGE
+    if _madvise is not None and end > start:
+        _madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_HUGEPAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,7 @@ class Block:
     def __init__(self, nbytes: int) -> None:
         with torch.inference_mode(False):
             self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8)
+        ask_for_huge_pages(self.bytes)
 
     def tensor(self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor (no view of another, so without shared version counter) at a byte offset of the block."""
@@ -175,6 +190,7 @@ class _Pooled:
     def __init__(self, nbytes: int, dtype: torch.dtype) -> None:
         with torch.inference_mode(False):
             self.tensor = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
+        ask_for_huge_pages(self.tensor)
         self.storage = self.tensor.untyped_storage()
         self.handle = self.storage._cdata
         self.pointer, self.nbytes = self.storage.data_ptr(), self.storage.nbytes()
