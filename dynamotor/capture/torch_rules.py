@@ -20,30 +20,46 @@ _CALL_BACK = frozenset((F.triplet_margin_with_distance_loss,))
 _NAMESPACES = (torch, F, torch.functional, torch.linalg, torch.special, torch.fft, torch._C._nn, torch._C._linalg,
                torch._C._special, torch._C._fft, torch._C._VariableFunctions, torch.nested, torch.masked)
 
-# Answered at trace time from PyTorch's state; the ambient guard covers what can change.
-QUERIES = frozenset((
-    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_inference, torch.is_autocast_enabled,
-    torch.is_autocast_cpu_enabled, torch.is_autocast_cache_enabled, torch.get_autocast_dtype, torch.get_autocast_cpu_dtype,
-    torch.get_autocast_gpu_dtype, torch.get_default_dtype, torch.get_default_device, torch.is_tensor, torch.is_storage,
-    torch.finfo, torch.iinfo, torch.device, torch.Size, torch.promote_types, torch.can_cast, torch.broadcast_shapes,
-    torch.is_deterministic_algorithms_warn_only_enabled, torch.are_deterministic_algorithms_enabled,
-    torch.get_float32_matmul_precision, torch.get_num_threads, torch.is_floating_point, torch.is_complex, torch.is_signed,
-    torch.jit.is_scripting, torch.jit.is_tracing, torch._C._get_tracing_state, torch._C._is_tracing,
-    torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting,
-    torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic,
-    torch.overrides.is_tensor_like, torch.overrides.is_tensor_method_or_property,
-    torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic,
-    torch._C._is_torch_function_enabled, torch._C._are_functorch_transforms_active, torch._C._functorch.peek_interpreter_stack,
-    torch._C._get_cudnn_enabled, torch._C._get_mkldnn_enabled, torch._C._get_flash_sdp_enabled, torch._C._get_math_sdp_enabled,
-    torch._C._get_mem_efficient_sdp_enabled, torch._C._get_cudnn_sdp_enabled, torch._C._is_any_autocast_enabled,
-    torch.cuda.is_available, torch.cuda.device_count, torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing,
-    torch.backends.mps.is_available, torch.backends.cuda.is_built, torch.distributed.is_available,
-    torch.get_deterministic_debug_mode, torch.typename, torch._C._log_api_usage_once, torch.is_vulkan_available,
-    torch._C._is_fx_tracing if hasattr(torch._C, "_is_fx_tracing") else torch.is_grad_enabled,
-    torch.fx._symbolic_trace.is_fx_tracing, torch.fx._symbolic_trace.is_fx_symbolic_tracing, torch.numel,
-))
-if torch.distributed.is_available():
-    QUERIES |= {torch.distributed.is_initialized}
+# Answered at trace time; the ambient guard covers what can change. Names that this PyTorch lacks are skipped.
+_QUERY_NAMES = """
+    distributed.is_available is_grad_enabled is_inference_mode_enabled is_inference is_autocast_enabled
+    is_autocast_cpu_enabled is_autocast_cache_enabled get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype
+    get_default_dtype get_default_device is_tensor is_storage finfo iinfo device Size promote_types can_cast
+    broadcast_shapes are_deterministic_algorithms_enabled
+    is_floating_point is_complex is_signed jit.is_scripting jit.is_tracing
+    _C._get_tracing_state _C._is_tracing compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting
+    overrides.has_torch_function overrides.has_torch_function_unary overrides.has_torch_function_variadic
+    overrides.is_tensor_like overrides.is_tensor_method_or_property _C._has_torch_function _C._has_torch_function_unary
+    _C._has_torch_function_variadic _C._is_torch_function_enabled _C._are_functorch_transforms_active
+    _C._functorch.peek_interpreter_stack 
+    _C._is_any_autocast_enabled
+    cuda.is_available cuda.device_count cuda.is_initialized cuda.is_current_stream_capturing backends.mps.is_available
+    backends.cuda.is_built typename _C._log_api_usage_once is_vulkan_available
+    _C._is_fx_tracing fx._symbolic_trace.is_fx_tracing fx._symbolic_trace.is_fx_symbolic_tracing numel
+    distributed.is_initialized
+"""
+
+# Answered at trace time under a guard of their own: flags that the ambient guard does not hold.
+_GUARDED_NAMES = """
+    get_num_threads get_float32_matmul_precision is_deterministic_algorithms_warn_only_enabled get_deterministic_debug_mode
+    backends.mha.get_fastpath_enabled _C._get_cudnn_enabled _C._get_mkldnn_enabled _C._get_flash_sdp_enabled
+    _C._get_math_sdp_enabled _C._get_mem_efficient_sdp_enabled _C._get_cudnn_sdp_enabled
+"""
+
+
+def _resolve(names: str) -> frozenset[Any]:
+    found = set()
+    for name in names.split():
+        obj: Any = torch
+        for part in name.split("."):
+            obj = getattr(obj, part, None)
+        if obj is not None:
+            found.add(obj)
+    return frozenset(found)
+
+
+GUARDED_QUERIES = _resolve(_GUARDED_NAMES)
+QUERIES = _resolve(_QUERY_NAMES) | GUARDED_QUERIES
 
 _RANDOM = (torch.manual_seed, torch.seed, torch.initial_seed, torch.get_rng_state, torch.set_rng_state, torch.random.manual_seed,
            torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state, torch.random.set_rng_state,

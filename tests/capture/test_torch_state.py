@@ -211,3 +211,14 @@ def test_other_tracers_see_every_op(warm):
     inner = dynamotor.compile(lambda t: torch.relu(t) + 1, backend="aot_eager")
     graph = torch.fx.symbolic_trace(lambda t: inner(t))
     torch.testing.assert_close(graph(other), torch.relu(other) + 1)
+
+
+def test_flags_that_a_program_asks_for_are_guarded():
+    compiled = dynamotor.compile(lambda a: a * (2 if torch.backends.mha.get_fastpath_enabled() else 3), backend=Recorder())
+    a = torch.randn(3)
+    assert torch.equal(compiled(a), a * 2)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        assert torch.equal(compiled(a), a * 3)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)

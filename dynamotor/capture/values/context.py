@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx._symbolic_trace import is_fx_tracing
+from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
 from ..breaks import unsupported
@@ -48,7 +48,7 @@ def preserved_modes() -> Iterator[None]:
 
 def foreign_modes() -> bool:
     """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, a user's mode (`with torch.device(...)` is none)."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or is_fx_tracing():
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag:
         return True
     return bool(torch._C._len_torch_function_stack()) and any(
         not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())

@@ -15,7 +15,8 @@ import torch
 
 from ..breaks import Unsupported, unsupported
 from ..guards import IdIs
-from ..torch_rules import REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
+from ..source import Const
+from ..torch_rules import GUARDED_QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .base import CallRule, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant
 from .containers import TupleValue
@@ -86,8 +87,17 @@ def _query(fn: Callable[..., Any]) -> CallRule:
             result = fn(*[_query_argument(a) for a in args], **{name: _query_argument(v) for name, v in kwargs.items()})
         except Exception as error:
             raise trace.real_error(error) from None
+        if fn in GUARDED_QUERIES and not args and not kwargs:
+            _guard_answer(trace, fn, result)
         return constant_result(trace, result)
     return rule
+
+
+def _guard_answer(trace: Trace, fn: Callable[[], Any], answer: Any) -> None:
+    asked = trace.__dict__.setdefault("guarded_answers", set())
+    if fn not in asked:
+        asked.add(fn)
+        trace.reader.guard_call(Const(fn, _name(fn)), lambda f: f() == answer, f"answering {answer!r}")
 
 
 def _query_argument(value: Value) -> Any:
