@@ -31,7 +31,7 @@ _QUERY_NAMES = """
     overrides.has_torch_function overrides.has_torch_function_unary overrides.has_torch_function_variadic
     overrides.is_tensor_like overrides.is_tensor_method_or_property _C._has_torch_function _C._has_torch_function_unary
     _C._has_torch_function_variadic _C._is_torch_function_enabled _C._are_functorch_transforms_active
-    _C._functorch.peek_interpreter_stack 
+    _C._functorch.peek_interpreter_stack
     _C._is_any_autocast_enabled
     cuda.is_available cuda.device_count cuda.is_initialized cuda.is_current_stream_capturing backends.mps.is_available
     backends.cuda.is_built typename _C._log_api_usage_once is_vulkan_available
