@@ -18,8 +18,8 @@ from .rewrite import call, only_user, spec_of, static_nodes
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
 
-_PACKED = mkldnn._convolution_pointwise.default
-_PACKED_BINARY = mkldnn._convolution_pointwise.binary
+_PACKED = getattr(getattr(mkldnn, "_convolution_pointwise", None), "default", None)  # None: a torch without oneDNN
+_PACKED_BINARY = getattr(getattr(mkldnn, "_convolution_pointwise", None), "binary", None)
 # aten op -> oneDNN's name, for ops without parameters.
 _UNARY = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh", aten.silu.default: "swish",
           aten.hardswish.default: "hardswish", aten.hardsigmoid.default: "hardsigmoid"}
@@ -27,6 +27,8 @@ _UNARY = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.
 
 def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
     """Channels-last convolution with a static weight: reorder the weight into oneDNN's own layout, once."""
+    if _PACKED is None:
+        return
     graph = gm.graph
     static = static_nodes(graph, info)
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.convolution.default]:
@@ -61,6 +63,8 @@ def _unary(node: fx.Node | None) -> tuple[str, list[Any]] | None:
 
 def fuse_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
     """Residual sums and activations that follow a prepacked convolution move into it."""
+    if _PACKED is None:
+        return
     graph = gm.graph
     order = {node: i for i, node in enumerate(graph.nodes)}
     for conv in [n for n in graph.nodes if n.target is _PACKED]:

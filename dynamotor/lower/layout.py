@@ -33,14 +33,17 @@ def _wants_channels_last(node: fx.Node) -> bool:
     """Whether a node is a convolution (or the backward of one) that oneDNN runs faster channels-last."""
     if node.op != "call_function" or node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return False
-    x = spec_of(node.args[0])
+    x = spec_of(node.args[1 if node.target is aten.convolution_backward.default else 0])
+    if x is not None and len(x.shape) == 4 and x.shape[1] == 1:
+        return False  # one channel is both layouts at once, and aten takes it for row-major
     return x is not None and len(x.shape) == 4 and x.dtype in _DTYPES and x.device.type == "cpu" and x.numel > 0
 
 
 def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
     """Make convolutions channels-last and carry the layout on."""
     graph = gm.graph
-    if not torch.backends.mkldnn.is_available() or not any(_wants_channels_last(node) for node in graph.nodes):
+    onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    if not onednn or not any(_wants_channels_last(node) for node in graph.nodes):
         return
     output = output_node(graph)
     promised = {node: node.meta["val"] for node in output.all_input_nodes}

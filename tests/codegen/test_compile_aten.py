@@ -166,6 +166,19 @@ def test_a_channels_last_training_step():
         assert a.grad.stride() == b.grad.stride()
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_images_of_one_channel(train):
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU()).train(train)
+    other, x = copy.deepcopy(net), torch.randn(3, 1, 8, 8)
+    with torch.set_grad_enabled(train):
+        got, want = compile_module(net, x)(x)[0], other(x)
+    check([got], [want])
+    if train:
+        (got**2).sum().backward()
+        (want**2).sum().backward()
+        check([p.grad for p in net.parameters()], [p.grad for p in other.parameters()], rtol=1e-3, atol=1e-3)
+
+
 def test_gradients_accumulate_over_recycled_memory():
     linear = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 200))
     other = copy.deepcopy(linear)
