@@ -81,3 +81,16 @@ def _like(recorder: GraphRecorder, func: OpOverload, like: ShapeTensor, *, dtype
         return NotImplemented
     value = 0 if func is aten.zeros_like.default else 1
     return recorder.call(aten.full.default, list(like.shape), value, dtype=dtype or like.dtype, device=device or like.device)
+
+
+@decomposition(aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
+def _unsafe_split(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, sizes: Any, dim: int = 0) -> Any:
+    """Slices that nobody may see as views of their source: each is memory of its own here."""
+    dim %= len(x.shape)
+    if isinstance(sizes, int):
+        sizes = [min(sizes, x.shape[dim] - start) for start in range(0, x.shape[dim], max(sizes, 1))] or [0]
+    source, parts, start = recorder.node_of(x), [], 0
+    for size in sizes:
+        parts.append(recorder.tensor(recorder.emit(aten.slice.Tensor, (source, dim, start, start + size), {})))
+        start += size
+    return parts

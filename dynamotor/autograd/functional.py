@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..base.registry import Registry
+from ..graph.layout import is_dense, preserved_stride
 from ..graph.shapes import UnsupportedOp
 from ..graph.spec import TensorSpec
 
@@ -89,8 +90,13 @@ def write(alias: Alias, value: torch.fx.Node, emit: Emit) -> None:
 
 
 def like(value: torch.fx.Node, spec: TensorSpec, old: Callable[[], torch.fx.Node], emit: Emit) -> torch.fx.Node:
-    """The value cast, expanded and laid out as `spec` says, the way `copy_` into such a tensor does it."""
+    """The value cast, expanded and laid out as `spec` says, the way `copy_` into such a tensor does it.
+
+    Only the order of dimensions counts where `spec` leaves holes between elements: values have none.
+    """
     have = spec_of_node(value)
+    if not is_dense(spec):
+        spec = spec.with_stride(preserved_stride(spec))
     if have.dtype != spec.dtype and have.shape == spec.shape and have.stride == spec.stride:
         return emit(aten._to_copy.default, (value,), {"dtype": spec.dtype})
     if (have.shape, have.stride, have.dtype, have.device) != (spec.shape, spec.stride, spec.dtype, spec.device):

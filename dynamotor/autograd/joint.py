@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ..graph.layout import is_dense
 from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, contiguous_stride
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .functional import Alias, read
 from .recorder import GraphRecorder
@@ -185,7 +186,7 @@ def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: Shape
 def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor | None]:
     """What the graph returns for outputs that share memory: the one output, or the tensor that all of them view."""
     if len(group) == 1:
-        return group[0].note, group[0]
+        return _root_of_one(memory, group[0])
     wanting = [tensor for tensor in group if tensor.requires_grad]
     if not wanting:
         whole = [tensor for tensor in group if tensor.note is memory.base]
@@ -196,16 +197,21 @@ def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor 
     return next((t for t in group if t is root), root).note, root
 
 
+def _root_of_one(memory: Any, tensor: ShapeTensor) -> tuple[Alias, ShapeTensor | None]:
+    """The output itself; where it leaves holes in its memory, what it is a view of, so that it keeps eager's strides."""
+    if not is_dense(tensor.spec):
+        if not tensor.requires_grad:
+            return memory.base, None
+        root = tensor._base
+        if isinstance(root, ShapeTensor) and is_dense(root.spec) and _chain(tensor.note, root.note) is not None:
+            return root.note, root
+    return tensor.note, tensor
+
+
 def tangent_spec(spec: TensorSpec) -> TensorSpec:
     """The layout in which a gradient of an output arrives: the output's own when it has no holes, else row-major."""
-    step = 1
-    for size, stride in sorted(zip(spec.shape, spec.stride, strict=True), key=lambda pair: pair[1]):
-        if size == 1:
-            continue
-        if stride != step:
-            return TensorSpec.dense(spec.shape, spec.dtype, spec.device)
-        step *= size
-    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+    stride = spec.stride if is_dense(spec) else contiguous_stride(spec.shape)
+    return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
 
 
 def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[ShapeTensor]) -> tuple[list, list]:

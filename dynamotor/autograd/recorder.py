@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from ..base.errors import UserLine
 from ..base.registry import Registry
+from ..graph.layout import is_dense
 from ..graph.op_facts import VIEW_FORMS, OpFacts, facts
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
 from ..graph.shapes import infer_spec
@@ -293,8 +294,8 @@ def _as_strided(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor,
     alias = recorder.alias_of(source)
     if alias.parent is None or not isinstance(source, ShapeTensor):
         return NotImplemented
-    if alias.memory.input is not None:
-        raise UnsupportedOp("DM213", "as_strided on a view of an input", cure="use select, slice or view")
+    if alias.memory.input is not None or not is_dense(alias.memory.base.spec):
+        raise UnsupportedOp("DM213", "as_strided on a view of an input or of memory with holes", cure="use select, slice or view")
     whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
     whole.note = alias.memory.base
     return recorder._record_view(func, (whole, size, stride, source.spec.offset if offset is None else offset), {})
