@@ -133,7 +133,11 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
         namespace = frame.func.globals.obj
         after = [functools.partial(Continuation, dispatcher_of(ResumePoint(b, namespace))) for b in successors(at, inner=inner)]
         step = break_function(at, after, namespace, inner=inner)
-        words = [cg.emit(v) for v in values] + ([f"lambda: {cg.constant(drive)}({expression})"] if inner else [])
+        words = [cg.emit(v) for v in values]
+        if inner:
+            name = f"inner{len(cg.lines)}"
+            cg.statement(f"{name} = lambda: {cg.constant(drive)}({expression})")
+            words.append(name)
         if inner_frames is not None and not inner:
             step = functools.partial(inner_frames.call, step)
         expression = f"{cg.constant(step)}({', '.join(words)})"
