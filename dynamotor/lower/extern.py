@@ -84,6 +84,21 @@ class Materialized:
         return f"Materialized({self.target})"
 
 
+class OwnStorage:
+    """Calls an op that counts from the start of its first operand's storage, on a copy that starts its storage."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.__name__ = f"own_storage_{getattr(target, '__name__', 'op')}"
+
+    def __call__(self, x: torch.Tensor, *args: Any) -> Any:
+        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+        return self.target(copy.copy_(x), *args)
+
+    def __repr__(self) -> str:
+        return f"OwnStorage({self.target})"
+
+
 def aten_call_target(target: Any) -> Any:
     """The callable to run: the op itself, or one that copies when the op's schema says that results alias arguments."""
     schema = getattr(target, "_schema", None)

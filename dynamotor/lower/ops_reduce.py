@@ -202,7 +202,9 @@ def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None =
     ctx.keep(x)
     top = _row_max(ctx, x, dim, compute)
 
-    low = ctx.pointwise(lambda m: select(compare("eq", m, like(float("-inf"), m)), like(0, m), m), top, shape=top.shape, dtype=compute)
+    low = ctx.pointwise(
+        lambda m: select(compare("eq", m, like(float("-inf"), m)), like(0, m), m), top, shape=top.shape, dtype=compute
+    )
     e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, low, shape=x.shape, dtype=compute)
     ctx.realize(e)
     s = total(ctx, e, [dim], True, compute)

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, numel
 from . import value as views
-from .index import Index
+from .extern import OwnStorage
+from .index import Index, flatten
 from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, select
 from .lowering import Decline, Lowering, Scalar, lowering
 from .program import BufRef
@@ -175,16 +176,41 @@ def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
     )
 
 
-@lowering(aten.as_strided.default)
-def _as_strided(ctx: Lowering, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Value:
-    """Only where x lies in memory as in eager and nothing outside of it is seen."""
+def _own_offset(ctx: Lowering, storage_offset: int | None) -> int:
+    """A storage offset of eager's, counted from the first element of the operand."""
     spec = ctx.node.args[0].meta["val"]
-    start = (spec.offset if storage_offset is None else storage_offset) - spec.offset
+    return 0 if storage_offset is None else storage_offset - spec.offset
+
+
+@lowering(aten.as_strided.default, aten.as_strided_copy.default)
+def _as_strided(ctx: Lowering, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Value:
+    """Where x lies in memory as in eager and nothing outside of it is seen; else a call on a copy with a storage of its own."""
+    spec = ctx.node.args[0].meta["val"]
+    start = _own_offset(ctx, storage_offset)
     ref = ctx.realize(x, spec.stride)
     extent = TensorSpec(tuple(size), tuple(stride), x.dtype).extent
     if ref.stride != spec.stride or start < 0 or start + extent > spec.extent:
-        raise Decline("reaches outside of its operand")
+        return ctx.extern(OwnStorage(aten.as_strided_copy.default), (x, size, stride, start), fallback=True)
     return Value(size, x.dtype, ref=BufRef(ref.name, tuple(size), tuple(stride), ref.offset + start, ref.dtype))
+
+
+@lowering(aten.as_strided_scatter.default)
+def _as_strided_scatter(
+    ctx: Lowering, x: Value, source: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Value:
+    """A dense run of elements of a dense x is a range of positions; anything else is a call on a copy with its own storage."""
+    spec = ctx.node.args[0].meta["val"]
+    start, shape = _own_offset(ctx, storage_offset), tuple(size)
+    if not spec.is_contiguous or not TensorSpec(shape, tuple(stride), x.dtype).is_contiguous or not numel(shape):
+        return ctx.extern(OwnStorage(aten.as_strided_scatter.default), (x, source, size, stride, start), fallback=True)
+    flat = views.reshape(source, (numel(shape),))
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        position = flatten(index, spec.stride) - start
+        inside = op("and", compare("ge", index_value(position), const(0, I64)), _less(position, numel(shape)))
+        return masked(inside, flat.at((position,)), x.at(index))
+
+    return ctx.generate(body)
 
 
 # -- joins and pads ---------------------------------------------------------------------------------------------------

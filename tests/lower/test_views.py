@@ -93,6 +93,18 @@ def test_as_strided_inside_its_operand():
     check(lambda x: torch.as_strided(x, (3, 8), (16, 2), 1) * 2, x)
 
 
+def test_strided_reads_and_writes_count_from_the_operand_not_from_scratch_memory():
+    x, y = torch.randn(6, 8), torch.randn(4, 8)
+
+    def fn(x, y):
+        z = torch.exp(x)
+        filled = torch.as_strided_scatter(torch.tanh(x).view(48), y, (4, 8), (8, 1), 8)
+        strided = torch.as_strided_scatter(torch.sigmoid(x), y[:3], (3, 8), (16, 1), 8)
+        return filled * 2, strided, torch.as_strided(z * 2, (4, 4), (8, 2), 3) + 1, (z @ z.t()).sum()
+
+    check(fn, x, y, fallbacks=None, tolerance=1e-5)
+
+
 def test_repeat():
     check(lambda x: x.repeat(2, 1, 3) + 1, X)
 
