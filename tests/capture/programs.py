@@ -1,4 +1,3 @@
-# ruff: noqa: the idioms, odd ones included, are the point
 """Small Python programs over tensors, by name: what the interpreter has to understand without breaking the graph."""
 
 from __future__ import annotations
