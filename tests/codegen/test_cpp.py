@@ -1,0 +1,104 @@
+"""The C++ text: goldens for a few kernels at 8 lanes, equal structures share a function, width and grain choices."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dynamotor.codegen import cpp, cpp_kernel
+from dynamotor.graph.info import GraphInfo
+from dynamotor.lower.lower import lower_graph
+from dynamotor.lower.program import LoopStep
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
+from aten_graphs import aten_graph  # noqa: E402
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def kernels(fn, *inputs):
+    """The loop kernels of a function."""
+    with torch.no_grad():
+        program = lower_graph(aten_graph(fn, *inputs), GraphInfo("inference", "test"))
+    return [s.kernel for s in program.steps if isinstance(s, LoopStep)]
+
+
+def text(kernel):
+    """A kernel's C++, one statement a line, without the name that hashes it."""
+    function = cpp.emit_kernel(kernel)
+    return function.source.replace(function.name, "kernel").replace(";", ";\n").replace("{", "{\n")
+
+
+CASES = {
+    "softmax": (lambda s, m: torch.softmax(s * 0.125 + m, -1), (6, 40), (40,)),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (32,), w), (5, 32), (32,)),
+    "bias_gradient": (lambda g: g.sum(0), (64, 48)),
+    "transpose_add": (lambda x, y: x.view(8, 3, 16).transpose(0, 1) + y, (8, 48), (3, 8, 16)),
+    "bool_and_bfloat16": (lambda x, y: (x > 0) & (y.bfloat16() < x), (50,), (50,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_is_the_golden(name, update_golden, monkeypatch):
+    monkeypatch.setattr(cpp_kernel, "machine_width", lambda: 8)
+    monkeypatch.setattr(cpp, "_memo", {})
+    fn, *shapes = CASES[name]
+    got = "\n".join(text(k) for k in kernels(fn, *(torch.zeros(s) for s in shapes)))
+    path = GOLDEN / f"{name}.cpp"
+    if update_golden:
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(got)
+    assert got == path.read_text()
+
+
+def test_equal_kernels_share_one_function():
+    def layer(x, w):
+        return torch.tanh(x @ w) * 2 + 1
+
+    found = kernels(lambda x, w, v: layer(layer(x, w), v), torch.zeros(8, 8), torch.zeros(8, 8), torch.zeros(8, 8))
+    functions = [cpp.emit_kernel(k) for k in found]
+    assert len(functions) == 2 and functions[0] is functions[1]
+    assert cpp.emit_unit(functions).count('extern "C" void') == 1
+
+
+def test_kernels_that_differ_in_a_constant_or_a_size_do_not_share():
+    names = {
+        cpp.emit_kernel(kernels(fn, torch.zeros(n))[0]).name
+        for fn, n in ((lambda x: x * 2, 64), (lambda x: x * 3, 64), (lambda x: x * 2, 65), (lambda x: x.double() * 2, 64))
+    }
+    assert len(names) == 4
+
+
+def test_small_kernels_run_on_one_thread_and_large_ones_in_parallel():
+    small, large = (cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(n))[0]).source for n in (1000, 1_000_000))
+    assert "omp" not in small and "omp parallel for" in large
+
+
+def test_sixty_four_bit_values_halve_the_lanes(monkeypatch):
+    monkeypatch.setattr(cpp_kernel, "machine_width", lambda: 16)
+    monkeypatch.setattr(cpp, "_memo", {})
+    assert cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(256))[0]).widths == {16}
+    assert cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(256, dtype=torch.float64))[0]).widths == {8}
+
+
+def test_the_unit_includes_nothing():
+    unit = cpp.emit_unit([cpp.emit_kernel(kernels(lambda x: x.exp(), torch.zeros(256))[0])])
+    assert "#include" not in unit
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_narrower_machines_get_right_code_too(width, monkeypatch, tmp_path):
+    from dynamotor.codegen import compile_aten
+
+    monkeypatch.setattr(cpp_kernel, "machine_width", lambda: width)
+    monkeypatch.setattr(cpp, "_memo", {})
+
+    def fn(x, y):
+        return torch.softmax(x * y, -1), (x > y).sum(0), (x * x).bfloat16(), x.argmax(1), x.sum(0)
+
+    x, y = torch.randn(20, 50), torch.randn(50)
+    got = compile_aten(aten_graph(fn, x, y), GraphInfo("inference", "test"))(x, y)
+    for a, b in zip(got, fn(x, y), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
