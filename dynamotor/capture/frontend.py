@@ -65,6 +65,7 @@ class Compiler:
         self.resumes: dict[Any, Any] = {}
         self.lazy: set[Source] = set()  # integers whose change made this callable compile again
         self.inner = InnerFrames(self.inner_dispatcher)
+        self.told_full = False
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
 
     @property
@@ -78,23 +79,14 @@ class Compiler:
         if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
-        if dispatcher.entries:
-            reasons = [miss_reason(e, args, n_positional, kwnames) for e in dispatcher.entries]
-            self.lazy.update(changed_integers(dispatcher.entries, args))
-            emit("recompile", name=self.name, reasons=reasons)
-            counters["frames"]["recompiled"] += 1
-            log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
-            if len(dispatcher.entries) >= config.cache_size_limit:
-                counters["frames"]["cache_limit"] += 1
-                warn_once(f"cache-limit-{id(self)}", f"{self.name} was compiled {len(dispatcher.entries)} times; further "
-                          f"variants run eager. The last one differed because {reasons[0]}. If that is meant, raise "
-                          "dynamotor.config.cache_size_limit")
-                return self.eager(args, kwnames)
+        if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
+            return self.eager(args, kwnames)
         try:
             with collector_paused():
                 captured = self.capture(args, kwnames)
                 run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
                 entry = make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
+                captured.examples.clear()  # the entry lives on, the first call's tensors need not
         except Raised as raised:
             counters["frames"]["raised"] += 1
             result = self.eager(args, kwnames)  # raises the same, with the user's own traceback
@@ -111,6 +103,31 @@ class Compiler:
                 cure="report this; dynamotor.disable(fn) keeps the function out"), args, kwnames)
         dispatcher.add(entry)
         return captured.finish(run(*tensors), args)
+
+    def may_add(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> bool:
+        """Tell why no entry fits; false when there are as many as may be."""
+        full = len(dispatcher.entries) >= config.cache_size_limit
+        if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
+            counters["frames"]["cache_limit"] += 1
+            return False
+        reasons = [miss_reason(e, args, n_positional, kwnames) for e in dispatcher.entries]
+        self.lazy.update(changed_integers(dispatcher.entries, args))
+        emit("recompile", name=self.name, reasons=reasons)
+        counters["frames"]["recompiled"] += 1
+        log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
+        if full:
+            self.told_full = True
+            counters["frames"]["cache_limit"] += 1
+            warn_once(f"cache-limit-{id(self)}", f"{self.name} was compiled {len(dispatcher.entries)} times; further "
+                      f"variants run eager. The last one differed because {reasons[0]}. If that is meant, raise "
+                      "dynamotor.config.cache_size_limit")
+        return not full
+
+    def forget(self) -> None:
+        """Drop what was compiled for the rest of functions after breaks and for functions entered in breaks."""
+        self.resumes.clear()
+        self.inner.forget()
+        self.told_full = False
 
     def failed(self, dispatcher: Any, error: InternalError, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """A mistake of the capture's own: eager from now on, with one warning (strict: the error)."""

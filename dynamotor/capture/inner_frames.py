@@ -45,6 +45,11 @@ class InnerFrames:
         if code is not None:
             self._hook.skip(code)
 
+    def forget(self) -> None:
+        """Drop the dispatchers; functions are asked about anew."""
+        self._closures.clear()
+        self._hook.answers.clear()
+
     def _answer(self, code: types.CodeType, function: types.FunctionType) -> Any:
         if is_disabled(function) or is_compiled_code(code, function):
             return False  # nothing that it calls is captured either

@@ -16,6 +16,7 @@ import dis
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -286,7 +287,11 @@ def _leave(code: types.CodeType, consts: Assembler, after: Boundary, resume: Cal
     out.emit("LIST_EXTEND", 1)
     out.emit("PUSH_NULL")
     out.emit("SWAP", 2)
-    out.const(resume)
+    # The collector does not look into code objects, so a cycle through one would never be freed: it holds a weak reference,
+    # and the function holds the callable.
+    out.emit("PUSH_NULL")
+    out.const(weakref.ref(resume))
+    out.call(0)
     out.emit("SWAP", 2)
     out.emit("CALL_FUNCTION_EX", 0)
     out.emit("RETURN_VALUE")
@@ -312,7 +317,7 @@ def _copy(out: Assembler, at: Boundary, instr: Instr) -> None:
 _SLOT_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
 
 
-def _function(at: Boundary, out: Assembler, globals_: dict[str, Any], kind: str) -> Callable[..., Any]:
+def _function(at: Boundary, out: Assembler, globals_: dict[str, Any], kind: str, kept: tuple[Any, ...]) -> Callable[..., Any]:
     line = at.instr.line or at.code.co_firstlineno
     code = put_before(at.code, out, line, at.code.co_name)
     closure = tuple(types.CellType() for _ in code.co_freevars) or None
@@ -322,6 +327,7 @@ def _function(at: Boundary, out: Assembler, globals_: dict[str, Any], kind: str)
         return inner(flat)
 
     function.__name__ = function.__qualname__ = f"{at.code.co_name}.{kind}@{at.offset}"
+    function.__dict__["resumes"] = kept
     return function
 
 
@@ -337,14 +343,14 @@ def resume_function(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any
     out = Assembler(at.code)
     _rebuild(out, at, thunk=False)
     out.emit("JUMP_FORWARD", at.instr.offset // 2)
-    return _function(at, out, globals_, "resume")
+    return _function(at, out, globals_, "resume", ())
 
 
 def break_function(at: Boundary, resumes: Sequence[Callable[..., Any]], globals_: dict[str, Any], *,
                    inner: bool = False, handled: bool = True) -> Callable[..., Any]:
     """A function of the flat values that runs the one instruction, then returns `resume(*flat)` of where that led.
 
-    resumes: a callable for each of `successors(at, inner=inner)`, on that boundary's flat values. With `inner` the function
+    resumes: a weakly referenceable callable for each of `successors(at, inner=inner)`, on that boundary's flat values. With `inner` the function
     takes one more argument, a callable without arguments whose result is pushed in place of the instruction (see
     `successors`). An exception of the instruction goes to the user's handlers, natively; with `handled` false, to the caller.
     """
@@ -373,4 +379,4 @@ def break_function(at: Boundary, resumes: Sequence[Callable[..., Any]], globals_
     handler = decode(at.code).handler(instr.end - 2)
     if handled and handler is not None and end > start:
         out.cover(start, end, handler)
-    return _function(at, out, globals_, "break")
+    return _function(at, out, globals_, "break", tuple(resumes))

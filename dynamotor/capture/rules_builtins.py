@@ -323,7 +323,7 @@ def format_percent(trace: Trace, left: Constant, right: Value) -> Value:
 @builtin_rule(str.format)
 def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     def plain(v: Value) -> Any:
-        return v.as_constant() if isinstance(v, Constant) else text_of(trace, v, str).as_constant()
+        return v.as_constant() if v.is_constant() else text_of(trace, v, str).as_constant()
 
     return trace.real_call(args[0].as_constant().format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()})
 

@@ -8,11 +8,14 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
 import logging
 import operator
 import os
 import random
+import re
 import sys
+import textwrap
 import threading
 import time
 import types
@@ -28,7 +31,7 @@ from .polyfills import itertools as polyfills
 from .reader import trusted_module
 from .source import Const
 from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, wrap_rule
-from .values.constant import Constant
+from .values.constant import PURE_TYPES, Constant
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.function import BoundMethod, PartialValue
 from .values.instances import pure_functions
@@ -198,6 +201,22 @@ def _cast(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return args[1]
 
 
+def _pure_rule(fn: types.FunctionType) -> None:
+    """A library function written in Python that is pure: run for real when all is known, inlined otherwise."""
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        if all(v.is_constant() for v in (*args, *kwargs.values())):
+            return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
+        return trace.inline_function(fn, args, kwargs)
+    builtin_rules.setdefault(fn, rule)
+
+
+for _fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.split, re.findall, re.escape, json.dumps, json.loads,
+            os.path.join, os.path.basename, os.path.dirname, os.path.splitext, textwrap.dedent, inspect.cleandoc):
+    _pure_rule(_fn)
+_polyfill(collections._count_elements, polyfills.count_elements)  # type: ignore[attr-defined]
+PURE_TYPES.update({re.Pattern, re.Match})
+
+
 # contextvars ---------------------------------------------------------------------------------------------------------------
 class TokenValue(Value):
     """What ContextVar.set returned in the trace: the value before, or MISSING."""
@@ -277,7 +296,7 @@ def _var_reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 @wrap_rule(contextvars.ContextVar, weakref.ReferenceType, type(threading.Lock()), inspect.Signature,
-           inspect.Parameter, dataclasses.Field)
+           inspect.Parameter, dataclasses.Field, re.Pattern, re.Match)
 def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return Held(obj, source)

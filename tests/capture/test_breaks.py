@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from programs import PROGRAMS
+from programs_odd import PROGRAMS as ODD
 from test_programs import Recorder, same
 
 import dynamotor
@@ -26,6 +27,17 @@ def test_cut_at_many_instructions(name, monkeypatch, capfd):
             x = torch.randn(2, 3, dtype=torch.float64)
             assert same(fn(x), compiled(x)), steps
     assert "DM90" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_programs(name, capfd):
+    """In one graph or several, without a mistake of the capture's own."""
+    fn = ODD[name]
+    compiled = dynamotor.compile(fn, backend=Recorder())
+    for _ in range(2):
+        x = torch.randn(2, 3, dtype=torch.float64)
+        assert same(fn(x), compiled(x))
+    assert not capfd.readouterr().err
 
 
 def prints(x):
@@ -148,8 +160,8 @@ def effects_before_and_after(x, holder):
     return x + holder.noisy
 
 
-ONE_ARGUMENT = [prints, breaks_in_calls, decides_on_data, loop_with_break_inside, while_on_data, item_of_a_tensor, inside_no_grad, inside_try,
-                natively_raised, inside_closures, inside_comprehension, key_function, generator_that_prints]
+ONE_ARGUMENT = [prints, breaks_in_calls, decides_on_data, loop_with_break_inside, while_on_data, item_of_a_tensor,
+                inside_no_grad, inside_try, natively_raised, inside_closures, inside_comprehension, key_function, generator_that_prints]
 
 
 @pytest.mark.parametrize("fn", ONE_ARGUMENT)

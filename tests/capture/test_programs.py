@@ -28,7 +28,8 @@ def same(a, b, seen=None):
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and same(getattr(a, "__dict__", None), getattr(b, "__dict__", None))
+        attributes = [getattr(d, "__dict__", None) for d in (a, b)]
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and same(*attributes)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     if dataclasses.is_dataclass(a) or type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__") and not callable(a):

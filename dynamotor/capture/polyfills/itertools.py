@@ -1,4 +1,4 @@
-"""itertools as generators."""
+"""itertools as generators, and Counter's counting."""
 
 from __future__ import annotations
 
@@ -163,3 +163,8 @@ def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) ->
             groups.append((this, [item]))
     for this, items in groups:
         yield this, iter(items)
+
+
+def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
+    for item in iterable:
+        mapping[item] = mapping.get(item, 0) + 1

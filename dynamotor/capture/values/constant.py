@@ -59,8 +59,14 @@ class Constant(Value):
                 found = getattr(self.value, name)
             except AttributeError as error:
                 raise trace.real_error(error) from None
-            return BoundBuiltin(found, self) if callable(found) else trace.make(found)
+            return self.attribute(trace, found)
         return trace.generic_getattr(self, name)
+
+    def attribute(self, trace: Trace, found: Any) -> Value:
+        """The value of a real attribute: C methods stay bound to this value."""
+        if isinstance(found, types.BuiltinMethodType | types.MethodWrapperType) and found.__self__ is self.value:
+            return BoundBuiltin(found, self)
+        return trace.make(found)
 
     def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
         if self.is_plain:

@@ -68,6 +68,8 @@ def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
         return instance
     if issubclass(cls, dict) and maker in (dict.__new__, OrderedDict.__new__, defaultdict.__new__):
         return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
+    if maker is types.SimpleNamespace.__new__:
+        return UserObject(cls)
     if cls is deque:
         return UserObject(cls, base=ListValue([]))
     if issubclass(cls, list) and maker is list.__new__:
@@ -104,6 +106,9 @@ def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value
     elif isinstance(base, SetValue) and init is set.__init__:
         if args:
             base.change(trace, "update", args[0])
+    elif init is types.SimpleNamespace.__init__:
+        for name, value in kwargs.items():
+            instance.store_attr(trace, name, value)
     elif issubclass(instance.cls, BaseException):
         instance.slots["args"] = TupleValue(args)
         if kwargs:

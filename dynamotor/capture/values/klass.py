@@ -241,7 +241,7 @@ class Builtin(Constant):
             raise trace.real_error(error) from None
         if name in ("__name__", "__qualname__", "__module__", "__doc__", "__self__", "__func__", "fget", "fset", "__objclass__"):
             return trace.make(found)
-        return BoundBuiltin(found, self) if callable(found) else trace.make(found)
+        return self.attribute(trace, found)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         fn = self.value
@@ -278,7 +278,7 @@ class EnumConstant(Constant):
             found = getattr(self.value, name)
         except AttributeError as error:
             raise trace.real_error(error) from None
-        return BoundBuiltin(found, self) if isinstance(found, types.BuiltinMethodType) else trace.make(found)
+        return self.attribute(trace, found)
 
 
 def trusted_class_of(raw: Any, cls: type) -> bool:
@@ -374,7 +374,8 @@ def _bind_builtin(trace: Trace, raw: Any, name: str, instance: Value, cls: type)
 @binders.register(types.MemberDescriptorType)
 def _bind_member(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
     if isinstance(instance, UserObject):
-        return instance.load_slot(trace, raw)
+        attrs = instance.dict(trace) if name == "__dict__" else None
+        return attrs if attrs is not None else instance.load_slot(trace, raw)
     if isinstance(instance, Constant):
         return trace.real_call(raw.__get__, instance.value)
     raise unsupported("unsupported-value", f"attribute {name!r} of {instance.describe()}")

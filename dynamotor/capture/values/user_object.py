@@ -145,6 +145,8 @@ class UserObject(Value):
         cls, base = cg.constant(self.cls), self.base
         if self.cls is deque:
             return f"{cls}({cg.emit(base)})"  # type: ignore[arg-type]
+        if base is None and issubclass(self.cls, types.SimpleNamespace):
+            return f"{cls}.__new__({cls})"
         if base is None:
             return f"{cg.constant(object)}.__new__({cls})"
         if isinstance(base, ListValue | DictValue):

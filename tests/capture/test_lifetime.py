@@ -1,0 +1,110 @@
+"""What a compiled callable keeps alive, and how it behaves at the limit of its entries."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.base.events import collect, counters
+
+
+class Broken(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        print(end="")
+        return y.relu()
+
+
+def call_once(compiled, train):
+    x = torch.randn(3, 4)
+    out = compiled(x)
+    if train:
+        out.sum().backward()
+    return weakref.ref(x), weakref.ref(out)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Broken])
+def test_arguments_and_results_are_freed(backend, kind):
+    compiled = dynamotor.compile(kind(4, 4) if kind is torch.nn.Linear else kind(), backend=backend)
+    for train in (False, True, False):
+        found = call_once(compiled, train)
+        gc.collect()
+        assert [ref() for ref in found] == [None, None]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_a_dropped_model_is_freed(backend):
+    model = Broken()
+    compiled = dynamotor.compile(model, backend=backend)
+    call_once(compiled, True)
+    found = [weakref.ref(model), weakref.ref(model.linear.weight), weakref.ref(compiled._dynamotor)]
+    del model, compiled
+    gc.collect()
+    assert [ref() for ref in found] == [None] * 3
+
+
+def test_a_model_given_as_argument_is_freed():
+    @dynamotor.compile(backend="eager")
+    def step(model, x):
+        print(end="")
+        return model(x).sum()
+    model = torch.nn.Linear(3, 3)
+    step(model, torch.ones(2, 3))
+    found = weakref.ref(model)
+    del model
+    gc.collect()
+    assert found() is None
+
+
+def test_at_the_limit_calls_run_eager_and_reasons_are_looked_for_once():
+    def program(x, k):
+        return x + len(k)
+    dynamotor.reset()
+    compiled = dynamotor.compile(program, backend="eager")
+    with dynamotor.config.patch(cache_size_limit=3), collect("recompile") as events:
+        for n in range(8):
+            assert compiled(torch.zeros(1), "a" * n).item() == n
+        assert len(compiled.entries) == 3 and len(events) == 3
+        assert counters["frames"]["cache_limit"] == 5
+        assert compiled(torch.zeros(1), "a").item() == 1, "entries go on serving what they fit"
+        assert counters["frames"]["cache_limit"] == 5
+
+
+def test_reset_forgets_the_rest_of_broken_functions_too():
+    compiled = dynamotor.compile(Broken(), backend="eager")
+    x = torch.randn(3, 4)
+    compiled(x)
+    with collect("capture") as events:
+        compiled(x)
+        assert not events
+        dynamotor.reset()
+        compiled(x)
+    assert len(events) == 2
+
+
+def test_a_model_that_breaks_in_a_loop_is_freed():
+    class Loops(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(4):
+                x = self.linear(x)
+                print(end="")
+            return x
+    model = Loops()
+    compiled = dynamotor.compile(model, backend="eager")
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(compiled(x), model(x))
+    found = weakref.ref(model)
+    del model, compiled
+    gc.collect()
+    assert found() is None
