@@ -19,7 +19,7 @@ from ..base.config import config
 from ..graph.info import GraphInfo
 from ..graph.passes import run_passes
 from ..graph.verify import verify_aten_graph
-from .conv import fuse_convolutions, prepack_convolutions
+from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolutions
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import split_bias
@@ -44,6 +44,7 @@ def pipeline(info: GraphInfo) -> list[tuple[str, Pass]]:
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
         ("split bias off matrix products", split_bias, True),
         ("add embedding rows in place", add_embedding_rows, True),
+        ("weight gradients as products", multiply_weight_gradients, config.layout_opt),
         ("channels-last layout", assign_layouts, config.layout_opt),
         ("prepack convolutions", prepack_convolutions, inference and config.layout_opt and config.fold_constants),
         ("fuse convolutions", fuse_convolutions, inference and config.layout_opt and config.fold_constants),

@@ -185,6 +185,22 @@ def test_an_embedding_gradient_is_added_to_the_dense_one(padding):
     check(tied, *inputs, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("settings", [((3, 3), [1, 1], [1, 1]), ((3, 2), [2, 1], [0, 1]), ((1, 3), [2, 2], [2, 0])])
+def test_weight_gradients_of_few_pixels_are_products(settings):
+    size, stride, padding = settings
+
+    def f(g, x, w):
+        return torch.ops.aten.convolution_backward(g, x, w, [64], stride, padding, [1, 1], False, [0, 0], 1, [True, True, True])
+    x, w = torch.randn(2, 8, 4, 4), torch.randn(64, 8, *size)
+    g = torch.randn_like(torch.conv2d(x, w, None, stride, padding))
+    optimised = optimise(aten_graph(f, g, x, w), GraphInfo("backward", "g"))
+    assert "mm" in targets(optimised.gm)
+    for got, want in zip(run(optimised, (g, x, w)), f(g, x, w)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert got.stride() == want.stride()
+    check(f, g, x, w, tolerance=1e-4)
+
+
 def test_index_add_does_not_write_what_others_read():
     def f(x, i, s):
         y = x.mm(x)
