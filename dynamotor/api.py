@@ -124,6 +124,7 @@ def reset() -> None:
     """Forget all compiled code, counters and pooled memory; the next call of each compiled callable compiles again."""
     for dispatcher in list(_dispatchers):
         dispatcher.clear()
+        dispatcher.miss.__self__.forget()
     counters.clear()
     phase_seconds.clear()
     forget_warnings()

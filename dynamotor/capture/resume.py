@@ -350,9 +350,10 @@ def break_function(at: Boundary, resumes: Sequence[Callable[..., Any]], globals_
                    inner: bool = False, handled: bool = True) -> Callable[..., Any]:
     """A function of the flat values that runs the one instruction, then returns `resume(*flat)` of where that led.
 
-    resumes: a weakly referenceable callable for each of `successors(at, inner=inner)`, on that boundary's flat values. With `inner` the function
-    takes one more argument, a callable without arguments whose result is pushed in place of the instruction (see
-    `successors`). An exception of the instruction goes to the user's handlers, natively; with `handled` false, to the caller.
+    resumes: a weakly referenceable callable for each of `successors(at, inner=inner)`, on that boundary's flat values. With
+    `inner` the function takes one more argument, a callable without arguments whose result is pushed in place of the
+    instruction (see `successors`). An exception of the instruction goes to the user's handlers, natively; with `handled`
+    false, to the caller.
     """
     _check(at)
     instr, out = at.instr, Assembler(at.code)
