@@ -51,7 +51,6 @@ _RENAMED = {
 _DROPPED = frozenset({"CACHE", "RESUME"})
 CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
 IS_311 = sys.version_info[:2] == (3, 11)
-SUPPORTED = sys.version_info[:2] in ((3, 11), (3, 12))
 
 
 @dataclass(frozen=True, slots=True)
