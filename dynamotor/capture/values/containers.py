@@ -220,7 +220,10 @@ class DictValue(Value):
                  trace: Trace | None = None, trusted: bool = False, kind: type = dict) -> None:
         self.source, self.obj, self.trace, self.trusted, self.kind = source, obj, trace, trusted, kind
         # hash key -> (key, value) of what was read or written.
-        self.table: dict[Hashable, tuple[Value, Value]] = {h: (k, v) for h, k, v in items or ()}
+        self.table: dict[Hashable, tuple[Value, Value]] = {}
+        for hash_key, key, value in items or ():
+            old = self.table.get(hash_key)  # of equal keys the first stays
+            self.table[hash_key] = (key if old is None else old[0], value)
         self.complete = items is not None
         self.changed: dict[Hashable, None] = {}
         self.removed: dict[Hashable, None] = {}  # removed at some time, perhaps set again
