@@ -223,3 +223,23 @@ def test_only_frames_that_concern_some_classes_are_asked_for():
     assert seen == ["takes"]
     with pytest.raises(TypeError):
         _C.FrameHook(callback, (3,))
+
+
+@pytest.mark.parametrize("install", [sys.settrace, sys.setprofile], ids=["trace", "profile"])
+def test_tracing_and_profiling_go_on(install):
+    events = []
+
+    def tracer(frame, event, argument):
+        events.append(event)
+        return tracer
+    hook, _ = hook_for("one_local", dispatcher_of(lambda x: ("answered", x)))
+    raising, _ = hook_for("one_local", dispatcher_of(lambda x: [].pop()))
+    before = (sys.gettrace if install is sys.settrace else sys.getprofile)()
+    install(tracer)
+    try:
+        result = hook.call(lambda: one_local(1))
+        with pytest.raises(IndexError):
+            raising.call(lambda: one_local(1))
+    finally:
+        install(before)
+    assert result == ("answered", 1) and "call" in events and "return" in events
