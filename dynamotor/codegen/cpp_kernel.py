@@ -332,9 +332,11 @@ class RowsEmitter(Emitter):
         """argmax, argmin: the first place of the largest value; NaN counts as larger than all."""
         value = self.body.value(s.expr, scope)
         sign = ">" if s.kind == "argmax" else "<"
+        best, at = f"a{s.id}s", f"a{s.id}at"
+        tie = f"(({value}=={best})|(({value}!={value})&({best}!={best})))"  # loops need not run in the order of positions
         scope.lines.append(
-            f"if(a{s.id}at<0||{value}{sign}a{s.id}s||({value}!={value}&&a{s.id}s==a{s.id}s)){{a{s.id}s={value};"
-            f"a{s.id}at={self.body.index(s.position, scope)};}}"
+            f"{{const i64 at_={self.body.index(s.position, scope)};if({at}<0||{value}{sign}{best}||({value}!={value}&&{best}=={best})"
+            f"||({tie}&&at_<{at})){{{best}={value};{at}=at_;}}}}"
         )
 
     def _prefill(self, phase: Phase, row: Scope, limits: tuple[str, str] | None) -> None:

@@ -322,6 +322,10 @@ class Lowering:
             return rule(self, *args, **kwargs)
         except Decline as why:
             return self.fallback(node, args, kwargs, str(why))
+        except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:  # a rule that does not know this call
+            if config.verify:
+                raise
+            return self.fallback(node, args, kwargs, f"the rule failed: {error!r}")
 
 
 def _is_call(node: fx.Node) -> bool:

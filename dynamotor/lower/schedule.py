@@ -34,7 +34,7 @@ from .ir import (
 )
 
 RECOMPUTE_COST = 8  # up to this a value is computed again in a later phase rather than kept
-MAX_SCRATCH = 1 << 18  # bytes of a row that is kept
+MAX_SCRATCH = 1 << 19  # bytes of rows that are kept; they lie on the stack
 
 
 class _Builder:
@@ -218,7 +218,7 @@ class _Builder:
                 continue
             if m.node.buffer in stored and m.node.memory is COMPUTE_TYPE[m.node.memory]:
                 replacement[value] = load(m.node.buffer, m.store, m.node.memory)
-            elif numel(v.size for v in self.inner) * 8 <= MAX_SCRATCH:
+            elif (len(replacement) + 1) * numel(v.size for v in self.inner) * value.dtype.itemsize <= MAX_SCRATCH:
                 number = len(replacement)
                 replacement[value] = make("scratch", (number, position), value.dtype)
                 extra.setdefault(first, []).append(Scratch(number, value))

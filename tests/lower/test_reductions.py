@@ -55,6 +55,12 @@ def test_positions_of_ties_and_nan_are_eagers():
     check(lambda x: (x.argmax(1), x.argmin(1), x.amax(1), x.amin(1)), x)
 
 
+def test_the_first_of_several_largest_is_found_whatever_the_loop_order():
+    x = torch.tensor([[2.0, 1.0, 2.0], [2.0, 2.0, 0.0]]).t().contiguous().t()
+    y = torch.randint(0, 3, (5, 6, 7)).float().permute(2, 0, 1)
+    check(lambda x, y: (x.argmax(), x.argmin(), y.argmax(), y.argmax(0), y.argmin(2)), x, y)
+
+
 def test_nan_and_infinity_in_sums_and_softmax():
     x = torch.randn(4, 40)
     x[0, 3], x[1, 4], x[2] = float("nan"), float("inf"), -float("inf")
@@ -139,6 +145,11 @@ def test_batch_norm(layout):
 
     for train in (True, False):
         check(backward(train), g, x, w, m, v, mean, rstd)
+
+
+def test_evaluation_batch_norm_gives_empty_statistics():
+    x, w = torch.randn(2, 4, 3, 3), torch.rand(4)
+    check(lambda x, w: aten._native_batch_norm_legit_no_training(x, w, w, w, w, 0.1, 1e-5), x, w, tolerance=1e-5)
 
 
 def test_bias_gradient_fuses_with_the_elementwise_backward():
