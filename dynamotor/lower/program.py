@@ -55,7 +55,8 @@ class LoopStep:
     """One generated kernel. `args[i]` names the buffer behind `ptrs[i]`.
 
     inplace: pairs (written, read) whose memory may be one and the same when the read one dies here.
-    `zero_size` steps are never made. `note` says in a few words what is fused (for reports).
+    checks_positions: the kernel computes positions (gather) and sets the library's `dm_index_error` when one is out of range.
+    note: what is fused, for reports.
     """
 
     kernel: Any  # lower.ir.Kernel
@@ -65,6 +66,7 @@ class LoopStep:
     inplace: tuple[tuple[str, str], ...] = ()
     ints: tuple[int, ...] = ()
     note: str = ""
+    checks_positions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
