@@ -32,11 +32,17 @@ def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, str
     """PyTorch says which kernel it would take and which memory format that kernel works in."""
     out = infer_by_meta_kernel(aten.convolution.default, (x, weight, bias, stride, padding, dilation, transposed, output_padding,
                                                            groups), {})
-    if 0 in out.shape or len(out.shape) not in (4, 5):
+    if 0 in out.shape:
         return out
     inputs = _untouched(x), _untouched(weight)
     backend = torch._C._select_conv_backend(*inputs, _untouched(bias), stride, padding, dilation, transposed, output_padding,
                                             groups)
+    if len(out.shape) == 3:  # one row of an image; the input is made row-major first, the weight is not
+        row_major = _untouched(TensorSpec.dense(x.shape, x.dtype, x.device))
+        layout = torch._C._conv_determine_backend_memory_format(row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend)
+        shape = (*out.shape[:2], 1, out.shape[2])
+        stride4 = (channels_last_stride if layout is torch.channels_last else contiguous_stride)(shape)
+        return out.with_stride(stride4[:2] + stride4[3:])
     layout = torch._C._conv_determine_backend_memory_format(*inputs, backend)
     if layout in (torch.channels_last, torch.channels_last_3d):
         return out.with_stride(channels_last_stride(out.shape))

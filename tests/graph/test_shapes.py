@@ -125,12 +125,13 @@ def test_views_and_copies(fn):
 
 
 @pytest.mark.parametrize("fn", [
-    lambda x, w: F.conv2d(x, w, padding=1), lambda x, w: F.conv2d(x, w, torch.ones(6), stride=2),
+    lambda x, w: F.conv2d(x, w, padding=1), lambda x, w: F.conv2d(x, w, torch.ones(6, dtype=x.dtype), stride=2),
     lambda x, w: F.conv2d(x, w[:, :1], groups=3), lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=2),
     lambda x, w: F.conv2d(x, w[:, :, :1, :1])])
 def test_convolutions(fn):
     for x, w in itertools.product(layouts(2, 3, 8, 8), layouts(6, 3, 3, 3)):
         agree(fn, x, w)
+        agree(fn, x.double(), w.double())
 
 
 @pytest.mark.parametrize("fn", [
@@ -152,6 +153,13 @@ def test_layer_norm_statistics_follow_the_weights():
         agree(lambda x: torch.native_layer_norm(x, (3,), None, None, 1e-5), x)
         agree(lambda x: torch.native_layer_norm(x, (3,), torch.ones(3), torch.ones(3), 1e-5), x)
         agree(lambda x: torch.native_layer_norm(x, (3,), torch.ones(3, dtype=x.dtype), None, 1e-5), x)
+
+
+def test_convolutions_of_rows():
+    for x, w in itertools.product(layouts(2, 3, 8), layouts(6, 3, 3)):
+        for dtype in (torch.float32, torch.float64):
+            agree(lambda x, w: F.conv1d(x, w, padding=1), x.to(dtype), w.to(dtype))
+            agree(lambda x, w: F.conv_transpose1d(x, w.transpose(0, 1), stride=2), x.to(dtype), w.to(dtype))
 
 
 def test_matrix_products():
