@@ -335,7 +335,8 @@ class RowsEmitter(Emitter):
         best, at = f"a{s.id}s", f"a{s.id}at"
         tie = f"(({value}=={best})|(({value}!={value})&({best}!={best})))"  # loops need not run in the order of positions
         scope.lines.append(
-            f"{{const i64 at_={self.body.index(s.position, scope)};if({at}<0||{value}{sign}{best}||({value}!={value}&&{best}=={best})"
+            f"{{const i64 at_={self.body.index(s.position, scope)};"
+            f"if({at}<0||{value}{sign}{best}||({value}!={value}&&{best}=={best})"
             f"||({tie}&&at_<{at})){{{best}={value};{at}=at_;}}}}"
         )
 
