@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import dynamotor
-from dynamotor.base.config import config
+from ..api import compile_fx
+from ..base.config import config
 
 Case = tuple[Callable[..., Any], list[Tensor]]
 
@@ -111,7 +111,7 @@ def native(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*inputs: Tensor) -> Any:
         if not compiled:
-            compiled.append(dynamotor.compile_fx(torch.fx.symbolic_trace(fn), list(inputs)))
+            compiled.append(compile_fx(torch.fx.symbolic_trace(fn), list(inputs)))
         result = compiled[0](*inputs)
         return result[0] if len(result) == 1 else result
 
