@@ -72,6 +72,10 @@ class Unsupported(Exception):
         return self
 
 
+class Stop(Exception):
+    """Raised by the interpreter when it reaches the instruction before which this trace is to be cut."""
+
+
 def unsupported(kind: str, what: str, cause: str = "", cure: str = "") -> Unsupported:
     """An `Unsupported` to raise; `kind` is a key of `CODES`."""
     assert kind in CODES, kind

@@ -22,14 +22,14 @@ from ..base.events import counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
 from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers, torch_rules
-from .breaks import BreakReason, Unsupported
+from .breaks import BreakReason, Stop, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, ConstEquals, first_failure
 from .inner_frames import InnerFrames
 from .output import Codegen
 from .source import Const, Source
-from .trace import Stop, Trace
+from .trace import Trace
 from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserLine
 from ..base.registry import Registry
-from .breaks import Unsupported, unsupported
+from .breaks import Stop, Unsupported, unsupported
 from .bytecode import CodeInfo, Instr, decode
-from .protocol import Protocol
-from .trace import Stop, Trace
 from .values.base import Iterator, Raised, Value
 from .values.constant import Constant
 from .values.function import CellValue, FunctionValue, bind_arguments
+
+if TYPE_CHECKING:
+    from .trace import Trace
 
 # Opcode -> function(frame, instr, target index) -> None, or True to leave the frame's loop.
 Handler = Callable[["Frame", Instr, int], Any]
@@ -144,7 +145,10 @@ def run_frame(trace: Trace, frame: Frame) -> Any:
         trace.frames.pop()
 
 
-Protocol.inline = _inline  # type: ignore[attr-defined]
+class Inlining:
+    """The interpreter's part of `Trace`."""
+
+    inline = _inline
 
 
 class GeneratorValue(Iterator):

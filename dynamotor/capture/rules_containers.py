@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .breaks import unsupported
-from .rules_builtins import sort_values, text_of
+from .rules_builtins import sort_values
 from .values.base import Value, builtin_rule, builtin_rules
 from .values.constant import Constant
 from .values.containers import DictIterator, DictValue, DictView, ListValue, SetValue, TupleValue, contents_of
+from .values.text import text_of
 from .values.user_object import UserObject
 
 if TYPE_CHECKING:

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import UserLine
 from .breaks import unsupported
 from .effects import Effects
 from .graph_builder import GraphBuilder
+from .interpreter import Frame, Inlining
 from .protocol import Protocol
 from .reader import Reader
 from .source import Const, Source
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
-
-if TYPE_CHECKING:
-    from .interpreter import Frame
+from .values.instances import Instances
+from .values.text import Text
 
 # Constants whose values need no identity: made again freely.
 PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range))
 
 
-class Stop(Exception):
-    """Raised by the interpreter when it reaches the instruction before which this trace is to be cut."""
-
-
-class Trace(Protocol):
+class Trace(Inlining, Instances, Text, Protocol):
     """The state of one symbolic run. `break_at` is the instruction count at which to stop (see frontend.py)."""
 
     def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000, lazy: Collection[Source] = ()) -> None:

@@ -6,11 +6,9 @@ import enum
 import operator
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
-from ..protocol import Protocol
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
@@ -203,12 +201,15 @@ def make_tuple(trace: Trace, items: list[Value]) -> TupleValue:
     return TupleValue(items)
 
 
-def _copy_in(name: str, function: Callable[..., Any]) -> None:
-    setattr(Protocol, name, function)
+class Instances:
+    """This file's part of `Trace`."""
 
-
-for _function in (instantiate, new_exception, call_builtin, update_dict, inline_function, make_tuple):
-    _copy_in(_function.__name__, _function)
+    instantiate = instantiate
+    new_exception = new_exception
+    call_builtin = call_builtin
+    update_dict = update_dict
+    inline_function = inline_function
+    make_tuple = make_tuple
 
 
 # object -----------------------------------------------------------------------------------------------------------------
