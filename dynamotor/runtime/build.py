@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -48,23 +49,24 @@ class Library:
         return ctypes.c_int64.in_dll(self.handle, name)
 
 
-def find_compiler() -> str:
-    """Path of the C++ compiler: config.cxx, $CXX, g++, clang++, in this order. BuildError DM301 when there is none."""
+def find_compiler() -> list[str]:
+    """The C++ compiler as a command: config.cxx, $CXX ("ccache g++" is fine), g++, clang++. BuildError DM301 without one."""
     asked = config.cxx or os.environ.get("CXX", "")
     for name in (asked,) if asked else ("g++", "clang++"):
-        path = shutil.which(name)
+        words = shlex.split(name)
+        path = shutil.which(words[0]) if words else None
         if path:
-            return path
+            return [path, *words[1:]]
     raise BuildError("DM301", "no C++ compiler was found", cure=_CURE,
                      why=f"{asked!r} is not an executable on PATH" if asked else "neither g++ nor clang++ is on PATH")
 
 
 @functools.cache
-def _compiler_version(path: str, _modified: int) -> str:
+def _compiler_version(command: tuple[str, ...], _modified: int) -> str:
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError("DM301", f"the C++ compiler {path} does not run", why=str(error), cure=_CURE) from error
+        raise BuildError("DM301", f"the C++ compiler {' '.join(command)} does not run", why=str(error), cure=_CURE) from error
     return done.stdout
 
 
@@ -82,8 +84,9 @@ def cpu_model() -> str:
 def build_key(source: str, flags: Sequence[str]) -> str:
     """The cache key of a build: everything that decides the bytes of the library."""
     compiler = find_compiler()
-    version = _compiler_version(compiler, os.stat(compiler).st_mtime_ns)
-    return cache.digest("build-1", source, "\0".join((*BASE_FLAGS, *flags, *config.cxx_flags)), compiler, version, cpu_model())
+    version = _compiler_version(tuple(compiler), os.stat(compiler[0]).st_mtime_ns)
+    options = "\0".join((*compiler, *BASE_FLAGS, *flags, *config.cxx_flags))
+    return cache.digest("build-1", source, options, version, cpu_model())
 
 
 def _failure(code: str, what: str, why: str, source: str, key: str, cure: str) -> BuildError:
@@ -108,14 +111,14 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
             text, out = os.path.join(folder, "unit.cpp"), os.path.join(folder, "unit.so")
             with open(text, "w") as file:
                 file.write(source)
-            command = [compiler, text, "-o", out, *BASE_FLAGS, *flags, *config.cxx_flags]
+            command = [*compiler, text, "-o", out, *BASE_FLAGS, *flags, *config.cxx_flags]
             with timed("build"):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
             if done.returncode == 0:
                 counters["build"]["compiled"] += 1
                 return Path(out).read_bytes()
             errors = [line for line in done.stderr.splitlines() if "error" in line][:5] or done.stderr.splitlines()[:5]
-            why = f"{os.path.basename(compiler)} exited with {done.returncode}: " + "\n    ".join(errors)
+            why = f"{' '.join(compiler)} exited with {done.returncode}: " + "\n    ".join(errors)
     except subprocess.TimeoutExpired as error:
         raise _failure("DM303", "compiling generated C++ took too long", str(error), source, key,
                        "use a faster machine or file system, or report the source") from error

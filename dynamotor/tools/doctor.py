@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
         f"{torch.backends.cpu.get_cpu_capability()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}"
     )
     try:
-        print(f"C++ compiler: {find_compiler()}")
+        print(f"C++ compiler: {' '.join(find_compiler())}")
     except DynamotorError as error:
         print(error)
     print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'})")

@@ -136,6 +136,13 @@ def test_a_compiler_that_does_not_run_is_a_missing_compiler(tmp_path):
         build.load_library(TWO % 12)
 
 
+def test_a_compiler_with_arguments():
+    with config.patch(cxx="g++ -DN=15"):
+        assert run(build.load_library(TWO.replace("%d", "N"))) == 15
+    with config.patch(cxx="g++ -DN=16"):
+        assert run(build.load_library(TWO.replace("%d", "N"))) == 16
+
+
 def test_refused_source_names_the_error_and_the_kept_source():
     with pytest.raises(BuildError) as error:
         build.load_library("int broken( { return 1; }")
