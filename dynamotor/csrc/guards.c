@@ -41,7 +41,22 @@ static bool run_per_call(const GuardProgram *program, PyObject *const *args, Py_
     return true;
 }
 
-/* Evaluate every bound node anew and keep the values. 1 done, 0 a guard fails, -1 no memory. Python code may run
+/* Whether every step still leads to these values. It runs no Python code (but for odd dict keys), so the watches that are
+ * built right after it belong to the values, even if a check before ran code that changed something. */
+static bool still_there(const GuardProgram *program, PyObject *const *values) {
+    for (int i = 0; i < program->n_nodes; i++) {
+        const Node *node = &program->nodes[i];
+        if (node->life != BOUND || node->parent < 0) continue;
+        PyObject *now = step_value(node, values[node->parent]);
+        Py_XDECREF(now);
+        if (now != values[i]) return false;
+    }
+    return true;
+}
+
+enum { AGAIN = 2 };
+
+/* Evaluate every bound node anew and keep the values. 1 done, AGAIN, 0 a guard fails, -1 no memory. Python code may run
  * meanwhile, even this very function, so nothing is stored before all is known. */
 static int rebind(GuardProgram *program) {
     int n = program->n_nodes, bound = 1;
@@ -56,6 +71,7 @@ static int rebind(GuardProgram *program) {
         values[i] = node_evaluate(program, node, node->parent < 0 ? NULL : values[node->parent]);
         if (values[i] == NULL) bound = 0;
     }
+    if (bound == 1 && !still_there(program, values)) bound = AGAIN;
     if (bound == 1) {
         for (int i = 0; i < n; i++) {
             PyObject *old = program->nodes[i].value;
@@ -80,7 +96,7 @@ static int run_bound(GuardProgram *program, PyObject **slots) {
             if (verdict != MOVED) return verdict == HOLD;
         }
         int rebound = rebind(program);
-        if (rebound != 1) return rebound;
+        if (rebound <= 0) return rebound;
     }
     return program->bound && watches_run(program, slots) == HOLD;
 }

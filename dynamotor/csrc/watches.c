@@ -121,27 +121,31 @@ static bool depends_on_version(Step step, WatchKind kind) {
     return kind == WATCH_DICT ? step == STEP_DICT_ITEM : step == STEP_TYPE_ATTR;
 }
 
-/* A dict or class has a new version: look whether anything that was read from it changed. */
+/* A dict or class has a new version: look whether anything that was read from it changed. Dict keys with an __eq__ of
+ * their own run Python code, so the watch itself may be gone in the end. */
 static Verdict recheck(const GuardProgram *program, Watch *watch) {
     const Node *node = &program->nodes[watch->index];
-    bool dict = watch->kind == WATCH_DICT;
-    uint64_t version = dict ? dict_version(watch->where) : assigned_type_version(watch->where);
+    WatchKind kind = watch->kind;
+    PyObject *where = watch->where;
+    uint64_t epoch = program->epoch;
+    uint64_t version = kind == WATCH_DICT ? dict_version(where) : assigned_type_version((PyTypeObject *)where);
     Verdict verdict = HOLD;
+    Py_INCREF(where);
     for (int c = node->first_child; verdict != FAIL && c >= 0; c = program->nodes[c].next_sibling) {
         const Node *child = &program->nodes[c];
-        if (child->life != BOUND || !depends_on_version(child->step, watch->kind)) continue;
-        PyObject *now = step_value(child, watch->where);
+        if (child->life != BOUND || !depends_on_version(child->step, kind)) continue;
+        PyObject *now = step_value(child, where);
         if (now != child->value) {
-            verdict = MOVED;
+            verdict = now != NULL ? MOVED : FAIL;
             for (int i = 0; now != NULL && i < child->n_checks; i++)
                 if (!check_holds(&program->checks[child->first_check + i], now)) verdict = FAIL;
-            if (now == NULL) verdict = FAIL;
         }
         Py_XDECREF(now);
     }
     for (int i = 0; verdict != FAIL && i < node->n_checks; i++)
-        if (!check_holds(&program->checks[node->first_check + i], watch->where)) verdict = FAIL;
-    if (verdict == HOLD) watch->expect = version;
+        if (!check_holds(&program->checks[node->first_check + i], where)) verdict = FAIL;
+    Py_DECREF(where);
+    if (verdict == HOLD && program->epoch == epoch) watch->expect = version;
     return verdict;
 }
 
