@@ -50,6 +50,7 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
     # Saved values arrive channels-last in a backward that was traced with eager's strides.
     changed = {node for node in graph.nodes if node.op == "placeholder" and is_channels_last(spec_of(node))}
     converted: dict[fx.Node, fx.Node] = {}
+    loose: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -58,7 +59,9 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
             _convert_inputs(graph, node, converted)
             node.meta["val"] = _channels_last_result(node)
         elif any(n in changed for n in node.all_input_nodes):
-            node.meta["val"] = _inferred_again(node)
+            node.meta["val"] = _inferred_again(node, loose)
+        if _is_loose(node, loose):
+            loose.add(node)
         if node.meta.get("val") != before:
             changed.add(node)
     _restore_outputs(graph, output, promised, info)
@@ -95,16 +98,40 @@ def _channels_last_result(node: fx.Node) -> Any:
     return tuple(relaid(spec) for spec in val) if isinstance(val, tuple) else relaid(val)
 
 
-def _inferred_again(node: fx.Node) -> Any:
+def _inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
     """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps what it had."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.args[0].meta["val"][node.args[1]] if len(node.args) == 2 else node.meta["val"]
     try:
-        return infer_spec(node.target, *fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
+        result = infer_spec(node.target, *fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
+        return _with_layout_of_operands(node, result, loose) if torch.Tag.pointwise in node.target.tags else result
     except (RuntimeError, ValueError, TypeError, DynamotorError):
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
         return node.meta["val"]
+
+
+def _full_operands(node: fx.Node, shape: tuple[int, ...], loose: set[fx.Node]) -> list[TensorSpec]:
+    """Operands of a pointwise op that have the result's shape and are not broadcast: those that decide on its layout."""
+    specs = [s for n in node.all_input_nodes if n not in loose and (s := spec_of(n)) is not None and s.shape == shape]
+    return [s for s in specs if all(step or size == 1 for size, step in zip(s.shape, s.stride, strict=True))]
+
+
+def _is_loose(node: fx.Node, loose: set[fx.Node]) -> bool:
+    """Whether a 4-D pointwise result is made of broadcast operands only, such as a mean's gradient: any layout suits it."""
+    spec = spec_of(node)
+    pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return pointwise and spec is not None and len(spec.shape) == 4 and not _full_operands(node, spec.shape, loose)
+
+
+def _with_layout_of_operands(node: fx.Node, result: Any, loose: set[fx.Node]) -> Any:
+    """A pointwise result is channels-last when its full operands are; aten may follow a broadcast one."""
+    if not isinstance(result, TensorSpec) or len(result.shape) != 4 or is_channels_last(result):
+        return result
+    full = _full_operands(node, result.shape, loose)
+    if full and all(is_channels_last(s) for s in full):
+        return result.with_stride(channels_last_stride(result.shape))
+    return result
 
 
 def _restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, Any], info: GraphInfo) -> None:

@@ -124,6 +124,19 @@ def test_a_training_graph_saves_channels_last_and_returns_eager_strides():
     assert outputs[0].meta["val"].stride == out.stride() and outputs[1].meta["val"].stride == saved.stride()
 
 
+def test_the_gradient_of_a_mean_stays_channels_last():
+    def f(g, y, x, w):
+        g = torch.ops.aten.threshold_backward(g.view(2, 4, 1, 1).expand(2, 4, 6, 6) / 36, y, 0)
+        return torch.ops.aten.convolution_backward(g, x, w, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])[:2]
+    y = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
+    inputs = torch.randn(2, 4), y, torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    optimised = optimise(aten_graph(f, *inputs), GraphInfo("backward", "g"))
+    assert "threshold_backward" in targets(optimised.gm)
+    node = next(n for n in optimised.gm.graph.nodes if "threshold_backward" in str(n.target))
+    assert node.meta["val"].stride == y.stride()
+    check(f, *inputs, tolerance=1e-5)
+
+
 def test_constants_are_split_off_only_where_reading_their_sources_pays():
     def f(x, table, scale):
         positions = torch.nn.functional.embedding(torch.arange(4), table)
