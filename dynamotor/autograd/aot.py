@@ -49,11 +49,10 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
                  static_inputs: frozenset[int]) -> Compiled:
     if config.verify:
         verify_torch_graph(gm)
-    training = torch.is_grad_enabled() and any(t.requires_grad for t in example_inputs)
     try:
         with timed("trace joint graph"):
             joint = trace_joint(gm, [TensorSpec.of(t) for t in example_inputs], [t.requires_grad for t in example_inputs],
-                                _memory_groups(example_inputs), training)
+                                _memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         return _run_as_it_is(gm, name, error)
     with timed("simplify joint graph"):

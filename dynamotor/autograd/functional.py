@@ -39,16 +39,18 @@ class Memory:
 class Alias:
     """A tensor of the traced program: a base (no parent), or a view of its parent by `func(parent, *args, **kwargs)`.
 
-    `get` makes the node on the first read, for outputs of multi-output ops that may never be read.
+    `grad_mode` is the mode in which the view was made: it is replayed in the same. `get` makes the node on the first
+    read, for outputs of multi-output ops that may never be read.
     """
 
-    __slots__ = ("memory", "spec", "node", "get", "seen", "parent", "func", "args", "kwargs")
+    __slots__ = ("memory", "spec", "node", "get", "seen", "parent", "func", "args", "kwargs", "grad_mode")
 
     def __init__(self, memory: Memory, spec: TensorSpec, node: torch.fx.Node | None, *, parent: Alias | None = None,
                  func: OpOverload | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None,
                  get: Callable[[], torch.fx.Node] | None = None) -> None:
         self.memory, self.spec, self.node, self.get, self.seen = memory, spec, node, get, memory.version
         self.parent, self.func, self.args, self.kwargs = parent, func, args, kwargs or {}
+        self.grad_mode = torch.is_grad_enabled()
         if parent is None:
             memory.base = self
 

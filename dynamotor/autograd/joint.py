@@ -23,7 +23,7 @@ from .functional import Alias, read
 from .recorder import GraphRecorder
 
 aten = torch.ops.aten
-Step = tuple[OpOverload, tuple, dict[str, Any]]
+Step = tuple[OpOverload, tuple, dict[str, Any], bool]  # op, arguments after the tensor, keywords, grad mode
 
 
 @dataclass(frozen=True)
@@ -60,28 +60,28 @@ class Joint:
 
 
 def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_grad: Sequence[bool],
-                memory_groups: Sequence[int], training: bool) -> Joint:
+                memory_groups: Sequence[int]) -> Joint:
     """Trace a torch graph. `memory_groups` numbers the storages of the inputs: equal numbers share memory.
 
     Raises UnsupportedOp (or PyTorch's own error) for programs that must run as they are.
     """
     recorder = GraphRecorder()
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    inputs = [recorder.input(name, spec, training and needs)
+    inputs = [recorder.input(name, spec, needs)
               for name, spec, needs in zip(names, specs, requires_grad, strict=True)]
     aliases = [tensor.note for tensor in inputs]
     with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
         results = _run(gm, recorder, inputs)
     torch.clear_autocast_cache()
-    _check_inputs(inputs, aliases, requires_grad, memory_groups, training)
+    _check_inputs(inputs, aliases, requires_grad, memory_groups)
     plans, sources = _plan_outputs(results, inputs)
     values = [read(alias, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
     mutated = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
-    if any(differentiable) and not training:
-        raise UnsupportedOp("DM234", "an output requires a gradient and no input does", cure="make the leaf outside")
+    if any(differentiable):
+        _check_gradients(requires_grad, mutated)
     gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
     tangents, grads = [], []
     if gradient_of:
@@ -117,20 +117,25 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
 
 
 def _check_inputs(inputs: Sequence[ShapeTensor], aliases: Sequence[Alias], requires_grad: Sequence[bool],
-                  groups: Sequence[int], training: bool) -> None:
-    """Writes into inputs are made functional only where that is eager's meaning in full."""
+                  groups: Sequence[int]) -> None:
+    """Changes of inputs are made functional only where that is eager's meaning in full."""
     if any(tensor.note is not alias for tensor, alias in zip(inputs, aliases, strict=True)):
         raise UnsupportedOp("DM213", "an input's shape or strides are changed in place", cure="use the out-of-place op")
-    if any(tensor.requires_grad != (training and needs) for tensor, needs in zip(inputs, requires_grad, strict=True)):
+    if any(tensor.requires_grad != needs for tensor, needs in zip(inputs, requires_grad, strict=True)):
         raise UnsupportedOp("DM231", "an input begins to require a gradient", cure="use the out-of-place op")
-    written = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
-    for i in written:
-        if training and requires_grad[i]:
-            raise UnsupportedOp("DM231", "an input that takes part in the gradient is changed in place",
-                                cure="use the out-of-place op")
-        if sum(group == groups[i] for group in groups) > 1:
+    for i, tensor in enumerate(inputs):
+        if tensor.note.memory.version > 0 and sum(group == groups[i] for group in groups) > 1:
             raise UnsupportedOp("DM232", "an input is changed in place and shares memory with another input",
                                 cure="clone one of them")
+
+
+def _check_gradients(requires_grad: Sequence[bool], mutated: Sequence[int]) -> None:
+    """Gradients flow only to inputs, and only to inputs that stay as they are."""
+    if not any(requires_grad):
+        raise UnsupportedOp("DM234", "an output requires a gradient and no input does", cure="make the leaf outside")
+    if any(requires_grad[i] for i in mutated):
+        raise UnsupportedOp("DM231", "an input that takes part in the gradient is changed in place",
+                            cure="use the out-of-place op")
 
 
 def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
@@ -140,7 +145,7 @@ def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
     while at is not None and at is not root:
         if at.func is None:
             return None
-        steps.append((at.func, at.args, at.kwargs))
+        steps.append((at.func, at.args, at.kwargs, at.grad_mode))
         at = at.parent
     return tuple(reversed(steps)) if at is root else None
 
@@ -179,7 +184,7 @@ def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: Shape
     if tensor is source or (source is None and not steps):
         return OutputPlan(kind, index)
     if not steps and tensor.requires_grad:
-        steps = ((aten.alias.default, (), {}),)
+        steps = ((aten.alias.default, (), {}, True),)
     return OutputPlan(kind, index, steps, detach=not tensor.requires_grad)
 
 

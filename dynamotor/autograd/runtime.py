@@ -204,11 +204,20 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
     if not steps and not detach:
         return (lambda inputs, values: inputs[index]) if plan.kind == "input" else (lambda inputs, values: values[index])
 
+    graded = all(step[3] for step in steps)
+
     def make(inputs: Sequence, values: Sequence) -> Any:
         tensor = inputs[index] if plan.kind == "input" else values[index]
         if detach:
             tensor = tensor.detach()
-        for func, args, kwargs in steps:
+        if not graded:
+            before = _is_grad_enabled()
+            for func, args, kwargs, grad_mode in steps:
+                _set_grad_enabled(before and grad_mode)
+                tensor = func(tensor, *args, **kwargs)
+            _set_grad_enabled(before)
+            return tensor
+        for func, args, kwargs, _ in steps:
             tensor = func(tensor, *args, **kwargs)
         return tensor
 

@@ -19,7 +19,7 @@ from dynamotor.graph.spec import TensorSpec
 
 def split(fn, *inputs):
     joint = trace_joint(graph_of(fn, len(inputs), 1), [TensorSpec.of(t) for t in inputs], [t.requires_grad for t in inputs],
-                        list(range(len(inputs))), True)
+                        list(range(len(inputs))))
     run_passes(joint.gm, PASSES, stage="joint")
     return partition(joint)
 
