@@ -36,13 +36,23 @@ def _ours(generator: Any, device: torch.device | None) -> bool:
 @record_rule(aten.bernoulli_.float, aten.bernoulli.p)
 def _bernoulli(recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, p: float = 0.5, *, generator: Any = None) -> Any:
     if not _ours(generator, source.device):
-        return NotImplemented
+        return NotImplemented if func is aten.bernoulli.p or source.is_contiguous() else _in_memory_order(recorder, source, p)
     drawn = recorder.call(aten.lt.Scalar, uniform(recorder, source.shape, source.device), p)
     value = recorder.call(aten._to_copy.default, drawn, dtype=source.dtype)
     if func is aten.bernoulli.p:
         return value
     recorder.assign(source, value)
     return source
+
+
+def _in_memory_order(recorder: GraphRecorder, target: ShapeTensor, p: float) -> ShapeTensor:
+    """Eager's in-place draw goes through memory as it lies; the functional op goes through indices."""
+    strides = target.stride()
+    order = sorted(range(target.dim()), key=lambda d: -strides[d])
+    zeros = recorder.call(aten.full.default, [target.shape[d] for d in order], 0, dtype=target.dtype, device=target.device)
+    drawn = recorder.plain(aten.bernoulli.p, (zeros, p), {})
+    recorder.assign(target, recorder.call(aten.permute.default, drawn, [order.index(d) for d in range(target.dim())]))
+    return target
 
 
 @record_rule(aten.native_dropout.default)

@@ -442,6 +442,14 @@ def test_dropout_with_eagers_numbers():
         check(f, rand(3, 3), rand(3, 3, grad=True), calls=3)
 
 
+def test_dropout_with_eagers_numbers_in_other_layouts():
+    x = rand(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    with config.patch(fallback_random=True):
+        check(lambda x: (F.dropout(x, 0.3),), x)
+        check(lambda x: (F.dropout(x.t() * 2, 0.3, inplace=True),), rand(3, 4, grad=True))
+        check(lambda x: (torch.rand_like(x.t()) + torch.randn_like(x.t()) + x.t(),), rand(3, 4, grad=True))
+
+
 def test_dropout_repeats_with_the_seed_and_saves_no_mask():
     x = torch.ones(1000, 100, requires_grad=True)
     compiled = Compiled(lambda x: (F.dropout(x, 0.25),), [x], 1)
