@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..api import compile_fx
+from .. import api
 from ..base.config import config
 
 Case = tuple[Callable[..., Any], list[Tensor]]
@@ -105,19 +105,6 @@ def cases(seed: int = 0) -> dict[str, Case]:
     }
 
 
-def native(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours, given the graph of a function without control flow."""
-    compiled: list[Callable[..., Any]] = []
-
-    def call(*inputs: Tensor) -> Any:
-        if not compiled:
-            compiled.append(compile_fx(torch.fx.symbolic_trace(fn), list(inputs)))
-        result = compiled[0](*inputs)
-        return result[0] if len(result) == 1 else result
-
-    return call
-
-
 def once(fn: Callable[[], Any], calls: int = 5) -> float:
     """Microseconds of the fastest of a few calls in a row."""
     best = float("inf")
@@ -139,7 +126,7 @@ def run(compilers: list[str], rounds: int, seed: int = 0) -> dict[str, dict[str,
     makers: dict[str, Callable[[Any], Any]] = {
         "eager": lambda fn: fn,
         "inductor": lambda fn: torch.compile(fn, dynamic=False),
-        "dynamotor": native,
+        "dynamotor": lambda fn: api.compile(fn, fullgraph=True),
     }
     table: dict[str, dict[str, float]] = {}
     runs: dict[tuple[str, str], tuple[Callable[[], Any], list[float]]] = {}
