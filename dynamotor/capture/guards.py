@@ -240,7 +240,7 @@ class TensorMatch(Guard):
         return TensorMatch(source, type(tensor), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
                            tensor.requires_grad, key_set(tensor))
 
-    def _facts(self, value: torch.Tensor) -> list[tuple[str, Any, Any]]:
+    def _facts(self, value: Any) -> list[tuple[str, Any, Any]]:
         if value.layout != torch.strided:
             return [("layout", value.layout, torch.strided)]
         return [("dtype", value.dtype, self.dtype), ("device", value.device, self.device),
@@ -274,7 +274,8 @@ class Length(Guard):
     code = "length"
 
     def check_value(self, value: Any) -> bool:
-        for kind in (list, tuple, dict, set, frozenset, str, bytes):
+        kinds: tuple[Any, ...] = (list, tuple, dict, set, frozenset, str, bytes)
+        for kind in kinds:
             if isinstance(value, kind):
                 return kind.__len__(value) == self.n
         return len(value) == self.n

@@ -301,11 +301,12 @@ def _leave(code: types.CodeType, consts: Assembler, after: Boundary, resume: Cal
 def _copy(out: Assembler, at: Boundary, instr: Instr) -> None:
     """The instruction as it stands in the user's code (jumps apart), with its prefixes and companions."""
     if _loads_method(instr):
+        raw = instr.raw_arg or 0
         # Which of the two forms it would push is known only when it runs: always push (NULL, bound attribute).
         if instr.op == "LOAD_METHOD":
-            out.emit("LOAD_ATTR", instr.raw_arg if IS_311 else instr.raw_arg & ~1)
+            out.emit("LOAD_ATTR", raw if IS_311 else raw & ~1)
         else:
-            out.emit("LOAD_SUPER_ATTR", instr.raw_arg & ~1)
+            out.emit("LOAD_SUPER_ATTR", raw & ~1)
         out.emit("PUSH_NULL")
         out.emit("SWAP", 2)
     elif instr.op in ("LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "MAKE_CELL", *_SLOT_OPS):

@@ -27,6 +27,7 @@ class Source:
     step_kind: ClassVar[str]
     base: Source | None
     key: Any
+    _hash: int
 
     def __init__(self, base: Source | None, key: Any = None) -> None:
         object.__setattr__(self, "base", base)
@@ -329,7 +330,7 @@ class BuiltinsOf(Source):
     def step(self, parent: Any) -> Any:
         if type(parent) is not types.FunctionType:
             raise Missing(str(self))
-        return parent.__builtins__
+        return parent.__builtins__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         return f"{self.base}.__builtins__"

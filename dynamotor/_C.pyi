@@ -1,0 +1,60 @@
+"""Types of the C extension (csrc/): guards, dispatch, kernel launch and the frame hook."""
+
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+
+ambient_reads_are_direct: bool
+
+def data_ptrs(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]: ...
+def tensor_stamps(tensors: Sequence[torch.Tensor]) -> bytes: ...
+def tensor_reads_are_direct() -> bool: ...
+def set_frame_hook(hook: FrameHook | None) -> FrameHook | None: ...
+
+class Kernel:
+    n_tensors: int
+    def __init__(self, address: int, n_tensors: int, numbers: Sequence[int] = ..., release_gil: bool = ...,
+                 owner: Any = ...) -> None: ...
+    def __call__(self, *arguments: Any) -> None: ...
+
+class GuardProgram:
+    sizes: dict[str, int]
+    def __init__(self, nodes: list[tuple[str, int, Any]], checks: list[tuple[str, int, Any, Any]], inputs: Sequence[int],
+                 ambient: Any = ...) -> None: ...
+    def check(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
+
+class Entry:
+    program: GuardProgram
+    run: Callable[..., Any]
+    finish: Callable[[Any, tuple[Any, ...]], Any] | None
+    kwnames: tuple[str, ...]
+    info: Any
+    n_positional: int
+    hits: int
+    def __init__(self, program: GuardProgram, run: Callable[..., Any], finish: Callable[[Any, tuple[Any, ...]], Any] | None,
+                 n_positional: int, kwnames: tuple[str, ...], info: Any = ...) -> None: ...
+
+class Dispatcher:
+    entries: tuple[Entry, ...]
+    miss: Any
+    original: Any
+    name: str
+    disabled: bool
+    hits: int
+    misses: int
+    def __init__(self, miss: Callable[[Dispatcher, tuple[Any, ...], tuple[str, ...]], Any], original: Any,
+                 name: str = ...) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: Any, owner: Any = ...) -> Any: ...
+    def add(self, entry: Entry) -> None: ...
+    def remove(self, entry: Entry) -> None: ...
+    def clear(self) -> None: ...
+
+class FrameHook:
+    answers: dict[int, tuple[CodeType, Any, Any]]
+    def __init__(self, callback: Callable[[CodeType, Any], Dispatcher | bool | None],
+                 classes: tuple[type, ...] | None = ...) -> None: ...
+    def call(self, function: Callable[..., Any], *args: Any) -> Any: ...
+    def skip(self, code: CodeType) -> None: ...
