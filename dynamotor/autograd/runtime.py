@@ -111,13 +111,16 @@ def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved
     arriving = tuple(zip(wanted, [node.meta["val"] for node in joint.tangents], strict=True))
     positions = tuple(joint.gradient_of)
     compiled: list[Compiled] = []
+    pending = [plan.compile_backward]  # let go of with the graph once it is compiled
+    del plan, joint
 
     def run(saved: tuple, tangents: tuple) -> tuple:
         if _is_grad_enabled():
             with torch.no_grad():
                 return _only_once(run(saved, tangents))
         if not compiled:
-            compiled.append(plan.compile_backward())
+            compiled.append(pending[0]())
+            pending.clear()
         fitted = [_fit(tangents[k], spec) for k, spec in arriving]
         if constants:
             saved = (*saved[:n_saved_inputs], *constants, *saved[n_saved_inputs:])
