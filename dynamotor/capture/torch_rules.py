@@ -17,8 +17,9 @@ _NODE_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch.spe
                            "torch._lowrank", "torch._tensor", "torch.masked._ops"))
 # These call a function or module that the user gives: they are inlined.
 _CALL_BACK = frozenset((F.triplet_margin_with_distance_loss,))
-_NAMESPACES = (torch, F, torch.functional, torch.linalg, torch.special, torch.fft, torch._C._nn, torch._C._linalg,
-               torch._C._special, torch._C._fft, torch._C._VariableFunctions, torch.nested, torch.masked)
+_NAMESPACES = (torch, F, torch.functional, torch.linalg, torch.special, torch.fft, torch._C._nn, torch._C._linalg,  # type: ignore
+               torch._C._special, torch._C._fft, torch._C._VariableFunctions,  # type: ignore
+               torch.nested, torch.masked)
 
 # Answered at trace time; the ambient guard covers what can change. Names that this PyTorch lacks are skipped.
 _QUERY_NAMES = """

@@ -35,6 +35,7 @@ class TensorValue(Value):
     """
 
     __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned", "first_version", "attributes")
+    source: Any  # a Source for tensors from outside, else None
 
     def __init__(self, trace: Trace, node: fx.Node | None, example: ShapeTensor, source: Any = None, obj: Any = MISSING,
                  cls: type = torch.Tensor) -> None:
@@ -187,7 +188,7 @@ class ReturnTypeValue(TupleValue):
 
 def _field_order(return_type: type, names: list[str]) -> list[str]:
     """Field names by position: a probe instance holds its positions."""
-    probe = return_type(range(return_type.n_sequence_fields))
+    probe = return_type(range(return_type.n_sequence_fields))  # type: ignore[attr-defined]
     return sorted(names, key=lambda name: getattr(probe, name))
 
 
@@ -357,7 +358,7 @@ def _constant(obj: Any) -> Any:
         return tuple(obj)
     for plain in (bool, int, float, complex, str):  # enums and NumPy's float64
         if isinstance(obj, plain):
-            return plain(obj)
+            return plain(obj)  # type: ignore[arg-type]
     if hasattr(obj, "item") and type(obj).__module__ == "numpy" and getattr(obj, "ndim", 1) == 0:
         return obj.item()
     if kind is type and obj in _DTYPES:
