@@ -16,7 +16,7 @@ from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
 from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, walk
 from .cpp_body import Body, Scope, same_for_all_lanes
-from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, literal, reduce_start
+from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
 STREAMED = 1 << 18  # elements above which a buffer is not expected to lie in a core's own cache
@@ -436,6 +436,3 @@ class RowsEmitter(Emitter):
             emit(scope)
             lines.append(f"for(;{name}<{hi};{name}++){{{''.join(scope.lines)}}}\n")
         parent.lines.append("".join(lines) + "}")
-
-
-_ = literal

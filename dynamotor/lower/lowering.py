@@ -494,5 +494,6 @@ def _output(ctx: Lowering, n: Any, env: dict[fx.Node, Any], overwritten: set[str
             value, spec.stride if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else contiguous_stride(spec.shape)
         )
     if not _same_layout(ref, spec.stride):
-        ref = ctx.copy(value, spec.stride) if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else ref
-    return ref
+        return ctx.copy(value, spec.stride) if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else ref
+    # Strides of dimensions of size 1 say nothing about the layout, but the user can see them.
+    return ref if ref.stride == spec.stride else BufRef(ref.name, ref.shape, spec.stride, ref.offset, ref.dtype)

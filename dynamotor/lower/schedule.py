@@ -7,14 +7,14 @@ stored, or kept in a row scratch, whichever is cheapest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import torch
 
 from ..base.config import config
 from ..graph.spec import contiguous_stride, numel
-from .fusion import FINAL, FULL, MAX_ACROSS, ONCE, ROW, Group, Member, fast_var
+from .fusion import FINAL, FULL, MAX_ACROSS, ROW, Group, Member, fast_var
 from .index import Index, Var, flatten
 from .ir import (
     COMPUTE_TYPE,
@@ -358,8 +358,3 @@ def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[int, torch.dtype]]) ->
             if indices == {s.index} and sizes.get(name) == sizes.get(s.buffer) and len(stores) == 1:
                 pairs.append((s.buffer, name))
     return tuple(pairs)
-
-
-def ordered_members(members: Sequence[Member]) -> list[str]:
-    """What is fused, for reports."""
-    return [m.node.origin for m in members if m.level in (FULL, ROW, FINAL, ONCE)]

@@ -7,7 +7,6 @@ it real; from then on its element is a load. Views of values are values whose ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -206,8 +205,3 @@ def is_dense(spec: TensorSpec) -> bool:
             return False
         step *= n
     return True
-
-
-def describe(value: Any) -> str:
-    """Text for messages."""
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Value) else repr(value)
