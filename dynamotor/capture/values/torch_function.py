@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..breaks import Unsupported, unsupported
+from ..breaks import unsupported
 from ..guards import IdIs
 from ..source import Const
 from ..torch_rules import GUARDED_QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .base import CallRule, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant
-from .containers import TupleValue
 from .klass import Builtin
 from .tensor import TensorValue, constant_result, lower, torch_call
 
@@ -139,19 +138,6 @@ def _torch_assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> 
     if not trace.truth(args[0]):
         raise trace.error(AssertionError, *args[1:])
     return Constant(None)
-
-
-@builtin_rule(torch.nn.functional.adaptive_avg_pool2d, torch._C._nn.adaptive_avg_pool2d)
-def _adaptive_avg_pool2d(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """PyTorch's own shortcut to a mean restrides its result in place for channels-last inputs, which graphs cannot say."""
-    try:
-        return torch_call(trace, torch.nn.functional.adaptive_avg_pool2d, args, kwargs)
-    except Unsupported:
-        size = args[1] if len(args) > 1 else kwargs["output_size"]
-        if not size.is_constant() or size.as_constant() not in (1, (1, 1), [1, 1]):
-            raise
-        return torch_call(trace, torch.mean, [args[0] if args else kwargs["input"], TupleValue([Constant(-1), Constant(-2)])],
-                          {"keepdim": Constant(True)})
 
 
 @builtin_rule(torch.Tensor.__iter__)
