@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..base.config import config
@@ -12,6 +13,7 @@ from ..base.errors import BuildError
 from ..base.events import counters, emit, timed
 from ..base.log import warn_once
 from ..graph.info import GraphInfo
+from ..graph.spec import TensorSpec
 from ..lower.lower import lower_graph
 from ..lower.passes import optimise
 from .folded import FoldedCall
@@ -26,6 +28,11 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     The steps: passes over the graph → lowering and fusion → C++ built in the background, call program written. When the C++
     cannot be built, the graph runs on aten kernels, with one warning; under `config.strict` that is a BuildError.
     """
+    device = _other_device(gm)
+    if device is not None:
+        warn_once(f"device-{device.type}", f"there is no code generator for {device.type} yet: graphs with such tensors run on aten kernels")
+        counters["fallback"][f"device.{device.type}"] += 1
+        return gm.forward
     with timed("passes"):
         optimised = optimise(gm, info)
     with timed("lower"):
@@ -35,6 +42,16 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
         if optimised.fold is not None:
             call = FoldedCall(call, optimised.fold, gm, optimised.info)
     return call
+
+
+def _other_device(gm: fx.GraphModule) -> torch.device | None:
+    """The first device in the graph that no code is generated for."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for spec in val if isinstance(val, (tuple, list)) else (val,):
+            if isinstance(spec, TensorSpec) and spec.device.type != "cpu":
+                return spec.device
+    return None
 
 
 def _build_failed(gm: fx.GraphModule, info: GraphInfo, strict: bool) -> Callable[[BuildError], Compiled]:

@@ -13,6 +13,8 @@ from dynamotor.base.errors import BuildError
 from dynamotor.base.events import collect, counters
 from dynamotor.base.log import forget_warnings
 from dynamotor.codegen import compile_aten
+from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import TensorSpec
 from dynamotor.runtime import build, memory
 
 
@@ -235,3 +237,16 @@ def test_settings_without_layouts_folding_and_reuse():
     net, x = Net().eval(), torch.randn(2, 3, 32, 32)
     with torch.no_grad(), config.patch(layout_opt=False, fold_constants=False, reuse_memory=False):
         check(compile_module(net, x)(x), net(x))
+
+
+def test_tensors_on_a_device_without_a_code_generator_run_on_aten_kernels():
+    spec = TensorSpec.dense((2, 3), torch.float32, torch.device("meta"))
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.ops.aten.relu.default, (x,))
+    graph.output((y,))
+    x.meta["val"] = y.meta["val"] = spec
+    counters["fallback"].clear()
+    call = compile_aten(fx.GraphModule({}, graph), GraphInfo("inference", "g"))
+    assert call(torch.empty(2, 3, device="meta"))[0].device.type == "meta"
+    assert counters["fallback"]["device.meta"] == 1
