@@ -30,7 +30,8 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     """
     device = _other_device(gm)
     if device is not None:
-        warn_once(f"device-{device.type}", f"there is no code generator for {device.type} yet: graphs with such tensors run on aten kernels")
+        text = f"there is no code generator for {device.type} yet: graphs with such tensors run on aten kernels"
+        warn_once(f"device-{device.type}", text)
         counters["fallback"][f"device.{device.type}"] += 1
         return gm.forward
     with timed("passes"):
