@@ -250,3 +250,13 @@ def test_tensors_on_a_device_without_a_code_generator_run_on_aten_kernels():
     call = compile_aten(fx.GraphModule({}, graph), GraphInfo("inference", "g"))
     assert call(torch.empty(2, 3, device="meta"))[0].device.type == "meta"
     assert counters["fallback"]["device.meta"] == 1
+
+
+def test_strides_of_dimensions_of_size_one_match_eager():
+    net = nn.Sequential(nn.Conv2d(2, 1, 3, padding=1), nn.ReLU(), nn.Conv2d(1, 3, 1), nn.Conv2d(3, 1, 2)).train()
+    other, x = copy.deepcopy(net), torch.randn(2, 2, 6, 7)
+    got, want = compile_module(net, x)(x)[0], other(x)
+    check([got], [want])
+    got.sum().backward()
+    want.sum().backward()
+    check([p.grad for p in net.parameters()], [p.grad for p in other.parameters()], rtol=1e-3, atol=1e-3)
