@@ -26,6 +26,7 @@ def close(a, b, name=""):
 
 @pytest.mark.parametrize("name", models.TWELVE)
 def test_a_training_step_with_dropout_on(name):
+    counters["fallback"].clear()
     case = models.load(name, small=True)
     ours = case.model.double().train()
     theirs = copy.deepcopy(ours)
