@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ._module import compile_module
-from .autograd.aot import aot_compile  # noqa: F401  (a broken room shows at import, not at the first call)
 from .backends import Backend, resolve
 from .base.config import config
 from .base.errors import BackendError, DynamotorError, UsageError

@@ -34,7 +34,7 @@ _names = itertools.count()
 
 
 def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: CompileGraph, *,
-                static_inputs: frozenset[int] = frozenset(), options: Any = None) -> Compiled:
+                static_inputs: frozenset[int] = frozenset()) -> Compiled:
     """Differentiate, functionalise and compile a torch graph.
 
     `compile_graph(aten_gm, info)` compiles one aten graph. The result takes real tensors, one per placeholder, and

@@ -25,6 +25,7 @@ from . import torchvision_stub
 from .bench import render
 from .demo_models import DigitsNet, resnet18
 from .measure import interleave
+from .models import output_tensors
 from .numerics import Errors
 
 TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
@@ -120,11 +121,6 @@ def vision(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 Make = Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]
 
 
-def tensors_of(output: Any) -> list[torch.Tensor]:
-    """A model output's tensors."""
-    return [output] if isinstance(output, torch.Tensor) else [v for v in output.values() if isinstance(v, torch.Tensor)]
-
-
 def step(net: Callable[..., Any], model: nn.Module, inputs: dict[str, torch.Tensor], train: bool) -> Any:
     """One inference, or one training step up to the gradients."""
     if not train:
@@ -143,11 +139,11 @@ def errors(make: Make, train: bool, backend: str) -> list[Errors]:
     model.train(train)
     exact = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     reference = copy.deepcopy(model).double()
-    expected = tensors_of(step(reference, reference, exact, train))
+    expected = output_tensors(step(reference, reference, exact, train))
     found = []
     for compiler in (lambda m: compile_(m, backend=backend), lambda m: m):
         twin = copy.deepcopy(model)
-        outputs = tensors_of(step(compiler(twin), twin, inputs, train))
+        outputs = output_tensors(step(compiler(twin), twin, inputs, train))
         found.append(Errors.of(outputs, expected, twin if train else None, reference))
     return found
 
