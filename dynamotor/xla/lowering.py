@@ -1,0 +1,125 @@
+"""Aten to XLA: one decorated jax function an op (`ops_*.py`), shared by the lazy device and the bridge.
+
+>>> @op(aten.hypot)
+... def _hypot(x, y):
+...     return jnp.sqrt(x * x + y * y)
+
+Tensors arrive as jax arrays, everything else as recorded; `device`, `layout`, `pin_memory` and `memory_format` never arrive. Results
+are cast to aten's dtype afterwards, so that a rule only has to compute with enough precision. docs/op-lowering.md is the guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from ..base.registry import Registry
+from .dtypes import is_complex, jax_dtype
+
+Target = Any  # torch._ops.OpOverload | torch._ops.OpOverloadPacket
+
+
+class Spec(NamedTuple):
+    """Shape and torch dtype of one value."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Unsupported(Exception):
+    """Raised by a rule for arguments that it cannot lower: the op then runs on the CPU, and the reason is shown."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: Python floats may arrive as 0-d arrays; `random`: the first
+    argument is a jax PRNG key; `collective`: the graph must be run by all replicas together."""
+
+    fn: Callable[..., Any]
+    wants_out: bool = False
+    lifted: bool = False
+    random: bool = False
+    collective: bool = False
+
+
+lowerings: Registry[Target, Lowering] = Registry("XLA lowering")
+decompositions: Registry[Target, Callable[..., Any]] = Registry("XLA decomposition")
+
+
+def op(*targets: Target, out: bool = False, lift: bool = False, collective: bool = False) -> Callable[[Callable], Callable]:
+    """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
+
+    `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives. `lift=True`: float scalars may arrive
+    as 0-d arrays, so that a value that changes at every step (a learning rate) does not compile anew.
+    """
+
+    def register(fn: Callable) -> Callable:
+        for target in targets:
+            lowerings.add(target, Lowering(fn, wants_out=out, lifted=lift, collective=collective))
+        return fn
+
+    return register
+
+
+def random_op(*targets: Target, out: bool = False) -> Callable[[Callable], Callable]:
+    """Like `op`, for an op that draws: the rule's first argument is the jax PRNG key of this call."""
+
+    def register(fn: Callable) -> Callable:
+        for target in targets:
+            lowerings.add(target, Lowering(fn, wants_out=out, random=True))
+        return fn
+
+    return register
+
+
+def decomposition(*targets: Target) -> Callable[[Callable], Callable]:
+    """Register a decomposition: a function of torch tensors that calls other torch ops; used before torch's own tables."""
+
+    def register(fn: Callable) -> Callable:
+        for target in targets:
+            decompositions.add(target, fn)
+        return fn
+
+    return register
+
+
+def find(func: torch._ops.OpOverload) -> Lowering | None:
+    """The rule of an overload: its own, or its packet's."""
+    return lowerings.get(func) or lowerings.get(func.overloadpacket)
+
+
+_NEVER = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
+
+
+def apply(func: torch._ops.OpOverload, rule: Lowering, args: tuple, kwargs: dict[str, Any], out: Any, key: Any = None) -> Any:
+    """Run a rule on jax values and cast the results to aten's dtypes.
+
+    `out`: Spec, or tuple of Spec | None, that aten gives; `key`: PRNG key for random ops. Raises Unsupported when the rule refuses or
+    when its result has another shape than aten's.
+    """
+    kwargs = {name: value for name, value in kwargs.items() if name not in _NEVER}
+    if rule.wants_out:
+        kwargs["out"] = out
+    result = rule.fn(key, *args, **kwargs) if rule.random else rule.fn(*args, **kwargs)
+    if isinstance(out, Spec):
+        return _conform(func, result, out)
+    if not isinstance(result, (tuple, list)) or len(result) != len(out):
+        raise Unsupported(f"the lowering of {func} gives {type(result).__name__}, aten gives {len(out)} values")
+    return tuple(None if spec is None else _conform(func, value, spec) for value, spec in zip(result, out))
+
+
+def _conform(func: torch._ops.OpOverload, value: Any, spec: Spec) -> jax.Array:
+    value = jnp.asarray(value)
+    if value.shape != tuple(spec.shape):
+        raise Unsupported(f"the lowering of {func} gives shape {value.shape}, aten gives {tuple(spec.shape)}")
+    dtype = jax_dtype(spec.dtype)
+    if value.dtype == dtype:
+        return value
+    if is_complex(value.dtype) and not is_complex(dtype):
+        value = value.real
+    return value.astype(dtype)
