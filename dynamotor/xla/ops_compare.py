@@ -1,0 +1,124 @@
+"""Comparison, logic, bits, and choosing between values.
+
+>>> torch.where(torch.tensor([1, -1], device="xla") > 0, 1.0, 2.0)
+tensor([1., 2.], device='xla:0')
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from .lowering import op
+from .ops_pointwise import is_integer
+from .promotion import comparison, elementwise, promoted
+
+aten = torch.ops.aten
+
+COMPARISONS = {
+    aten.eq: lambda x, y: x == y,
+    aten.ne: lambda x, y: x != y,
+    aten.lt: lambda x, y: x < y,
+    aten.le: lambda x, y: x <= y,
+    aten.gt: lambda x, y: x > y,
+    aten.ge: lambda x, y: x >= y,
+    aten.isnan: lambda x: x != x,
+    aten.isinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else jnp.isinf(x),
+    aten.isposinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == jnp.inf,
+    aten.isneginf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == -jnp.inf,
+    aten.signbit: lambda x: x < 0 if is_integer(x) else jnp.signbit(x),
+}
+for _target, _fn in COMPARISONS.items():
+    comparison(_target)(_fn)
+
+TRUTH = {
+    aten.logical_and: lambda x, y: x & y,
+    aten.logical_or: lambda x, y: x | y,
+    aten.logical_xor: lambda x, y: x ^ y,
+    aten.logical_not: lambda x: ~x,
+}
+
+
+def truth(x: jax.Array) -> jax.Array:
+    """The truth values of a tensor: not equal to zero (nan is true)."""
+    return x if x.dtype == jnp.bool_ else x != 0
+
+
+for _target, _fn in TRUTH.items():
+    op(_target)(lambda *values, fn=_fn: fn(*(truth(v) for v in values)))
+
+BITS = {
+    aten.bitwise_and: lambda x, y: x & y,
+    aten.bitwise_or: lambda x, y: x | y,
+    aten.bitwise_xor: lambda x, y: x ^ y,
+    aten.bitwise_not: lambda x: ~x,
+    aten.maximum: jnp.maximum,
+    aten.minimum: jnp.minimum,
+    aten.fmax: lambda x, y: jnp.maximum(x, y) if is_integer(x) else jnp.fmax(x, y),
+    aten.fmin: lambda x, y: jnp.minimum(x, y) if is_integer(x) else jnp.fmin(x, y),
+}
+for _target, _fn in BITS.items():
+    elementwise(_target)(_fn)
+
+
+def _bits(x: jax.Array) -> int:
+    return x.dtype.itemsize * 8
+
+
+@elementwise(aten.bitwise_left_shift, aten.__lshift__)
+def _left_shift(x, y):
+    """Shifts of a negative or too large number of bits give 0."""
+    if not is_integer(x):
+        return x * jnp.exp2(y)
+    x, y = jnp.broadcast_arrays(x, y)
+    outside = (y < 0) | (y >= _bits(x))
+    return jnp.where(outside, 0, lax.shift_left(x, jnp.where(outside, 0, y)))
+
+
+@elementwise(aten.bitwise_right_shift, aten.__rshift__)
+def _right_shift(x, y):
+    """Shifts of a negative or too large number of bits leave the sign only."""
+    if not is_integer(x):
+        return x * jnp.exp2(-y)
+    x, y = jnp.broadcast_arrays(x, y)
+    signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
+    outside = (y < 0) | (y >= _bits(x))
+    shift = lax.shift_right_arithmetic if signed else lax.shift_right_logical
+    shifted = shift(x, jnp.where(outside, _bits(x) - 1, y))
+    return shifted if signed else jnp.where(outside, 0, shifted)
+
+
+@op(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def _where(condition, x, y):
+    return jnp.where(truth(condition), *promoted(x, y))
+
+
+@elementwise(aten.clamp)
+def _clamp(x, min=None, max=None):
+    """The lower bound first, so that the upper one wins where they cross; nan passes through from any of the three."""
+    return _bounded(x, min, max)
+
+
+def _bounded(x: jax.Array, low: jax.Array | None, high: jax.Array | None) -> jax.Array:
+    if low is not None:
+        x = jnp.maximum(x, low)
+    return x if high is None else jnp.minimum(x, high)
+
+
+@elementwise(aten.clamp_min)
+def _clamp_min(x, low):
+    return jnp.maximum(x, low)
+
+
+@elementwise(aten.clamp_max)
+def _clamp_max(x, high):
+    return jnp.minimum(x, high)
+
+
+@op(aten.isin)
+def _isin(elements, test_elements, *, assume_unique=False, invert=False):
+    """Membership of each element; nan is in nothing."""
+    elements, test = promoted(elements, test_elements)
+    return jnp.isin(elements, jnp.ravel(test), invert=invert)

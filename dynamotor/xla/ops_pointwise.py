@@ -1,0 +1,319 @@
+"""Elementwise arithmetic and elementary functions.
+
+A rule gets its tensors in the type of the result (`promotion.elementwise`), so that most are one row of a table.
+
+>>> torch.div(torch.tensor([7], device="xla"), 2, rounding_mode="floor")
+tensor([3], device='xla:0')
+"""
+
+from __future__ import annotations
+
+from math import log2, pi
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from .lowering import Spec, Unsupported, op
+from .promotion import cast, compute_dtype, elementwise, is_array
+
+aten = torch.ops.aten
+
+
+def is_integer(x: Any) -> bool:
+    """True for integer and boolean arrays."""
+    return jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_
+
+
+def is_complex(x: Any) -> bool:
+    """True for complex arrays."""
+    return jnp.issubdtype(x.dtype, jnp.complexfloating)
+
+
+def sinc(x: jax.Array) -> jax.Array:
+    """sin(πx) / (πx), 1 at 0."""
+    safe = jnp.where(x == 0, 1, x) * pi
+    return jnp.where(x == 0, 1, jnp.sin(safe) / safe)
+
+
+def sgn(x: jax.Array) -> jax.Array:
+    """x / |x|, 0 at 0; of a complex number its direction, of nan 0 for real and nan for complex."""
+    if is_complex(x):
+        size = jnp.abs(x)
+        return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
+    if x.dtype == jnp.bool_:
+        return x
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
+def unless_integer(fn: Any) -> Any:
+    """Rounding leaves integers as they are."""
+    return lambda x: x if is_integer(x) else fn(x)
+
+
+UNARY = {
+    aten.acos: jnp.arccos,
+    aten.acosh: jnp.arccosh,
+    aten.asin: jnp.arcsin,
+    aten.asinh: jnp.arcsinh,
+    aten.atan: jnp.arctan,
+    aten.atanh: jnp.arctanh,
+    aten.cos: jnp.cos,
+    aten.cosh: jnp.cosh,
+    aten.deg2rad: lambda x: x * (pi / 180),
+    aten.exp: jnp.exp,
+    aten.exp2: jnp.exp2,
+    aten.expm1: jnp.expm1,
+    aten.frac: lambda x: x - jnp.trunc(x),
+    aten.log: jnp.log,
+    aten.log10: jnp.log10,
+    aten.log1p: jnp.log1p,
+    aten.log2: jnp.log2,
+    aten.rad2deg: lambda x: x * (180 / pi),
+    aten.reciprocal: lambda x: 1 / x,
+    aten.rsqrt: lambda x: 1 / jnp.sqrt(x) if is_complex(x) else lax.rsqrt(x),
+    aten.sgn: sgn,
+    aten.sign: sgn,
+    aten.sin: jnp.sin,
+    aten.sinc: sinc,
+    aten.sinh: jnp.sinh,
+    aten.sqrt: jnp.sqrt,
+    aten.tan: jnp.tan,
+    aten.tanh: jnp.tanh,
+    aten.ceil: unless_integer(jnp.ceil),
+    aten.floor: unless_integer(jnp.floor),
+    aten.trunc: unless_integer(jnp.trunc),
+    aten.neg: jnp.negative,
+}
+for _target, _fn in UNARY.items():
+    elementwise(_target)(_fn)
+
+
+@op(aten.abs, out=True)
+def _abs(x, *, out: Spec):
+    """The magnitude; a complex input gives a real result, so that the input must not be cast to its type."""
+    return x if x.dtype == jnp.bool_ else jnp.abs(cast(x, compute_dtype(out.dtype)) if not is_complex(x) else x)
+
+
+@elementwise(aten.round)
+def _round(x, *, decimals=0):
+    if is_integer(x):
+        if decimals:
+            raise Unsupported("round of integers to decimals")
+        return x
+    if decimals == 0:
+        return jnp.round(x)
+    scale = float(10 ** abs(decimals))
+    return jnp.round(x * scale) / scale if decimals > 0 else jnp.round(x / scale) * scale
+
+
+@op(aten.nan_to_num, out=True)
+def _nan_to_num(x, nan=None, posinf=None, neginf=None, *, out: Spec):
+    """Infinities become the limits of the tensor's own type, not of the type that it is computed in."""
+    if is_integer(x):
+        return x
+    if is_complex(x):
+        part = Spec(out.shape, out.dtype.to_real())
+        return lax.complex(*(_nan_to_num(v, nan, posinf, neginf, out=part) for v in (x.real, x.imag)))
+    limits = torch.finfo(out.dtype)
+    x = cast(x, compute_dtype(out.dtype))
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    x = jnp.where(jnp.isnan(x), 0 if nan is None else nan, x)
+    return jnp.where(x == jnp.inf, high, jnp.where(x == -jnp.inf, low, x))
+
+
+# -- arithmetic of two tensors ------------------------------------------------
+
+
+@elementwise(aten.add, lift=True)
+def _add(x, y, alpha=1):
+    return x + _scaled(y, alpha)
+
+
+@elementwise(aten.sub, lift=True)
+def _sub(x, y, alpha=1):
+    return x - _scaled(y, alpha)
+
+
+@elementwise(aten.rsub, lift=True)
+def _rsub(x, y, alpha=1):
+    return y - _scaled(x, alpha)
+
+
+@elementwise(aten._add_relu)
+def _add_relu(x, y, alpha=1):
+    return jnp.maximum(x + _scaled(y, alpha), 0)
+
+
+def _scaled(y: jax.Array, alpha: Any) -> jax.Array:
+    if not is_array(alpha) and alpha == 1:
+        return y
+    return y * cast(alpha, y.dtype)
+
+
+@elementwise(aten.mul, lift=True)
+def _mul(x, y):
+    return x * y
+
+
+@op(aten.div, out=True, lift=True)
+def _div(x, y, *, rounding_mode=None, out: Spec):
+    """Integers divided with a rounding mode stay integers; XLA gives -1 for an integer divided by zero where aten raises."""
+    dtype = compute_dtype(out.dtype)
+    x, y = cast(x, dtype), cast(y, dtype)
+    if rounding_mode is None:
+        return x / y
+    return floor_divide(x, y) if rounding_mode == "floor" else truncate_divide(x, y)
+
+
+@elementwise(aten.floor_divide)
+def floor_divide(x, y):
+    """The quotient rounded down. For floats it is made from the exact remainder, as Python's and aten's: 1 // 0.1 is 9."""
+    if is_integer(x):
+        return x // y
+    remainder = lax.rem(*jnp.broadcast_arrays(x, y))
+    quotient = (x - remainder) / y
+    quotient = jnp.where((remainder != 0) & ((y < 0) != (remainder < 0)), quotient - 1, quotient)
+    whole = jnp.floor(quotient)
+    whole = jnp.where(quotient - whole > 0.5, whole + 1, whole)
+    result = jnp.where(quotient == 0, jnp.copysign(jnp.zeros_like(quotient), x / y), whole)
+    return jnp.where(y == 0, x / y, result)
+
+
+def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The quotient rounded towards zero."""
+    return lax.div(*jnp.broadcast_arrays(x, y)) if is_integer(x) else jnp.trunc(x / y)
+
+
+@elementwise(aten.remainder)
+def _remainder(x, y):
+    """The remainder with the sign of the divisor, as Python's %."""
+    rest = lax.rem(*jnp.broadcast_arrays(x, y))
+    return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@elementwise(aten.fmod)
+def _fmod(x, y):
+    """The remainder with the sign of the dividend, as C's."""
+    return lax.rem(*jnp.broadcast_arrays(x, y))
+
+
+@op(aten.pow, out=True)
+def _pow(base, exponent, *, out: Spec):
+    """Small constant exponents become products and roots, as in aten's kernels."""
+    dtype = compute_dtype(out.dtype)
+    if not is_array(exponent) and not isinstance(exponent, complex) and not jnp.issubdtype(dtype, jnp.integer):
+        return _power_of_constant(cast(base, dtype), float(exponent))
+    base, exponent = cast(base, dtype), cast(exponent, dtype)
+    return _integer_power(base, exponent) if is_integer(base) else jnp.power(base, exponent)
+
+
+def _power_of_constant(x: jax.Array, exponent: float) -> jax.Array:
+    if exponent == 0.5:
+        return jnp.sqrt(x)
+    if exponent == -0.5 and not is_complex(x):
+        return lax.rsqrt(x)
+    if exponent in (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0):
+        return lax.integer_pow(x, int(exponent))
+    return jnp.power(x, jnp.asarray(exponent, x.dtype))
+
+
+def _integer_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Powers that wrap around; a negative exponent gives 0, except for the bases 1 and -1."""
+    base, exponent = jnp.broadcast_arrays(base, exponent)
+    magnitude = jnp.power(base, jnp.where(exponent < 0, 0, exponent))
+    odd = (exponent % 2) != 0
+    inverse = jnp.where(base == 1, 1, jnp.where(base == -1, jnp.where(odd, -1, 1), 0)).astype(base.dtype)
+    return jnp.where(exponent < 0, inverse, magnitude)
+
+
+@elementwise(aten.atan2)
+def _atan2(y, x):
+    return jnp.arctan2(y, x)
+
+
+@elementwise(aten.hypot)
+def _hypot(x, y):
+    return jnp.hypot(x, y)
+
+
+@elementwise(aten.copysign)
+def _copysign(x, y):
+    return jnp.copysign(x, y)
+
+
+@op(aten.nextafter)
+def _nextafter(x, y):
+    """Steps in the type of the tensors themselves; they are not widened."""
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    return lax.nextafter(*jnp.broadcast_arrays(x.astype(dtype), y.astype(dtype)))
+
+
+@op(aten.frexp)
+def _frexp(x):
+    """Mantissa in [0.5, 1) and exponent; the exponent of 0, infinities and nan is 0."""
+    mantissa, exponent = jnp.frexp(cast(x, compute_dtype(torch.float32)) if x.dtype.itemsize < 4 else x)
+    return mantissa, jnp.where(jnp.isfinite(x), exponent, 0)
+
+
+@elementwise(aten.ldexp)
+def _ldexp(x, exponent):
+    return x * jnp.exp2(exponent)
+
+
+@elementwise(aten.logaddexp)
+def _logaddexp(x, y):
+    return jnp.logaddexp(x, y)
+
+
+@elementwise(aten.logaddexp2)
+def _logaddexp2(x, y):
+    """log2(2^x + 2^y) without overflow."""
+    high, low = jnp.maximum(x, y), jnp.minimum(x, y)
+    same = jnp.isinf(high) & (x == y)
+    return jnp.where(same, high, high + jnp.log1p(jnp.exp2(jnp.where(same, 0, low - high))) * log2(np.e))
+
+
+@elementwise(aten.gcd)
+def _gcd(x, y):
+    return jnp.gcd(*jnp.broadcast_arrays(x, y))
+
+
+@elementwise(aten.lcm)
+def _lcm(x, y):
+    return jnp.lcm(*jnp.broadcast_arrays(x, y))
+
+
+@elementwise(aten.heaviside)
+def _heaviside(x, at_zero):
+    return jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype))
+
+
+# -- arithmetic of three tensors ----------------------------------------------
+
+
+@elementwise(aten.addcmul, lift=True)
+def _addcmul(x, first, second, value=1):
+    return x + _scaled(first * second, value)
+
+
+@elementwise(aten.addcdiv, lift=True)
+def _addcdiv(x, first, second, value=1):
+    return x + _scaled(first, value) / second
+
+
+@elementwise(aten.lerp, lift=True)
+def _lerp(start, end, weight):
+    """start + weight·(end - start), from the nearer end: both ends are met exactly."""
+    near_end = jnp.abs(weight) >= 0.5
+    return jnp.where(near_end, end - (end - start) * (1 - weight), start + weight * (end - start))
+
+
+@op(aten.mvlgamma, out=True)
+def _mvlgamma(x, p, *, out: Spec):
+    """The logarithm of the multivariate gamma function of order p: p(p-1)/4·log π + Σ lgamma(x - j/2)."""
+    x = cast(x, compute_dtype(out.dtype))
+    return sum((lax.lgamma(x - j / 2) for j in range(p)), start=p * (p - 1) / 4 * np.log(pi).astype(x.dtype))
