@@ -52,5 +52,9 @@ class BackendError(DynamotorError):
     """DM4xx: a backend raised or returned something that cannot be called."""
 
 
+class XlaError(DynamotorError):
+    """DM6xx: the XLA device, its collectives, or the files and tools around it."""
+
+
 class InternalError(DynamotorError):
     """DM9xx: a check of the compiler's own found a graph or a program that must not be."""

@@ -1,0 +1,36 @@
+"""Runs a Python program as `python script.py args...` would; with `--torch-xla`, `import torch_xla` in it means `dynamotor.xla`.
+
+    python -m dynamotor run --torch-xla train.py --epochs 2
+    torchrun --nproc-per-node 2 -m dynamotor run --torch-xla train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import runpy
+import sys
+from pathlib import Path
+
+from ..base.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m dynamotor run`."""
+    parser.add_argument("--torch-xla", action="store_true", help="let `import torch_xla` mean `dynamotor.xla`")
+    parser.add_argument("script", help="the program")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the program in this process. DM108 where there is no such file; its own exceptions and exit status pass through."""
+    script = Path(args.script)
+    if not script.is_file():
+        raise UsageError("DM108", f"there is no program {args.script}", cure="give the path of a Python file")
+    sys.argv = [args.script, *args.args]
+    sys.path[0] = str(script.resolve().parent)
+    if args.torch_xla:
+        # Not a plain import: jax is an optional dependency, and only this option needs it.
+        importlib.import_module("dynamotor.xla.install").install_as_torch_xla()
+    runpy.run_path(args.script, run_name="__main__")
+    return 0

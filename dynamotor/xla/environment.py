@@ -1,0 +1,66 @@
+"""What environment variables say, applied once, before jax starts.
+
+PJRT_DEVICE=CPU|CUDA|GPU|TPU selects jax's platform; XRT_* variables of old programs are accepted and have no effect;
+XLA_USE_BF16 and XLA_DOWNCAST_BF16 are read in dtypes.py.
+
+>>> os.environ["PJRT_DEVICE"] = "CPU"
+>>> apply()
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+
+from ..base.errors import XlaError
+
+# The CPU stays beside every accelerator: transfers and CPU sharing go through it.
+PLATFORMS = {"CPU": "cpu", "CUDA": "cuda,cpu", "GPU": "cuda,cpu", "TPU": "tpu,cpu"}
+
+
+def require_jax() -> None:
+    """Raise DM600 where jax is not installed."""
+    if importlib.util.find_spec("jax") is None:
+        raise XlaError(
+            "DM600",
+            "dynamotor.xla needs jax, which is not installed",
+            why="XLA comes with jax",
+            cure="pip install dynamotor[xla]",
+        )
+
+
+def platforms(device: str) -> str:
+    """jax's platform list for a value of PJRT_DEVICE. DM601 for a value that is none of CPU, CUDA, GPU, TPU."""
+    found = PLATFORMS.get(device.upper())
+    if found is None:
+        raise XlaError(
+            "DM601",
+            f"PJRT_DEVICE={device} is not known",
+            why="a device type is one of " + ", ".join(PLATFORMS),
+            cure="set PJRT_DEVICE to one of them, or unset it to let jax choose",
+        )
+    return found
+
+
+def select(device: str) -> None:
+    """Make jax use this device type from its first computation on."""
+    import jax
+
+    jax.config.update("jax_platforms", platforms(device))
+
+
+def apply() -> None:
+    """Read the variables. Does nothing that cannot be repeated; call before jax's first computation."""
+    require_jax()
+    # A process must be able to share its GPU with PyTorch and with its neighbours.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    device = os.environ.get("PJRT_DEVICE")
+    if device:
+        select(device)
+    ignored = sorted(name for name in os.environ if name.startswith("XRT_"))
+    if ignored:
+        warnings.warn(
+            f"{', '.join(ignored)}: variables of the XRT runtime have no effect; PJRT_DEVICE=CPU|CUDA|TPU selects the device",
+            stacklevel=2,
+        )

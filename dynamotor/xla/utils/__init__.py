@@ -1,0 +1,1 @@
+"""Helpers around the device: checkpoints, cloud files, TFRecords, cached data sets, sample generators."""
