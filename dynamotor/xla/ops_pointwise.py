@@ -265,8 +265,18 @@ def _ldexp(x, exponent):
 
 
 @elementwise(aten.logaddexp)
-def _logaddexp(x, y):
-    return jnp.logaddexp(x, y)
+def logaddexp(x, y):
+    """log(e^x + e^y) without overflow. Of complex numbers the one of larger real part leads, and the result's imaginary part is not
+    brought back to (-π, π]."""
+    if not is_complex(x):
+        return jnp.logaddexp(x, y)
+    ahead = x.real >= y.real
+    high, low = jnp.where(ahead, x, y), jnp.where(ahead, y, x)
+    same = jnp.isinf(high.real) & (high.real == low.real)
+    apart = high + jnp.log1p(jnp.exp(jnp.where(same, 0, low - high)))
+    together = jnp.where(low.real < 0, low, jnp.log(jnp.exp(low) + jnp.exp(high)))
+    unknown = jnp.isnan(x) | jnp.isnan(y)
+    return jnp.where(unknown, complex("nan+nanj"), jnp.where(same, together, apart))
 
 
 @elementwise(aten.logaddexp2)

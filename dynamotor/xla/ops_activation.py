@@ -1,0 +1,264 @@
+"""Activation functions of neural networks and their derivatives.
+
+Rules get their tensors in the type that the result is computed in (`promotion.elementwise`); a backward op is written out where the
+formula is short, with the same choice at the kinks as aten's.
+
+>>> torch.nn.functional.relu(torch.tensor([-1.0, 2.0], device="xla"))
+tensor([0., 2.], device='xla:0')
+"""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from .lowering import op
+from .promotion import elementwise, widened
+
+aten = torch.ops.aten
+
+
+def sigmoid(x: jax.Array) -> jax.Array:
+    """1 / (1 + e^-x)."""
+    return 1 / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else lax.logistic(x)
+
+
+elementwise(aten.sigmoid)(sigmoid)
+
+
+@elementwise(aten.sigmoid_backward)
+def _sigmoid_backward(grad, result):
+    return grad * jnp.conj((1 - result) * result)
+
+
+@elementwise(aten.tanh_backward)
+def _tanh_backward(grad, result):
+    return grad * jnp.conj(1 - result * result)
+
+
+@elementwise(aten.logit)
+def _logit(x, eps=None):
+    x = x if eps is None else jnp.clip(x, eps, 1 - eps)
+    return jnp.log(x / (1 - x))
+
+
+@elementwise(aten.logit_backward)
+def _logit_backward(grad, x, eps=None):
+    """Zero outside of [eps, 1 - eps]; without eps nan outside of [0, 1]."""
+    slope = grad / (x * (1 - x))
+    if eps is None:
+        return jnp.where((x < 0) | (x > 1), jnp.nan, slope)
+    return jnp.where((x < eps) | (x > 1 - eps), 0, slope)
+
+
+# -- piecewise linear ---------------------------------------------------------
+
+
+@elementwise(aten.relu)
+def _relu(x):
+    return jnp.maximum(x, 0)
+
+
+@elementwise(aten.threshold)
+def _threshold(x, threshold, value):
+    return jnp.where(x <= threshold, value, x)
+
+
+@elementwise(aten.threshold_backward)
+def _threshold_backward(grad, x, threshold):
+    return jnp.where(x <= threshold, 0, grad)
+
+
+@elementwise(aten.hardtanh)
+def _hardtanh(x, low=-1, high=1):
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+@elementwise(aten.hardtanh_backward)
+def _hardtanh_backward(grad, x, low, high):
+    return jnp.where((x <= low) | (x >= high), 0, grad)
+
+
+@elementwise(aten.leaky_relu)
+def _leaky_relu(x, slope=0.01):
+    return jnp.where(x > 0, x, x * slope)
+
+
+@op(aten.leaky_relu_backward)
+def _leaky_relu_backward(grad, x, slope, is_result):
+    return jnp.where(widened(x) > 0, widened(grad), widened(grad) * slope)
+
+
+@op(aten.rrelu_with_noise_backward)
+def _rrelu_with_noise_backward(grad, x, noise, lower, upper, training, is_result):
+    if training and upper - lower > 1e-6:
+        return widened(noise) * widened(grad)
+    return _leaky_relu_backward(grad, x, (lower + upper) / 2, is_result)
+
+
+@elementwise(aten._prelu_kernel)
+def _prelu(x, weight):
+    return jnp.where(x > 0, x, weight * x)
+
+
+@op(aten._prelu_kernel_backward)
+def _prelu_backward(grad, x, weight):
+    """Gradients of the input and, before it is summed to the weight's shape, of the weight."""
+    grad, x, weight = widened(grad), widened(x), widened(weight)
+    return jnp.where(x > 0, grad, weight * grad), jnp.where(x > 0, 0, x * grad)
+
+
+@elementwise(aten.hardshrink)
+def _hardshrink(x, limit=0.5):
+    return jnp.where((x >= -limit) & (x <= limit), 0, x)
+
+
+@elementwise(aten.hardshrink_backward, aten.softshrink_backward)
+def _shrink_backward(grad, x, limit):
+    return jnp.where((x >= -limit) & (x <= limit), 0, grad)
+
+
+@elementwise(aten.softshrink)
+def _softshrink(x, limit=0.5):
+    return jnp.where(x > limit, x - limit, jnp.where(x < -limit, x + limit, x * 0))
+
+
+@elementwise(aten.hardsigmoid)
+def _hardsigmoid(x):
+    return _clip06(x + 3) / 6
+
+
+@elementwise(aten.hardsigmoid_backward)
+def _hardsigmoid_backward(grad, x):
+    return jnp.where((x > -3) & (x < 3), grad / 6, 0)
+
+
+@elementwise(aten.hardswish)
+def _hardswish(x):
+    return x * _clip06(x + 3) / 6
+
+
+@elementwise(aten.hardswish_backward)
+def _hardswish_backward(grad, x):
+    return jnp.where(x <= -3, 0, jnp.where(x < 3, grad * (x / 3 + 0.5), grad))
+
+
+def _clip06(x: jax.Array) -> jax.Array:
+    return jnp.minimum(jnp.maximum(x, 0), 6)
+
+
+# -- exponential --------------------------------------------------------------
+
+
+@elementwise(aten.elu)
+def _elu(x, alpha=1, scale=1, input_scale=1):
+    return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
+
+
+@op(aten.elu_backward)
+def _elu_backward(grad, alpha, scale, input_scale, is_result, x):
+    """`x` is the input, or the result where `is_result`."""
+    grad, x = widened(grad), widened(x)
+    slope = input_scale * (x + alpha * scale) if is_result else input_scale * alpha * scale * jnp.exp(x * input_scale)
+    return jnp.where(x <= 0, grad * slope, grad * scale)
+
+
+@elementwise(aten.celu)
+def _celu(x, alpha=1.0):
+    return jnp.where(x <= 0, jnp.expm1(x / alpha) * alpha, x)
+
+
+@elementwise(aten.silu)
+def _silu(x):
+    return x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x)
+
+
+@elementwise(aten.silu_backward)
+def _silu_backward(grad, x):
+    gate = sigmoid(x)
+    return grad * gate * (1 + x * (1 - gate))
+
+
+@elementwise(aten.softplus)
+def _softplus(x, beta=1, threshold=20):
+    return jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta)
+
+
+@elementwise(aten.softplus_backward)
+def _softplus_backward(grad, x, beta, threshold):
+    return jnp.where(x * beta > threshold, grad, grad * lax.logistic(x * beta))
+
+
+@elementwise(aten.mish)
+def _mish(x):
+    return x * jnp.tanh(jax.nn.softplus(x))
+
+
+@elementwise(aten.mish_backward)
+def _mish_backward(grad, x):
+    gate = jnp.tanh(jax.nn.softplus(x))
+    return grad * (gate + x * lax.logistic(x) * (1 - gate * gate))
+
+
+@op(aten.log_sigmoid_forward, out=True)
+def _log_sigmoid(x, *, out):
+    """The result and e^-|x|, which aten keeps for the backward on the CPU; elsewhere that buffer is empty."""
+    x = widened(x)
+    small = jnp.exp(-jnp.abs(x))
+    buffer = small if out[1].shape == x.shape else jnp.zeros(out[1].shape, x.dtype)
+    return jnp.minimum(x, 0) - jnp.log1p(small), buffer
+
+
+@op(aten.log_sigmoid_backward)
+def _log_sigmoid_backward(grad, x, buffer):
+    """The buffer is not read: it may be empty."""
+    return widened(grad) * lax.logistic(-widened(x))
+
+
+@elementwise(aten.gelu)
+def _gelu(x, *, approximate="none"):
+    if approximate == "tanh":
+        return 0.5 * x * (1 + jnp.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+    return x * (0.5 * (1 + lax.erf(x * sqrt(0.5))))
+
+
+@elementwise(aten.gelu_backward)
+def _gelu_backward(grad, x, *, approximate="none"):
+    if approximate == "tanh":
+        gate = jnp.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
+        slope = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x)
+        return grad * (0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * slope)
+    area = 0.5 * (1 + lax.erf(x * sqrt(0.5)))
+    return grad * (area + x * jnp.exp(-0.5 * x * x) * (1 / sqrt(2 * pi)))
+
+
+@op(aten.glu)
+def _glu(x, dim=-1):
+    value, gate = jnp.split(widened(x), 2, dim)
+    return value * lax.logistic(gate)
+
+
+@op(aten.glu_backward)
+def _glu_backward(grad, x, dim):
+    value, gate = jnp.split(widened(x), 2, dim)
+    grad, gate = widened(grad), lax.logistic(gate)
+    return jnp.concatenate([grad * gate, grad * value * gate * (1 - gate)], dim)
+
+
+@op(aten.glu_jvp)
+def _glu_jvp(result, x, dx, dim):
+    _, gate = jnp.split(widened(x), 2, dim)
+    dvalue, dgate = jnp.split(widened(dx), 2, dim)
+    gate = lax.logistic(gate)
+    return dvalue * gate + dgate * (1 - gate) * widened(result)
+
+
+@op(aten.glu_backward_jvp)
+def _glu_backward_jvp(grad_x, grad, x, dgrad, dx, dim):
+    """The derivative of `glu_backward` along (dgrad, dx)."""
+    along = (widened(dgrad), widened(dx))
+    return jax.jvp(lambda g, v: _glu_backward(g, v, dim), (widened(grad), widened(x)), along)[1]
