@@ -1,0 +1,43 @@
+"""What several families of lowerings share: float32 inside low-precision ops, precision of products, sizes per dimension.
+
+>>> wide(jnp.ones(2, jnp.bfloat16)).dtype
+dtype('float32')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from .dtypes import LOW_PRECISION
+
+
+def wide(x: jax.Array | None) -> jax.Array | None:
+    """float16 and bfloat16 as float32, anything else (None too) as it is: aten computes these in float32 and rounds once."""
+    return x.astype(jnp.float32) if x is not None and x.dtype in LOW_PRECISION else x
+
+
+def on_cpu() -> bool:
+    """Whether graphs run on XLA:CPU, where some ops want another shape of program."""
+    return jax.default_backend() == "cpu"
+
+
+def matmul_precision(dtype: np.dtype) -> jax.lax.Precision | None:
+    """Precision of products: float32 keeps all its bits unless `torch.set_float32_matmul_precision` (or `allow_tf32`) allows fewer."""
+    if jnp.dtype(dtype) not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.complex64)):
+        return None
+    return jax.lax.Precision.HIGHEST if torch.get_float32_matmul_precision() == "highest" else jax.lax.Precision.DEFAULT
+
+
+def per_dimension(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """`stride=2` or `stride=[2]` as aten reads them: one number for all dimensions.
+
+    >>> per_dimension([2], 3)
+    (2, 2, 2)
+    """
+    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    return values * count if len(values) == 1 else values

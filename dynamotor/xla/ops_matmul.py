@@ -1,0 +1,93 @@
+"""Matrix products. Low precision accumulates in float32 and rounds once; integers wrap as aten's do.
+
+>>> torch.ops.aten.addmm.default(bias, x, weight.t())  # one dot and one add
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from .dtypes import LOW_PRECISION
+from .lowering import op
+from .numerics import matmul_precision, on_cpu, wide
+
+aten = torch.ops.aten
+
+
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """`jnp.matmul` with float32 accumulation: float16 and bfloat16 give float32 (the caller rounds once), other types stay."""
+    if x.dtype in LOW_PRECISION and x.dtype == y.dtype and not on_cpu():
+        return jnp.matmul(x, y, preferred_element_type=jnp.float32)
+    x, y = wide(x), wide(y)
+    return jnp.matmul(x, y, precision=matmul_precision(jnp.result_type(x, y)))
+
+
+def _plus(base: jax.Array, beta: float, alpha: float, value: jax.Array) -> jax.Array:
+    """beta * base + alpha * value; with beta = 0 the base is not read (its NaN does not spread), as in aten."""
+    if alpha != 1:
+        value = _scaled(value, alpha)
+    if beta == 0:
+        return value
+    base = wide(base)
+    return value + (base if beta == 1 else _scaled(base, beta))
+
+
+def _scaled(value: jax.Array, factor: float) -> jax.Array:
+    return value * jnp.asarray(factor, value.dtype) if value.dtype != jnp.bool_ else value & bool(factor)
+
+
+@op(aten.mm, aten.bmm, aten.mv, aten.dot, aten.matmul)
+def _matmul(x, y, out_dtype=None):
+    return product(x, y)
+
+
+@op(aten._int_mm)
+def _int_mm(x, y):
+    return jnp.matmul(x, y, preferred_element_type=jnp.int32)
+
+
+@op(aten.vdot)
+def _vdot(x, y):
+    return product(jnp.conj(x), y)
+
+
+@op(aten.addmm, aten.addmv, aten.baddbmm)
+def _add_product(base, x, y, out_dtype=None, *, beta=1, alpha=1):
+    return _plus(base, beta, alpha, product(x, y))
+
+
+@op(aten.addbmm)
+def _addbmm(base, x, y, *, beta=1, alpha=1):
+    batch, rows, inner = x.shape
+    return _plus(base, beta, alpha, product(x.transpose(1, 0, 2).reshape(rows, batch * inner), y.reshape(batch * inner, y.shape[2])))
+
+
+@op(aten.addr)
+def _addr(base, x, y, *, beta=1, alpha=1):
+    x, y = wide(x), wide(y)
+    return _plus(base, beta, alpha, x[:, None] * y[None, :] if x.dtype != jnp.bool_ else x[:, None] & y[None, :])
+
+
+@op(aten.linear)
+def _linear(x, weight, bias=None):
+    result = product(x, weight.T)
+    return result if bias is None else result + wide(bias)
+
+
+@op(aten._addmm_activation)
+def _addmm_activation(base, x, y, *, beta=1, alpha=1, use_gelu=False):
+    value = _plus(base, beta, alpha, product(x, y))
+    return jax.nn.gelu(value, approximate=True) if use_gelu else jnp.maximum(value, 0)
+
+
+@op(aten._trilinear)
+def _trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim=1):
+    """The sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` dimensions."""
+    letters = "abcdefghijklmnopqrstuvwxyz"[: x1.ndim + len(expand1)]
+    terms = ["".join(c for i, c in enumerate(letters) if i not in expand) for expand in (expand1, expand2, expand3)]
+    result = "".join(c for i, c in enumerate(letters) if i not in sumdim)
+    factors = [wide(x) for x in (x1, x2, x3)]
+    return jnp.einsum(f"{','.join(terms)}->{result}", *factors, precision=matmul_precision(factors[0].dtype))
+
