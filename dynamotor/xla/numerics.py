@@ -27,7 +27,7 @@ def on_cpu() -> bool:
 
 
 def matmul_precision(dtype: np.dtype) -> jax.lax.Precision | None:
-    """Precision of products: float32 keeps all its bits unless `torch.set_float32_matmul_precision` (or `allow_tf32`) allows fewer."""
+    """float32 products keep all their bits unless `torch.set_float32_matmul_precision` (or `allow_tf32`) allows fewer."""
     if jnp.dtype(dtype) not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.complex64)):
         return None
     return jax.lax.Precision.HIGHEST if torch.get_float32_matmul_precision() == "highest" else jax.lax.Precision.DEFAULT

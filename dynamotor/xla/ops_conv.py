@@ -1,7 +1,7 @@
 """Convolutions of one to three dimensions. One forward is written; the transposed form and all gradients are its transposes.
 
-XLA:CPU is slow at grouped, strided-gradient and very small convolutions (70 ms where aten takes 2), so that there some are sums of one
-product for every offset of the kernel. Measured single-threaded, float32, jax 0.10: docs/op-lowering.md.
+XLA:CPU is slow at grouped, strided-gradient and very small convolutions (70 ms where aten takes 2): there they are sums of one
+product for every offset of the kernel.
 
 >>> torch.nn.functional.conv2d(x, weight, stride=2, padding=1)
 """
@@ -32,7 +32,7 @@ class Window(NamedTuple):
     groups: int
 
 
-# -- the forward ---------------------------------------------------------------------------------------------------------------------------
+# -- the forward -----------------------------------------------------------------------------------------------------------------
 
 
 def _forward(x: jax.Array, weight: jax.Array, window: Window, by_offset: bool) -> jax.Array:
@@ -41,8 +41,9 @@ def _forward(x: jax.Array, weight: jax.Array, window: Window, by_offset: bool) -
         return _by_offset(x, weight, window)
     spatial = "DHW"[3 - (x.ndim - 2) :]
     return jax.lax.conv_general_dilated(
-        x, weight, window.stride, [(p, p) for p in window.padding], rhs_dilation=window.dilation, feature_group_count=window.groups,
-        dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"), precision=matmul_precision(x.dtype),
+        x, weight, window.stride, [(p, p) for p in window.padding], rhs_dilation=window.dilation,
+        feature_group_count=window.groups, dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
+        precision=matmul_precision(x.dtype),
     )
 
 
@@ -93,7 +94,7 @@ def _wants_offsets(x_shape: tuple[int, ...], weight: jax.Array, window: Window, 
     return weight.shape[1] >= _MANY_CHANNELS and (few or strided)
 
 
-# -- its transposes ----------------------------------------------------------------------------------------------------------------------------
+# -- its transposes --------------------------------------------------------------------------------------------------------------
 
 
 def _input_gradient(grad: jax.Array, weight: jax.Array, shape: tuple[int, ...], window: Window) -> jax.Array:
@@ -118,7 +119,7 @@ def _window(weight: jax.Array, stride, padding, dilation, groups: int) -> Window
 
 
 def _ready(*arrays: jax.Array) -> list[jax.Array]:
-    """Arrays in the type that the convolution runs in: float32 for low precision on a CPU, where XLA would round every partial sum."""
+    """Arrays in the type that the convolution runs in: float32 for low precision on a CPU, where XLA rounds partial sums."""
     return [wide(a) if on_cpu() else a for a in arrays]
 
 
@@ -129,26 +130,27 @@ def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_
     if not transposed:
         result = _forward(x, weight, window, _wants_offsets(x.shape, weight, window, False))
     else:
-        size = [(n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, k, s, p, d, extra in zip(
-            x.shape[2:], weight.shape[2:], window.stride, window.padding, window.dilation, per_dimension(output_padding, x.ndim - 2))]
+        extra = per_dimension(output_padding, x.ndim - 2)
+        size = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1
+                for n, k, s, p, d, e in zip(x.shape[2:], weight.shape[2:], window.stride, window.padding, window.dilation, extra)]
         result = _input_gradient(x, weight, (x.shape[0], weight.shape[1] * groups, *size), window)
     return result if bias is None else wide(result) + wide(bias).reshape(1, -1, *(1,) * (x.ndim - 2))
 
 
 @op(aten.convolution_backward)
-def _convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask):
+def _convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, wanted):
     window = _window(weight, stride, padding, dilation, groups)
     bias_gradient = jnp.sum(wide(grad), axis=(0, *range(2, grad.ndim)))
     grad, x, weight = _ready(grad, x, weight)
     if transposed:
-        full = _forward(grad, weight, window, _wants_offsets(grad.shape, weight, window, False)) if output_mask[0] else None
+        full = _forward(grad, weight, window, _wants_offsets(grad.shape, weight, window, False)) if wanted[0] else None
         dx = full if full is None else full[(..., *(slice(n) for n in x.shape[2:]))]
         large, small = grad, jnp.pad(x, ((0, 0), (0, 0), *((0, n - m) for n, m in zip(
             _out_size(grad.shape[2:], weight.shape[2:], window), x.shape[2:]))))
     else:
-        dx = _input_gradient(grad, weight, x.shape, window) if output_mask[0] else None
+        dx = _input_gradient(grad, weight, x.shape, window) if wanted[0] else None
         large, small = x, grad
-    dw = _weight_gradient(small, large, weight.shape, window) if output_mask[1] else None
+    dw = _weight_gradient(small, large, weight.shape, window) if wanted[1] else None
     return tuple(0 if v is None else v for v in (dx, dw, bias_gradient))
 
 

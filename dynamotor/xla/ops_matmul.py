@@ -61,7 +61,8 @@ def _add_product(base, x, y, out_dtype=None, *, beta=1, alpha=1):
 @op(aten.addbmm)
 def _addbmm(base, x, y, *, beta=1, alpha=1):
     batch, rows, inner = x.shape
-    return _plus(base, beta, alpha, product(x.transpose(1, 0, 2).reshape(rows, batch * inner), y.reshape(batch * inner, y.shape[2])))
+    side_by_side = x.transpose(1, 0, 2).reshape(rows, batch * inner)
+    return _plus(base, beta, alpha, product(side_by_side, y.reshape(batch * inner, y.shape[2])))
 
 
 @op(aten.addr)

@@ -38,7 +38,7 @@ def _affine(normal: jax.Array, weight: jax.Array | None, bias: jax.Array | None)
     return normal if bias is None else normal + wide(bias)
 
 
-# -- layer norm and RMS norm: over the last dimensions ---------------------------------------------------------------------------------
+# -- layer norm and RMS norm: over the last dimensions ---------------------------------------------------------------------------
 
 
 def _last(x: jax.Array, count: int) -> tuple[int, ...]:
@@ -71,7 +71,8 @@ def _epsilon(eps: float | None, dtype: torch.dtype) -> float:
 @op(aten._fused_rms_norm, out=True)
 def _rms_norm(x, normalized_shape, weight, eps, *, out):
     x = wide(x)
-    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=_last(x, len(normalized_shape)), keepdims=True) + _epsilon(eps, out[0].dtype))
+    square = jnp.mean(jnp.square(x), axis=_last(x, len(normalized_shape)), keepdims=True)
+    rstd = jax.lax.rsqrt(square + _epsilon(eps, out[0].dtype))
     return _affine(x * rstd, weight, None), rstd
 
 
@@ -85,7 +86,7 @@ def _rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask):
     return (inner - normal * slope) * rstd, jnp.sum(grad * normal, axis=outer)
 
 
-# -- group norm: x is seen as (N, groups, C / groups * HxW) ------------------------------------------------------------------------------
+# -- group norm: x is seen as (N, groups, C / groups * HxW) ----------------------------------------------------------------------
 
 
 @op(aten.native_group_norm)
@@ -108,7 +109,7 @@ def _group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_m
     return dx.reshape(shape), jnp.sum(grad * normal.reshape(N, C, HxW), axis=(0, 2)), jnp.sum(grad, axis=(0, 2))
 
 
-# -- batch norm: over all dimensions but the second ----------------------------------------------------------------------------------------
+# -- batch norm: over all dimensions but the second ------------------------------------------------------------------------------
 
 
 def _channel_axes(x: jax.Array) -> tuple[int, ...]:
@@ -152,7 +153,8 @@ def _saved(mean: jax.Array, variance: jax.Array, training: bool, eps: float) -> 
 @op(aten._native_batch_norm_legit_functional)
 def _batch_norm_functional(x, weight, bias, running_mean, running_var, training, momentum, eps):
     output, mean, variance = _batch_norm(x, weight, bias, running_mean, running_var, training, eps)
-    return output, *_saved(mean, variance, training, eps), *_running(x, mean, variance, running_mean, running_var, training, momentum)
+    moved = _running(x, mean, variance, running_mean, running_var, training, momentum)
+    return output, *_saved(mean, variance, training, eps), *moved
 
 
 @op(aten._native_batch_norm_legit.no_stats)
@@ -197,8 +199,8 @@ def _batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, 
 
 
 @op(aten.batch_norm_backward)
-def _batch_norm_backward_reserve(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, reserve):
-    return _batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask)
+def _batch_norm_backward_reserve(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, _):
+    return _batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
 
 
 @op(aten.batch_norm_update_stats)
@@ -230,7 +232,7 @@ def _with_update(x, weight, bias, running_mean, running_var, momentum, eps):
     return result[:4]
 
 
-# -- weight norm: w = v * g / norm(v), the norm over all dimensions but `dim` ----------------------------------------------------------------
+# -- weight norm: w = v * g / norm(v), the norm over all dimensions but `dim` ----------------------------------------------------
 
 
 def _all_but(x: jax.Array, dim: int) -> tuple[int, ...]:

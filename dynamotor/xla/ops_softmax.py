@@ -71,7 +71,7 @@ _SOURCE_MASK, _PADDING_MASK = 0, 1
 
 @op(aten._masked_softmax)
 def _masked_softmax(x, mask, dim=None, mask_type=None):
-    """True in the mask hides. Masks: (L, L) of the last two dimensions, (B, L) of the last, or of x's own shape; hidden rows give nan."""
+    """True in the mask hides; the mask is (L, L), (B, L) or of x's own shape. Rows that are hidden whole give nan."""
     x = wide(x)
     if mask_type == _SOURCE_MASK:
         mask = mask.reshape((1,) * (x.ndim - 2) + mask.shape[-2:])
