@@ -53,6 +53,10 @@ class Config:
     fold_constants: bool = True
     # Intermediate buffers are kept between calls, so that no call pays for page faults.
     reuse_memory: bool = True
+    # An op or dtype that the XLA device cannot run raises instead of running on the CPU.
+    xla_strict: bool = False
+    # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep every value alive).
+    xla_trace_limit: int = 100_000
     # Verify the graph between passes (tests do; it costs compile time).
     verify: bool = False
     # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/log.py.
@@ -64,6 +68,7 @@ def _from_environment() -> Config:
     debug = os.environ.get("DYNAMOTOR_DEBUG", "0")
     return Config(
         strict=_flag("DYNAMOTOR_STRICT", False),
+        xla_strict=_flag("DYNAMOTOR_XLA_STRICT", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
         cache_dir=_default_cache_dir(),

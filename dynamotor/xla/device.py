@@ -1,0 +1,170 @@
+"""Makes `xla` a device of PyTorch: the device guard, `torch.xla`, and one lane for each device that jax has.
+
+>>> xla_devices()
+[device(type='xla', index=0)]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+
+from ..base.errors import BuildError
+from ..runtime.build import load_library
+from .ir import Lane, XlaError
+
+# PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one.
+_GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+namespace {
+int64_t count = 1;
+struct XlaGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XLA> {
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(count); }
+};
+}
+namespace c10::impl { C10_REGISTER_GUARD_IMPL(XLA, XlaGuard) }
+extern "C" void set_device_count(int64_t n) { count = n; }
+"""
+_XLA_SLOT, _PRIVATE_SLOT, _SLOTS = 9, 20, 22  # c10::DeviceType values
+
+
+class _PythonGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+    """PyTorch's Python device guard, said to be XLA's: used where there is no C++ compiler."""
+
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.XLA
+
+
+def _install_guard(count: int) -> Any:
+    """Register the guard once; returns what must stay alive."""
+    folder = Path(torch.__file__).parent
+    include = folder / "include"
+    flags = ("-O1", "-std=c++20", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{folder / 'lib'}", "-lc10",
+             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+    try:
+        library = load_library(_GUARD, flags)
+    except BuildError:
+        return _install_python_guard(folder)
+    library.handle.set_device_count(ctypes.c_int64(count))
+    return library
+
+
+def _install_python_guard(folder: Path) -> Any:
+    """Put PyTorch's Python guard object, which it only registers for PrivateUse1, into XLA's slot of c10's table."""
+    table = (ctypes.c_void_p * _SLOTS).in_dll(ctypes.CDLL(str(folder / "lib/libc10.so")), "_ZN3c104impl26device_guard_impl_registryE")
+    before = list(table)
+    guard = _PythonGuard()
+    torch._C._acc.register_python_privateuseone_device_guard(guard)  # type: ignore[attr-defined]
+    changed = [i for i in range(_SLOTS) if table[i] != before[i]]
+    if changed != [_PRIVATE_SLOT]:
+        raise XlaError("DM606", "the device guard of XLA cannot be registered", why=f"slots {changed} of c10's table changed, not {_PRIVATE_SLOT}",
+                       cure="install a C++ compiler (g++): the guard is then built and registered by PyTorch's own macro")
+    table[_XLA_SLOT], table[_PRIVATE_SLOT] = table[_PRIVATE_SLOT], before[_PRIVATE_SLOT]
+    return guard
+
+
+_installed: list[Any] = []
+_lanes: dict[int, Lane] = {}
+
+
+def platform() -> str:
+    """What the devices are: "CPU", "CUDA" or "TPU"."""
+    name = jax.default_backend()
+    return {"gpu": "CUDA", "cuda": "CUDA"}.get(name, name.upper())
+
+
+def xla_devices() -> list[torch.device]:
+    """The devices of this process."""
+    return [torch.device("xla", index) for index in range(len(jax.local_devices()))]
+
+
+def jax_device(device: Any) -> jax.Device:
+    """jax's device behind `xla:i`; XlaError DM607 when there are not so many."""
+    index = torch.device(device).index or 0
+    found = jax.local_devices()
+    if index >= len(found):
+        raise XlaError("DM607", f"there is no device xla:{index}", why=f"jax has {len(found)} {platform()} device(s) in this process",
+                       cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N")
+    return found[index]
+
+
+_current = 0
+
+
+def current_device() -> int:
+    """The index that `device="xla"` without one means."""
+    return _current
+
+
+def lane_of(device: Any) -> Lane:
+    """The lane of a device; `xla` without an index is the current one."""
+    index = device.index if isinstance(device, torch.device) else torch.device(device).index
+    index = _current if index is None else index
+    lane = _lanes.get(index)
+    if lane is None:
+        jax_device(torch.device("xla", index))
+        lane = _lanes[index] = Lane(torch.device("xla", index))
+    return lane
+
+
+def lanes(device: Any = None) -> list[Lane]:
+    """The lane of one device, or of all that were used."""
+    return list(_lanes.values()) if device is None else [lane_of(torch.device(device))]
+
+
+@contextlib.contextmanager
+def using_lane(lane: Lane) -> Iterator[None]:
+    """Record what is done on the lane's device into this lane: how the bridge traces apart from the running program."""
+    index = lane.device.index
+    before = _lanes.get(index)
+    _lanes[index] = lane
+    try:
+        yield
+    finally:
+        if before is None:
+            del _lanes[index]
+        else:
+            _lanes[index] = before
+
+
+class _DeviceContext:
+    """`with torch.xla.device(1):` makes `device="xla"` mean `xla:1`."""
+
+    def __init__(self, device: Any) -> None:
+        self.index = device if isinstance(device, int) else torch.device(device).index or 0
+
+    def __enter__(self) -> None:
+        global _current
+        self.before, _current = _current, self.index
+
+    def __exit__(self, *exc: object) -> None:
+        global _current
+        _current = self.before
+
+
+def module(**functions: Any) -> types.ModuleType:
+    """The module registered as `torch.xla`: what generic PyTorch code asks of a device."""
+    made = types.ModuleType("torch.xla")
+    made.__dict__.update(
+        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: len(jax.local_devices()), current_device=current_device,
+        set_device=lambda device: _DeviceContext(device).__enter__(), device=_DeviceContext, _is_in_bad_fork=lambda: False,
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32], is_bf16_supported=lambda: True, **functions)
+    return made
+
+
+def install(**functions: Any) -> None:
+    """Register the guard and `torch.xla`, once a process. XlaError DM608 when the real torch_xla is loaded."""
+    if _installed:
+        return
+    if hasattr(torch, "_XLAC") or "_XLAC" in os.sys.modules:  # type: ignore[attr-defined]
+        raise XlaError("DM608", "torch_xla is already loaded in this process", cure="use either torch_xla or dynamotor.xla, not both")
+    _installed.append(_install_guard(len(jax.local_devices())))
+    torch._register_device_module("xla", module(**functions))

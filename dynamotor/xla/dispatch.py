@@ -1,0 +1,305 @@
+"""What each aten op does on an xla tensor: record it, view, write in place, decompose, or run on the CPU.
+
+`classify` decides once per overload, from the schema and the registries; adding a lowering never touches this file.
+
+>>> classify(aten.add_.Tensor).__name__
+'in_place'
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from . import fallback, metrics, tensor, transfer
+from .dtypes import TORCH_TO_JAX
+from .ir import Node, Refused, XlaError, record, unpack
+from .lowering import decompositions, find
+from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, write
+
+aten = torch.ops.aten
+specials: dict[Any, Handler] = {}
+# Arguments that mean nothing on a device with opaque memory; a generator of another device is refused by _convert.
+_NOT_RECORDED = frozenset(("device", "layout", "pin_memory", "memory_format", "non_blocking"))
+
+
+def to_nodes(args: Any) -> tuple:
+    """Arguments with nodes in place of tensors."""
+    return tuple([value(a._alias) if type(a) is XLATensor else a if type(a) is int or a is None else _convert(a, args) for a in args])
+
+
+def _convert(arg: Any, args: Any) -> Any:
+    if isinstance(arg, torch.Tensor):
+        if type(arg) is XLATensor:
+            return value(arg._alias)
+        if arg.dim() == 0 and arg.device.type == "cpu":
+            return transfer.from_cpu(arg, _lane(args))
+        kind = arg.type() if arg.device.type == "cpu" else f"{arg.dtype} on {arg.device}"
+        raise XlaError("DM613", f"Input tensor is not an XLA tensor: {kind}", where=metrics.user_line(),
+                       why="an operation got tensors of the xla device and of another one", cure='move the tensor (or the module) with .to("xla")')
+    if type(arg) is list or type(arg) is tuple:
+        return type(arg)([_convert(a, args) for a in arg])
+    if isinstance(arg, torch.Generator):
+        raise XlaError("DM614", "XLA devices have no torch.Generator", why="their random numbers come from one seed per device",
+                       where=metrics.user_line(), cure="leave generator=None and set the seed with xm.set_rng_state(seed)")
+    return arg
+
+
+def _lane(args: Any) -> Any:
+    for arg in torch.utils._pytree.tree_leaves(args):
+        if type(arg) is XLATensor:
+            return arg._alias.lane
+    raise AssertionError("an op reached the xla device without an xla tensor")
+
+
+def results(node: Node) -> Any:
+    """Tensors for what an instruction gives, with memory of their own."""
+    if type(node.meta) is tuple:
+        return tuple([None if item is None else wrap(new_root(item)) for item in unpack(node)])
+    return wrap(new_root(node))
+
+
+def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """A functional op with a lowering."""
+    try:
+        node = record(func, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
+    except Refused as refused:
+        return _without_lowering(func, args, kwargs, str(refused))
+    if type(node.meta) is not tuple:
+        return wrap(new_root(node))
+    return _as_schema(func, results(node))
+
+
+def _as_schema(func: Any, flat: tuple) -> Any:
+    """Flat results as the schema nests them: `Tensor[]` results are lists."""
+    returns = func._schema.returns
+    if len(returns) == 1:
+        return list(flat)
+    if all(str(r.type) != "List[Tensor]" for r in returns):
+        return flat
+    each = len(flat) // len(returns)
+    return tuple(list(flat[i * each:(i + 1) * each]) for i in range(len(returns)))
+
+
+def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
+    return {name: value(a._alias) if type(a) is XLATensor else _convert(a, (args, list(kwargs.values()))) for name, a in kwargs.items()
+            if name not in _NOT_RECORDED}
+
+
+def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
+    """Decompose if somebody knows how, else run on the CPU."""
+    decomposition = decompositions.get(func) or decompositions.get(func.overloadpacket) or decomposition_table.get(func)
+    if decomposition is not None:
+        result = decomposition(*args, **(kwargs or {}))
+        if result is not NotImplemented:
+            return result
+    if _is_composite(func):
+        result = func.decompose(*args, **(kwargs or {}))
+        if result is not NotImplemented:
+            return result
+    return fallback.run_on_cpu(func, args, kwargs, reason)
+
+
+def _is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def lacking(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """A functional op without a lowering of its own."""
+    return _without_lowering(func, args, kwargs, "no lowering")
+
+
+def view(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """A view op: a new alias on the same root."""
+    parent = args[0]._alias
+    node = record(func, (value(parent), *args[1:]), kwargs)
+    return wrap(Alias(node, parent, func, args[1:], kwargs))
+
+
+def in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """`add_`: record `add`, write the result to self."""
+    target = args[0]
+    if type(target) is not XLATensor:
+        _convert(target, args)
+    alias, functional = target._alias, functionals[func]
+    try:
+        node = record(functional, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
+    except Refused as refused:
+        if find(functional) is None and _is_known(functional):
+            node = value(functional_call(functional, args, kwargs)._alias)
+        else:
+            return fallback.run_on_cpu(func, args, kwargs, str(refused))
+    if node.meta is not alias.meta:
+        _check_in_place(node, alias)
+    write(alias, node)
+    return target
+
+
+def functional_call(functional: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    return handler_of(functional)(functional, args, kwargs)
+
+
+def _is_known(func: Any) -> bool:
+    return func in decomposition_table or func in decompositions or func.overloadpacket in decompositions or _is_composite(func)
+
+
+def _check_in_place(node: Node, alias: Alias) -> None:
+    if node.meta.shape != alias.meta.shape:
+        raise RuntimeError(f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape {list(node.meta.shape)}")
+    if not torch.can_cast(node.meta.dtype, alias.meta.dtype):
+        names = [str(d.dtype).removeprefix("torch.").capitalize() for d in (node.meta, alias.meta)]
+        raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
+
+
+def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """An op that writes several tensors or lists (`_foreach_add_`): its functional twin returns its results, then the written values."""
+    functional = functionals[func]
+    returned = functional_call(functional, args, kwargs)
+    flat = [t for t in torch.utils._pytree.tree_leaves(returned)]
+    targets = torch.utils._pytree.tree_leaves(_written(func, args, kwargs or {}))
+    own = len(flat) - len(targets)
+    for target, result in zip(targets, flat[own:]):
+        write(target._alias, value(result._alias))
+    returns = func._schema.returns
+    if not returns:
+        return None
+    return flat[0] if own == 1 else args[0] if own == 0 else tuple(flat[:own])
+
+
+def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an op writes."""
+    found = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(kwargs[argument.name] if argument.name in kwargs else args[index])
+    return found
+
+
+def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """`op(..., out=t)`: the functional op, written to `t` (which takes the result's shape, as torch resizes it)."""
+    kwargs = dict(kwargs or {})
+    names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    outs = [kwargs.pop(name) for name in names]
+    functional = functionals[func]
+    if functional is None:
+        return fallback.run_on_cpu(func, args, {**kwargs, **dict(zip(names, outs))}, "no functional variant of this out= op")
+    if any(a.name == "device" for a in functional._schema.arguments):
+        kwargs.setdefault("dtype", outs[0].dtype)
+        made = make(functional, args, kwargs, outs[0]._alias.lane)
+    else:
+        made = functional(*args, **kwargs)
+    flat = torch.utils._pytree.tree_leaves(made)
+    for out, result in zip(torch.utils._pytree.tree_leaves(outs), flat):
+        set_out(out, result)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def make(func: Any, args: tuple, kwargs: dict[str, Any], lane: Any) -> XLATensor:
+    """Run a factory (an op without tensor arguments): recorded on a lane, or made on the CPU and copied."""
+    kwargs = {name: value for name, value in kwargs.items() if name not in _NOT_RECORDED}
+    args = tuple([list(a) if isinstance(a, (list, tuple)) else a for a in args])
+    try:
+        return wrap(new_root(record(func, args, kwargs, lane)))
+    except Refused as refused:
+        fallback.count(func, str(refused))
+        return wrap(new_root(transfer.from_cpu(func(*args, **kwargs, device=torch.device("cpu")), lane)))
+
+
+def set_out(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Write a result to an `out=` tensor; another shape replaces the tensor's memory, as resizing does."""
+    if type(out) is not XLATensor:
+        out.copy_(result)
+        return
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
+    if out.shape == result.shape:
+        write(out._alias, value(result._alias))
+    else:
+        out.data = result.to(out.dtype)
+
+
+def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """An op that writes its inputs in a way nobody described: silently losing the write would be worse than an error."""
+    return fallback.run_on_cpu(func, args, kwargs, "it writes its inputs and has no functional variant")
+
+
+functionals: dict[Any, Any] = {}
+# In-place ops whose functional twin has another name.
+_TWINS = {"bernoulli_.float": "bernoulli.p", "normal_.default": "normal_functional.default", "uniform_.default": "uniform.default",
+          "fill_.Scalar": "fill.Scalar", "fill_.Tensor": "fill.Tensor", "zero_.default": "zero.default", "squeeze_.dim": "squeeze.dim"}
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet, None), overload, None)
+
+
+def _functional_of(func: Any) -> Any:
+    """The functional twin of an in-place overload, or None."""
+    name = func._schema.name.split("::")[1]
+    overload = func._overloadname
+    twin = _TWINS.get(f"{name}.{overload}")
+    if twin is not None:
+        return _overload(twin)
+    namespace = getattr(torch.ops, func.namespace)
+    packet = getattr(namespace, name[:-1], None) if name.endswith("_") else None
+    packet = packet or getattr(namespace, name + "_functional", None)
+    return getattr(packet, overload, None)
+
+
+def _functional_of_out(func: Any) -> Any:
+    """The overload without `out`: that with the same other arguments."""
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if a.alias_info is None or not a.alias_info.is_write]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        if other is func or other._schema.is_mutable:
+            continue
+        has = [(a.name, str(a.type)) for a in other._schema.arguments if a.name not in ("dtype", "layout", "device", "pin_memory", "memory_format")]
+        if has == [w for w in wanted if w[0] != "memory_format" and (w[0] != "dtype" or ("dtype", w[1]) in has)]:
+            return other
+        if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
+            return other
+    return None
+
+
+def classify(func: Any) -> Handler:
+    """The handler of an overload."""
+    if func in specials:
+        return specials[func]
+    if func in inverses:
+        return view
+    schema = func._schema
+    if not schema.is_mutable:
+        return plain if find(func) is not None else lacking
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if all(a.kwarg_only for a in written):
+        functionals[func] = _functional_of_out(func)
+        return out_variant
+    functionals[func] = _functional_of(func)
+    if functionals[func] is None:
+        return refuse_mutation
+    first = schema.arguments[0]
+    single = len(written) == 1 and written[0].name == first.name and str(first.type) == "Tensor" and len(functionals[func]._schema.returns) == 1
+    return in_place if single else several_in_place
+
+
+def handler_of(func: Any) -> Handler:
+    handler = tensor.handlers.get(func)
+    if handler is None:
+        handler = tensor.handlers[func] = classify(func)
+    return handler
+
+
+def is_lowered(func: Any) -> bool:
+    """Whether an overload can be recorded (for some arguments): asked by the bridge before it traces."""
+    return classify(func) is not lacking or _is_known(func)
+
+
+def supported(dtype: torch.dtype) -> bool:
+    return dtype in TORCH_TO_JAX
+
+
+tensor.classify = classify

@@ -1,0 +1,185 @@
+"""From a trace to an XLA executable, and calls of it.
+
+>>> graph = Graph.of(lane, outputs)
+>>> executable = compile_graph(graph, example_arrays, device)
+>>> executable.run(arrays)
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ..base.events import emit
+from . import metrics, rng
+from .ir import Instruction, Lane, Meta, Node, XlaError, lower_instruction
+
+# Set by replication.py: compiles a function with collectives so that all replicas run it together.
+compile_replicated: Callable[[Callable, list[jax.Array]], Callable[[list[jax.Array]], list[jax.Array]]] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node of a graph: an instruction and the positions of its inputs (negative: leaves), or an item of a multi-result step."""
+
+    instruction: Instruction
+    inputs: tuple[int, ...]
+    item: int
+    scalar: int  # index of its first lifted scalar
+    draw: int  # index of its random number, or -1
+
+
+@dataclass
+class Graph:
+    """A trace cut to what its outputs need. Inputs in order: leaves, then one vector of lifted scalars, then the random seed."""
+
+    steps: dict[int, Step]
+    leaves: list[Meta]
+    outputs: tuple[int, ...]
+    scalars: int
+    random: bool
+    collective: bool
+    device: torch.device
+    donated: tuple[int, ...] = ()
+    names: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, lane: Lane, outputs: Sequence[int], donated: tuple[int, ...] = ()) -> Graph:
+        """The graph of a lane's trace for outputs at these positions."""
+        steps: dict[int, Step] = {}
+        scalar = draw = 0
+        for position, node in enumerate(lane.nodes):
+            random = node.item < 0 and node.instruction.rule.random
+            steps[position] = Step(node.instruction, tuple(n.position for n in node.inputs), node.item, scalar, draw if random else -1)
+            if node.item < 0:
+                scalar += node.instruction.scalars
+                draw += random
+        needed = _needed(steps, outputs)
+        steps = {position: step for position, step in steps.items() if position in needed}
+        return cls(steps, [leaf.meta for leaf in lane.leaves], tuple(outputs), len(lane.scalars), any(s.draw >= 0 for s in steps.values()),
+                   lane.collective, lane.device, donated)
+
+    def __str__(self) -> str:
+        """The graph as a Python program."""
+        name = lambda p: f"v{p}" if p >= 0 else f"a{-p - 1}"  # noqa: E731
+        lines = [f"def graph({', '.join(f'a{i}: {meta!r}' for i, meta in enumerate(self.leaves))}):"]
+        for position, step in self.steps.items():
+            if step.item >= 0:
+                lines.append(f"    v{position} = {name(step.inputs[0])}[{step.item}]")
+            else:
+                lines.append(f"    v{position} = {step.instruction.show([name(p) for p in step.inputs])}")
+        return "\n".join([*lines, f"    return {', '.join(map(name, self.outputs))}"])
+
+
+def _needed(steps: dict[int, Step], outputs: Sequence[int]) -> set[int]:
+    """Positions that the outputs need; a collective is always needed: the other replicas wait for it."""
+    stack = [p for p in outputs if p >= 0] + [p for p, step in steps.items() if step.instruction.rule.collective]
+    needed: set[int] = set()
+    while stack:
+        position = stack.pop()
+        if position not in needed:
+            needed.add(position)
+            stack.extend(p for p in steps[position].inputs if p >= 0)
+    return needed
+
+
+def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:
+    """The jax function of a graph: (leaves..., [scalars], [seed]) -> outputs."""
+    n_leaves = len(graph.leaves)
+
+    def program(*inputs: Any) -> list[jax.Array]:
+        scalars = inputs[n_leaves] if graph.scalars else None
+        seed = inputs[-1] if graph.random else None
+        env: dict[int, Any] = {-i - 1: array for i, array in enumerate(inputs[:n_leaves])}
+        for position, step in graph.steps.items():
+            values = [env[p] for p in step.inputs]
+            if step.item >= 0:
+                env[position] = values[0][step.item]
+                continue
+            numbers = [scalars[step.scalar + i] for i in range(step.instruction.scalars)]
+            if not step.instruction.double:
+                numbers = [number.astype(jnp.float32) for number in numbers]
+            key = rng.key(seed, step.draw) if step.draw >= 0 else None
+            env[position] = lower_instruction(step.instruction, values, numbers, key)
+        return [env[p] for p in graph.outputs]
+
+    return program
+
+
+class Executable:
+    """A compiled graph. `run` takes jax arrays in the graph's input order and checks nothing: the trace's key proved that they fit."""
+
+    __slots__ = ("graph", "compiled", "run")
+
+    def __init__(self, graph: Graph, compiled: Any, run: Callable[[list[jax.Array]], list[jax.Array]]) -> None:
+        self.graph, self.compiled, self.run = graph, compiled, run
+
+
+def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
+    """Compile for inputs like these (jax arrays, or jax.ShapeDtypeStruct with a sharding); counts and times it.
+
+    XlaError DM604 when XLA refuses the program, DM603 when it runs out of memory.
+    """
+    start = time.perf_counter()
+    function = to_function(graph)
+    try:
+        if graph.collective and compile_replicated is not None:
+            executable = Executable(graph, None, compile_replicated(function, inputs))
+        else:
+            compiled = _compile(function, graph, inputs)
+            executable = Executable(graph, compiled, _runner(compiled, inputs))
+    except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        raise failure(error, "DM604", "XLA could not compile this graph") from error
+    seconds = time.perf_counter() - start
+    metrics.record_time("CompileTime", seconds)
+    metrics.counter("UncachedCompile")
+    emit("xla.compiled", seconds=seconds, nodes=len(graph.steps), graph=graph)
+    return executable
+
+
+def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        return jax.jit(function, donate_argnums=graph.donated, keep_unused=True).lower(*inputs).compile()
+
+
+def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    """Calls on one device go straight to the runtime's executable: `Compiled.__call__` spends 0.3 us an argument on checks that the key
+    makes needless. Graphs over several devices take jax's own way."""
+    if any(len(getattr(getattr(x, "sharding", None), "device_set", ())) > 1 for x in inputs):
+        return lambda arrays: compiled(*arrays)
+    execute = getattr(compiled.runtime_executable(), "execute_sharded", None)
+    if execute is None or not _unpacks(execute):
+        return lambda arrays: compiled(*arrays)
+
+    def run(arrays: list[jax.Array]) -> list[jax.Array]:
+        return [parts[0] for parts in execute(arrays).disassemble_into_single_device_arrays()]
+
+    return run
+
+
+def _unpacks(execute: Any) -> bool:
+    """Whether this jaxlib has the plain execution interface (0.4.14 to 0.11 do)."""
+    return True
+
+
+def failure(error: BaseException, code: str, what: str) -> XlaError:
+    """The coded error for what jax raised, with the user's line."""
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
+        return XlaError("DM603", "out of memory on the XLA device", why=text.splitlines()[0][:300], where=metrics.user_line(),
+                        cure="use a smaller batch, call xm.mark_step() more often, or free tensors")
+    return XlaError(code, what, why=text[:500], where=metrics.user_line(), cure="set a smaller program around this line; report it if it should work")
+
+
+def scalar_vector(values: list[float]) -> np.ndarray:
+    """The lifted scalars as one input."""
+    return np.array(values, dtype=np.float64)

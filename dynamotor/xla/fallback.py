@@ -1,0 +1,85 @@
+"""Ops without a lowering run on the CPU: flush, copy to the CPU, aten's kernel, copy back. Each is counted as `aten::op`.
+
+>>> torch.unique(torch.tensor([2, 1, 2], device="xla"))     # its shape depends on data
+>>> metrics.counters["aten::_unique2"]
+1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..base.config import config
+from ..base.events import counters, emit
+from . import metrics, transfer
+from .ir import Lane, XlaError
+from .tensor import XLATensor, new_root, wrap, write
+
+
+def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
+    """Run an op with aten's CPU kernel; results, and what it writes in place, come back to the device.
+
+    XlaError DM610 under `config.xla_strict`; `XlaError` DM612 in a graph that is being traced for the bridge (it partitions before).
+    """
+    kwargs = kwargs or {}
+    name = count(func, reason)
+    lane = next((leaf._alias.lane for leaf in tree_leaves((args, kwargs)) if type(leaf) is XLATensor), None)
+    cause = f"fallback {name}"
+
+    def host(value: Any) -> Any:
+        if type(value) is XLATensor:
+            return transfer.to_cpu(value, cause)
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    host_args, host_kwargs = tree_map(host, args), tree_map(host, kwargs)
+    result = func(*host_args, **host_kwargs)
+    written = _write_back(func, args, kwargs, host_args, host_kwargs)
+    originals = {id(h): d for h, d in written}
+
+    def device(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return originals[id(value)] if id(value) in originals else wrap(new_root(_leaf(value, lane)))
+
+    return tree_map(device, result)
+
+
+def count(func: Any, reason: str) -> str:
+    """Count and report one fallback; returns the op's name. XlaError DM610 under `config.xla_strict`."""
+    name = func._schema.name
+    if config.xla_strict:
+        raise XlaError("DM610", f"{func} cannot run on the XLA device", why=reason, where=metrics.user_line(),
+                       cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict to run it on the CPU")
+    metrics.counter(name)
+    counters["fallback"]["xla." + name] += 1
+    emit("xla.fallback", op=str(func), reason=reason, line=metrics.user_line())
+    return name
+
+
+def _leaf(value: torch.Tensor, lane: Lane | None) -> Any:
+    return transfer.from_cpu(value, lane)
+
+
+def _write_back(func: Any, args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(CPU copy, device tensor) of what the op wrote, by its schema; the device tensors get the new values."""
+    pairs: list[tuple[Any, Any]] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if argument.name in kwargs:
+            mine, host = kwargs[argument.name], host_kwargs[argument.name]
+        elif index < len(args):
+            mine, host = args[index], host_args[index]
+        else:
+            continue
+        pairs += zip(tree_leaves(host), tree_leaves(mine))
+    for host, mine in pairs:
+        if type(mine) is XLATensor:
+            if tuple(host.shape) != tuple(mine.shape):
+                mine.data = wrap(new_root(transfer.from_cpu(host, mine._alias.lane)))
+            else:
+                write(mine._alias, transfer.from_cpu(host, mine._alias.lane))
+    return pairs

@@ -1,0 +1,398 @@
+"""The recorder: ops become nodes of a trace, and the trace's key is exact (interned instructions and positions, no hashes of objects).
+
+An *instruction* is an op with the shapes and dtypes of its tensors and its constants; it is inferred, checked against the lowering and
+interned once. Recording then costs a dictionary lookup and a few appends.
+
+>>> lane = Lane(torch.device("xla", 0))
+>>> x = lane.leaf(array, Spec((2, 2), torch.float32))
+>>> y = record(aten.relu.default, (x,))
+>>> y.spec
+Spec(shape=(2, 2), dtype=torch.float32)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.utils._pytree import tree_map
+
+from ..base.errors import DynamotorError
+from . import metrics
+from .dtypes import TORCH_TO_JAX, jax_dtype
+from .lowering import Lowering, Spec, Unsupported, apply, find
+
+Constant = Any
+
+
+class XlaError(DynamotorError):
+    """DM6xx: the XLA device, its bridge or its distributed runtime could not do what was asked."""
+
+
+class Meta:
+    """An interned Spec: equal specs are one object, so that keys compare by identity."""
+
+    __slots__ = ("spec", "shape", "dtype")
+    _all: dict[tuple, Meta] = {}
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.shape, self.dtype = spec, spec.shape, spec.dtype
+
+    @classmethod
+    def of(cls, shape: Any, dtype: torch.dtype) -> Meta:
+        """The one Meta of a shape and a torch dtype."""
+        key = (tuple(shape), dtype)
+        meta = cls._all.get(key)
+        if meta is None:
+            meta = cls._all[key] = cls(Spec(key[0], dtype))
+        return meta
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class Instruction:
+    """An op on given metas with given constants. `template`: (args, kwargs) with `Slot`s where inputs and lifted scalars go.
+
+    `metas`: Meta, or tuple of Meta | None, of the results. `refused`: why the op cannot be lowered (it then runs on the CPU), or None.
+    """
+
+    __slots__ = ("func", "uid", "rule", "template", "inputs", "metas", "refused", "scalars", "double", "uses")
+    all: list[Instruction] = []
+
+    def __init__(self, func: Any, rule: Lowering | None, template: Any, inputs: tuple[Meta, ...], metas: Any, refused: str | None) -> None:
+        Instruction.all.append(self)
+        self.uid = len(Instruction.all)
+        self.uses = 0  # how often it was recorded
+        self.func, self.rule, self.template, self.inputs = func, rule, template, inputs
+        self.metas, self.refused = metas, refused
+        self.scalars = 0  # how many lifted scalars it takes, and whether as float64
+        self.double = _is_double(metas)
+
+    def show(self, names: list[str] | None = None) -> str:
+        """The call as Python text; `names` for the inputs."""
+        names = names or [repr(meta) for meta in self.inputs]
+
+        def text(arg: Any) -> str:
+            if type(arg) is Slot:
+                return f"scalar{arg.index}" if arg.lifted else names[arg.index]
+            if type(arg) in (list, tuple):
+                return f"[{', '.join(map(text, arg))}]"
+            return repr(arg)
+
+        words = [text(arg) for arg in self.template[0]] + [f"{name}={text(arg)}" for name, arg in self.template[1].items()]
+        return f"{self.func}({', '.join(words)})"
+
+    def __repr__(self) -> str:
+        return f"{self.func}({', '.join(map(repr, self.inputs))})"
+
+
+class Slot:
+    """A place in a template: the index-th tensor input, or the index-th lifted scalar."""
+
+    __slots__ = ("index", "lifted")
+
+    def __init__(self, index: int, lifted: bool = False) -> None:
+        self.index, self.lifted = index, lifted
+
+
+class Node:
+    """One value: pending (instruction and inputs) or on the device (data). `item`: which result of a multi-result instruction it is."""
+
+    __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item")
+
+    def __init__(self, instruction: Instruction | None, inputs: tuple[Node, ...], meta: Any, lane: Lane, data: Any = None) -> None:
+        self.instruction, self.inputs, self.meta, self.lane, self.data = instruction, inputs, meta, lane, data
+        self.epoch = -1
+        self.position = 0
+        self.item = -1
+
+    @property
+    def spec(self) -> Spec:
+        return self.meta.spec
+
+
+class Lane:
+    """What one device has recorded since its last flush: nodes in order, the leaves that they read, and the key of it all."""
+
+    __slots__ = ("device", "epoch", "nodes", "leaves", "key", "scalars", "pending", "replaced", "draws", "collective")
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.epoch = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Start the next trace; nodes of the last one that were not flushed can no longer be read."""
+        self.epoch += 1
+        self.nodes: list[Node] = []
+        self.leaves: list[Node] = []
+        self.key: list[Any] = []
+        self.scalars: list[float] = []
+        self.pending: list[Any] = []  # roots (tensor.Alias) that were given a value of this trace
+        self.replaced: list[Node] = []  # leaves whose root was overwritten: their buffers may be donated
+        self.draws = 0
+        self.collective = False
+
+    def leaf(self, data: Any, meta: Meta) -> Node:
+        """A value that is (or, in the bridge, will be) on the device."""
+        return Node(None, (), meta, self, data)
+
+    def place(self, node: Node) -> int:
+        """Position of an input: >= 0 for nodes of this trace, negative for leaves, which are numbered at their first use."""
+        if node.epoch == self.epoch:
+            return node.position
+        if node.data is None and node.instruction is not None:
+            raise _lost()
+        node.epoch = self.epoch
+        self.leaves.append(node)
+        node.position = position = -len(self.leaves)
+        self.key.append(node.meta)
+        return position
+
+
+def _lost() -> XlaError:
+    return XlaError("DM601", "this tensor was never computed", why="the graph that it belongs to failed to compile or to run",
+                    cure="look at the first error; recreate the tensors that depend on it")
+
+
+_memo: dict[tuple, Instruction] = {}
+_lifts: dict[Any, bool] = {}
+_INFINITE = float("inf")
+# Scalars that models write as literals stay constants of the graph: XLA folds them. All others may change from step to step.
+_LITERALS = frozenset((0.0, 1.0, -1.0, 2.0, 0.5, _INFINITE, -_INFINITE))
+
+
+def record(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | None = None, lane: Lane | None = None) -> Node:
+    """Record one functional op on nodes and constants; returns its node (`unpack` gives the items of multi-result ops).
+
+    Raises `Refused` when the op has no lowering for these arguments, and what aten's shape check raises for wrong arguments.
+    """
+    inputs: list[Node] = []
+    lifts = _lifts.get(func)
+    if lifts is None:
+        lifts = _lifts[func] = bool((rule := find(func)) and rule.lifted)
+    lifted: list[float] | None = [] if lifts else None
+    key: list[Any] = [func]
+    for arg in args:
+        if type(arg) is Node:
+            inputs.append(arg)
+            key.append(arg.meta)
+        elif type(arg) is int or arg is None:
+            key.append(arg)
+        else:
+            key.append(_describe(arg, inputs, lifted))
+    if kwargs:
+        for name, arg in kwargs.items():
+            key.append(name)
+            if type(arg) is Node:
+                inputs.append(arg)
+                key.append(arg.meta)
+            else:
+                key.append(_describe(arg, inputs, lifted))
+    full = tuple(key)
+    instruction = _memo.get(full)
+    if instruction is None:
+        instruction = _memo[full] = _infer(func, args, kwargs or {})
+    if instruction.refused is not None:
+        raise Refused(instruction)
+    if inputs:
+        lane = inputs[0].lane
+    return append(lane, instruction, inputs, lifted)
+
+
+def append(lane: Lane, instruction: Instruction, inputs: list[Node], lifted: list[float] | None) -> Node:
+    """Add a node for an instruction to its lane's trace."""
+    epoch = lane.epoch
+    positions = []
+    for node in inputs:
+        if node.lane is not lane:
+            raise mixed_devices(lane, node.lane)
+        positions.append(node.position if node.epoch == epoch else lane.place(node))
+    instruction.uses += 1
+    key = lane.key
+    key.append(instruction.uid)
+    key.extend(positions)
+    if lifted:
+        lane.scalars.extend(lifted)
+    node = Node(instruction, inputs, instruction.metas, lane)
+    node.epoch = epoch
+    node.position = len(lane.nodes)
+    lane.nodes.append(node)
+    rule = instruction.rule
+    if rule.random or rule.collective:
+        lane.draws += rule.random
+        lane.collective = lane.collective or rule.collective
+    return node
+
+
+def unpack(node: Node) -> list[Node | None]:
+    """The items of a multi-result node (None where aten gives no tensor)."""
+    return [None if meta is None else _item(node, index, meta) for index, meta in enumerate(node.meta)]
+
+
+def _item(node: Node, index: int, meta: Meta) -> Node:
+    lane = node.lane
+    item = Node(node.instruction, [node], meta, lane)
+    item.item = index
+    item.epoch = lane.epoch
+    item.position = len(lane.nodes)
+    lane.nodes.append(item)
+    lane.key.append(~index)
+    lane.key.append(node.position)
+    return item
+
+
+class Refused(Exception):
+    """The op of this instruction has no lowering for these arguments."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        super().__init__(instruction.refused)
+        self.instruction = instruction
+
+
+def mixed_devices(one: Lane, other: Lane) -> XlaError:
+    return XlaError("DM602", f"expected all tensors to be on the same device, but found {one.device} and {other.device}",
+                    cure="move them with .to(device)")
+
+
+def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
+    """The part of a key that an argument is; equal keys only for arguments that record the same (1, 1.0 and True differ, as do 0.0 and -0.0)."""
+    kind = type(arg)
+    if kind is Node:
+        inputs.append(arg)
+        return arg.meta
+    if kind is float:
+        if arg != arg or arg == 0.0:
+            return kind, str(arg)
+        if arg in _LITERALS:
+            return kind, arg
+        if lifted is None:
+            return kind, arg
+        lifted.append(arg)
+        return kind
+    if kind is bool or kind is complex:
+        return kind, arg if kind is bool else str(arg)
+    if kind is list or kind is tuple:
+        return list, tuple([_describe(item, inputs, lifted) for item in arg])
+    if isinstance(arg, dict):
+        return dict, tuple([(name, _describe(item, inputs, lifted)) for name, item in arg.items()])
+    return arg
+
+
+def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
+    """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be lowered is known before any run."""
+    rule = find(func)
+    template, inputs, scalars = _template(args, kwargs, lift=rule is not None and rule.lifted)
+    if rule is None:
+        return Instruction(func, None, template, inputs, None, "no lowering")
+    try:
+        metas = _shapes(func, args, kwargs)
+    except NotImplementedError as error:  # also torch's DataDependentOutputException and DynamicOutputShapeException
+        return Instruction(func, rule, template, inputs, None, f"its result's shape depends on data or is unknown ({type(error).__name__})")
+    instruction = Instruction(func, rule, template, inputs, metas, None)
+    instruction.scalars = len(scalars)
+    instruction.refused = _try_lowering(instruction)
+    return instruction
+
+
+def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tuple[Meta, ...], list[Slot]]:
+    """The arguments with slots for nodes and lifted scalars, numbered in the order in which `record` meets them."""
+    inputs: list[Meta] = []
+    scalars: list[Slot] = []
+
+    def visit(arg: Any) -> Any:
+        if isinstance(arg, Node):
+            inputs.append(arg.meta)
+            return Slot(len(inputs) - 1)
+        if type(arg) in (list, tuple):
+            return type(arg)(visit(item) for item in arg)
+        if isinstance(arg, dict):
+            return {name: visit(item) for name, item in arg.items()}
+        if lift and type(arg) is float and arg == arg and arg not in _LITERALS:
+            scalars.append(Slot(len(scalars), lifted=True))
+            return scalars[-1]
+        return arg
+
+    template = (tuple(visit(arg) for arg in args), {name: visit(arg) for name, arg in kwargs.items()})
+    return template, tuple(inputs), scalars
+
+
+def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Meta, or tuple of Meta | None, of the results, from the op's meta kernel."""
+
+    def meta_tensor(arg: Any) -> Any:
+        return torch.empty(arg.meta.shape, dtype=arg.meta.dtype, device="meta") if isinstance(arg, Node) else arg
+
+    kwargs = dict(kwargs)
+    if any(a.name == "device" for a in func._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    result = func(*tree_map(meta_tensor, args), **tree_map(meta_tensor, kwargs))
+    if isinstance(result, torch.Tensor):
+        return _meta_of(result)
+    flat = [item for value in result for item in (value if isinstance(value, (list, tuple)) else (value,))]
+    return tuple(_meta_of(item) if isinstance(item, torch.Tensor) else None for item in flat)
+
+
+def _meta_of(tensor: torch.Tensor) -> Meta:
+    if tensor.dtype not in TORCH_TO_JAX:
+        raise NotImplementedError(f"XLA has no type for {tensor.dtype}")
+    return Meta.of(tensor.shape, tensor.dtype)
+
+
+def _is_double(metas: Any) -> bool:
+    """Whether lifted scalars of an op are kept in float64: as wide as its widest floating result."""
+    wide = (torch.float64, torch.complex128)
+    return any(meta is not None and meta.dtype in wide for meta in (metas if isinstance(metas, tuple) else (metas,)))
+
+
+def _try_lowering(instruction: Instruction) -> str | None:
+    """Why the rule cannot lower these arguments, or None: it is evaluated on shapes alone."""
+    inputs = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in instruction.inputs]
+    numbers = [jax.ShapeDtypeStruct((), jnp.float64 if instruction.double else jnp.float32) for _ in range(instruction.scalars)]
+    key = jax.eval_shape(lambda: jax.random.key(0)) if instruction.rule.random else None
+    try:
+        jax.eval_shape(lambda xs, ns, k: lower_instruction(instruction, xs, ns, k), inputs, numbers, key)
+    except Unsupported as refusal:
+        return str(refusal)
+    except Exception as error:  # noqa: BLE001 - a rule that does not accept an argument: the CPU kernel does, and the reason is counted
+        if instruction.rule.collective:
+            return None  # its axis exists only inside the replicated program
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    return None
+
+
+def lower_instruction(instruction: Instruction, inputs: list[jax.Array], scalars: list[jax.Array], key: Any) -> Any:
+    """Run the rule of an instruction on jax values: an array, or a tuple of arrays | None."""
+
+    def fill(arg: Any) -> Any:
+        if type(arg) is Slot:
+            return scalars[arg.index] if arg.lifted else inputs[arg.index]
+        if type(arg) in (list, tuple):
+            return type(arg)(fill(item) for item in arg)
+        return {name: fill(item) for name, item in arg.items()} if isinstance(arg, dict) else arg
+
+    args, kwargs = fill(instruction.template[0]), fill(instruction.template[1])
+    metas = instruction.metas
+    out = tuple(m and m.spec for m in metas) if isinstance(metas, tuple) else metas.spec
+    return apply(instruction.func, instruction.rule, args, kwargs, out, key)
+
+
+def op_counts() -> Counter[str]:
+    """How often each lowered op was recorded: "xla::add" -> 12."""
+    counts: Counter[str] = Counter()
+    for instruction in Instruction.all:
+        if instruction.uses:
+            counts["xla::" + instruction.func._schema.name.split("::")[1]] += instruction.uses
+    return counts
+
+
+def clear_op_counts() -> None:
+    for instruction in Instruction.all:
+        instruction.uses = 0
+
+
+metrics.sources.append((op_counts, clear_op_counts))

@@ -1,0 +1,94 @@
+"""Counters and times of the XLA device; `debug.metrics` prints them in the shape that users of torch_xla know.
+
+>>> metrics.counter("xla::add")
+>>> with metrics.timing("CompileTime"):
+...     compile_it()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from ..base.errors import UserLine
+
+counters: Counter[str] = Counter()
+# Counters that are kept elsewhere (a hot path counts in place): (read, clear).
+sources: list[tuple[Callable[[], Counter[str]], Callable[[], None]]] = []
+_KEPT = 1024
+
+
+class Timing:
+    """Samples of one duration (seconds): their number, their sum, and the last 1,024 as (when, seconds)."""
+
+    __slots__ = ("count", "total", "samples")
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+        self.samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.samples.append((time.time(), seconds))
+
+
+timings: dict[str, Timing] = {}
+
+
+def counter(name: str, n: int = 1) -> None:
+    """Add to a counter."""
+    counters[name] += n
+
+
+def record_time(name: str, seconds: float) -> None:
+    """Add a sample, in seconds, to a timing."""
+    timing_of = timings.get(name)
+    if timing_of is None:
+        timing_of = timings[name] = Timing()
+    timing_of.add(seconds)
+
+
+@contextlib.contextmanager
+def timing(name: str) -> Iterator[None]:
+    """Time a block."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        record_time(name, time.perf_counter() - start)
+
+
+def all_counters() -> Counter[str]:
+    """Every counter by name."""
+    total = Counter(counters)
+    for read, _ in sources:
+        total.update(read())
+    return total
+
+
+def clear() -> None:
+    """Forget all counters and times."""
+    counters.clear()
+    for _, clear_source in sources:
+        clear_source()
+    timings.clear()
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "jax", "jaxlib"))
+
+
+def user_line() -> UserLine | None:
+    """The innermost line of the running program that is neither ours nor a library's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) and not name.startswith("<") and not any(part in name for part in _LIBRARIES):
+            return UserLine(name, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None

@@ -1,0 +1,251 @@
+"""Ops that the general rules of dispatch do not describe: copies, reads of data, aliases without an op, batch norm's hidden writes.
+
+>>> @special(aten.detach.default)
+... def _detach(func, args, kwargs):
+...     return wrap(args[0]._alias)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import dispatch, fallback, metrics, transfer
+from .device import lane_of
+from .dispatch import specials, to_nodes
+from .ir import Node, Refused, XlaError, record, unpack
+from .tensor import Alias, Handler, XLATensor, new_root, node_of, value, wrap, write
+
+aten = torch.ops.aten
+
+
+def special(*funcs: Any) -> Callable[[Handler], Handler]:
+    """Register a handler `(func, args, kwargs)` of overloads."""
+
+    def register(handler: Handler) -> Handler:
+        for func in funcs:
+            specials[func] = handler
+        return handler
+
+    return register
+
+
+@special(aten.detach.default, aten.lift_fresh.default, aten.lift.default, aten._to_dense.default)
+def _same(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+    return wrap(args[0]._alias)
+
+
+@special(aten.alias.default)
+def _alias(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+    return wrap(args[0]._alias)
+
+
+@special(aten.clone.default)
+def _clone(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+    """Values never change: a copy is another root with the same value."""
+    return wrap(new_root(value(args[0]._alias)))
+
+
+@special(aten._to_copy.default)
+def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Tensor:
+    kwargs = kwargs or {}
+    source, device = args[0], kwargs.get("device")
+    dtype = kwargs.get("dtype") or source.dtype
+    if type(source) is not XLATensor:
+        return to_device(source, dtype, device)
+    if device is None or (torch.device(device).type == "xla" and lane_of(device) is source._alias.lane):
+        return wrap(new_root(cast(value(source._alias), dtype)))
+    host = transfer.to_cpu(source)
+    if torch.device(device).type == "xla":
+        return to_device(host, dtype, device)
+    return aten._to_copy.default(host, **{**kwargs, "dtype": dtype})
+
+
+def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any) -> XLATensor:
+    """A CPU tensor as a new xla tensor."""
+    lane = lane_of(device)
+    if source.device.type != "cpu":
+        source = source.cpu()
+    return wrap(new_root(transfer.from_cpu(source.to(dtype), lane)))
+
+
+def cast(node: Node, dtype: torch.dtype) -> Node:
+    """A node as a dtype."""
+    return node if node.meta.dtype is dtype else record(aten._to_copy.default, (node,), {"dtype": dtype})
+
+
+@special(aten.copy_.default)
+def _copy_(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
+    target, source = args[:2]
+    if type(target) is not XLATensor:
+        return target.copy_(transfer.to_cpu(source).to(target.dtype))
+    lane = target._alias.lane
+    if type(source) is not XLATensor or source._alias.lane is not lane:
+        host = transfer.to_cpu(source)
+        node = transfer.from_cpu(host.to(target.dtype), lane)
+    else:
+        node = value(source._alias)
+    _check_broadcast(node, target)
+    write(target._alias, node)
+    return target
+
+
+def _check_broadcast(node: Node, target: torch.Tensor) -> None:
+    if node.meta.shape != target._alias.meta.shape:
+        torch.empty(node.meta.shape, device="meta").expand(target._alias.meta.shape)  # raises aten's error
+
+
+@special(aten.copy.default)
+def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+    target, source = args[:2]
+    result = wrap(new_root(value(target._alias)))
+    _copy_(aten.copy_.default, (result, source), None)
+    return result
+
+
+@special(aten._copy_from.default)
+def _copy_from(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
+    return _copy_(func, (args[1], args[0]), None)
+
+
+@special(aten._local_scalar_dense.default)
+def _item(func: Any, args: tuple, kwargs: Any) -> Any:
+    return transfer.to_cpu(args[0], "item").item()
+
+
+@special(aten.equal.default)
+def _equal(func: Any, args: tuple, kwargs: Any) -> bool:
+    one, other = args
+    if one.shape != other.shape:
+        return False
+    return bool(torch.all(torch.eq(one, other)).item())
+
+
+@special(aten.split.Tensor)
+def _split(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
+    tensor, size, dim = _with_dim(args, kwargs)
+    length = tensor.shape[dim]
+    if size == 0 and length == 0:
+        return [_slice(tensor, dim, 0, 0)]
+    return [_slice(tensor, dim, start, min(start + size, length)) for start in range(0, max(length, 1), size)]
+
+
+@special(aten.split_with_sizes.default)
+def _split_with_sizes(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
+    tensor, sizes, dim = _with_dim(args, kwargs)
+    if sum(sizes) != tensor.shape[dim]:
+        raise RuntimeError(f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at dimension "
+                           f"{dim}), but got split_sizes={list(sizes)}")
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(_slice(tensor, dim, start, start + size))
+        start += size
+    return parts
+
+
+@special(aten.unbind.int)
+def _unbind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
+    tensor = args[0]
+    dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
+    return [dispatch.view(aten.select.int, (tensor, dim, index), None) for index in range(tensor.shape[dim])]
+
+
+def _with_dim(args: tuple, kwargs: dict[str, Any] | None) -> tuple[Any, Any, int]:
+    dim = args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
+    return args[0], args[1], dim % max(args[0].dim(), 1)
+
+
+def _slice(tensor: XLATensor, dim: int, start: int, end: int) -> XLATensor:
+    return dispatch.view(aten.slice.Tensor, (tensor, dim, start, end), None)
+
+
+@special(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
+def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
+    """The schema of native_batch_norm hides that training writes the running statistics: the functional op returns them."""
+    bound = _bind(func, args, kwargs)
+    mean, variance = bound["running_mean"], bound["running_var"]
+    inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")]
+    if mean is None or variance is None:
+        return aten._native_batch_norm_legit.no_stats(*inputs[:3], *inputs[5:])
+    if not bound["training"]:
+        inputs.pop(5)
+        return aten._native_batch_norm_legit_no_training.default(*inputs)
+    try:
+        node = record(aten._native_batch_norm_legit_functional.default, to_nodes(inputs))
+    except Refused as refused:
+        return fallback.run_on_cpu(aten._native_batch_norm_legit.default, tuple(inputs), None, str(refused))
+    out, save_mean, save_rstd, new_mean, new_variance = unpack(node)
+    write(mean._alias, new_mean)
+    write(variance._alias, new_variance)
+    return tuple(wrap(new_root(item)) for item in (out, save_mean, save_rstd))
+
+
+@special(aten._batch_norm_with_update.default)
+def _batch_norm_with_update(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
+    bound = _bind(func, args, kwargs)
+    inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var")]
+    node = record(aten._native_batch_norm_legit_functional.default, to_nodes([*inputs, True, bound["momentum"], bound["eps"]]))
+    out, save_mean, save_rstd, new_mean, new_variance = unpack(node)
+    write(bound["running_mean"]._alias, new_mean)
+    write(bound["running_var"]._alias, new_variance)
+    reserve = torch.empty(0, dtype=torch.uint8, device=args[0].device)
+    return (*[wrap(new_root(item)) for item in (out, save_mean, save_rstd)], reserve)
+
+
+def _bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    names = [a.name for a in func._schema.arguments]
+    return {**{a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}, **dict(zip(names, args)), **(kwargs or {})}
+
+
+@special(aten.resize_.default)
+def _resize_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+    """Keeps the first elements in row-major order, as aten does; new ones are zero."""
+    tensor, size = args[0], list(args[1])
+    if list(tensor.shape) == size:
+        return tensor
+    if tensor._alias.root is not None:
+        raise XlaError("DM615", "a view cannot be resized on the XLA device", where=metrics.user_line(), cure="resize its base, or clone() it first")
+    wanted = torch.Size(size).numel()
+    flat = tensor.detach().reshape(-1)
+    flat = flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
+    tensor.data = flat.reshape(size).clone()
+    return tensor
+
+
+@special(aten.set_.source_Tensor)
+def _set_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+    args[0].data = args[1]
+    return args[0]
+
+
+@special(aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.default, aten.set_.source_Tensor_storage_offset)
+def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
+    raise XlaError("DM616", "XLA tensors have no storage", why="their memory layout is opaque", where=metrics.user_line(),
+                   cure="use copy_(), or move the tensor to the CPU")
+
+
+@special(aten.record_stream.default)
+def _record_stream(func: Any, args: tuple, kwargs: Any) -> None:
+    return None
+
+
+@special(aten.is_pinned.default)
+def _is_pinned(func: Any, args: tuple, kwargs: Any) -> bool:
+    return False
+
+
+@special(aten._has_compatible_shallow_copy_type.default)
+def _compatible(func: Any, args: tuple, kwargs: Any) -> bool:
+    return type(args[0]) is type(args[1])
+
+
+def make_alias(node: Node) -> Alias:
+    """A root for a node: what other modules wrap."""
+    return new_root(node)
+
+
+def pending(tensor: XLATensor) -> bool:
+    """Whether a tensor's value still has to be computed."""
+    return node_of(tensor).data is None

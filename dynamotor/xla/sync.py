@@ -1,0 +1,156 @@
+"""Flushing traces: what is live is computed by one executable, which is compiled when its key was never seen.
+
+>>> sync()          # xm.mark_step()
+>>> sync(wait=True)
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from ..base.errors import DynamotorError
+from ..base.events import emit, listening
+from . import device as devices
+from . import execute, metrics, rng
+from .ir import Lane, Node
+from .reasons import Reasons
+
+_executables: dict[tuple, execute.Executable] = {}
+_reasons = Reasons()
+lock = threading.RLock()
+# Added to every key: replication and SPMD put the shardings of the leaves here.
+key_extras: list[Callable[[list[Node]], Any]] = []
+
+
+def _references_of_a_dead_item() -> int:
+    items = [object()]
+    return sys.getrefcount(items[0])
+
+
+_DEAD = _references_of_a_dead_item()
+
+
+def live_nodes(lane: Lane) -> list[Node]:
+    """Pending values whose roots are still referenced by a tensor or a view, in the order in which they were first written."""
+    pending, found, seen = lane.pending, [], set()
+    for index in range(len(pending)):
+        if sys.getrefcount(pending[index]) > _DEAD:
+            node = pending[index].node
+            if node.data is None and node.epoch == lane.epoch and node.position not in seen:
+                seen.add(node.position)
+                found.append(node)
+    return found
+
+
+def flush(lane: Lane, cause: str) -> None:
+    """Compute everything live of a lane. `cause` is shown by the analysis: "mark_step", "item", "print", "cpu", "fallback aten::x"."""
+    with lock:
+        outputs = live_nodes(lane)
+        if listening():
+            emit("xla.flush", cause=cause, nodes=len(lane.nodes), line=metrics.user_line())
+        if outputs or lane.collective:
+            _run(lane, outputs, cause)
+        else:
+            lane.clear()
+
+
+def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
+    leaves, scalars, draws = lane.leaves, lane.scalars, lane.draws
+    positions = tuple([node.position for node in outputs])
+    donors = [leaf for leaf in lane.replaced if leaf.position < 0]
+    key = (tuple(lane.key), positions, tuple([-leaf.position - 1 for leaf in donors]), tuple([extra(leaves) for extra in key_extras]))
+    executable = _executables.get(key)
+    inputs = [leaf.data for leaf in leaves]
+    if scalars:
+        inputs.append(jax.device_put(execute.scalar_vector(scalars), devices.jax_device(lane.device)))
+    if draws:
+        inputs.append(jax.device_put(rng.take(lane.device), devices.jax_device(lane.device)))
+    try:
+        if executable is None:
+            graph = execute.Graph.of(lane, positions)
+            _reasons.explain(graph, key, cause)
+            executable = _executables[key] = execute.compile_graph(graph, inputs)
+    finally:
+        lane.clear()
+    run(executable, inputs, outputs)
+
+
+def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[Node]) -> None:
+    """Run and hand the results to their nodes. Errors of the device become coded errors."""
+    start = time.perf_counter()
+    try:
+        results = executable.run(inputs)
+    except DynamotorError:
+        raise
+    except Exception as error:
+        raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
+    metrics.record_time("ExecuteTime", time.perf_counter() - start)
+    for node, array in zip(outputs, results):
+        node.data = array
+        node.instruction, node.inputs, node.epoch = None, (), -1
+
+
+_closures: list[tuple[Callable, tuple]] = []
+_async_closures: list[tuple[Callable, tuple]] = []
+_async_worker: threading.Thread | None = None
+
+
+def add_step_closure(closure: Callable, args: Sequence[Any] = (), run_async: bool = False) -> None:
+    """Run `closure(*args)` after the next barrier, when the values of this step are on the device; asynchronous ones on a thread."""
+    (_async_closures if run_async else _closures).append((closure, tuple(args)))
+
+
+def sync(wait: bool = False, device: Any = None) -> None:
+    """The barrier at the end of a step: flush every device (or one), then run the step closures. `wait` blocks until the work is done."""
+    for lane in devices.lanes(device):
+        flush(lane, "mark_step")
+    metrics.counter("MarkStep")
+    if wait:
+        wait_device_ops([] if device is None else [device])
+    run_step_closures()
+
+
+def run_step_closures() -> None:
+    """Run the closures queued by `add_step_closure`, in order; asynchronous ones on a worker thread, after those of earlier steps."""
+    global _async_worker
+    queued, _closures[:] = list(_closures), []
+    background, _async_closures[:] = list(_async_closures), []
+    if background:
+        before = _async_worker
+
+        def work() -> None:
+            if before is not None:
+                before.join()
+            for closure, args in background:
+                closure(*args)
+
+        _async_worker = threading.Thread(target=work, daemon=False, name="xla step closures")
+        _async_worker.start()
+    for closure, args in queued:
+        closure(*args)
+
+
+def wait_device_ops(wanted: Sequence[Any] = ()) -> None:
+    """Block until all work that was sent to the devices (all, when none is named) is done."""
+    if _async_worker is not None and _async_worker is not threading.current_thread():
+        _async_worker.join()
+    names = {str(torch.device(d)) for d in wanted}
+    for lane in devices.lanes(None):
+        if not names or str(lane.device) in names:
+            barrier(lane)
+
+
+def barrier(lane: Lane) -> None:
+    """Block until the device of a lane is idle: a computation queued behind all others is waited for."""
+    target = devices.jax_device(lane.device)
+    try:
+        jax.block_until_ready([a for a in jax.live_arrays() if target in a.devices() and not a.is_deleted()])
+    except Exception as error:
+        raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error

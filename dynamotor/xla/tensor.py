@@ -1,0 +1,184 @@
+"""The `xla` tensor: a torch.Tensor without storage whose value is a node of its device's trace.
+
+Tensors that share memory share a *root*; each view is a replayable chain of view ops over it. An in-place write records the functional
+op and scatters the result back along the chain, and every other view of the root is replayed when it is next read.
+
+>>> x = torch.ones(2, 3, device="xla")
+>>> x[0].add_(1)
+>>> x.cpu()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .ir import Lane, Meta, Node, record
+
+aten = torch.ops.aten
+_make = torch.Tensor._make_wrapper_subclass
+
+
+class Alias:
+    """One view of one piece of memory. A root has no parent and holds the value; a view caches what its chain gives for a version of the root."""
+
+    __slots__ = ("root", "parent", "func", "args", "kwargs", "meta", "node", "version", "queued")
+
+    def __init__(self, node: Node, parent: Alias | None = None, func: Any = None, args: tuple = (), kwargs: Any = None) -> None:
+        self.node, self.meta, self.parent = node, node.meta, parent
+        self.func, self.args, self.kwargs = func, args, kwargs
+        # None for a root: a reference to itself would keep it alive, and what is alive is computed.
+        self.root: Alias | None = None if parent is None else parent.root or parent
+        self.version = 0 if self.root is None else self.root.version
+        self.queued = -1
+
+    @property
+    def lane(self) -> Lane:
+        return self.node.lane
+
+
+def value(alias: Alias) -> Node:
+    """The node that an alias now stands for; views of a root that was written since are replayed."""
+    root, node = alias.root, alias.node
+    if root is None:
+        return node
+    if alias.version == root.version and (node.data is not None or node.epoch == node.lane.epoch):
+        return node
+    alias.node = node = record(alias.func, (value(alias.parent), *alias.args), alias.kwargs)
+    alias.version = root.version
+    return node
+
+
+def new_root(node: Node) -> Alias:
+    """Memory of its own for a value."""
+    root = Alias(node)
+    if node.data is None:
+        queue(root)
+    return root
+
+
+def queue(root: Alias) -> None:
+    """Remember that the root holds a pending value: the flush computes it if the root is still alive by then."""
+    lane = root.node.lane
+    if root.queued != lane.epoch:
+        root.queued = lane.epoch
+        lane.pending.append(root)
+
+
+Inverse = Callable[..., Node]
+inverses: dict[Any, Inverse] = {}
+
+
+def write(alias: Alias, node: Node) -> None:
+    """Replace an alias's value in place: scatters back along its chain to the root."""
+    if node.meta is not alias.meta:
+        node = _fit(node, alias.meta)
+    if alias.parent is not None:
+        _write_back(alias, node)
+        return
+    old = alias.node
+    if old.data is not None and old.epoch == old.lane.epoch:
+        old.lane.replaced.append(old)
+    alias.node = node
+    alias.version += 1
+    if node.data is None:
+        queue(alias)
+
+
+def _write_back(alias: Alias, node: Node) -> None:
+    parent = alias.parent
+    write(parent, inverses[alias.func](value(parent), node, *alias.args, **(alias.kwargs or {})))
+    alias.node, alias.version = node, alias.root.version
+
+
+def _fit(node: Node, meta: Meta) -> Node:
+    """Cast and broadcast a value to what the written tensor is."""
+    if node.meta.dtype is not meta.dtype:
+        node = record(aten._to_copy.default, (node,), {"dtype": meta.dtype})
+    return node if node.meta is meta else record(aten.expand.default, (node, list(meta.shape)))
+
+
+class XLATensor(torch.Tensor):
+    """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2, device="xla")`, `.to("xla")`."""
+
+    __slots__ = ("_alias",)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        handler = handlers.get(func)
+        if handler is None:
+            handler = handlers[func] = classify(func)
+        return handler(func, args, kwargs)
+
+    def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> XLATensor:
+        return self
+
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As CUDA's: the data must be moved first, unless `force=True`."""
+        if not force:
+            raise TypeError("can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+        return self.detach().cpu().numpy()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.detach().cpu().__array__(dtype)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, (
+            self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.detach().cpu().__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    @property
+    def data(self) -> XLATensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        torch._C.TensorBase.data.__set__(self, other)  # type: ignore[attr-defined]
+        self._alias = other._alias  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> XLATensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.")
+        copied = self.detach().clone().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            copied._is_param = True
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        return copied
+
+
+Handler = Callable[[Any, tuple, dict[str, Any] | None], Any]
+handlers: dict[Any, Handler] = {}
+classify: Callable[[Any], Handler]  # set by dispatch.py, which knows the kinds of ops
+
+
+def wrap(alias: Alias) -> XLATensor:
+    """A new tensor for an alias."""
+    meta = alias.meta
+    tensor = _make(XLATensor, meta.shape, dtype=meta.dtype, device=alias.node.lane.device)
+    tensor._alias = alias
+    return tensor
+
+
+def is_xla(value: Any) -> bool:
+    """Whether a value is a tensor of this device."""
+    return type(value) is XLATensor
+
+
+def node_of(tensor: XLATensor) -> Node:
+    """The node that a tensor now stands for."""
+    return value(tensor._alias)

@@ -1,0 +1,105 @@
+"""Between the CPU and the device: copies in both directions, and jax arrays in and out of tensors.
+
+>>> x = from_cpu(torch.ones(2), lane)
+>>> array(wrap_array(jnp.ones(2)))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from . import device as devices
+from . import execute, metrics, sync
+from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
+from .ir import Lane, Meta, Node, XlaError
+from .tensor import Alias, XLATensor, is_xla, node_of, wrap
+
+# Types that numpy does not name: moved as integers of the same width.
+_AS_INTEGER = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
+
+
+def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
+    """A copy of a CPU tensor's data on a device. XlaError DM609 for a dtype that XLA has not."""
+    if tensor.dtype not in TORCH_TO_JAX:
+        raise XlaError("DM609", f"XLA has no type for {tensor.dtype}", where=metrics.user_line(), cure="convert it with .to(dtype) first")
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    # On the CPU jax may use this memory as it is (64-byte aligned): the copy must be its own.
+    tensor = tensor.clone(memory_format=torch.contiguous_format)
+    narrow = _AS_INTEGER.get(tensor.dtype)
+    host = tensor.numpy() if narrow is None else tensor.view(narrow).numpy().view(_numpy_dtype(tensor.dtype))
+    held = jax_dtype(tensor.dtype)
+    if host.dtype != held:
+        host = host.astype(held)
+    try:
+        return jax.device_put(host, device)
+    except jax.errors.JaxRuntimeError as error:
+        raise execute.failure(error, "DM605", "a tensor could not be moved to the device") from error
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    from_jax = {torch.bfloat16: jax.numpy.bfloat16, torch.float8_e4m3fn: jax.numpy.float8_e4m3fn, torch.float8_e5m2: jax.numpy.float8_e5m2}
+    return np.dtype(from_jax[dtype])
+
+
+def download(value: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+    """A copy of an array's data as a CPU tensor of a dtype."""
+    host = np.array(value)
+    narrow = _AS_INTEGER.get(torch_dtype(host.dtype))
+    if narrow is None:
+        return torch.from_numpy(host).to(dtype)
+    return torch.from_numpy(host.view(np.int16 if narrow is torch.int16 else np.int8)).view(torch_dtype(host.dtype)).to(dtype)
+
+
+def from_cpu(tensor: torch.Tensor, lane: Lane) -> Node:
+    """A leaf with a copy of a CPU tensor."""
+    metrics.counter("TransferToDevice")
+    return lane.leaf(upload(tensor, devices.jax_device(lane.device)), Meta.of(tensor.shape, tensor.dtype))
+
+
+def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:
+    """The array behind a tensor; flushes its lane when it is pending."""
+    node = node_of(tensor)
+    if node.data is None:
+        # A view's node is not the value of a root: one of its own keeps it alive through the flush.
+        keep = Alias(node) if tensor._alias.root is not None else None
+        if keep is not None:
+            node.lane.pending.append(keep)
+        sync.flush(node.lane, cause)
+        if node.data is None:
+            raise XlaError("DM601", "this tensor was never computed", why="the graph that it belongs to failed to compile or to run",
+                           where=metrics.user_line(), cure="look at the first error; recreate the tensors that depend on it")
+    return node.data
+
+
+def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
+    """A CPU copy of a tensor (one that is on the CPU is returned as it is)."""
+    if not is_xla(tensor):
+        return tensor
+    metrics.counter("TransferFromDevice")
+    try:
+        return download(data_of(tensor, cause), tensor.dtype)
+    except jax.errors.JaxRuntimeError as error:
+        raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
+
+
+def to_cpu_tree(data: Any) -> Any:
+    """All xla tensors of nested lists, tuples and dicts as CPU tensors: one flush for all."""
+    return tree_map(lambda x: to_cpu(x) if isinstance(x, torch.Tensor) else x, data)
+
+
+def array(tensor: XLATensor) -> jax.Array:
+    """The jax array behind an xla tensor, without a copy; flushes when it is pending. It must not be donated or deleted."""
+    return data_of(tensor, "array")
+
+
+def wrap_array(value: jax.Array, dtype: torch.dtype | None = None) -> XLATensor:
+    """An xla tensor that holds a jax array, without a copy; `dtype` where the torch dtype differs from the array's."""
+    found = list(value.devices())
+    index = jax.local_devices().index(found[0]) if len(found) == 1 and found[0] in jax.local_devices() else 0
+    lane = devices.lane_of(torch.device("xla", index))
+    return wrap(Alias(lane.leaf(value, Meta.of(value.shape, dtype or torch_dtype(value.dtype)))))
