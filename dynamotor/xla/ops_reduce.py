@@ -1,0 +1,278 @@
+"""Reductions: sums, products, extrema and their positions, moments, norms.
+
+`dim=None` and `dim=[]` reduce everything; a 0-d tensor accepts dim 0 and -1, as aten does. nan wins over every other extremum,
+and of equal extrema the first has the position.
+
+>>> torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="xla").sum(1)
+tensor([3., 7.], device='xla:0')
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.scipy import special
+
+from .dtypes import jax_dtype
+from .lowering import Spec, Unsupported, op
+from .ops_compare import truth
+from .promotion import cast, compute_dtype, float_dtype, promoted, result_type, widened
+
+aten = torch.ops.aten
+
+
+def axes(x: jax.Array, dim: Any = None) -> tuple[int, ...]:
+    """The axes that aten's `dim` names: all for None and [], none for a 0-d tensor."""
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return tuple(range(x.ndim))
+    dims = (dim,) if isinstance(dim, int) else dim
+    return tuple(d % x.ndim for d in dims) if x.ndim else ()
+
+
+def in_dtype(x: jax.Array, out: Spec) -> jax.Array:
+    """A tensor in the type that a result of `out`'s dtype is accumulated in."""
+    return cast(x, compute_dtype(out.dtype))
+
+
+# -- sums, products, truth ----------------------------------------------------
+
+
+@op(aten.sum, out=True)
+def _sum(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
+    return jnp.sum(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.nansum, out=True)
+def _nansum(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
+    x = in_dtype(x, out)
+    return jnp.sum(jnp.where(x != x, 0, x), axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.prod, out=True)
+def _prod(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
+    return jnp.prod(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.mean, out=True)
+def _mean(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
+    return jnp.mean(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.any)
+def _any(x, dim=None, keepdim=False):
+    return jnp.any(truth(x), axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.all)
+def _all(x, dim=None, keepdim=False):
+    return jnp.all(truth(x), axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.count_nonzero)
+def _count_nonzero(x, dim=None):
+    return jnp.sum(truth(x), axes(x, dim), dtype=jnp.int64)
+
+
+@op(aten.logsumexp, out=True)
+def _logsumexp(x, dim, keepdim=False, *, out: Spec):
+    return special.logsumexp(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
+
+
+# -- extrema ------------------------------------------------------------------
+
+
+@op(aten.amax)
+def _amax(x, dim=None, keepdim=False):
+    return jnp.max(x, axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.amin)
+def _amin(x, dim=None, keepdim=False):
+    return jnp.min(x, axes(x, dim), keepdims=keepdim)
+
+
+@op(aten.aminmax, aten._aminmax)
+def _aminmax(x, dim=None, keepdim=False):
+    return _amin(x, dim, keepdim), _amax(x, dim, keepdim)
+
+
+def _position(find: Any, x: jax.Array, dim: int | None, shape: tuple[int, ...]) -> jax.Array:
+    if x.ndim == 0:
+        return jnp.zeros(shape, jnp.int64)
+    return find(x, dim).reshape(shape)
+
+
+@op(aten.argmax, out=True)
+def _argmax(x, dim=None, keepdim=False, *, out: Spec):
+    return _position(jnp.argmax, x, dim, out.shape)
+
+
+@op(aten.argmin, out=True)
+def _argmin(x, dim=None, keepdim=False, *, out: Spec):
+    return _position(jnp.argmin, x, dim, out.shape)
+
+
+@op(aten.max.default)
+def _max(x):
+    return jnp.max(x)
+
+
+@op(aten.min.default)
+def _min(x):
+    return jnp.min(x)
+
+
+@op(aten.max.dim, out=True)
+def _max_dim(x, dim, keepdim=False, *, out: tuple[Spec, Spec]):
+    return _amax(x, dim, keepdim), _position(jnp.argmax, x, dim, out[1].shape)
+
+
+@op(aten.min.dim, out=True)
+def _min_dim(x, dim, keepdim=False, *, out: tuple[Spec, Spec]):
+    return _amin(x, dim, keepdim), _position(jnp.argmin, x, dim, out[1].shape)
+
+
+# -- moments ------------------------------------------------------------------
+
+
+def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    """Variance and mean in two passes. `correction`: what is taken off the number of elements, 1 for None."""
+    x, over = widened(x), axes(x, dim)
+    mean = jnp.mean(x, over, keepdims=True)
+    away = x - mean
+    squares = away.real**2 + away.imag**2 if jnp.iscomplexobj(x) else away * away
+    divisor = max(prod(x.shape[a] for a in over) - (1 if correction is None else correction), 0)
+    total = jnp.sum(squares, over, keepdims=keepdim)
+    return total / np.asarray(divisor, total.dtype), mean if keepdim else jnp.squeeze(mean, over)
+
+
+@op(aten.var.correction)
+def _var(x, dim=None, *, correction=None, keepdim=False):
+    return moments(x, dim, correction, keepdim)[0]
+
+
+@op(aten.std.correction)
+def _std(x, dim=None, *, correction=None, keepdim=False):
+    return jnp.sqrt(moments(x, dim, correction, keepdim)[0])
+
+
+@op(aten.var_mean.correction)
+def _var_mean(x, dim=None, *, correction=None, keepdim=False):
+    return moments(x, dim, correction, keepdim)
+
+
+@op(aten.std_mean.correction)
+def _std_mean(x, dim=None, *, correction=None, keepdim=False):
+    variance, mean = moments(x, dim, correction, keepdim)
+    return jnp.sqrt(variance), mean
+
+
+# -- norms --------------------------------------------------------------------
+
+
+def power_sum(x: jax.Array, order: float, over: tuple[int, ...], keepdim: bool) -> jax.Array:
+    """Σ |x|^order, before the root; for the order 0 the number of elements that are not zero."""
+    if order == 0:
+        return jnp.sum(x != 0, over, keepdims=keepdim).astype(jnp.abs(x).dtype)
+    if order == 2:
+        squares = x.real**2 + x.imag**2 if jnp.iscomplexobj(x) else x * x
+        return jnp.sum(squares, over, keepdims=keepdim)
+    size = jnp.abs(x)
+    return jnp.sum(size if order == 1 else size**order, over, keepdims=keepdim)
+
+
+def vector_norm(x: jax.Array, order: float | None, dim: Any = None, keepdim: bool = False) -> jax.Array:
+    """(Σ |x|^order)^(1/order) over `dim`; the largest and smallest magnitude for inf and -inf. Reals of x's precision."""
+    over, order = axes(x, dim), 2.0 if order is None else float(order)
+    if abs(order) == inf:
+        return (jnp.max if order > 0 else jnp.min)(jnp.abs(x), over, keepdims=keepdim)
+    total = power_sum(x, order, over, keepdim)
+    if order in (0, 1):
+        return total
+    return jnp.sqrt(total) if order == 2 else total ** (1 / order)
+
+
+def _normed(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
+    """aten casts the input to `dtype` before it takes the norm."""
+    if dtype is not None:
+        x = x.astype(jax_dtype(dtype))
+    return widened(x)
+
+
+@op(aten.linalg_vector_norm)
+def _linalg_vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    return vector_norm(_normed(x, dtype), ord, dim, keepdim)
+
+
+@op(aten.norm)
+def _norm(x, p=2, dim=None, keepdim=False, dtype=None):
+    return vector_norm(_normed(x, dtype), p, dim, keepdim)
+
+
+@op(aten.linalg__powsum)
+def _powsum(x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    x = _normed(x, dtype)
+    return power_sum(x, float(ord), axes(x, dim), keepdim)
+
+
+@op(aten.dist)
+def _dist(x, y, p=2):
+    return vector_norm(cast(jnp.subtract(*promoted(x, y)), compute_dtype(float_dtype(result_type(x, y)))), p)
+
+
+@op(aten.renorm)
+def _renorm(x, p, dim, maxnorm):
+    """Slices along `dim` whose p-norm is above `maxnorm` are scaled down to it."""
+    x = widened(x)
+    norms = vector_norm(x, p, [d for d in range(x.ndim) if d != dim % x.ndim], keepdim=True)
+    return x * jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1).astype(norms.dtype)
+
+
+# -- histograms ---------------------------------------------------------------
+
+
+@op(aten.histc)
+def _histc(x, bins=100, min=0, max=0):
+    """Counts in equal bins over [min, max], or over the data's range where both are equal; the rest does not count."""
+    x = jnp.ravel(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise Unsupported("histc of integers")
+    low, high = (jnp.asarray(v, x.dtype) for v in (min, max))
+    if min == max and x.size:
+        low, high = jnp.min(x), jnp.max(x)
+    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    place = jnp.floor((x - low) * bins / (high - low))
+    place = jnp.where(x == high, bins - 1, place)
+    inside = (x >= low) & (x <= high)
+    counts = jnp.zeros(bins, jnp.int64).at[jnp.where(inside, place, bins).astype(jnp.int64)].add(1, mode="drop")
+    return counts
+
+
+def _bucket(edges: jax.Array, values: jax.Array, right: bool) -> jax.Array:
+    return jnp.searchsorted(edges, values, side="right" if right else "left")
+
+
+@op(aten.bucketize)
+def _bucketize(values, boundaries, *, out_int32=False, right=False):
+    values, boundaries = promoted(jnp.asarray(values), boundaries)
+    return _bucket(boundaries, values, right)
+
+
+@op(aten.searchsorted)
+def _searchsorted(sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
+    """The rows of `sequence` are searched with the rows of `values`; one row serves values of every shape."""
+    if sorter is not None:
+        sequence = jnp.take_along_axis(sequence, sorter, -1)
+    sequence, values = promoted(sequence, jnp.asarray(values))
+    right = right or side == "right"
+    if sequence.ndim == 1:
+        return _bucket(sequence, values, right)
+    rows, shape = prod(sequence.shape[:-1]), values.shape
+    search = jax.vmap(lambda edges, row: _bucket(edges, row, right))
+    return search(sequence.reshape(rows, -1), values.reshape(rows, -1)).reshape(shape)
+

@@ -1,0 +1,216 @@
+"""Special functions: error functions, gamma and zeta functions, Bessel functions of the first kinds, orthogonal polynomials.
+
+Bessel functions J, Y and K and Airy's function have no rule: XLA knows no such function, and they run on the CPU.
+
+>>> torch.special.legendre_polynomial_p(torch.tensor([0.5], device="xla"), 2)
+tensor([-0.1250], device='xla:0')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import factorial, pi
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from jax.scipy import special
+
+from .lowering import Spec, op
+from .promotion import cast, compute_dtype, elementwise
+
+aten = torch.ops.aten
+
+
+def digamma(x: jax.Array) -> jax.Array:
+    """The derivative of lgamma; ∓inf at ±0, nan at negative integers."""
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
+
+
+def spherical_bessel_j0(x: jax.Array) -> jax.Array:
+    """sin(x) / x, by its series near 0."""
+    square = x * x
+    series = 1 - square / 6 * (1 - square / 20 * (1 - square / 42 * (1 - square / 72)))
+    small = jnp.abs(x) < 0.5
+    return jnp.where(jnp.isinf(x), 0, jnp.where(small, series, jnp.sin(x) / jnp.where(small, 1, x)))
+
+
+def entropy(x: jax.Array) -> jax.Array:
+    """-x·log x, 0 at 0, -inf below."""
+    return jnp.where(x > 0, -x * jnp.log(x), jnp.where(x == 0, 0, jnp.where(x < 0, -jnp.inf, jnp.nan)))
+
+
+FUNCTIONS = {
+    aten.digamma: digamma,
+    aten.erf: lax.erf,
+    aten.erfc: lax.erfc,
+    aten.erfinv: lax.erf_inv,
+    aten.i0: special.i0,
+    aten.lgamma: lax.lgamma,
+    aten.special_entr: entropy,
+    aten.special_erfcx: special.erfcx,
+    aten.special_i0e: special.i0e,
+    aten.special_i1: special.i1,
+    aten.special_i1e: special.i1e,
+    aten.special_log_ndtr: special.log_ndtr,
+    aten.special_modified_bessel_i0: special.i0,
+    aten.special_modified_bessel_i1: special.i1,
+    aten.special_ndtri: special.ndtri,
+    aten.special_spherical_bessel_j0: spherical_bessel_j0,
+}
+for _target, _fn in FUNCTIONS.items():
+    elementwise(_target)(_fn)
+
+
+@elementwise(aten.xlogy)
+def _xlogy(x, y):
+    """x·log y, 0 where x is 0 and y a number."""
+    return jnp.where(y != y, jnp.nan, jnp.where(x == 0, 0, x * jnp.log(y)))
+
+
+@elementwise(aten.special_xlog1py)
+def _xlog1py(x, y):
+    """x·log(1 + y), 0 where x is 0 and y a number."""
+    return jnp.where(y != y, jnp.nan, jnp.where(x == 0, 0, x * jnp.log1p(y)))
+
+
+# -- gamma and zeta -----------------------------------------------------------
+
+
+@elementwise(aten.igamma)
+def _igamma(a, x):
+    """The regularised lower incomplete gamma function; 1 where a is 0 and x positive."""
+    return _gamma_part(lax.igamma, 1, *_same(a, x))
+
+
+@elementwise(aten.igammac)
+def _igammac(a, x):
+    """The regularised upper incomplete gamma function; 0 where a is 0 and x positive."""
+    return _gamma_part(lax.igammac, 0, *_same(a, x))
+
+
+def _gamma_part(part: Callable, at_zero: int, a: jax.Array, x: jax.Array) -> jax.Array:
+    undefined = (a < 0) | (x < 0) | ((a == 0) & (x == 0))
+    return jnp.where(undefined, jnp.nan, jnp.where((a == 0) & (x > 0), at_zero, part(a, x)))
+
+
+def _same(*values: jax.Array) -> list[jax.Array]:
+    return jnp.broadcast_arrays(*values)
+
+
+@elementwise(aten.special_zeta)
+def zeta(s, q):
+    """Hurwitz's zeta function Σ (q + k)^-s. Terms of negative q are added one by one: XLA's function wants q > 0 there."""
+    s, q = _same(s, q)
+
+    def add_term(state):
+        q, total = state
+        return jnp.where(q < 0, q + 1, q), jnp.where(q < 0, total + jnp.power(q, -s), total)
+
+    defined = (s > 1) & ((q > 0) | ((q != jnp.floor(q)) & (s == jnp.floor(s))))
+    start = jnp.where(defined, q, 1)
+    above, total = lax.while_loop(lambda state: jnp.any(state[0] < 0), add_term, (start, jnp.zeros_like(q)))
+    pole = (s == 1) | ((q <= 0) & (q == jnp.floor(q)) & (s > 1))
+    return jnp.where(defined, total + lax.zeta(s, above), jnp.where(pole, jnp.inf, jnp.nan))
+
+
+@op(aten.polygamma, out=True)
+def _polygamma(n, x, *, out: Spec):
+    """The n-th derivative of digamma: (-1)^(n+1) n! ζ(n + 1, x); the first one by reflection where x < 1/2."""
+    x = cast(x, compute_dtype(out.dtype))
+    if n == 0:
+        return digamma(x)
+    if n == 1:
+        low = x < 0.5
+        mirrored = lax.zeta(jnp.full_like(x, 2), jnp.where(low, 1 - x, x))
+        sine = jnp.sin(pi * x)
+        return jnp.where(low, (pi * pi) / (sine * sine) - mirrored, mirrored)
+    return (-1) ** (n + 1) * np.asarray(factorial(n), x.dtype) * zeta(jnp.full_like(x, n + 1), x)
+
+
+# -- orthogonal polynomials ---------------------------------------------------
+
+
+class Polynomials(NamedTuple):
+    """A family by its recurrence. `first(x)`: degree 1; `step(k, x, older, old)`: degree k from the two degrees before it."""
+
+    first: Callable[[jax.Array], jax.Array]
+    step: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def _chebyshev_step(k, x, older, old):
+    return 2 * x * old - older
+
+
+CHEBYSHEV_T = Polynomials(lambda x: x, _chebyshev_step)
+CHEBYSHEV_U = Polynomials(lambda x: 2 * x, _chebyshev_step)
+CHEBYSHEV_V = Polynomials(lambda x: 2 * x - 1, _chebyshev_step)
+CHEBYSHEV_W = Polynomials(lambda x: 2 * x + 1, _chebyshev_step)
+HERMITE_H = Polynomials(lambda x: 2 * x, lambda k, x, older, old: 2 * x * old - 2 * (k - 1) * older)
+HERMITE_HE = Polynomials(lambda x: x, lambda k, x, older, old: x * old - (k - 1) * older)
+LAGUERRE_L = Polynomials(lambda x: 1 - x, lambda k, x, older, old: ((2 * k - 1 - x) * old - (k - 1) * older) / k)
+LEGENDRE_P = Polynomials(lambda x: x, lambda k, x, older, old: ((2 * k - 1) * x * old - (k - 1) * older) / k)
+
+
+def evaluate(family: Polynomials, x: jax.Array, degree: jax.Array) -> jax.Array:
+    """The polynomial of each degree (rounded towards zero) at each x; 0 for negative degrees."""
+    x, degree = _same(x, jnp.trunc(degree))
+    first = family.first(x)
+
+    def step(state):
+        k, older, old, result = state
+        new = family.step(k, x, older, old)
+        return k + 1, old, new, jnp.where(degree == k, new, result)
+
+    result = jnp.where(degree < 0, 0, jnp.where(degree == 0, 1, first))
+    start = (jnp.asarray(2, x.dtype), jnp.ones_like(x), first, result)
+    return lax.while_loop(lambda state: jnp.any(state[0] <= degree), step, start)[3]
+
+
+def _chebyshev(family: Polynomials, closed: Callable, direct_to: int) -> Callable:
+    """Above the degree `direct_to` and inside (-1, 1) the trigonometric form, as in aten: the recurrence would lose digits."""
+
+    def polynomial(x, degree):
+        x, degree = _same(x, jnp.trunc(degree))
+        inside = (degree > direct_to) & (jnp.abs(x) < 1)
+        angle = jnp.arccos(jnp.where(inside, x, 0))
+        return jnp.where(inside, closed(degree, angle), evaluate(family, x, jnp.where(inside, 0, degree)))
+
+    return polynomial
+
+
+chebyshev_t = _chebyshev(CHEBYSHEV_T, lambda n, a: jnp.cos(n * a), 6)
+chebyshev_u = _chebyshev(CHEBYSHEV_U, lambda n, a: jnp.sin((n + 1) * a) / jnp.sin(a), 8)
+chebyshev_v = _chebyshev(CHEBYSHEV_V, lambda n, a: jnp.cos((n + 0.5) * a) / jnp.cos(a / 2), 8)
+chebyshev_w = _chebyshev(CHEBYSHEV_W, lambda n, a: jnp.sin((n + 0.5) * a) / jnp.sin(a / 2), 8)
+
+
+def _hermite(family: Polynomials) -> Callable:
+    """aten gives nan above the degrees that its type can hold."""
+
+    def polynomial(x, degree):
+        limit = 128 if x.dtype == jnp.float32 else 512
+        return jnp.where(degree > limit, jnp.nan, evaluate(family, x, jnp.minimum(degree, limit)))
+
+    return polynomial
+
+
+POLYNOMIALS = {
+    aten.special_chebyshev_polynomial_t: chebyshev_t,
+    aten.special_chebyshev_polynomial_u: chebyshev_u,
+    aten.special_chebyshev_polynomial_v: chebyshev_v,
+    aten.special_chebyshev_polynomial_w: chebyshev_w,
+    aten.special_shifted_chebyshev_polynomial_t: lambda x, n: chebyshev_t(2 * x - 1, n),
+    aten.special_shifted_chebyshev_polynomial_u: lambda x, n: chebyshev_u(2 * x - 1, n),
+    aten.special_shifted_chebyshev_polynomial_v: lambda x, n: chebyshev_v(2 * x - 1, n),
+    aten.special_shifted_chebyshev_polynomial_w: lambda x, n: chebyshev_w(2 * x - 1, n),
+    aten.special_hermite_polynomial_h: _hermite(HERMITE_H),
+    aten.special_hermite_polynomial_he: _hermite(HERMITE_HE),
+    aten.special_laguerre_polynomial_l: lambda x, n: evaluate(LAGUERRE_L, x, n),
+    aten.special_legendre_polynomial_p: lambda x, n: evaluate(LEGENDRE_P, x, n),
+}
+for _target, _fn in POLYNOMIALS.items():
+    elementwise(_target)(_fn)
