@@ -1,0 +1,158 @@
+"""Factories and copies: full, arange, linspace, eye, *_like, new_*, empty (zeros), fill, clone, dtype conversion.
+
+>>> _arange(0, 1, 0.25, out=Spec((4,), torch.float32))
+Array([0.  , 0.25, 0.5 , 0.75], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from .dtypes import LOW_PRECISION, is_complex, is_float, jax_dtype
+from .lowering import Spec, op
+
+aten = torch.ops.aten
+
+
+def _filled(out: Spec, value: object) -> jax.Array:
+    return jnp.broadcast_to(convert(jnp.asarray(value), jax_dtype(out.dtype)), out.shape)
+
+
+@op(aten.full, out=True, lift=True)
+def _full(size, fill_value, *, dtype=None, out: Spec):
+    return _filled(out, fill_value)
+
+
+@op(aten.full_like, out=True, lift=True)
+def _full_like(x, fill_value, *, dtype=None, out: Spec):
+    return _filled(out, fill_value)
+
+
+@op(aten.new_full, out=True, lift=True)
+def _new_full(x, size, fill_value, *, dtype=None, out: Spec):
+    return _filled(out, fill_value)
+
+
+@op(aten.scalar_tensor, out=True, lift=True)
+def _scalar_tensor(s, *, dtype=None, out: Spec):
+    return _filled(out, s)
+
+
+@op(aten.fill, out=True, lift=True)
+def _fill(x, value, *, out: Spec):
+    return _filled(out, value)
+
+
+@op(
+    aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero, aten._efficientzerotensor, aten.empty, aten.empty_like,
+    aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted, out=True,
+)  # fmt: skip
+def _zeros(*args, dtype=None, out: Spec):
+    """What `empty` leaves undefined is zero here."""
+    return jnp.zeros(out.shape, jax_dtype(out.dtype))
+
+
+@op(aten.ones, aten.ones_like, aten.new_ones, out=True)
+def _ones(*args, dtype=None, out: Spec):
+    return jnp.ones(out.shape, jax_dtype(out.dtype))
+
+
+@op(aten.eye, out=True)
+def _eye(*args, dtype=None, out: Spec):
+    return jnp.eye(*out.shape, dtype=jax_dtype(out.dtype))
+
+
+@op(aten.arange, out=True)
+def _arange(start, end=None, step=1, *, dtype=None, out: Spec):
+    """start + i·step, in int64 (start and step truncated) or float64, as aten computes it; the length is aten's."""
+    start = 0 if end is None else start
+    wide = jnp.float64 if out.dtype.is_floating_point else jnp.int64
+    if wide == jnp.int64:
+        start, step = int(start), int(step)
+    return jnp.asarray(start, wide) + jnp.asarray(step, wide) * lax.iota(wide, out.shape[0])
+
+
+@op(aten.range, out=True)
+def _range(start, end, step=1, *, dtype=None, out: Spec):
+    return _arange(start, end, step, out=out)
+
+
+def _spaced(start: object, end: object, steps: int, out: Spec) -> jax.Array:
+    """Counted from `start` up to the middle and from `end` down to it, so that both ends are exact."""
+    wide = _step_dtype(out)
+    start, end = (jnp.asarray(value).astype(jax_dtype(out.dtype)).astype(wide) for value in (start, end))
+    place = lax.iota(jnp.float64, steps).astype(wide)
+    if steps == 1:
+        return jnp.broadcast_to(start, (1,))
+    step = (end - start) / jnp.asarray(steps - 1, wide)
+    return jnp.where(place < steps // 2, start + step * place, end - step * (steps - 1 - place))
+
+
+def _step_dtype(out: Spec) -> jnp.dtype:
+    """Steps of integers are float64 in aten, those of half floats are kept wider here."""
+    dtype = jax_dtype(out.dtype)
+    if is_complex(dtype):
+        return dtype
+    return jnp.dtype(jnp.float32) if dtype in LOW_PRECISION else dtype if is_float(dtype) else jnp.dtype(jnp.float64)
+
+
+@op(aten.linspace, out=True)
+def _linspace(start, end, steps, *, dtype=None, out: Spec):
+    return _truncated(_spaced(start, end, steps, out), out)
+
+
+@op(aten.logspace, out=True)
+def _logspace(start, end, steps, base=10.0, *, dtype=None, out: Spec):
+    place = _spaced(start, end, steps, out)
+    return _truncated(jnp.power(jnp.asarray(base, place.dtype), place), out)
+
+
+def _truncated(values: jax.Array, out: Spec) -> jax.Array:
+    return convert(values, jax_dtype(out.dtype))
+
+
+@op(aten.tril_indices, out=True)
+def _tril_indices(row, col, offset=0, *, dtype=None, out: Spec):
+    return jnp.stack(jnp.tril_indices(row, offset, col))
+
+
+@op(aten.triu_indices, out=True)
+def _triu_indices(row, col, offset=0, *, dtype=None, out: Spec):
+    return jnp.stack(jnp.triu_indices(row, offset, col))
+
+
+@op(aten.clone)
+def _clone(x):
+    return x
+
+
+@op(aten._to_copy, out=True)
+def _to_copy(x, *, dtype=None, out: Spec):
+    return convert(x, jax_dtype(out.dtype))
+
+
+@op(aten.copy, out=True)
+def _copy(x, src, *, out: Spec):
+    return jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape)
+
+
+def convert(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Conversion as aten's CPU kernels do it: XLA clamps floats that a small integer cannot hold, aten wraps them around."""
+    if is_complex(x.dtype) and not is_complex(dtype):
+        x = x != 0 if dtype == jnp.bool_ else x.real
+    if is_float(x.dtype) and dtype in (jnp.uint8, jnp.int8, jnp.int16, jnp.uint16):
+        x = x.astype(jnp.int64)
+    return x.astype(dtype)
+
+
+@op(aten.complex)
+def _complex(real, imag):
+    return lax.complex(*jnp.broadcast_arrays(real, imag))
+
+
+@op(aten.polar)
+def _polar(abs, angle):
+    return lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle))

@@ -1,0 +1,215 @@
+"""View ops and their `_copy` twins, as plain functions of values: tensors of the device are always contiguous.
+
+>>> as_strided(jnp.arange(6), (2, 2), (2, 1), 1)    # rows that start 2 apart, from element 1
+Array([[1, 2], [3, 4]], dtype=int64)
+
+That a view shares memory with its base is the business of `views.py`; the inverses (`slice_scatter`) are in `ops_scatter.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from .dtypes import is_complex, jax_dtype
+from .indexing import WITHIN, flat_places, slice_bounds, strided_slice, windows
+from .lowering import Spec, Unsupported, op
+
+aten = torch.ops.aten
+
+
+@op(
+    aten.alias, aten.detach, aten.lift, aten.lift_fresh, aten.alias_copy, aten.detach_copy, aten.lift_fresh_copy, aten.contiguous,
+    aten.resolve_conj, aten.resolve_neg,
+)  # fmt: skip
+def _same(x):
+    return x
+
+
+@op(aten.view.default, aten._unsafe_view, aten.reshape, aten.view_copy.default)
+def _view(x, size):
+    return x.reshape(tuple(size)) if x.size else x.reshape(_without_unknown(x, size))
+
+
+def _without_unknown(x: jax.Array, size: Sequence[int]) -> tuple[int, ...]:
+    known = math.prod(s for s in size if s != -1)
+    return tuple(x.size // max(known, 1) if s == -1 else s for s in size)
+
+
+@op(aten._reshape_alias, aten._reshape_alias_copy)
+def _reshape_alias(x, size, stride):
+    return x.reshape(tuple(size))
+
+
+@op(aten.expand, aten.expand_copy)
+def _expand(x, size, *, implicit=False):
+    lead = len(size) - x.ndim
+    return jnp.broadcast_to(x, tuple(x.shape[i - lead] if s == -1 else s for i, s in enumerate(size)))
+
+
+@op(aten.permute, aten.permute_copy)
+def _permute(x, dims):
+    return jnp.transpose(x, [d % x.ndim for d in dims])
+
+
+@op(aten.transpose.int, aten.transpose_copy.int)
+def _transpose(x, dim0, dim1):
+    return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
+
+
+@op(aten.t, aten.t_copy)
+def _t(x):
+    return x.T
+
+
+@op(aten.select.int, aten.select_copy.int)
+def _select(x, dim, index):
+    return lax.index_in_dim(x, index, dim % x.ndim, keepdims=False)
+
+
+@op(aten.slice.Tensor, aten.slice_copy.Tensor)
+def _slice(x, dim=0, start=None, end=None, step=1):
+    dim %= x.ndim
+    start, end = slice_bounds(x.shape[dim], start, end)
+    return lax.slice_in_dim(x, start, end, step, dim)
+
+
+@op(aten.narrow_copy, aten.narrow)
+def _narrow(x, dim, start, length):
+    if isinstance(start, jax.Array):
+        raise Unsupported("where narrow starts is the value of a tensor")
+    dim %= x.ndim
+    start = start + x.shape[dim] if start < 0 else start
+    return lax.slice_in_dim(x, start, start + length, 1, dim)
+
+
+@op(aten.squeeze, aten.squeeze_copy)
+def _squeeze(x, dim=None):
+    dims = range(x.ndim) if dim is None else [d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)]
+    return lax.squeeze(x, [d for d in dims if d < x.ndim and x.shape[d] == 1])
+
+
+@op(aten.unsqueeze, aten.unsqueeze_copy)
+def _unsqueeze(x, dim):
+    return jnp.expand_dims(x, dim)
+
+
+@op(aten.diagonal, aten.diagonal_copy)
+def diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
+    """The diagonal of two dimensions as the last one: every (columns + 1)-th element of the flattened matrix."""
+    x = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    rows, columns = x.shape[-2:]
+    length = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
+    first = (offset if offset >= 0 else -offset * columns) if length else 0
+    return strided_slice(x.reshape(*x.shape[:-2], rows * columns), x.ndim - 2, first, length, columns + 1)
+
+
+@op(aten.unfold, aten.unfold_copy)
+def _unfold(x, dimension, size, step):
+    if x.ndim == 0:
+        return x.reshape(1)[:size]
+    dimension %= x.ndim
+    return jnp.moveaxis(windows(x, dimension, size, step), dimension, -1)
+
+
+def _pieces(x: jax.Array, sizes: Sequence[int], dim: int) -> list[jax.Array]:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [lax.slice_in_dim(x, start, start + size, 1, dim % x.ndim) for start, size in zip(starts, sizes)]
+
+
+@op(aten.split_with_sizes, aten.split_with_sizes_copy, aten.unsafe_split_with_sizes, aten.split.sizes)
+def _split_with_sizes(x, split_sizes, dim=0):
+    return _pieces(x, split_sizes, dim)
+
+
+@op(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
+def _split(x, split_size, dim=0):
+    length = x.shape[dim]
+    if length == 0 or split_size == 0:
+        return [x]
+    return _pieces(x, [min(split_size, length - start) for start in range(0, length, split_size)], dim)
+
+
+@op(aten.unbind.int, aten.unbind_copy.int)
+def _unbind(x, dim=0):
+    return [lax.index_in_dim(x, i, dim % x.ndim, keepdims=False) for i in range(x.shape[dim])]
+
+
+@op(aten.view_as_real, aten.view_as_real_copy)
+def _view_as_real(x):
+    return jnp.stack([x.real, x.imag], -1)
+
+
+@op(aten.view_as_complex, aten.view_as_complex_copy)
+def _view_as_complex(x):
+    return lax.complex(x[..., 0], x[..., 1])
+
+
+@op(aten._neg_view, aten._neg_view_copy)
+def _neg_view(x):
+    return -x
+
+
+@op(aten.view.dtype, aten.view_copy.dtype, out=True)
+def _view_dtype(x, dtype, *, out: Spec):
+    """The same bytes as another dtype: the last dimension grows or shrinks with the sizes of the items."""
+    target = jax_dtype(dtype)
+    if x.dtype == target:
+        return x
+    if target.itemsize != dtype.itemsize:
+        raise Unsupported(f"{dtype} is not kept in its own width, so its bytes are not there to be seen")
+    if is_complex(x.dtype):
+        x = jnp.stack([x.real, x.imag], -1).reshape(*x.shape[:-1], -1) if x.ndim else jnp.stack([x.real, x.imag])
+    if is_complex(target):
+        half = jnp.dtype(jnp.float32 if target == jnp.complex64 else jnp.float64)
+        parts = _bitcast(x, half, (*out.shape, 2))
+        return lax.complex(parts[..., 0], parts[..., 1])
+    return _bitcast(x, target, out.shape)
+
+
+def _bitcast(x: jax.Array, target: jnp.dtype, shape: tuple[int, ...]) -> jax.Array:
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    if target == jnp.bool_:
+        return _bitcast(x, jnp.dtype(jnp.uint8), shape) != 0
+    if target.itemsize > x.dtype.itemsize:
+        x = x.reshape(*shape, target.itemsize // x.dtype.itemsize)
+    return lax.bitcast_convert_type(x, target).reshape(shape)
+
+
+@op(aten.as_strided, aten.as_strided_copy)
+def as_strided(x: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> jax.Array:
+    """Elements of the flattened x at offset + sum of index*stride. Slices and reshapes where the steps nest, else a gather.
+
+    An element beyond the end of x is a mistake that aten reports and XLA does not: the last one is read.
+    """
+    flat, offset = x.reshape(-1), storage_offset or 0
+    if 0 in size:
+        return jnp.zeros(tuple(size), x.dtype)
+    dims = sorted((d for d in range(len(size)) if size[d] > 1 and stride[d] > 0), key=lambda d: -stride[d])
+    if not nested([size[d] for d in dims], [stride[d] for d in dims]):
+        return flat.at[flat_places(size, stride, offset)].get(**WITHIN)
+    block, lead = lax.slice_in_dim(flat, offset, flat.size), []
+    for d in dims:
+        block = _fit(block, size[d] * stride[d]).reshape(*lead, size[d], stride[d])
+        lead.append(size[d])
+    block = _fit(block, 1).reshape(lead)
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    block = jnp.transpose(block, order).reshape([s if d in dims else 1 for d, s in enumerate(size)])
+    return jnp.broadcast_to(block, tuple(size))
+
+
+def nested(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether dimensions, given by falling stride, lie inside each other without overlap."""
+    return all((n - 1) * s + 1 <= outer for outer, n, s in zip(strides, sizes[1:], strides[1:]))
+
+
+def _fit(block: jax.Array, length: int) -> jax.Array:
+    """The last dimension cut or filled up to a length; what is filled up is never read."""
+    missing = length - block.shape[-1]
+    return lax.pad(block, jnp.zeros((), block.dtype), [(0, 0, 0)] * (block.ndim - 1) + [(0, missing, 0)])
