@@ -1,0 +1,353 @@
+"""The replicas: who they are, how they find each other, and how a program is compiled so that all of them run it together.
+
+xmp.spawn and torchrun describe a process's place by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; the first use of
+the device (or `start`) joins the others. Collectives run over XLA's own transport: gloo between CPUs, NCCL between GPUs, one
+device a process.
+
+>>> start()
+>>> compiled = compile_replicated(lambda x: [jax.lax.psum(x, AXIS)], [array])
+>>> compiled([array])       # the sum over all replicas, in each of them
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import torch.distributed as dist
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..base.errors import XlaError
+from .peers import Peers, start_coordinator
+
+AXIS = "replicas"
+"""Name of the mesh axis over which a replicated program's collectives run."""
+
+Program = Callable[..., list[jax.Array]]
+Compiled = Callable[[list[jax.Array]], list[jax.Array]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands: its ordinal among all replicas and among those of its machine, and where they meet."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    hosts_store: bool = False
+    attempt: str = "0"
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None) -> Place:
+        """What torchrun's variables say; a world of one where they are absent. DM644 when only some are there."""
+        env = os.environ if env is None else env
+        if "WORLD_SIZE" not in env or "RANK" not in env:
+            return cls()
+        size, rank = int(env["WORLD_SIZE"]), int(env["RANK"])
+        if size > 1 and not ("MASTER_ADDR" in env and "MASTER_PORT" in env):
+            raise XlaError(
+                "DM644",
+                "the replicas cannot find each other",
+                why="WORLD_SIZE and RANK are set, MASTER_ADDR or MASTER_PORT is not",
+                cure="start the program with torchrun or xmp.spawn, or set both",
+            )
+        agent_has_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return cls(
+            rank,
+            size,
+            int(env.get("LOCAL_RANK", rank)),
+            int(env.get("LOCAL_WORLD_SIZE", size)),
+            env.get("MASTER_ADDR", "127.0.0.1"),
+            int(env.get("MASTER_PORT", 0)),
+            rank == 0 and not agent_has_store,
+            env.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        )
+
+
+@dataclass
+class World:
+    """The replicas that this process has joined. A world of one has neither store, peers nor mesh."""
+
+    place: Place
+    store: dist.Store | None = None
+    peers: Peers | None = None
+    mesh: Mesh | None = None
+    serial: dict[str, int] = field(default_factory=dict)
+
+
+_world: World | None = None
+_lock = threading.RLock()
+
+
+def timeout_seconds() -> float:
+    """How long a replica may be silent, or late at a meeting, before it is given up: DYNAMOTOR_XLA_TIMEOUT, 100 s by default."""
+    return float(os.environ.get("DYNAMOTOR_XLA_TIMEOUT", "100"))
+
+
+def started() -> bool:
+    """Whether this process has joined its world."""
+    return _world is not None
+
+
+def place() -> Place:
+    """This process's place; does not join anything."""
+    return _world.place if _world is not None else Place.from_environment()
+
+
+def rank() -> int:
+    """The ordinal of this process among all replicas."""
+    return place().rank
+
+
+def size() -> int:
+    """The number of replicas."""
+    return place().size
+
+
+def start() -> World:
+    """Join the world that the environment describes; once joined, returns it. Must come before jax's first computation.
+
+    DM642 when the others do not come in time, DM644 when they cannot be reached or jax had started already.
+    """
+    global _world
+    with _lock:
+        if _world is None:
+            where = Place.from_environment()
+            _world = World(where) if where.size == 1 else _join(where)
+    return _world
+
+
+def _join(where: Place) -> World:
+    limit = timeout_seconds()
+    try:
+        base = dist.TCPStore(
+            where.address,
+            where.port,
+            where.size,
+            where.hosts_store,
+            datetime.timedelta(seconds=limit),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        store = dist.PrefixStore(f"dynamotor/{where.attempt}", base)
+        if where.rank == 0:
+            store.set("coordinator", _announce(where, limit))
+        host, jax_port, lifeline_port = store.get("coordinator").decode().split()
+        peers = Peers.connect((host, int(lifeline_port)), where.rank)
+        world = World(where, store, peers)
+        # jax ends the process when a replica is late: it is only started when all are here.
+        meet(world, "join", b"", range(where.size))
+        _start_jax(where, f"{host}:{jax_port}", limit)
+        world.mesh = peers.guard(_mesh)
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, XlaError):
+            raise
+        raise XlaError(
+            "DM644",
+            f"replica {where.rank} of {where.size} could not join the others at {where.address}:{where.port}",
+            why=str(error)[:500],
+            cure="start all replicas; join before jax's first computation; see DYNAMOTOR_XLA_TIMEOUT",
+        ) from error
+    atexit.register(_leave_at_exit)
+    return world
+
+
+def _mesh() -> Mesh:
+    """One device of each process, in the order of ordinals."""
+    firsts: dict[int, jax.Device] = {}
+    for device in jax.devices():
+        firsts.setdefault(device.process_index, device)
+    return Mesh(np.array([firsts[index] for index in sorted(firsts)]), (AXIS,))
+
+
+def _announce(where: Place, limit: float) -> str:
+    """Start the coordinator beside replica 0; "HOST JAX_PORT LIFELINE_PORT" as the others reach it."""
+    local = socket.gethostbyname(where.address).startswith("127.")
+    jax_port, lifeline_port = start_coordinator("127.0.0.1" if local else "0.0.0.0", where.size, limit)
+    return f"{'127.0.0.1' if local else where.address} {jax_port} {lifeline_port}"
+
+
+def _start_jax(where: Place, coordinator: str, limit: float) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator,
+        where.size,
+        where.rank,
+        local_device_ids=_local_devices(where),
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(limit),
+        heartbeat_timeout_seconds=int(limit) + 10,
+        shutdown_timeout_seconds=10,
+        # Replica 0 would host the service here: it gets one that nobody uses, at a port of its own.
+        coordinator_bind_address="127.0.0.1:0",
+    )
+
+
+def _local_devices(where: Place) -> list[int] | None:
+    """The GPU of this process: the one of its local ordinal, unless the launcher shows it only one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is not None and len(visible.split(",")) < where.local_size else [where.local_rank]
+
+
+def stop() -> None:
+    """Leave the world in good order: wait until all replicas have come here (or one is gone), then close the connections."""
+    global _world
+    with _lock:
+        world, _world = _world, None
+    if world is None or world.peers is None:
+        return
+    with contextlib.suppress(XlaError):  # the replica that failed says why
+        meet(world, "stop", b"", range(world.place.size))
+    _disconnect(world.peers)
+
+
+def abandon() -> None:
+    """This replica has failed: let go of the others without a farewell, so that they know."""
+    global _world
+    world, _world = _world, None
+    if world is not None and world.peers is not None:
+        world.peers.close()
+
+
+def _leave_at_exit() -> None:
+    if _world is not None and _world.peers is not None and _world.peers.dead:
+        # A collective may still be blocked in the runtime on a peer that will never answer: its threads cannot be joined.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    if hasattr(sys, "last_value"):  # an exception ends the program
+        abandon()
+    stop()
+
+
+def _disconnect(peers: Peers) -> None:
+    # In this order: the coordinator ends with the last lifeline, and jax ends processes whose coordinator is gone.
+    jax.distributed.shutdown()
+    peers.farewell()
+
+
+def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int]) -> list[bytes]:
+    """Exchange payloads with other replicas through the store; returns them in the order of `ranks`.
+
+    DM640 when one of them is gone, DM642 when one does not come in time, DM643 when this replica is not among them.
+    """
+    me = world.place.rank
+    if me not in ranks:
+        raise XlaError(
+            "DM643",
+            f"replica {me} takes no part in the rendezvous {tag!r} of {list(ranks)}",
+            cure="call it only on those replicas",
+        )
+    if world.store is None or world.peers is None:
+        return [payload]
+    turn = world.serial[tag] = world.serial.get(tag, -1) + 1
+    key = f"meet/{tag}/{turn}"
+    try:
+        world.store.set(f"{key}/{me}", payload)
+        return [payload if other == me else _receive(world, f"{key}/{other}", other, tag) for other in ranks]
+    except dist.DistStoreError as error:
+        raise world.peers.judge(error) from error
+
+
+def _receive(world: World, key: str, other: int, tag: str) -> bytes:
+    assert world.store is not None and world.peers is not None
+    waited, limit = 0.0, timeout_seconds()
+    while True:
+        try:
+            world.store.wait([key], datetime.timedelta(seconds=0.5))
+            return world.store.get(key)
+        except dist.DistStoreError:
+            waited += 0.5
+            if other in world.peers.dead or (other in world.peers.left and not world.store.check([key])):
+                raise world.peers.error() from None
+            if waited > limit:
+                raise XlaError(
+                    "DM642",
+                    f"replica {other} did not come to the rendezvous {tag!r} within {limit:.0f} s",
+                    cure="all replicas must reach it; see DYNAMOTOR_XLA_TIMEOUT",
+                ) from None
+
+
+def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
+    """Compile a function of per-replica arrays as one program over all replicas.
+
+    `program(*arrays)` returns a list; it may call jax.lax collectives over AXIS. `inputs`: this replica's arrays, or their
+    ShapeDtypeStructs. The result takes and returns lists of this replica's arrays; nothing is copied. In a world of one there
+    is no mesh, and AXIS is unbound.
+    """
+    world = start()
+    if world.peers is None or world.mesh is None:
+        compiled = jax.jit(program, keep_unused=True).lower(*inputs).compile()
+        return lambda arrays: compiled(*arrays)
+    layout = _Layout(world.mesh)
+    ins = tuple(layout.spec(x.ndim) for x in inputs)
+    avals = [jax.ShapeDtypeStruct(layout.shape(x.shape), x.dtype, sharding=layout.sharding(x.ndim)) for x in inputs]
+    stacked = jax.shard_map(
+        lambda *xs: [y[None] for y in program(*xs)], mesh=world.mesh, in_specs=ins, out_specs=PartitionSpec(AXIS), check_vma=False
+    )
+    outs = [layout.spec(y.ndim - 1) for y in jax.eval_shape(stacked, *avals)]
+    function = jax.shard_map(lambda *xs: list(program(*xs)), mesh=world.mesh, in_specs=ins, out_specs=outs, check_vma=False)
+    lowered = jax.jit(function, keep_unused=True).lower(*avals)
+    # Replicas may compile different programs around the same collectives: they must not wait for each other's autotuning.
+    options = {"xla_gpu_shard_autotuning": False} if world.mesh.devices.flat[0].platform == "gpu" else None
+    return _runner(lowered.compile(compiler_options=options), world.peers, layout)
+
+
+class _Layout:
+    """Arrays of one replica as shards of global ones: concatenated along the first dimension.
+
+    Scalars, which have none, are declared replicated; inside shard_map this only says that each replica passes its own.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.size = mesh.size
+        self.sharded, self.scalar = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+
+    def spec(self, ndim: int) -> PartitionSpec:
+        return self.sharding(ndim).spec
+
+    def sharding(self, ndim: int) -> NamedSharding:
+        return self.sharded if ndim else self.scalar
+
+    def shape(self, local: tuple[int, ...]) -> tuple[int, ...]:
+        return (local[0] * self.size, *local[1:]) if local else ()
+
+    def globalize(self, array: jax.Array) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(self.shape(array.shape), self.sharding(array.ndim), [array])
+
+
+def _runner(compiled: Any, peers: Peers, layout: _Layout) -> Compiled:
+    on_cpu = layout.sharded.mesh.devices.flat[0].platform == "cpu"
+
+    def call(inputs: list[jax.Array]) -> list[jax.Array]:
+        results = compiled(*inputs)
+        if on_cpu:  # gloo's errors belong to this line; on GPUs the host runs ahead
+            jax.block_until_ready(results)
+        return results
+
+    def run(arrays: list[jax.Array]) -> list[jax.Array]:
+        inputs = [layout.globalize(array) for array in arrays]
+        return [result.addressable_data(0) for result in peers.guard(lambda: call(inputs))]
+
+    return run
+
+
+def wait(arrays: Sequence[jax.Array]) -> None:
+    """Block until arrays are computed, but not for the dead: DM640 when a peer is gone."""
+    if _world is None or _world.peers is None:
+        jax.block_until_ready(arrays)
+    else:
+        _world.peers.guard(lambda: jax.block_until_ready(arrays))
