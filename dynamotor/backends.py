@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -47,14 +48,26 @@ def register_backend(fn: Backend | None = None, name: str | None = None) -> Any:
 
 def list_backends() -> list[str]:
     """Names that `compile(backend=...)` accepts: ours first, then those of `torch.compile`."""
-    own = sorted(backends)
+    own = sorted({*backends, *LATE})
     return own + [n for n in torch_backends() if n not in own]
+
+
+# Backends of rooms that need a library which not everybody has: imported when they are asked for.
+LATE = {"xla": "dynamotor.xla.bridge:trace_once", "xla_trace_once": "dynamotor.xla.bridge:trace_once",
+        "xla_trace_everytime": "dynamotor.xla.bridge:trace_everytime"}
+
+
+def _elsewhere(name: str) -> Backend | None:
+    if name not in LATE:
+        return None
+    module, _, function = LATE[name].partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def resolve(backend: str | Backend) -> Backend:
     """The function behind a name, or the callable itself. UsageError (DM106, DM107) for anything else."""
     if isinstance(backend, str):
-        return backends.get(backend) or torch_backend(backend)
+        return backends.get(backend) or _elsewhere(backend) or torch_backend(backend)
     if not callable(backend):
         raise UsageError("DM107", f"a backend is a name or a callable, not {backend!r}")
     return backend

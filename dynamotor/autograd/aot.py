@@ -66,7 +66,7 @@ def _memory_groups(tensors: Sequence[torch.Tensor]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
     if any(t.is_conj() or t.is_neg() for t in tensors):
         raise UnsupportedOp("DM235", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first")
-    return [t.untyped_storage()._cdata for t in tensors]
+    return [t._memory_token() if hasattr(type(t), "_memory_token") else t.untyped_storage()._cdata for t in tensors]
 
 
 def _run_as_it_is(gm: torch.fx.GraphModule, name: str, error: Exception) -> Compiled:

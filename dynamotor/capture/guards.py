@@ -445,7 +445,10 @@ class Distinct(Guard):
 
 
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the byte past the last that a strided tensor may touch."""
+    """First byte and the byte past the last that a strided tensor may touch; tensors without storage name their memory by a number."""
+    if hasattr(type(tensor), "_memory_token"):
+        token = tensor._memory_token()
+        return token, token + 1
     start, spec = tensor.data_ptr(), TensorSpec.of(tensor)
     return start, start + spec.extent * tensor.element_size()
 
@@ -493,7 +496,7 @@ class AmbientState:
     include_keys: int
     exclude_keys: int
 
-    AUTOCAST_DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    AUTOCAST_DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "xla")
 
     @staticmethod
     def current() -> AmbientState:

@@ -18,7 +18,7 @@ static struct {
     bool ready;
 } torch_state;
 
-static const int8_t AUTOCAST_DEVICES[2] = {0, 1}; /* c10::DeviceType of cpu and cuda, as AmbientState.AUTOCAST_DEVICES */
+static const int8_t AUTOCAST_DEVICES[N_AUTOCAST] = {0, 1, 9}; /* c10::DeviceType of cpu, cuda and xla, as AmbientState.AUTOCAST_DEVICES */
 
 /* c10::impl::raw_local_dispatch_key_set is thread-local: each thread looks its own up, once. */
 static uint64_t *dispatch_key_sets(void) {
@@ -51,7 +51,7 @@ static void read_state(Ambient *now) {
     now->exclude_keys = sets[1];
     now->grad_mode = torch_state.grad_mode();
     now->inference_mode = torch_state.inference_mode();
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N_AUTOCAST; i++)
         now->autocast_dtype[i] =
             torch_state.autocast_enabled(AUTOCAST_DEVICES[i]) ? torch_state.autocast_dtype(AUTOCAST_DEVICES[i]) : -1;
     now->autocast_cache = torch_state.autocast_cache();
@@ -100,7 +100,7 @@ bool ambient_matches(Ambient *then) {
     read_state(&now);
     return now.include_keys == then->include_keys && now.exclude_keys == then->exclude_keys &&
            now.grad_mode == then->grad_mode && now.inference_mode == then->inference_mode &&
-           now.autocast_dtype[0] == then->autocast_dtype[0] && now.autocast_dtype[1] == then->autocast_dtype[1] &&
+           memcmp(now.autocast_dtype, then->autocast_dtype, sizeof(now.autocast_dtype)) == 0 &&
            now.autocast_cache == then->autocast_cache && now.default_dtype == then->default_dtype &&
            now.function_modes == then->function_modes && now.function_enabled == then->function_enabled &&
            now.dispatch_modes == then->dispatch_modes && now.deterministic == then->deterministic;

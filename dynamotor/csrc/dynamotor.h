@@ -73,12 +73,14 @@ int tensor_init(PyObject *module, PyObject *torch);
 int launch_init(PyObject *module);
 
 /* ---- ambient.c ---- */
+enum { N_AUTOCAST = 3 }; /* devices whose autocast state a guard compares */
+
 typedef struct {
     PyObject *state; /* the Python AmbientState, owned; for the slow comparison */
     uint64_t include_keys, exclude_keys;
     int64_t function_modes, dispatch_modes;
     int function_enabled;
-    int32_t autocast_dtype[2]; /* -1: off */
+    int32_t autocast_dtype[N_AUTOCAST]; /* -1: off */
     int32_t default_dtype;
     bool grad_mode, inference_mode, autocast_cache, deterministic, has_default_device, fast;
 } Ambient;

@@ -203,9 +203,27 @@ static int64_t span_in_bytes(PyObject *tensor) {
     return span(ndim, sizes, strides) * (int64_t)shim.element_size(dtype);
 }
 
+/* Tensors without storage (a class with `_memory_token`) say by a number whose memory they are: tensors that share memory
+ * give the same one. 1 when found, 0 when the tensor has storage, -1 with an exception. */
+static int memory_token(PyObject *tensor, uintptr_t *token) {
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("_memory_token")) == NULL) return -1;
+    if (Py_TYPE(tensor)->tp_dict == NULL || !PyDict_Contains(Py_TYPE(tensor)->tp_dict, name)) return 0;
+    PyObject *number = PyObject_CallMethodNoArgs(tensor, name);
+    if (number == NULL) return -1;
+    *token = (uintptr_t)PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 1;
+}
+
 /* The first byte and the byte past the last that the tensor may touch. */
 int tensor_range(PyObject *tensor, uintptr_t *start, uintptr_t *stop) {
     void *pointer;
+    int opaque = memory_token(tensor, start);
+    if (UNLIKELY(opaque != 0)) {
+        *stop = *start + 1;
+        return opaque < 0 ? -1 : 0;
+    }
     if (tensor_data_ptr(tensor, &pointer) < 0) return -1;
     int64_t bytes = span_in_bytes(tensor);
     *start = (uintptr_t)pointer;

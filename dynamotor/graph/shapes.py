@@ -57,10 +57,20 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     result = PASS if rule is None else rule(*args, **kwargs)
     if result is PASS:
         result = infer_by_meta_kernel(func, args, kwargs)
+    result = _laid_out(result)
     if key is not None:
         if len(_memo) >= _MEMO_LIMIT:
             _memo.clear()
         _memo[key] = result
+    return result
+
+
+def _laid_out(result: Any) -> Any:
+    """XLA tensors have no strides of their own: they always present themselves as row-major."""
+    if type(result) is tuple:
+        return tuple([_laid_out(item) for item in result])
+    if type(result) is TensorSpec and result.device.type == "xla":
+        return TensorSpec.dense(result.shape, result.dtype, result.device)
     return result
 
 

@@ -203,7 +203,7 @@ def make(func: Any, args: tuple, kwargs: dict[str, Any], lane: Any) -> XLATensor
     try:
         return wrap(new_root(record(func, args, kwargs, lane)))
     except Refused as refused:
-        fallback.count(func, str(refused))
+        fallback.count(func, str(refused), lane)
         return wrap(new_root(transfer.from_cpu(func(*args, **kwargs, device=torch.device("cpu")), lane)))
 
 

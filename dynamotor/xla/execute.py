@@ -20,7 +20,7 @@ import torch
 
 from ..base.events import emit
 from . import metrics, rng
-from .ir import Instruction, Lane, Meta, Node, XlaError, lower_instruction
+from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
 
 # Set by replication.py: compiles a function with collectives so that all replicas run it together.
 compile_replicated: Callable[[Callable, list[jax.Array]], Callable[[list[jax.Array]], list[jax.Array]]] | None = None

@@ -15,18 +15,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..base.config import config
 from ..base.events import counters, emit
 from . import metrics, transfer
-from .ir import Lane, XlaError
+from .ir import Cut, Lane, XlaError
 from .tensor import XLATensor, new_root, wrap, write
 
 
 def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
     """Run an op with aten's CPU kernel; results, and what it writes in place, come back to the device.
 
-    XlaError DM610 under `config.xla_strict`; `XlaError` DM612 in a graph that is being traced for the bridge (it partitions before).
+    XlaError DM610 under `config.xla_strict`; Cut in a graph that is being recorded for the bridge.
     """
     kwargs = kwargs or {}
-    name = count(func, reason)
     lane = next((leaf._alias.lane for leaf in tree_leaves((args, kwargs)) if type(leaf) is XLATensor), None)
+    name = count(func, reason, lane)
     cause = f"fallback {name}"
 
     def host(value: Any) -> Any:
@@ -47,9 +47,11 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
     return tree_map(device, result)
 
 
-def count(func: Any, reason: str) -> str:
-    """Count and report one fallback; returns the op's name. XlaError DM610 under `config.xla_strict`."""
+def count(func: Any, reason: str, lane: Lane | None) -> str:
+    """Count and report one fallback; returns the op's name. XlaError DM610 under `config.xla_strict`; Cut while the bridge records."""
     name = func._schema.name
+    if lane is not None and lane.recording:
+        raise Cut(reason)
     if config.xla_strict:
         raise XlaError("DM610", f"{func} cannot run on the XLA device", why=reason, where=metrics.user_line(),
                        cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict to run it on the CPU")

@@ -118,10 +118,11 @@ class Node:
 class Lane:
     """What one device has recorded since its last flush: nodes in order, the leaves that they read, and the key of it all."""
 
-    __slots__ = ("device", "epoch", "nodes", "leaves", "key", "scalars", "pending", "replaced", "draws", "collective")
+    __slots__ = ("device", "epoch", "nodes", "leaves", "key", "scalars", "pending", "replaced", "draws", "collective", "recording")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, recording: bool = False) -> None:
         self.device = device
+        self.recording = recording  # the bridge's: it has leaves without data, and nothing may be read of it
         self.epoch = 0
         self.clear()
 
@@ -244,6 +245,10 @@ def _item(node: Node, index: int, meta: Meta) -> Node:
     lane.key.append(~index)
     lane.key.append(node.position)
     return item
+
+
+class Cut(Exception):
+    """A graph that is being recorded for the bridge reached something that cannot be recorded; the message says why."""
 
 
 class Refused(Exception):

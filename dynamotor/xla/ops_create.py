@@ -146,13 +146,3 @@ def convert(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     if is_float(x.dtype) and dtype in (jnp.uint8, jnp.int8, jnp.int16, jnp.uint16):
         x = x.astype(jnp.int64)
     return x.astype(dtype)
-
-
-@op(aten.complex)
-def _complex(real, imag):
-    return lax.complex(*jnp.broadcast_arrays(real, imag))
-
-
-@op(aten.polar)
-def _polar(abs, angle):
-    return lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle))

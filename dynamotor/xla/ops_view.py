@@ -150,11 +150,6 @@ def _view_as_complex(x):
     return lax.complex(x[..., 0], x[..., 1])
 
 
-@op(aten._neg_view, aten._neg_view_copy)
-def _neg_view(x):
-    return -x
-
-
 @op(aten.view.dtype, aten.view_copy.dtype, out=True)
 def _view_dtype(x, dtype, *, out: Spec):
     """The same bytes as another dtype: the last dimension grows or shrinks with the sizes of the items."""

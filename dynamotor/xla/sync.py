@@ -83,7 +83,14 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
 
 
 def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[Node]) -> None:
-    """Run and hand the results to their nodes. Errors of the device become coded errors."""
+    """Run and hand the results to their nodes."""
+    for node, array in zip(outputs, execute_now(executable, inputs)):
+        node.data = array
+        node.instruction, node.inputs, node.epoch = None, (), -1
+
+
+def execute_now(executable: execute.Executable, inputs: list[jax.Array]) -> list[jax.Array]:
+    """Run an executable (asynchronously, as jax does) and count it. Errors of the device become coded errors."""
     start = time.perf_counter()
     try:
         results = executable.run(inputs)
@@ -92,9 +99,7 @@ def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[N
     except Exception as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
     metrics.record_time("ExecuteTime", time.perf_counter() - start)
-    for node, array in zip(outputs, results):
-        node.data = array
-        node.instruction, node.inputs, node.epoch = None, (), -1
+    return results
 
 
 _closures: list[tuple[Callable, tuple]] = []

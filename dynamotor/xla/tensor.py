@@ -116,6 +116,20 @@ class XLATensor(torch.Tensor):
     def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> XLATensor:
         return self
 
+    def _memory_token(self) -> int:
+        """Says whose memory this is, for the capture's guards: views of one root give the same number."""
+        alias = self._alias
+        return id(alias.root or alias)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        text = repr(self.detach().cpu())
+        marks = f", device='{self.device}'"
+        if self.grad_fn is not None:
+            marks += f", grad_fn=<{type(self.grad_fn).__name__}>"
+        elif self.requires_grad:
+            marks += ", requires_grad=True"
+        return f"{text[:-1]}{marks})"
+
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from . import device as devices
 from . import execute, metrics, sync
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
-from .ir import Lane, Meta, Node, XlaError
+from .ir import Cut, Lane, Meta, Node, XlaError
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 
 # Types that numpy does not name: moved as integers of the same width.
@@ -65,6 +65,8 @@ def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:
     """The array behind a tensor; flushes its lane when it is pending."""
     node = node_of(tensor)
     if node.data is None:
+        if node.lane.recording:
+            raise Cut("it reads data")
         # A view's node is not the value of a root: one of its own keeps it alive through the flush.
         keep = Alias(node) if tensor._alias.root is not None else None
         if keep is not None:

@@ -237,7 +237,7 @@ def guard_overlaps(trace: Trace) -> None:
 
 # Outside tensors -----------------------------------------------------------------------------------------------------
 @wrap_rule(torch.Tensor, torch.nn.Parameter)
-def _wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     _refuse_exotic(obj)
     trace.reader.guard(TensorMatch.of(source, obj))
     return TensorValue(trace, None, _example(obj), source, obj, type(obj))

@@ -1,0 +1,209 @@
+"""The bridge: captured graphs on xla tensors become XLA executables; calls record nothing.
+
+`trace_once` (backend "xla") records the graph once, on leaves that stand for its inputs, and keeps the executable; a call gathers the
+arrays, runs, and wraps the results by a plan. `trace_everytime` records at each call and lets the lazy device find its executable.
+
+>>> fast = dynamotor.compile(model.to("xla"), backend="xla")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+
+from ..autograd.aot import aot_compile
+from ..base.events import emit, timed
+from ..capture.values.base import wrap_rule
+from ..capture.values.tensor import wrap_tensor
+from ..graph.info import GraphInfo
+from . import device as devices
+from . import (
+    execute,
+    rng,
+    start,  # noqa: F401  (registers the device)
+    sync,
+    transfer,
+)
+from .ir import Lane, Meta, Node
+from .partition import Piece, device_of, partition, record_graph
+from .tensor import Alias, XLATensor, new_root, value, wrap, write
+
+Compiled = Callable[..., Any]
+
+# To the capture an xla tensor is a plain tensor.
+wrap_rule(XLATensor)(wrap_tensor)
+
+
+def trace_once(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+    """Backend "xla": forward and backward graphs as XLA executables, recorded once."""
+    return _compile(gm, example_inputs, compile_once)
+
+
+def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+    """Backend "xla_trace_everytime": the same graphs, recorded on the lazy device at each call and flushed at its end."""
+    return _compile(gm, example_inputs, compile_everytime)
+
+
+def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: Callable) -> Compiled:
+    static = gm.meta.get("static_inputs", frozenset())
+    return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static)
+
+
+def compile_everytime(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
+    """One aten graph, recorded anew by each call."""
+    device = device_of(gm)
+
+    def run(*inputs: torch.Tensor) -> tuple:
+        with torch.no_grad():
+            results = gm.forward(*inputs)
+        if device is not None:
+            sync.flush(devices.lane_of(device), "bridge")
+        return tuple(results)
+
+    return run
+
+
+def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
+    """One aten graph: an executable, or several with what only the CPU can run between them."""
+    device = device_of(gm)
+    if device is None:
+        return gm.forward
+    with timed("xla bridge"):
+        pieces = partition(gm, device)
+    if not pieces:
+        return gm.forward
+    if len(pieces) == 1 and not pieces[0].reason:
+        return Program(gm, device)
+    emit("xla.partition", name=info.name, pieces=len(pieces), reasons=[piece.reason for piece in pieces if piece.reason])
+    return _chain(gm, pieces, device)
+
+
+@dataclass(frozen=True)
+class Arg:
+    """An executable's input: the call's index-th argument."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Const:
+    """An executable's input: an array known since the graph was recorded."""
+
+    array: jax.Array
+
+
+@dataclass(frozen=True)
+class Result:
+    """A graph's output: the executable's index-th result, as a new tensor."""
+
+    index: int
+    meta: Meta
+
+
+@dataclass(frozen=True)
+class Input:
+    """A graph's output: the call's index-th argument, or a new tensor with its value."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A graph's output that is not a tensor (None, a number), or a constant tensor."""
+
+    value: Any
+
+
+class Program:
+    """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing up by tensor."""
+
+    def __init__(self, gm: torch.fx.GraphModule, device: torch.device) -> None:
+        self.device = device
+        recording, leaves, results = record_graph(gm, device)
+        lane = recording.lane
+        roots = [tensor._alias if type(tensor) is XLATensor else None for tensor in leaves]
+        first = {node: index for index, node in enumerate(recording.first) if node is not None}
+        self.slots = [Arg(first[leaf]) if leaf in first else Const(leaf.data) for leaf in lane.leaves]
+        self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in self.slots])
+        positions: dict[int, int] = {}
+
+        def plan(node: Node) -> Any:
+            if node in first:
+                return Input(first[node])
+            if node.data is not None:
+                return Plain(wrap(new_root(devices.lane_of(device).leaf(node.data, node.meta))))
+            return Result(positions.setdefault(node.position, len(positions)), node.meta)
+
+        self.outputs = [plan(value(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
+        self.updates = [(index, plan(alias.node)) for index, alias in enumerate(roots) if alias is not None and alias.version]
+        self.random, self.scalars = lane.draws > 0, list(lane.scalars)
+        self.graph = execute.Graph.of(lane, tuple(positions))
+        self.executable: execute.Executable | None = None
+        self.constants = self._constants()
+
+    def _constants(self) -> list[jax.Array]:
+        """Arrays that every call passes: lifted scalars, whose values the graph fixed."""
+        if not self.scalars:
+            return []
+        return [jax.device_put(execute.scalar_vector(self.scalars), devices.jax_device(self.device))]
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple:
+        arrays = self.gather(inputs)
+        if self.random:
+            arrays.append(jax.device_put(rng.take(self.device), devices.jax_device(self.device)))
+        executable = self.executable
+        if executable is None:
+            executable = self.executable = execute.compile_graph(self.graph, arrays)
+        results = sync.execute_now(executable, arrays)
+        lane = devices.lane_of(self.device)
+        for index, update in self.updates:
+            write(inputs[index]._alias, self._node(update, results, inputs, lane))
+        return tuple([self._output(output, results, inputs, lane) for output in self.outputs])
+
+    def gather(self, inputs: Sequence[torch.Tensor]) -> list[jax.Array]:
+        """The arrays of the input slots, in order; what is pending is flushed first."""
+        arrays = []
+        for index, slot in zip(self.order, self.slots):
+            if index < 0:
+                arrays.append(slot.array)
+                continue
+            tensor = inputs[index]
+            if type(tensor) is XLATensor:
+                alias = tensor._alias
+                node = alias.node if alias.root is None else value(alias)
+                data = node.data
+                arrays.append(transfer.data_of(tensor, "bridge") if data is None else data)
+            else:
+                arrays.append(transfer.upload(tensor, devices.jax_device(self.device)))
+        return arrays + self.constants
+
+    def _node(self, update: Any, results: list[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
+        if type(update) is Result:
+            return lane.leaf(results[update.index], update.meta)
+        return value(inputs[update.index]._alias if type(update) is Input else update.value._alias)
+
+    def _output(self, output: Any, results: list[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
+        if type(output) is Result:
+            return wrap(Alias(lane.leaf(results[output.index], output.meta)))
+        if type(output) is Input:
+            return wrap(new_root(value(inputs[output.index]._alias)))
+        return output.value
+
+
+def _chain(gm: torch.fx.GraphModule, pieces: list[Piece], device: torch.device) -> Compiled:
+    """Pieces one after the other; those between executables run on the lazy device."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    output = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]
+    steps = [(Program(p.gm, device) if not p.reason else p.gm.forward, p.inputs, p.outputs) for p in pieces]
+
+    def run(*inputs: torch.Tensor) -> tuple:
+        values = dict(zip(placeholders, inputs))
+        for step, wanted, given in steps:
+            values.update(zip(given, step(*[values[node] for node in wanted])))
+        return tuple([values[a] if isinstance(a, torch.fx.Node) else a for a in output])
+
+    return run

@@ -1,0 +1,151 @@
+"""Cuts an aten graph around what the XLA device cannot record, before anything runs.
+
+The graph is recorded once on leaves without data; a node that would fall back to the CPU, or whose result lives on another device, ends
+a piece and is run by the lazy device between two executables.
+
+>>> [piece.reason for piece in partition(gm)]
+['', 'aten.nonzero.default: its result depends on data', '']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..graph.module import graph_module
+from ..graph.spec import TensorSpec
+from . import device as devices
+from .ir import Cut, Lane, Meta
+from .tensor import Alias, XLATensor, wrap
+
+
+@dataclass
+class Piece:
+    """A part of a graph: XLA's when `reason` is empty, else one node that runs on the lazy device. Values are named by their fx nodes."""
+
+    gm: torch.fx.GraphModule
+    inputs: list[torch.fx.Node]
+    outputs: list[torch.fx.Node]
+    reason: str = ""
+
+
+def device_of(gm: torch.fx.GraphModule) -> torch.device | None:
+    """The first xla device of a graph; None when it has no xla tensors."""
+    for node in gm.graph.nodes:
+        for spec in _specs(node):
+            if spec.device.type == "xla":
+                return torch.device("xla", spec.device.index or 0)
+    return None
+
+
+def _specs(node: torch.fx.Node) -> list[TensorSpec]:
+    val = node.meta.get("val")
+    return [spec for spec in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(spec, TensorSpec)]
+
+
+def leaf(lane: Lane, spec: TensorSpec) -> XLATensor:
+    """A tensor that stands for an input of the graph that is being recorded."""
+    alias = Alias(lane.leaf(None, Meta.of(spec.shape, spec.dtype)))
+    return wrap(alias)
+
+
+class Recording:
+    """Runs fx nodes on a lane of its own; `values` holds what each node gave."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.lane = Lane(device, recording=True)
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.first: list[Any] = []  # the leaf node of each placeholder (None for one that is not a tensor)
+
+    def placeholder(self, node: torch.fx.Node) -> XLATensor | None:
+        """The leaf of a placeholder (None for one that is not a tensor)."""
+        val = node.meta.get("val")
+        self.values[node] = tensor = leaf(self.lane, val) if isinstance(val, TensorSpec) else val
+        self.first.append(tensor._alias.node if isinstance(val, TensorSpec) else None)
+        return tensor
+
+    def run(self, node: torch.fx.Node) -> Any:
+        """Record one node. Raises `Cut` when it cannot be recorded."""
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        with devices.using_lane(self.lane), torch.no_grad():
+            self.values[node] = result = node.target(*args, **kwargs)
+        return result
+
+
+def record_graph(gm: torch.fx.GraphModule, device: torch.device) -> tuple[Recording, list[Any], list[Any]]:
+    """Record a whole graph: (the recording, its leaves by placeholder, its results). Raises `Cut`."""
+    recording, leaves, results = Recording(device), [], []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            leaves.append(recording.placeholder(node))
+        elif node.op == "output":
+            results = [recording.values[a] if isinstance(a, torch.fx.Node) else a for a in node.args[0]]
+        else:
+            recording.run(node)
+    return recording, leaves, results
+
+
+def partition(gm: torch.fx.GraphModule, device: torch.device) -> list[Piece]:
+    """The pieces of a graph in order; a single one when everything can be recorded."""
+    recording = Recording(device)
+    groups: list[tuple[list[torch.fx.Node], str]] = [([], "")]
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            recording.placeholder(node)
+        elif node.op != "output":
+            reason = _record_or_reason(recording, node)
+            if reason:
+                groups += [([node], reason), ([], "")]
+            else:
+                groups[-1][0].append(node)
+    groups = [group for group in groups if group[0]]
+    if len(groups) <= 1 and not any(reason for _, reason in groups):
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        return [Piece(gm, placeholders, [a for a in _output(gm) if isinstance(a, torch.fx.Node)])] if groups else []
+    return [_piece(gm, nodes, reason) for nodes, reason in groups]
+
+
+def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
+    """Record a node, or say why it cannot be; later nodes then see leaves in the place of its results."""
+    specs = _specs(node)
+    elsewhere = [spec for spec in specs if spec.device.type != "xla"]
+    if elsewhere:
+        reason = f"{node.target}: its result is on {elsewhere[0].device}"
+    elif not specs and node.op == "call_function" and not _writes(node):
+        reason = f"{node.target}: its result is not a tensor"
+    else:
+        try:
+            recording.run(node)
+            return ""
+        except Cut as cut:
+            reason = f"{node.target}: {cut}"
+    val = node.meta.get("val")
+    made = [leaf(recording.lane, spec) if isinstance(spec, TensorSpec) else spec for spec in (val if isinstance(val, (tuple, list)) else (val,))]
+    recording.values[node] = tuple(made) if isinstance(val, (tuple, list)) else made[0]
+    return reason
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _output(gm: torch.fx.GraphModule) -> Sequence[Any]:
+    return next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]  # type: ignore[return-value]
+
+
+def _piece(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node], reason: str) -> Piece:
+    """The nodes as a graph of their own: inputs are what they read from outside, outputs what is read of them later."""
+    inside = set(nodes)
+    inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    graph, copies = torch.fx.Graph(), {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = node.meta
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    return Piece(graph_module(graph, "Piece"), inputs, outputs, reason)
