@@ -20,10 +20,10 @@ PLATFORMS = {"CPU": "cpu", "CUDA": "cuda,cpu", "GPU": "cuda,cpu", "TPU": "tpu,cp
 
 
 def require_jax() -> None:
-    """Raise DM600 where jax is not installed."""
+    """Raise DM659 where jax is not installed."""
     if importlib.util.find_spec("jax") is None:
         raise XlaError(
-            "DM600",
+            "DM659",
             "dynamotor.xla needs jax, which is not installed",
             why="XLA comes with jax",
             cure="pip install dynamotor[xla]",
@@ -31,11 +31,11 @@ def require_jax() -> None:
 
 
 def platforms(device: str) -> str:
-    """jax's platform list for a value of PJRT_DEVICE. DM601 for a value that is none of CPU, CUDA, GPU, TPU."""
+    """jax's platform list for a value of PJRT_DEVICE. DM658 for a value that is none of CPU, CUDA, GPU, TPU."""
     found = PLATFORMS.get(device.upper())
     if found is None:
         raise XlaError(
-            "DM601",
+            "DM658",
             f"PJRT_DEVICE={device} is not known",
             why="a device type is one of " + ", ".join(PLATFORMS),
             cure="set PJRT_DEVICE to one of them, or unset it to let jax choose",

@@ -19,8 +19,8 @@ from types import ModuleType
 ALIAS = "torch_xla"
 PACKAGE = __name__.rpartition(".")[0]
 
-# A folder with one package, `torch_xla`, that installs the alias when it is imported. Processes started with multiprocessing's `spawn`
-# get the parent's sys.path but not its import hooks: they find `torch_xla` here.
+# A folder with one package, `torch_xla`, that installs the alias when it is imported. Processes started with
+# multiprocessing's `spawn` get the parent's sys.path but not its import hooks: they find `torch_xla` here.
 _FOLDER = str(Path(__file__).with_name("alias"))
 
 

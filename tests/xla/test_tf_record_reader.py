@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,9 +31,9 @@ def path(tmp_path):
 
 
 def compressed(path: str, kind: str) -> str:
-    data = open(path, "rb").read()
+    data = Path(path).read_bytes()
     out = path + "." + kind
-    open(out, "wb").write({"GZIP": gzip.compress, "ZLIB": zlib.compress, "": bytes}[kind](data))
+    Path(out).write_bytes({"GZIP": gzip.compress, "ZLIB": zlib.compress, "": bytes}[kind](data))
     return out
 
 
@@ -74,9 +75,9 @@ def test_unpacked_numbers():
 
 @pytest.mark.parametrize("where", [0, 9, 30, -2])
 def test_a_flipped_bit_is_found(path, where):
-    data = bytearray(open(path, "rb").read())
+    data = bytearray(Path(path).read_bytes())
     data[where] ^= 4
-    open(path, "wb").write(data)
+    Path(path).write_bytes(data)
     reader = TfRecordReader(path)
     with pytest.raises(DynamotorError, match="DM653"):
         while reader.read_record() is not None:
@@ -86,8 +87,8 @@ def test_a_flipped_bit_is_found(path, where):
 @pytest.mark.parametrize("kind", ["", "GZIP", "ZLIB"])
 def test_a_cut_file_is_found(path, kind):
     file = compressed(path, kind)
-    data = open(file, "rb").read()
-    open(file, "wb").write(data[:-9])
+    data = Path(file).read_bytes()
+    Path(file).write_bytes(data[:-9])
     reader = TfRecordReader(file, compression=kind)
     with pytest.raises(DynamotorError, match="DM653"):
         while reader.read_record() is not None:

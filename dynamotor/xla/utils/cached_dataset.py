@@ -27,10 +27,12 @@ _GZIP_MAGIC = b"\x1f\x8b"
 class CachedDataset(torch.utils.data.Dataset):
     """Wraps a map-style data set; a sample is computed once, then read from its file, by this and by later programs.
 
-    data_set: the data set to be cached; None where all its samples are in `path` already (a cache can be packed and unpacked elsewhere).
+    data_set: the data set to be cached; None where all its samples are in `path` already (a cache can be packed and
+    unpacked elsewhere).
     path: the cache's folder, local or `gs://`; must be writable unless it is complete.
     max_files_per_folder: no folder of the cache gets more files; with data_set=None what the cache was made with.
-    compress: whether samples are compressed (smaller files, more work for the CPU); with data_set=None what the cache was made with.
+    compress: whether samples are compressed (smaller files, more work for the CPU); with data_set=None what the cache
+    was made with.
     weights_only: samples are tensors, numpy arrays, numbers, strings and containers of them; False allows any object, and runs
     whatever code a file brings with it.
     """
@@ -125,7 +127,8 @@ class CachedDataset(torch.utils.data.Dataset):
         path = _join(self._path, "METADATA")
         try:
             meta = json.loads(gcsfs.generic_read(path))
-            return {"count": int(meta["count"]), "compress": bool(meta["compress"]), "max_files_per_folder": int(meta["max_files_per_folder"])}
+            kinds = {"count": int, "compress": bool, "max_files_per_folder": int}
+            return {name: kind(meta[name]) for name, kind in kinds.items()}
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise XlaError(
                 "DM656",

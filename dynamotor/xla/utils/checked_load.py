@@ -1,6 +1,7 @@
 """Loads files of `torch.save` so that damage is found, and so that nothing but data is unpickled unless asked.
 
-A zip of torch.save carries a CRC-32 of each record, which torch.load does not look at: a flipped bit in a weight would go unnoticed.
+A zip of torch.save carries a CRC-32 of each record, which torch.load does not look at: a flipped bit in a weight would
+go unnoticed.
 
 >>> checked_load("model.pt", "checkpoint")
 """
@@ -9,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -21,7 +21,8 @@ import torch
 from ...base.errors import XlaError
 
 # What numpy pickles its arrays and scalars with: data only.
-_NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar, *map(type, map(np.dtype, "?bBhHiIlLqQefdFDSU"))]
+_NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+_NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLqQefdFDSU"]
 
 
 @contextlib.contextmanager
@@ -35,20 +36,21 @@ def with_checksums() -> Iterator[None]:
         torch.serialization.set_crc32_options(before)
 
 
-def checked_load(source: str | os.PathLike[str] | bytes, what: str, weights_only: bool = True, allowed: list[Any] | None = None) -> Any:
+def checked_load(source: str | bytes, what: str, weights_only: bool = True, allowed: Sequence[Any] = ()) -> Any:
     """What torch.save wrote, on the CPU.
 
-    source: a path or the bytes themselves; what: how an error calls it. weights_only: refuse (DM655) whatever is no tensor, number,
-    string or container of them; `allowed` lists further harmless classes. DM654 where the file is damaged; FileNotFoundError.
+    source: a path or the bytes themselves; what: how an error calls it. weights_only: refuse (DM655) whatever is no
+    tensor, number, string or container of them; `allowed` lists further harmless classes. DM654 where the file is
+    damaged; FileNotFoundError.
     """
-    name = f"the {what}" if isinstance(source, bytes) else f"the {what} {os.fspath(source)}"
-    file: Any = io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
+    name = f"the {what}" if isinstance(source, bytes) else f"the {what} {source}"
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
         if bad is not None:
             raise damaged(name, f"the checksum of its record {bad} is wrong")
-        with torch.serialization.safe_globals([*_NUMPY, *(allowed or [])]):
+        with torch.serialization.safe_globals([*_NUMPY, *allowed]):
             return torch.load(_rewound(file), map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
         if not weights_only:
@@ -62,7 +64,8 @@ def checked_load(source: str | os.PathLike[str] | bytes, what: str, weights_only
     except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, UnicodeDecodeError) as error:
         if isinstance(error, XlaError):
             raise
-        raise damaged(name, f"it cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from error
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise damaged(name, f"it cannot be read ({reason})") from error
 
 
 def damaged(name: str, why: str) -> XlaError:

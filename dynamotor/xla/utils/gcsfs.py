@@ -1,4 +1,4 @@
-"""Files in Google Cloud Storage, and functions that take a local path or a `gs://` path alike. Needs `pip install dynamotor[gcs]`.
+"""Files in Google Cloud Storage, and functions that take local and `gs://` paths alike. Needs `pip install dynamotor[gcs]`.
 
 >>> write("gs://bucket/run/notes.txt", "hello")
 >>> generic_read("gs://bucket/run/notes.txt")
@@ -77,7 +77,8 @@ class _Rewritten(io.BytesIO):
 def open(path: str, mode: str = "r", encoding: str | None = None) -> IO[Any]:
     """Open a GCS file.
 
-    path: "gs://BUCKET_NAME/PATH". mode: as for the built-in `open` ("r", "w", "a", "r+", with "b" for bytes). encoding: for text modes.
+    path: "gs://BUCKET_NAME/PATH". mode: as for the built-in `open` ("r", "w", "a", "r+", with "b" for bytes). encoding:
+    for text modes.
     Raises FileNotFoundError as `open` does.
     """
     key, binary = _key(path), "b" in mode
@@ -119,7 +120,7 @@ def remove(path: str) -> None:
 
 
 def rmtree(path: str) -> None:
-    """Remove all blobs under a folder, or all that match a pattern ("gs://BUCKET_NAME/PATH"). Nothing happens where there are none."""
+    """Remove all blobs under a folder, or all that match a pattern ("gs://BUCKET_NAME/PATH"); no error where there are none."""
     fs, key = _filesystem(), _key(path).rstrip("/")
     if any(c in key for c in "*?["):
         found = fs.glob(key)
@@ -168,8 +169,8 @@ def generic_read(path: str) -> bytes:
 def generic_write(output_string: str | bytes, path: str, makedirs: bool = False) -> None:
     """Write a string (as UTF-8) or bytes to a GCS blob or a local file.
 
-    makedirs: make the local path's folders where they are missing (GCS has none to make). A reader of a local file sees the old or the
-    new content, never a part: the file is written beside and renamed.
+    makedirs: make the local path's folders where they are missing (GCS has none to make). A reader of a local file sees
+    the old or the new content, never a part: the file is written beside and renamed.
     """
     if is_gcs_path(path):
         write(path, output_string)

@@ -41,9 +41,7 @@ class TfRecordReader:
         self._path, self._transforms = path, transforms or {}
         for name, transform in self._transforms.items():
             if not callable(transform) and transform != STR:
-                raise XlaError(
-                    "DM652", f"the transform of {name!r} is {transform!r}", why='a transform is a callable or "STR"', cure="change it"
-                )
+                raise XlaError("DM652", f"the transform of {name!r} is {transform!r}", why='it must be a callable or "STR"')
         self._file = _open(path, compression, buffer_size)
         self._position = 0  # of the record that is read next, in uncompressed bytes
 
@@ -65,7 +63,8 @@ class TfRecordReader:
     def read_example(self) -> dict[str, Any] | None:
         """The next record as an example: feature name -> tensor; None at the end of the file.
 
-        Floats come as float32 [n], integers as int64 [n], one bytes value as int8 [its length], several as a list of such tensors.
+        Floats come as float32 [n], integers as int64 [n], one bytes value as int8 [its length], several as a list of
+        such tensors.
         """
         record = self.read_record()
         if record is None:

@@ -60,8 +60,8 @@ class FnDataGenerator:
 class DataWrapper:
     """Base class for data structures of a program's own, so that a loader can send the tensors inside them to the device.
 
-    A subclass says which tensors it holds and how to build itself again from them. The loader calls `get_tensors`, moves each tensor,
-    and calls `from_tensors` with the moved ones in the same order.
+    A subclass says which tensors it holds and how to build itself again from them. The loader calls `get_tensors`, moves
+    each tensor, and calls `from_tensors` with the moved ones in the same order.
 
     >>> class Graph(DataWrapper):
     ...     def get_tensors(self): return [self.nodes, self.edges]

@@ -1,0 +1,101 @@
+"""Optimizers that can be told by a tensor on the device to skip a step: `step(found_inf=...)`, or through a GradScaler.
+
+>>> optimizer = syncfree.Adam(model.parameters())
+>>> scaler.step(optimizer)      # nothing is read back to the host
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _skipping(optimizer: torch.optim.Optimizer, update: Callable[[], Any], found_inf: torch.Tensor | None) -> Any:
+    """Run an update whose effect on parameters and state is undone, on the device, where `found_inf` is not 0."""
+    scale = getattr(optimizer, "grad_scale", None)
+    found_inf = getattr(optimizer, "found_inf", None) if found_inf is None else found_inf
+    if found_inf is None:
+        return update()
+    if found_inf.numel() != 1:
+        raise ValueError(f"found_inf must be one number, it has shape {list(found_inf.shape)}")
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if scale is not None:
+        for p in parameters:
+            p.grad.div_(scale)
+    before = [(p, p.detach().clone(), {k: v.clone() for k, v in optimizer.state[p].items() if torch.is_tensor(v)}) for p in parameters]
+    result = update()
+    skip = found_inf.reshape(()) > 0
+    with torch.no_grad():
+        for p, value, state in before:
+            p.copy_(torch.where(skip, value, p))
+            for name, new in optimizer.state[p].items():
+                if torch.is_tensor(new):
+                    new.copy_(torch.where(skip, state.get(name, torch.zeros_like(new)), new))
+    return result
+
+
+class SGD(torch.optim.SGD):
+    """torch.optim.SGD with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not 0."""
+
+    _step_supports_amp_scaling = True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, found_inf: torch.Tensor | None = None) -> Any:
+        """One step. closure: evaluates the model anew and returns the loss. found_inf: a tensor with one number; not 0: skip."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        _skipping(self, self._update, found_inf)
+        return loss
+
+    def _update(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update_one(p, group)
+
+    def _update_one(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+        change = -p.grad if group["maximize"] else p.grad
+        if group["weight_decay"]:
+            change = change.add(p, alpha=group["weight_decay"])
+        momentum = group["momentum"]
+        if momentum:
+            state = self.state[p]
+            if state.get("momentum_buffer") is None:
+                # The first gradient enters undamped; whether a step was the first is only known on the device.
+                state["momentum_buffer"], state["started"] = torch.zeros_like(p), p.new_zeros(())
+            started = state.setdefault("started", p.new_ones(()))
+            buffer = state["momentum_buffer"]
+            buffer.mul_(momentum).add_(change * (1 - started * group["dampening"]))
+            started.fill_(1)
+            change = change.add(buffer, alpha=momentum) if group["nesterov"] else buffer
+        p.add_(change, alpha=-group["lr"])
+
+
+class _OnDevice:
+    """What Adam and AdamW share: step counts on the device, and skipping."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "capturable": True})
+
+    def step(self, closure: Callable[[], Any] | None = None, found_inf: torch.Tensor | None = None) -> Any:
+        """One step. closure: evaluates the model anew and returns the loss. found_inf: a tensor with one number; not 0: skip."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        _skipping(self, super().step, found_inf)  # type: ignore[arg-type,misc]
+        return loss
+
+
+class Adam(_OnDevice, torch.optim.Adam):
+    """torch.optim.Adam with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not 0."""
+
+
+class AdamW(_OnDevice, torch.optim.AdamW):
+    """torch.optim.AdamW with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not 0."""

@@ -1,0 +1,1 @@
+"""`xla_model` and `functions`: the calls that training scripts make."""

@@ -1,0 +1,1 @@
+"""Looking inside: counters and times, profiles, and why graphs were compiled or cut."""

@@ -1,0 +1,67 @@
+"""Forward and backward over several micro-batches as one loop on the device, with one set of gradients at the end.
+
+>>> loss, = gradient_accumulation(lambda x, y: loss_fn(model(x), y), (xs, ys), model)     # xs: [steps, batch, ...]
+>>> optimizer.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...base.errors import XlaError
+from ..ir import Meta
+from ..ops_loop import draw_seeds, run
+from ..subgraph import trace
+
+
+def gradient_accumulation(
+    train_step: Callable[..., Any],
+    iterable_tensors: Sequence[torch.Tensor],
+    model: torch.nn.Module,
+    carried_tensors: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Run `train_step` for each slice along the first dimension and add up the gradients of its mean loss.
+
+    train_step: takes one slice of each of `iterable_tensors`, then the carried tensors; returns the loss, or with
+    carried tensors (loss, *new carried). Traced once; the backward pass belongs to the loop. iterable_tensors: xla
+    tensors with one common first dimension, the number of steps. model: its parameters' `.grad` get the sums (added to
+    what is there). carried_tensors: handed from step to step. Returns (mean loss, *carried). DM671 for arguments that do
+    not fit.
+    """
+    xs, carried = list(iterable_tensors), list(carried_tensors or ())
+    lengths = {x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None for x in xs}
+    if len(lengths) != 1 or None in lengths or 0 in lengths:
+        raise XlaError(
+            "DM671",
+            "gradient_accumulation got iterable_tensors without a common first dimension",
+            why=f"their lengths are {sorted(map(str, lengths))}",
+        )
+    steps = xs[0].shape[0]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    n_carried = len(carried)
+
+    def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        total, sums = tensors[0], tensors[1 + n_carried : 1 + n_carried + len(parameters)]
+        with torch.enable_grad():
+            result = train_step(*tensors[1 + n_carried + len(parameters) :], *tensors[1 : 1 + n_carried])
+            loss, *new = result if n_carried else (result,)
+            loss = loss / steps
+            grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        added = [s if g is None else s + g for s, g in zip(sums, grads)]
+        return [total + loss.detach().to(total.dtype), *(t.detach() for t in new), *added]
+
+    init = [torch.zeros((), device=xs[0].device), *(c.detach() for c in carried)]
+    init += [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    metas = [Meta.of(t.shape, t.dtype) for t in init] + [Meta.of(x.shape[1:], x.dtype) for x in xs]
+    loop = trace(body, metas, xs[0].device, "gradient_accumulation's train_step")
+    for before, after in zip(metas, loop.outputs):
+        if before is not after:
+            raise XlaError("DM671", "train_step returned other carried tensors than it got", why=f"{before!r} became {after!r}")
+    with torch.no_grad():
+        results = run(loop, init, [x.detach() for x in xs], loop.captured, steps, draw_seeds(loop, steps, xs[0].device))
+    for p, grad in zip(parameters, results[1 + n_carried :]):
+        p.grad = grad
+    return tuple(results[: 1 + n_carried])

@@ -1,0 +1,121 @@
+"""Traces a Python function of xla tensors apart from the running program, as a jax function: loop bodies and exported models.
+
+>>> sub = trace(lambda ts: [ts[0] * weight], [Meta.of((2,), torch.float32)], device, "the loop")
+>>> sub.captured            # [weight]: tensors from outside that the function uses are further inputs
+>>> sub.program(array, weight_array)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from ..base.errors import XlaError
+from ..base.events import Event, subscribe
+from . import metrics
+from .device import using_lane
+from .execute import Graph, to_function
+from .ir import Lane, Meta, Node
+from .tensor import Alias, XLATensor, is_xla, node_of, wrap
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A traced function. `program(*inputs, *captured, [scalars], [seed])` gives its outputs; `key` is equal for equal programs.
+
+    scalars: numbers that the trace lifted out of its program (float64), to be passed as one array where there are any.
+    """
+
+    graph: Graph
+    program: Callable[..., list[Any]]
+    captured: list[XLATensor]
+    scalars: list[float]
+    outputs: list[Meta]
+    key: tuple
+
+
+class _Importing(TorchDispatchMode):
+    """Replaces tensors of the running program by inputs of the trace where an op meets them."""
+
+    def __init__(self, lane: Lane, name: str) -> None:
+        super().__init__()
+        self.lane, self.name = lane, name
+        self.captured: list[XLATensor] = []
+        self._inside: dict[int, XLATensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func._schema.is_mutable:
+            self._refuse_writes(func, args, kwargs or {})
+        args, kwargs = tree_map(self.bring_in, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def bring_in(self, value: Any) -> Any:
+        """The trace's tensor for one of the running program; anything else as it is."""
+        if not is_xla(value) or value._alias.lane is self.lane:
+            return value
+        inside = self._inside.get(id(value._alias))
+        if inside is None:
+            leaf = self.lane.leaf(None, value._alias.meta)
+            self.lane.place(leaf)
+            inside = self._inside[id(value._alias)] = wrap(Alias(leaf))
+            self.captured.append(value)
+        return inside
+
+    def _refuse_writes(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            target = kwargs.get(argument.name) if index >= len(args) else args[index]
+            if is_xla(target) and target._alias.lane is not self.lane:
+                raise XlaError(
+                    "DM669",
+                    f"{self.name} changes a tensor from outside in place ({func})",
+                    why="it is traced once and run many times: the change would be lost",
+                    cure="pass the tensor in and return its new value (batch norm: put the module in eval mode)",
+                    where=metrics.user_line(),
+                )
+
+
+def trace(function: Callable[[list[XLATensor]], Sequence[Any]], inputs: Sequence[Meta], device: torch.device, name: str) -> Subgraph:
+    """Run `function` once on tensors without values and return what it recorded.
+
+    function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors. DM669 where it
+    needs a value (`.item()`, an op without lowering) or changes tensors from outside. `name`: how errors call it.
+    """
+    lane = Lane(device)
+    leaves = [lane.leaf(None, meta) for meta in inputs]
+    for leaf in leaves:
+        lane.place(leaf)
+    importing = _Importing(lane, name)
+
+    def no_values(event: Event) -> None:
+        if event.kind == "xla.flush":
+            raise XlaError(
+                "DM669",
+                f"{name} needs a tensor's value while it is traced ({event.data['cause']})",
+                cure="keep values in tensors (torch.where instead of if); ops without a lowering cannot be used here",
+                where=event.data["line"],
+            )
+
+    unsubscribe = subscribe(no_values)
+    try:
+        with using_lane(lane), importing:
+            results = function([wrap(Alias(leaf)) for leaf in leaves])
+            nodes = [_node(result, importing) for result in results]
+    finally:
+        unsubscribe()
+    positions = tuple(node.position if node.epoch == lane.epoch else lane.place(node) for node in nodes)
+    graph = Graph.of(lane, positions)
+    key = (tuple(lane.key), positions, len(leaves))
+    return Subgraph(graph, to_function(graph), importing.captured, list(lane.scalars), [node.meta for node in nodes], key)
+
+
+def _node(result: Any, importing: _Importing) -> Node:
+    if not isinstance(result, torch.Tensor):
+        raise XlaError("DM669", f"{importing.name} returned {type(result).__name__}", why="all its results must be tensors")
+    return node_of(importing.bring_in(result if is_xla(result) else result.to(importing.lane.device)))

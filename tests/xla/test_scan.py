@@ -1,0 +1,124 @@
+"""Loops on the device give what the unrolled Python loop gives, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("jax")
+import dynamotor.xla.start  # noqa: E402, F401
+from dynamotor.base.errors import DynamotorError  # noqa: E402
+from dynamotor.xla import metrics  # noqa: E402
+from dynamotor.xla.experimental.gradient_accumulation import gradient_accumulation  # noqa: E402
+from dynamotor.xla.experimental.scan import scan  # noqa: E402
+
+F64 = torch.float64
+
+
+def both(fn, init, xs, outside=()):
+    """scan on the device and unrolled on the CPU: (values, gradients) of each."""
+    results = []
+    for device in ("cpu", "xla"):
+        move = lambda t: t.detach().to(device).requires_grad_(t.requires_grad)  # noqa: E731, B023
+        i, x, o = [move(t) for t in init], [move(t) for t in xs], [move(t) for t in outside]
+        carry, ys = scan(lambda c, s: fn(c, s, *o), tuple(i), tuple(x))  # noqa: B023
+        flat = [*carry, *ys]
+        leaves = [t for t in i + x + o if t.requires_grad]
+        loss = sum(((k + 1) * t * t).sum() for k, t in enumerate(flat) if t.is_floating_point())
+        grads = torch.autograd.grad(loss, leaves) if leaves else []
+        results.append([t.detach().cpu() for t in [*flat, *grads]])
+    return results
+
+
+def check(fn, init, xs, outside=()):
+    cpu, xla = both(fn, init, xs, outside)
+    assert len(cpu) == len(xla)
+    for a, b in zip(cpu, xla):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(b, a)
+
+
+def leaf(*shape):
+    return torch.randn(*shape, dtype=F64, requires_grad=True)
+
+
+def test_cumulative_sum():
+    check(lambda c, x: ((c[0] + x[0],), (c[0] + x[0],)), [leaf(3)], [leaf(5, 3)])
+
+
+def test_recurrent_cell_with_captured_weights():
+    def step(c, x, w, u):
+        h = torch.tanh(x[0] @ w + c[0] @ u)
+        return (h,), (h.sum(-1), h * 2)
+
+    check(step, [leaf(2, 4)], [leaf(6, 2, 3)], [leaf(3, 4), leaf(4, 4)])
+
+
+def test_integer_carry_and_inputs_that_need_no_gradient():
+    def step(c, x):
+        h, n = c
+        return (h * x[0].sin(), n + 1), (n * 2, h + x[1])
+
+    check(step, [leaf(3), torch.tensor(0)], [torch.randn(4, 3, dtype=F64), leaf(4, 3)])
+
+
+def test_one_program_for_any_number_of_iterations():
+    w = torch.randn(4, 4, device="xla")
+
+    def count(length):
+        before = metrics.counters["UncachedCompile"]
+        scan(lambda c, x: (torch.tanh(c @ w + x), c), torch.zeros(4, device="xla"), torch.ones(length, 4, device="xla"))[0].cpu()
+        return metrics.counters["UncachedCompile"] - before
+
+    count(5)
+    assert count(5) == 0
+
+
+def test_random_numbers_differ_and_the_backward_pass_sees_the_same():
+    x = torch.ones(8, 1000, dtype=F64, device="xla", requires_grad=True)
+    _, ys = scan(lambda c, x: (c, torch.nn.functional.dropout(x, 0.5)), torch.zeros(1, device="xla"), x)
+    ys.sum().backward()
+    values, grads = ys.detach().cpu(), x.grad.cpu()
+    assert torch.equal(values, grads)
+    assert len({tuple(row.tolist()) for row in values}) == 8
+    assert 0.4 < (values == 0).double().mean() < 0.6
+
+
+def test_what_cannot_be_traced_is_refused():
+    total = torch.zeros(3, device="xla")
+    init, xs = torch.zeros(3, device="xla"), torch.ones(2, 3, device="xla")
+    with pytest.raises(DynamotorError, match="DM669"):
+        scan(lambda c, x: (c, total.add_(x)), init, xs)
+    with pytest.raises(DynamotorError, match="DM669"):
+        scan(lambda c, x: (c if x.sum().item() else x, x), init, xs)
+    with pytest.raises(DynamotorError, match="DM671"):
+        scan(lambda c, x: (c[:2], x), init, xs)
+    with pytest.raises(DynamotorError, match="DM671"):
+        scan(lambda c, x: (c, x[0]), init, (xs, torch.ones(3, 3, device="xla")))
+    assert torch.equal(total.cpu(), torch.zeros(3))
+
+
+def test_gradient_accumulation_equals_separate_backward_passes():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).double()
+    data, target = torch.randn(4, 6, 5, dtype=F64), torch.randint(0, 3, (4, 6))
+    loss_fn = torch.nn.CrossEntropyLoss()
+    total = 0.0
+    for x, y in zip(data, target):
+        loss = loss_fn(model(x), y) / 4
+        loss.backward()
+        total += loss.item()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model = model.to("xla")
+
+    def step(x, y, n):
+        return loss_fn(model(x), y), n + 10
+
+    loss, n = gradient_accumulation(step, (data.to("xla"), target.to("xla")), model, (torch.tensor(10).to("xla"),))
+    assert n.item() == 50 and loss.item() == pytest.approx(total, abs=1e-6)
+    for p, g in zip(model.parameters(), expected):
+        torch.testing.assert_close(p.grad.cpu(), g)
+    gradient_accumulation(step, (data.to("xla"), target.to("xla")), model, (torch.tensor(10).to("xla"),))
+    for p, g in zip(model.parameters(), expected):
+        torch.testing.assert_close(p.grad.cpu(), 2 * g)
