@@ -19,6 +19,7 @@ import torch
 
 from ..base.errors import BuildError
 from ..runtime.build import load_library
+from . import replication
 from .ir import Lane, XlaError
 
 # PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one.
@@ -43,8 +44,8 @@ class _PythonGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined
         return torch._C._autograd.DeviceType.XLA
 
 
-def _install_guard(count: int) -> Any:
-    """Register the guard once; returns what must stay alive."""
+def _install_guard() -> Any:
+    """Register the guard once; returns what must stay alive. The number of devices is told to it at their first use."""
     folder = Path(torch.__file__).parent
     include = folder / "include"
     flags = ("-O1", "-std=c++20", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{folder / 'lib'}", "-lc10",
@@ -53,7 +54,6 @@ def _install_guard(count: int) -> Any:
         library = load_library(_GUARD, flags)
     except BuildError:
         return _install_python_guard(folder)
-    library.handle.set_device_count(ctypes.c_int64(count))
     return library
 
 
@@ -75,21 +75,34 @@ _installed: list[Any] = []
 _lanes: dict[int, Lane] = {}
 
 
+_started: list[jax.Device] = []
+
+
+def local_devices() -> list[jax.Device]:
+    """jax's devices of this process. The first call joins the other replicas, if there are any, and starts XLA: importing does not."""
+    if not _started:
+        replication.start()
+        _started.extend(jax.local_devices())
+        if _installed and hasattr(_installed[0], "handle"):
+            _installed[0].handle.set_device_count(ctypes.c_int64(len(_started)))
+    return _started
+
+
 def platform() -> str:
     """What the devices are: "CPU", "CUDA" or "TPU"."""
-    name = jax.default_backend()
+    name = local_devices()[0].platform
     return {"gpu": "CUDA", "cuda": "CUDA"}.get(name, name.upper())
 
 
 def xla_devices() -> list[torch.device]:
     """The devices of this process."""
-    return [torch.device("xla", index) for index in range(len(jax.local_devices()))]
+    return [torch.device("xla", index) for index in range(len(local_devices()))]
 
 
 def jax_device(device: Any) -> jax.Device:
     """jax's device behind `xla:i`; XlaError DM607 when there are not so many."""
     index = torch.device(device).index or 0
-    found = jax.local_devices()
+    found = local_devices()
     if index >= len(found):
         raise XlaError("DM607", f"there is no device xla:{index}", why=f"jax has {len(found)} {platform()} device(s) in this process",
                        cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N")
@@ -154,7 +167,7 @@ def module(**functions: Any) -> types.ModuleType:
     """The module registered as `torch.xla`: what generic PyTorch code asks of a device."""
     made = types.ModuleType("torch.xla")
     made.__dict__.update(
-        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: len(jax.local_devices()), current_device=current_device,
+        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: len(local_devices()), current_device=current_device,
         set_device=lambda device: _DeviceContext(device).__enter__(), device=_DeviceContext, _is_in_bad_fork=lambda: False,
         get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32], is_bf16_supported=lambda: True, **functions)
     return made
@@ -166,5 +179,5 @@ def install(**functions: Any) -> None:
         return
     if hasattr(torch, "_XLAC") or "_XLAC" in os.sys.modules:  # type: ignore[attr-defined]
         raise XlaError("DM608", "torch_xla is already loaded in this process", cure="use either torch_xla or dynamotor.xla, not both")
-    _installed.append(_install_guard(len(jax.local_devices())))
+    _installed.append(_install_guard())
     torch._register_device_module("xla", module(**functions))

@@ -19,11 +19,8 @@ import numpy as np
 import torch
 
 from ..base.events import emit
-from . import metrics, rng
+from . import metrics, replication, rng
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
-
-# Set by replication.py: compiles a function with collectives so that all replicas run it together.
-compile_replicated: Callable[[Callable, list[jax.Array]], Callable[[list[jax.Array]], list[jax.Array]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,8 @@ def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
     start = time.perf_counter()
     function = to_function(graph)
     try:
-        if graph.collective and compile_replicated is not None:
-            executable = Executable(graph, None, compile_replicated(function, inputs))
+        if graph.collective and replication.size() > 1:
+            executable = Executable(graph, None, replication.compile_replicated(function, inputs))
         else:
             compiled = _compile(function, graph, inputs)
             executable = Executable(graph, compiled, _runner(compiled, inputs))

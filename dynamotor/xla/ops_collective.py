@@ -1,0 +1,203 @@
+"""Collectives as torch ops (`torch.ops.dynamotor_xla.*`) and their lowerings to jax.lax over the axis of the replicas.
+
+`groups` is the flattened list of replica groups (empty: one group of all), `share` the size of a group. In a world of one
+the axis does not exist and every collective is the identity, up to its scale.
+
+>>> torch.ops.dynamotor_xla.all_reduce([x], "sum", 0.5, [], 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from . import replication
+from .dtypes import LOW_PRECISION, is_complex
+from .lowering import op
+from .replication import AXIS
+
+_library = torch.library.Library("dynamotor_xla", "FRAGMENT")
+_collectives = torch.ops.dynamotor_xla
+
+
+def _define(schema: str) -> Callable[[Callable], Callable]:
+    """Decorator: define an op; the function is its meta kernel."""
+    _library.define(schema)
+
+    def register(meta: Callable) -> Callable:
+        _library.impl(schema.partition("(")[0], meta, "Meta")
+        return meta
+
+    return register
+
+
+@_define("all_reduce(Tensor[] inputs, str reduce, float scale, int[] groups, int share) -> Tensor[]")
+def _all_reduce_meta(inputs, reduce, scale, groups, share):
+    return [torch.empty_like(x) for x in inputs]
+
+
+@_define("all_gather(Tensor input, int dim, int[] groups, int share) -> Tensor")
+def _all_gather_meta(input, dim, groups, share):
+    shape = list(input.shape)
+    shape[dim] *= share
+    return input.new_empty(shape)
+
+
+@_define("reduce_scatter(Tensor input, str reduce, float scale, int dim, int[] groups, int share) -> Tensor")
+def _reduce_scatter_meta(input, reduce, scale, dim, groups, share):
+    shape = list(input.shape)
+    shape[dim] //= share
+    return input.new_empty(shape)
+
+
+@_define("all_to_all(Tensor input, int split_dim, int concat_dim, int[] groups, int share) -> Tensor")
+def _all_to_all_meta(input, split_dim, concat_dim, groups, share):
+    shape = list(input.shape)
+    shape[split_dim] //= share
+    shape[concat_dim] *= share
+    return input.new_empty(shape)
+
+
+@_define("collective_permute(Tensor input, int[] pairs) -> Tensor")
+def _collective_permute_meta(input, pairs):
+    return torch.empty_like(input)
+
+
+@_define("collective_broadcast(Tensor[] inputs, int root) -> Tensor[]")
+def _collective_broadcast_meta(inputs, root):
+    return [torch.empty_like(x) for x in inputs]
+
+
+def _alone() -> bool:
+    return replication.size() == 1
+
+
+def _groups(flat: Sequence[int], share: int) -> list[list[int]] | None:
+    return [list(flat[i : i + share]) for i in range(0, len(flat), share)] or None
+
+
+def _scaled(x: jax.Array, scale: Any) -> jax.Array:
+    if isinstance(scale, float) and scale == 1.0:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x * jnp.asarray(scale, x.dtype)
+    return x.astype(jnp.float64) * scale  # cast back to the integer type afterwards
+
+
+_GATHERED: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "mul": lambda xs: jnp.prod(xs, 0, dtype=xs.dtype),
+    "and": lambda xs: jnp.bitwise_and.reduce(xs, 0),
+    "or": lambda xs: jnp.bitwise_or.reduce(xs, 0),
+}
+
+
+def _reduced(x: jax.Array, reduce: str, groups: list[list[int]] | None) -> jax.Array:
+    """One reduction over the replicas, in float32 for narrower floats."""
+    dtype = x.dtype
+    if dtype in LOW_PRECISION:
+        return _reduced(x.astype(jnp.float32), reduce, groups).astype(dtype)
+    if dtype == jnp.bool_:  # sums and products of truth values are "any" and "all"
+        named = {"sum": "or", "max": "or", "mul": "and", "min": "and"}.get(reduce, reduce)
+        extreme = lax.pmax if named == "or" else lax.pmin
+        return extreme(x.astype(jnp.int32), AXIS, axis_index_groups=groups).astype(jnp.bool_)
+    if reduce == "sum":
+        return lax.psum(x, AXIS, axis_index_groups=groups)
+    if reduce in ("min", "max"):
+        return _extreme(x, reduce, groups)
+    return _GATHERED[reduce](lax.all_gather(x, AXIS, axis_index_groups=groups))
+
+
+def _extreme(x: jax.Array, reduce: str, groups: list[list[int]] | None) -> jax.Array:
+    """Smallest or largest; NaN wins, which transports do not promise."""
+    best = (lax.pmin if reduce == "min" else lax.pmax)(x, AXIS, axis_index_groups=groups)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return best
+    nans = lax.pmax(jnp.isnan(x).astype(jnp.int32), AXIS, axis_index_groups=groups)
+    return jnp.where(nans > 0, jnp.nan, best)
+
+
+@op(_collectives.all_reduce, lift=True, collective=True)
+def _all_reduce(inputs, reduce, scale, groups, share):
+    if _alone():
+        return [_scaled(x, scale) for x in inputs]
+    split = _groups(groups, share)
+    if reduce == "sum" and not any(x.dtype in LOW_PRECISION or x.dtype == jnp.bool_ for x in inputs):
+        # One call: XLA may send them as one message.
+        return [_scaled(x, scale) for x in lax.psum(tuple(inputs), AXIS, axis_index_groups=split)]
+    return [_scaled(_reduced(x, reduce, split), scale) for x in inputs]
+
+
+@op(_collectives.all_gather, collective=True)
+def _all_gather(input, dim, groups, share):
+    if _alone():
+        return input
+    return lax.all_gather(input, AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share))
+
+
+@op(_collectives.reduce_scatter, lift=True, collective=True)
+def _reduce_scatter(input, reduce, scale, dim, groups, share):
+    if _alone():
+        return _scaled(input, scale)
+    split, dtype = _groups(groups, share), input.dtype
+    if reduce == "sum" and dtype != jnp.bool_:
+        wide = input.astype(jnp.float32) if dtype in LOW_PRECISION else input
+        part = lax.psum_scatter(wide, AXIS, scatter_dimension=dim, axis_index_groups=split, tiled=True)
+        return _scaled(part.astype(dtype), scale)
+    whole = _reduced(input, reduce, split)
+    length = input.shape[dim] // share
+    return _scaled(lax.dynamic_slice_in_dim(whole, _place_in_group(split) * length, length, dim), scale)
+
+
+def _place_in_group(groups: list[list[int]] | None) -> jax.Array:
+    """This replica's position in its group."""
+    me = lax.axis_index(AXIS)
+    if groups is None:
+        return me
+    places = np.zeros(sum(map(len, groups)), np.int32)
+    for group in groups:
+        places[group] = np.arange(len(group))
+    return jnp.asarray(places)[me]
+
+
+@op(_collectives.all_to_all, collective=True)
+def _all_to_all(input, split_dim, concat_dim, groups, share):
+    if _alone():
+        return input
+    return lax.all_to_all(input, AXIS, split_dim, concat_dim, axis_index_groups=_groups(groups, share), tiled=True)
+
+
+@op(_collectives.collective_permute, collective=True)
+def _collective_permute(input, pairs):
+    """Replicas that are nobody's target get zeros, as XLA's CollectivePermute gives."""
+    routes = list(zip(pairs[::2], pairs[1::2]))
+    if _alone():
+        return input if (0, 0) in routes else jnp.zeros_like(input)
+    return lax.ppermute(input, AXIS, routes)
+
+
+@op(_collectives.collective_broadcast, collective=True)
+def _collective_broadcast(inputs, root):
+    """The root's bits plus everybody else's zeros: exact for every value, also NaN and -0.0."""
+    if _alone():
+        return list(inputs)
+    mine = lax.axis_index(AXIS) == root
+    return [_sum_of_bits(jnp.where(mine, x, jnp.zeros_like(x))) for x in inputs]
+
+
+def _sum_of_bits(x: jax.Array) -> jax.Array:
+    if is_complex(x.dtype):
+        return lax.complex(_sum_of_bits(x.real), _sum_of_bits(x.imag))
+    if x.dtype == jnp.bool_:
+        return lax.psum(x.astype(jnp.int32), AXIS) > 0
+    width = x.dtype.itemsize * 8
+    carrier = jnp.dtype(f"uint{width}")
+    bits = lax.bitcast_convert_type(x, carrier)
+    if width < 32:
+        return lax.bitcast_convert_type(lax.psum(bits.astype(jnp.uint32), AXIS).astype(carrier), x.dtype)
+    return lax.bitcast_convert_type(lax.psum(bits, AXIS), x.dtype)
