@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .lowering import decomposition, op
+from .lowering import op
 from .numerics import wide
 
 aten = torch.ops.aten
@@ -163,10 +163,10 @@ def _batch_norm_no_stats(x, weight, bias, training, momentum, eps):
     return output, *_saved(mean, variance, True, eps)
 
 
-@op(aten._native_batch_norm_legit_no_training)
-def _batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps):
-    output, mean, variance = _batch_norm(x, weight, bias, running_mean, running_var, False, eps)
-    return output, *_saved(mean, variance, False, eps)
+@op(aten._native_batch_norm_legit_no_training, out=True)
+def _batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps, *, out):
+    output, _, _ = _batch_norm(x, weight, bias, running_mean, running_var, False, eps)
+    return output, jnp.zeros(out[1].shape), jnp.zeros(out[2].shape)  # never read; aten's kernels differ in their size
 
 
 _RESERVE = (0,)  # the reserve of `_batch_norm_with_update`: cudnn's own notes, nothing here
@@ -207,29 +207,6 @@ def _batch_norm_backward_reserve(grad, x, weight, running_mean, running_var, sav
 def _batch_norm_update_stats(x, running_mean, running_var, momentum):
     mean, variance = _moments(wide(x), _channel_axes(x))
     return mean.reshape(-1), variance.reshape(-1)
-
-
-# These write into the running statistics, `native_batch_norm` without saying so in its schema.
-
-
-@decomposition(aten.native_batch_norm, aten._native_batch_norm_legit.default)
-def _native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    if running_mean is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
-    if not training:
-        return aten._native_batch_norm_legit_no_training(x, weight, bias, running_mean, running_var, momentum, eps)
-    result = aten._native_batch_norm_legit_functional(x, weight, bias, running_mean, running_var, training, momentum, eps)
-    running_mean.copy_(result[3])
-    running_var.copy_(result[4])
-    return result[:3]
-
-
-@decomposition(aten._batch_norm_with_update)
-def _with_update(x, weight, bias, running_mean, running_var, momentum, eps):
-    result = aten._batch_norm_with_update_functional(x, weight, bias, running_mean, running_var, momentum, eps)
-    running_mean.copy_(result[4])
-    running_var.copy_(result[5])
-    return result[:4]
 
 
 # -- weight norm: w = v * g / norm(v), the norm over all dimensions but `dim` ----------------------------------------------------

@@ -1,0 +1,218 @@
+"""Losses and their gradients; `reduction` is 0 (none), 1 (mean) or 2 (sum), as aten numbers them.
+
+>>> torch.nn.functional.cross_entropy(logits, target)  # _log_softmax and nll_loss_forward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from .lowering import Target, op
+from .numerics import wide
+
+aten = torch.ops.aten
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+def _reduce(loss: jax.Array, reduction: int) -> jax.Array:
+    if reduction == _MEAN:
+        return jnp.mean(loss)
+    return jnp.sum(loss) if reduction == _SUM else loss
+
+
+def _spread(grad: jax.Array, like: jax.Array, reduction: int) -> jax.Array:
+    """The gradient of every element's loss, given that of the reduced loss."""
+    return wide(grad) / like.size if reduction == _MEAN else wide(grad)
+
+
+# -- losses of one difference: a value and a slope each --------------------------------------------------------------------------
+
+
+def _pairwise(forward: Target, backward: Target, value: Callable, slope: Callable) -> None:
+    """Register a loss of (x, target, parameter): its elements' value, and their slope in x."""
+
+    def loss(x, target, reduction=_MEAN, parameter=1.0, **named):
+        return _reduce(value(wide(x), wide(target), *named.values() or (parameter,)), reduction)
+
+    def gradient(grad, x, target, reduction, parameter=1.0):
+        x, target = wide(x), wide(target)
+        each = slope(x, target, parameter)
+        return _spread(grad, each, reduction) * each
+
+    op(forward)(loss)
+    op(backward)(gradient)
+
+
+def _huber(x, target, delta):
+    distance = jnp.abs(x - target)
+    return jnp.where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+
+
+def _huber_slope(x, target, delta):
+    return jnp.clip(x - target, -delta, delta)
+
+
+def _smooth_l1(x, target, beta):
+    distance = jnp.abs(x - target)
+    return jnp.where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta) if beta else distance
+
+
+def _smooth_l1_slope(x, target, beta):
+    difference = x - target
+    return jnp.where(jnp.abs(difference) < beta, difference / beta, jnp.sign(difference)) if beta else jnp.sign(difference)
+
+
+def _soft_margin(x, target, _):
+    return jnp.logaddexp(-target * x, 0)
+
+
+def _soft_margin_slope(x, target, _):
+    return -target * jax.nn.sigmoid(-target * x)
+
+
+_pairwise(aten.mse_loss, aten.mse_loss_backward, lambda x, t, _: jnp.square(x - t), lambda x, t, _: 2 * (x - t))
+_pairwise(aten.huber_loss, aten.huber_loss_backward, _huber, _huber_slope)
+_pairwise(aten.smooth_l1_loss, aten.smooth_l1_loss_backward, _smooth_l1, _smooth_l1_slope)
+_pairwise(aten.soft_margin_loss, aten.soft_margin_loss_backward, _soft_margin, _soft_margin_slope)
+
+
+# -- negative log likelihood: classes along dimension 1 (0 for a single sample) --------------------------------------------------
+
+
+def _picked(target: jax.Array, classes: int, dim: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
+    """The target as an index along `dim` (0 where ignored) and whether it counts."""
+    counts = jnp.expand_dims(target, dim) != ignore_index
+    return jnp.where(counts, jnp.expand_dims(target, dim), 0), counts
+
+
+def _class_weights(weight: jax.Array | None, index: jax.Array, counts: jax.Array, dtype) -> jax.Array:
+    each = jnp.ones(index.shape, dtype) if weight is None else wide(weight)[index]
+    return jnp.where(counts, each, 0)
+
+
+@op(aten.nll_loss_forward, aten.nll_loss2d_forward)
+def _nll_loss(x, target, weight, reduction, ignore_index):
+    x, dim = wide(x), min(x.ndim - 1, 1)
+    index, counts = _picked(target, x.shape[dim], dim, ignore_index)
+    weights = _class_weights(weight, index, counts, x.dtype)
+    # where, not a product: an ignored element may be infinite
+    loss = jnp.squeeze(jnp.where(counts, -jnp.take_along_axis(x, index, axis=dim) * weights, 0), dim)
+    if reduction == _NONE and x.ndim > 1:
+        return loss, jnp.zeros(())
+    total = jnp.sum(weights)
+    return (jnp.sum(loss) / total if reduction == _MEAN else jnp.sum(loss)), total
+
+
+@op(aten.nll_loss_backward, aten.nll_loss2d_backward)
+def _nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
+    x, dim, grad = wide(x), min(x.ndim - 1, 1), wide(grad)
+    index, counts = _picked(target, x.shape[dim], dim, ignore_index)
+    weights = _class_weights(weight, index, counts, x.dtype)
+    if grad.ndim == target.ndim and reduction == _NONE:
+        grad = jnp.expand_dims(grad, dim)
+    each = -grad * weights / (wide(total_weight) if reduction == _MEAN else 1)
+    classes = jax.lax.broadcasted_iota(index.dtype, x.shape, dim)
+    return jnp.where((classes == index) & counts, each, 0)
+
+
+# -- binary cross entropy --------------------------------------------------------------------------------------------------------
+
+
+@op(aten.binary_cross_entropy)
+def _bce(x, target, weight=None, reduction=_MEAN):
+    """Logarithms stop at -100, so that a probability of zero costs a finite amount."""
+    x, target = wide(x), wide(target)
+    loss = (target - 1) * jnp.maximum(jnp.log1p(-x), -100) - target * jnp.maximum(jnp.log(x), -100)
+    return _reduce(loss if weight is None else loss * wide(weight), reduction)
+
+
+@op(aten.binary_cross_entropy_backward)
+def _bce_backward(grad, x, target, weight=None, reduction=_MEAN):
+    x, target = wide(x), wide(target)
+    each = (x - target) / jnp.maximum((1 - x) * x, 1e-12)
+    if weight is not None:
+        each = each * wide(weight)
+    return _spread(grad, x, reduction) * each
+
+
+@op(aten.binary_cross_entropy_with_logits)
+def _bce_with_logits(x, target, weight=None, pos_weight=None, reduction=_MEAN):
+    x, target = wide(x), wide(target)
+    log_sigmoid = -jnp.logaddexp(-x, 0)
+    scale = 1 if pos_weight is None else (wide(pos_weight) - 1) * target + 1
+    loss = (1 - target) * x - scale * log_sigmoid
+    return _reduce(loss if weight is None else loss * wide(weight), reduction)
+
+
+# -- margin losses: x is (N, C) or (C) -------------------------------------------------------------------------------------------
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x.reshape(1, -1) if x.ndim < 2 else x
+
+
+def _multi_margin_rows(x, target, p, margin, weight) -> jax.Array:
+    """The loss of every row: the mean over the other classes of max(0, margin - x[target] + x[i]) ** p."""
+    x, target = _rows(wide(x)), target.reshape(-1, 1)
+    gap = jnp.maximum(margin - jnp.take_along_axis(x, target, axis=1) + x, 0) ** int(p)
+    if weight is not None:
+        gap = gap * wide(weight)[target]
+    others = jnp.arange(x.shape[1])[None, :] != target
+    return jnp.sum(jnp.where(others, gap, 0), axis=1) / x.shape[1]
+
+
+@op(aten.multi_margin_loss)
+def _multi_margin(x, target, p=1, margin=1, weight=None, reduction=_MEAN):
+    loss = _multi_margin_rows(x, target, p, margin, weight)
+    return _reduce(loss if x.ndim > 1 else loss[0], reduction)
+
+
+@op(aten.multi_margin_loss_backward)
+def _multi_margin_backward(grad, x, target, p, margin, weight=None, reduction=_MEAN):
+    rows, target = _rows(wide(x)), target.reshape(-1, 1)
+    gap = margin - jnp.take_along_axis(rows, target, axis=1) + rows
+    others = jnp.arange(rows.shape[1])[None, :] != target
+    slope = jnp.where(others & (gap > 0), 1.0 if int(p) == 1 else 2 * gap, 0) / rows.shape[1]
+    if weight is not None:
+        slope = slope * wide(weight)[target]
+    slope = jnp.where(others, slope, -jnp.sum(slope, axis=1, keepdims=True))
+    each = _spread(grad, slope[:, 0], reduction)
+    return (slope * (each.reshape(-1, 1) if each.ndim else each)).reshape(x.shape)
+
+
+def _targets(target: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
+    """Lists of classes ended by -1: which entries count, and for each class whether it is listed."""
+    counts = jnp.cumsum(target < 0, axis=1) == 0
+    listed = jnp.any((target[:, :, None] == jnp.arange(classes)) & counts[:, :, None], axis=1)
+    return counts, listed
+
+
+def _multilabel_gaps(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """1 - x[listed] + x[other] for every listed class (dimension 1) and every class (dimension 2), 0 where it does not count."""
+    counts, listed = _targets(target, x.shape[1])
+    chosen = jnp.take_along_axis(x, jnp.where(counts, target, 0), axis=1)
+    gaps = 1 - chosen[:, :, None] + x[:, None, :]
+    return jnp.where(counts[:, :, None] & ~listed[:, None, :], gaps, 0), counts, listed
+
+
+@op(aten.multilabel_margin_loss_forward)
+def _multilabel_margin(x, target, reduction):
+    rows = _rows(wide(x))
+    gaps, _, listed = _multilabel_gaps(rows, _rows(target))
+    loss = jnp.sum(jnp.maximum(gaps, 0), axis=(1, 2)) / rows.shape[1]
+    return _reduce(loss if x.ndim > 1 else loss[0], reduction), listed.reshape(target.shape)
+
+
+@op(aten.multilabel_margin_loss_backward)
+def _multilabel_margin_backward(grad, x, target, reduction, is_target):
+    rows, lists = _rows(wide(x)), _rows(target)
+    gaps, counts, _ = _multilabel_gaps(rows, lists)
+    active = (gaps > 0).astype(rows.dtype) / rows.shape[1]
+    own = jax.nn.one_hot(jnp.where(counts, lists, -1), rows.shape[1], dtype=rows.dtype) * jnp.sum(active, axis=2)[:, :, None]
+    slope = jnp.sum(active, axis=1) - jnp.sum(own, axis=1)
+    each = _spread(grad, slope[:, 0], reduction)
+    return (slope * (each.reshape(-1, 1) if each.ndim else each)).reshape(x.shape)
