@@ -15,7 +15,7 @@ import torch
 
 from ..base.errors import XlaError
 from . import device as _devices
-from . import environment, metrics, replication, spmd
+from . import environment, metrics, replication
 from .persistent_cache import initialize_cache
 
 __all__ = [
@@ -46,14 +46,17 @@ __all__ = [
 ]
 
 
+_spmd_mode: list[bool] = []
+
+
 def device_type() -> str:
     """What the devices are: "CPU", "CUDA" or "TPU"."""
     return _devices.platform()
 
 
 def set_device_type(pjrt_device: str) -> None:
-    """Choose the device type: "CPU", "CUDA" or "TPU", as PJRT_DEVICE would. Before `dynamotor.xla` is imported there is PJRT_DEVICE;
-    afterwards only the type in use can be named again (DM658 otherwise)."""
+    """Say which device type is used: "CPU", "CUDA" or "TPU". It is chosen by PJRT_DEVICE before `dynamotor.xla` is imported;
+    afterwards only the type in use can be named (DM658 otherwise)."""
     environment.platforms(pjrt_device)
     wanted = {"GPU": "CUDA"}.get(pjrt_device.upper(), pjrt_device.upper())
     if wanted != device_type():
@@ -153,7 +156,8 @@ def global_runtime_device_attributes() -> list[dict[str, Any]]:
 
 
 def _attributes(device: jax.Device) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": f"{device_type()}:{device.id}", "kind": device.device_kind, "process_index": device.process_index}
+    found: dict[str, Any] = {"name": f"{device_type()}:{device.id}", "kind": device.device_kind}
+    found["process_index"] = device.process_index
     for name in ("coords", "core_on_chip", "num_cores"):
         if hasattr(device, name):
             found[name] = getattr(device, name)
@@ -167,12 +171,12 @@ def use_spmd(auto: bool | None = False) -> None:
     """
     if auto:
         raise XlaError("DM665", "automatic sharding is not available", why="jax has no such mode", cure="use mark_sharding")
-    spmd.use_spmd()
+    _spmd_mode.append(True)
 
 
 def is_spmd() -> bool:
     """Whether SPMD mode is on."""
-    return spmd.is_spmd()
+    return bool(_spmd_mode)
 
 
 def get_master_ip() -> str:

@@ -81,7 +81,7 @@ class _Importing(TorchDispatchMode):
                 )
 
 
-def trace(function: Callable[[list[XLATensor]], Sequence[Any]], inputs: Sequence[Meta], device: torch.device, name: str) -> Subgraph:
+def trace(function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Meta], device: torch.device, name: str) -> Subgraph:
     """Run `function` once on tensors without values and return what it recorded.
 
     function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors. DM669 where it

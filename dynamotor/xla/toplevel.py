@@ -1,4 +1,4 @@
-"""The functions that stand directly in the package: `torch_xla.device()`, `torch_xla.launch(...)` and the like.
+"""The functions that stand directly in the package: `torch_xla.device()`, `torch_xla.manual_seed(0)` and the like.
 
 >>> import dynamotor.xla as torch_xla
 >>> torch_xla.manual_seed(0)
@@ -7,22 +7,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from typing import Any
-
 import torch
-import torch.distributed
 
-from ..base.errors import XlaError
-from . import rng, spmd
+from . import rng
 from .core import xla_model as xm
 from .device import xla_devices
-from .distributed import xla_multiprocessing as xmp
 
 
 def device(index: int | None = None) -> torch.device:
-    """The device of this process number `index` of `devices()`; the current one, where no number is given. DM660 for a wrong one."""
+    """Device number `index` of `devices()`; the current one, where no number is given. DM660 for a wrong one."""
     return xm.xla_device(index)
 
 
@@ -44,20 +37,3 @@ def device_count() -> int:
 def manual_seed(seed: int, device: str | torch.device | None = None) -> None:
     """Set the seed of the random numbers of a device (the current one, where none is named)."""
     rng.set_state(seed, device or xm.xla_device())
-
-
-def launch(
-    fn: Callable[..., Any], args: tuple = (), start_method: str = "spawn", debug_single_process: bool = False
-) -> None:
-    """Run `fn(index, *args)` once on every device, each in a process of its own.
-
-    Under torchrun, which has started the processes, `fn` is called in this one with its local rank. start_method: that of
-    Python's multiprocessing ("spawn", "fork"). debug_single_process: one process, this one. DM666 in SPMD mode, where one
-    process drives all devices.
-    """
-    if spmd.is_spmd():
-        raise XlaError("DM666", "launch() starts one process a device", why="SPMD mode is on", cure="call the function itself")
-    if torch.distributed.is_torchelastic_launched():
-        fn(int(os.environ["LOCAL_RANK"]), *args)
-    else:
-        xmp.spawn(fn, args=args, nprocs=1 if debug_single_process else None, start_method=start_method)

@@ -12,7 +12,7 @@ import torch
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch.amp.GradScaler for XLA devices; with the optimizers of `syncfree`, or with `use_zero_grad`, no step waits for the device.
+    """torch.amp.GradScaler for XLA devices; with optimizers of `syncfree`, or `use_zero_grad`, no step waits for the device.
 
     init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's.
     use_zero_grad: with other optimizers, step with zero gradients where some are infinite, instead of reading whether they are
@@ -31,7 +31,7 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__("xla", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._use_zero_grad = use_zero_grad
 
-    def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         if not self._use_zero_grad:
             return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
         found = sum(optimizer_state["found_inf_per_device"].values())

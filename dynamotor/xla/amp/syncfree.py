@@ -24,15 +24,16 @@ def _skipping(optimizer: torch.optim.Optimizer, update: Callable[[], Any], found
     if scale is not None:
         for p in parameters:
             p.grad.div_(scale)
-    before = [(p, p.detach().clone(), {k: v.clone() for k, v in optimizer.state[p].items() if torch.is_tensor(v)}) for p in parameters]
+    state_of = {p: {k: v.clone() for k, v in optimizer.state[p].items() if torch.is_tensor(v)} for p in parameters}
+    value_of = {p: p.detach().clone() for p in parameters}
     result = update()
     skip = found_inf.reshape(()) > 0
     with torch.no_grad():
-        for p, value, state in before:
-            p.copy_(torch.where(skip, value, p))
+        for p in parameters:
+            p.copy_(torch.where(skip, value_of[p], p))
             for name, new in optimizer.state[p].items():
                 if torch.is_tensor(new):
-                    new.copy_(torch.where(skip, state.get(name, torch.zeros_like(new)), new))
+                    new.copy_(torch.where(skip, state_of[p].get(name, torch.zeros_like(new)), new))
     return result
 
 

@@ -25,7 +25,7 @@ def all_reduce(
 
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """The tensors of all replicas, in the order of their ordinals, concatenated along `dim`; like `xm.all_gather`, with gradients."""
+    """The tensors of all replicas, in the order of their ordinals, concatenated along `dim`: `xm.all_gather` with gradients."""
     return collectives.differentiable_all_gather(value, dim)
 
 

@@ -19,10 +19,10 @@ from typing import IO, Any
 import jax
 import torch
 
+from ...base.errors import XlaError
 from .. import device as _devices
 from .. import rng as _rng
 from .. import sync as _sync
-from ...base.errors import XlaError
 from ..collectives import (
     REDUCE_AND,
     REDUCE_MAX,

@@ -1,4 +1,4 @@
-"""Says why graphs were compiled and where they were cut, with the line that did it. `PT_XLA_DEBUG=1` prints it for a whole program.
+"""Says why graphs were compiled and where they were cut, with the line that did it; for a whole program with `PT_XLA_DEBUG=1`.
 
 >>> with collect() as findings:
 ...     train()
@@ -43,7 +43,8 @@ class Finding:
         if self.kind == "Compilation":
             return f"Compilation: {self.reason}; {self.nodes} ops, run by {self.cause}{at}"
         if self.kind == "Cut":
-            return f"Cut: a graph of {self.nodes} ops ends because of {self.cause}{at}" + (f"; {self.reason}" if self.reason else "")
+            advice = f"; {self.reason}" if self.reason else ""
+            return f"Cut: a graph of {self.nodes} ops ends because of {self.cause}{at}{advice}"
         return f"Fallback: {self.cause} runs on the CPU ({self.reason}){at}"
 
 

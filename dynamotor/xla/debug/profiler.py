@@ -32,7 +32,8 @@ def start_server(port: int, only_on_master: bool = True) -> object | None:
     try:
         server = _servers[port] = jax.profiler.start_server(port)
     except (ValueError, RuntimeError, jax.errors.JaxRuntimeError) as error:
-        raise XlaError("DM667", f"no profiler server on port {port}", why=str(error), cure="use a free port, one server a process") from error
+        cure = "use a free port, and one server a process"
+        raise XlaError("DM667", f"no profiler server on port {port}", why=str(error), cure=cure) from error
     return server
 
 
@@ -64,7 +65,8 @@ def trace(
             time.sleep(duration_ms / 1e3)
         return
     command = [sys.executable, "-m", "jax.collect_profile", port, str(duration_ms), "--host", host, "--log_dir", logdir]
-    command += ["--no_perfetto_link", "--host_tracer_level", str(host_tracer_level), "--device_tracer_level", str(device_tracer_level)]
+    command += ["--no_perfetto_link", "--host_tracer_level", str(host_tracer_level)]
+    command += ["--device_tracer_level", str(device_tracer_level)]
     reason = ""
     for attempt in range(num_tracing_attempts):
         time.sleep(interval_s if attempt else 0)

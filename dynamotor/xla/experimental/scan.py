@@ -24,12 +24,12 @@ Flat = list[torch.Tensor]
 
 
 def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partition_fn: Any = None) -> tuple[Any, Any]:
-    """Call `carry, y = fn(carry, x)` for each slice x of `xs` along the first dimension; (last carry, all y stacked). With gradients.
+    """Call `carry, y = fn(carry, x)` for each slice x of `xs` along the first dimension: (last carry, all y stacked).
 
-    fn: traced once; carry, x and y are tensors or nested containers of them, and each carry has the shapes and dtypes of
-    `init`. It may use tensors from outside (parameters), not change them. partition_fn: accepted; each iteration's
-    forward is computed again in the backward pass, so nothing but the carries is kept. Random numbers differ from
-    iteration to iteration. On CPU tensors the loop runs in Python. DM671 for arguments that do not fit.
+    fn: traced once, differentiable; carry, x and y are tensors or nested containers of them, and each carry has the shapes and
+    dtypes of `init`. It may use tensors from outside (parameters), not change them. partition_fn: accepted; each iteration's
+    forward is computed again in the backward pass, so nothing but the carries is kept. Random numbers differ from iteration
+    to iteration. On CPU tensors the loop runs in Python. DM671 for arguments that do not fit.
     """
     flat_init, carry_spec = tree_flatten(init)
     flat_xs, x_spec = tree_flatten(xs)
@@ -47,8 +47,13 @@ def _length(fn: Any, flat_xs: Flat) -> int:
         raise XlaError("DM671", f"scan got {fn!r} as its function", why="it cannot be called")
     lengths = {len(x) if isinstance(x, torch.Tensor) and x.dim() else None for x in flat_xs}
     if len(lengths) != 1 or None in lengths:
-        raise XlaError("DM671", "scan got xs without a common first dimension", why=f"their lengths are {sorted(map(str, lengths))}")
+        why = f"their lengths are {sorted(map(str, lengths))}"
+        raise XlaError("DM671", "scan got xs without a common first dimension", why=why)
     return lengths.pop()  # type: ignore[return-value]
+
+
+def _other_carry(before: Any, after: Any) -> XlaError:
+    return XlaError("DM671", "scan's function returned another carry than it got", why=f"{before!r} became {after!r}")
 
 
 def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int) -> tuple[Any, Any]:
@@ -84,7 +89,7 @@ class _Loop:
             flat_y, y_spec = tree_flatten(y)
             specs.append(y_spec)
             if new_spec != carry_spec:
-                raise XlaError("DM671", "scan's function returned another carry than it got", why=f"{carry_spec} became {new_spec}")
+                raise _other_carry(carry_spec, new_spec)
             return flat_new, flat_y
 
         metas = [_meta(t) for t in init] + [_meta(x[0]) if length else Meta.of(x.shape[1:], x.dtype) for x in xs]
@@ -99,12 +104,12 @@ class _Loop:
             forward = trace(body, metas, device, "scan's function")
         for before, after in zip(metas, forward.outputs[:count]):
             if before is not after:
-                raise XlaError("DM671", "scan's function returned another carry than it got", why=f"{before!r} became {after!r}")
+                raise _other_carry(before, after)
         return cls(step, forward, count, len(xs), length, specs[0], device)
 
     def trace_backward(self, needs: list[bool]) -> Subgraph:
-        """One iteration backwards: (gradients of the carry and, summed up so far, of captured tensors; carry, x, gradients of ys) ->
-        (the same gradients one iteration earlier; gradients of x). The forward of the iteration is computed again."""
+        """One iteration backwards: (gradients of the carry and, summed up so far, of captured tensors; carry, x, gradients of
+        ys) -> (the same gradients one iteration earlier; gradients of x). Computes the iteration's forward again."""
         n, captured = self.n_carry, self.forward.captured
         wanted_x = [i for i in range(self.n_xs) if needs[n + i]]
         wanted = [c for i, c in enumerate(captured) if needs[n + self.n_xs + i]]

@@ -1,0 +1,78 @@
+"""Models exported as StableHLO give what the model gives, from a folder and without its code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("jax")
+import dynamotor.xla.start  # noqa: E402, F401
+from dynamotor.base.errors import DynamotorError  # noqa: E402
+from dynamotor.xla.stablehlo import (  # noqa: E402
+    StableHLOExportOptions,
+    StableHLOGraphModule,
+    exported_program_to_stablehlo,
+    save_torch_model_as_stablehlo,
+)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.norm.running_mean += 0.5
+        self.out = torch.nn.Linear(4, 2)
+
+    def forward(self, x, scale):
+        y = torch.relu(self.norm(self.conv(x))).mean((2, 3)) + torch.arange(4.0)
+        return {"logits": self.out(y * 1.7), "scaled": (y * scale, x.shape[0] * scale)}
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def inputs():
+    return torch.randn(2, 3, 8, 8), torch.randn(4)
+
+
+def same(a, b):
+    torch.testing.assert_close(a["logits"], b["logits"])
+    torch.testing.assert_close(a["scaled"], b["scaled"])
+
+
+def test_an_exported_program_computes_what_the_model_computes(net):
+    program = exported_program_to_stablehlo(torch.export.export(net, inputs()))
+    x = inputs()
+    same(program(*x), net(*x))
+    assert "stablehlo.convolution" in program.get_stablehlo_text() and program.get_stablehlo_bytecode()[:4] == b"ML\xefR"
+    with pytest.raises(DynamotorError, match="DM672"):
+        program(torch.randn(5, 3, 8, 8), x[1])
+    with pytest.raises(DynamotorError, match="DM672"):
+        program(x[0])
+    with pytest.raises(DynamotorError, match="DM672"):
+        program.get_stablehlo_text("backward")
+
+
+def test_a_folder_is_enough(net, tmp_path):
+    save_torch_model_as_stablehlo(net, inputs(), str(tmp_path / "m"))
+    x = inputs()
+    same(StableHLOGraphModule.load(str(tmp_path / "m"))(*x), net(*x))
+    (tmp_path / "m/functions/forward.meta").write_text("{")
+    with pytest.raises(DynamotorError, match="DM654"):
+        StableHLOGraphModule.load(str(tmp_path / "m"))
+
+
+def test_options(net, tmp_path):
+    options = StableHLOExportOptions(include_human_readable_text=False, save_weights=False)
+    exported_program_to_stablehlo(torch.export.export(net, inputs()), options).save(str(tmp_path), options)
+    assert not (tmp_path / "functions/forward.mlir").exists() and not (tmp_path / "data/weights.pt").exists()
+
+
+def test_random_models_are_refused():
+    model = torch.nn.Dropout(0.5).train()
+    with pytest.raises(DynamotorError, match="DM672"):
+        exported_program_to_stablehlo(torch.export.export(model, (torch.randn(4),)))
