@@ -1,4 +1,4 @@
-"""The functions that stand directly in the package: `torch_xla.device()`, `torch_xla.manual_seed(0)` and the like.
+"""The functions that stand directly in the package: `torch_xla.device()`, `torch_xla.launch(...)` and the like.
 
 >>> import dynamotor.xla as torch_xla
 >>> torch_xla.manual_seed(0)
@@ -7,11 +7,19 @@
 
 from __future__ import annotations
 
-import torch
+import os
+from collections.abc import Callable
+from typing import Any
 
-from . import rng
+import torch
+import torch.distributed
+
+from ..base.errors import XlaError
+from . import rng, runtime
 from .core import xla_model as xm
 from .device import xla_devices
+from .distributed import xla_multiprocessing as xmp
+from .sync import sync as _sync
 
 
 def device(index: int | None = None) -> torch.device:
@@ -34,6 +42,29 @@ def device_count() -> int:
     return len(xla_devices())
 
 
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """End a step, as `xm.mark_step` does: what was recorded becomes one XLA graph and is run; then the step closures run.
+
+    wait: block until the device is done. reset_scope: accepted, there are no scopes to reset.
+    """
+    _sync(wait=wait)
+
+
 def manual_seed(seed: int, device: str | torch.device | None = None) -> None:
     """Set the seed of the random numbers of a device (the current one, where none is named)."""
     rng.set_state(seed, device or xm.xla_device())
+
+
+def launch(fn: Callable[..., Any], args: tuple = (), start_method: str = "spawn", debug_single_process: bool = False) -> None:
+    """Run `fn(index, *args)` once on every device, each in a process of its own.
+
+    Under torchrun, which has started the processes, `fn` is called in this one with its local rank. start_method: that of
+    Python's multiprocessing ("spawn", "fork"). debug_single_process: one process, this one. DM666 in SPMD mode, where one
+    process drives all devices.
+    """
+    if runtime.is_spmd():
+        raise XlaError("DM666", "launch() starts one process a device", why="SPMD mode is on", cure="call the function itself")
+    if torch.distributed.is_torchelastic_launched():
+        fn(int(os.environ["LOCAL_RANK"]), *args)
+    else:
+        xmp.spawn(fn, args=args, nprocs=1 if debug_single_process else None, start_method=start_method)

@@ -20,17 +20,19 @@ _NANOSECONDS = 1e9
 
 def counter_names() -> list[str]:
     """The names of all counters that have counted something."""
-    return sorted(name for name, value in dict(_metrics.counters).items() if value)
+    return sorted(name for name, value in _metrics.all_counters().items() if value)
 
 
 def counter_value(name: str) -> int | None:
     """A counter's value; None where it has not counted anything."""
-    return _metrics.counters.get(name)
+    return _metrics.all_counters().get(name) or None
 
 
 def clear_counters() -> None:
     """Forget all counters."""
     _metrics.counters.clear()
+    for _, clear in _metrics.sources:
+        clear()
 
 
 def metric_names() -> list[str]:
@@ -77,9 +79,10 @@ def short_metrics_report(counter_names: list[str] | None = None, metric_names: l
 
 def _report(metric_names: list[str], counter_names: list[str]) -> str:
     lines = [line for name in metric_names if name in _metrics.timings for line in _metric_lines(name)]
+    counters = _metrics.all_counters()
     for name in counter_names:
-        if _metrics.counters.get(name):
-            lines += [f"Counter: {name}", f"  Value: {_metrics.counters[name]}"]
+        if counters.get(name):
+            lines += [f"Counter: {name}", f"  Value: {counters[name]}"]
     return "\n".join(lines) + "\n" if lines else ""
 
 
