@@ -20,7 +20,7 @@ from jax import lax
 from . import replication
 from .dtypes import LOW_PRECISION, is_complex
 from .lowering import op
-from .replication import AXIS
+from .replication import AXIS, own
 
 _library = torch.library.Library("dynamotor_xla", "FRAGMENT")
 _collectives = torch.ops.dynamotor_xla
@@ -127,6 +127,7 @@ def _all_reduce(inputs, reduce, scale, groups, share):
     if _alone():
         return [_scaled(x, scale) for x in inputs]
     split = _groups(groups, share)
+    inputs = [own(x) for x in inputs]
     if reduce == "sum" and not any(x.dtype in LOW_PRECISION or x.dtype == jnp.bool_ for x in inputs):
         # One call: XLA may send them as one message.
         return [_scaled(x, scale) for x in lax.psum(tuple(inputs), AXIS, axis_index_groups=split)]
@@ -137,14 +138,14 @@ def _all_reduce(inputs, reduce, scale, groups, share):
 def _all_gather(input, dim, groups, share):
     if _alone():
         return input
-    return lax.all_gather(input, AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share))
+    return lax.all_gather(own(input), AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share))
 
 
 @op(_collectives.reduce_scatter, lift=True, collective=True)
 def _reduce_scatter(input, reduce, scale, dim, groups, share):
     if _alone():
         return _scaled(input, scale)
-    split, dtype = _groups(groups, share), input.dtype
+    split, dtype, input = _groups(groups, share), input.dtype, own(input)
     if reduce == "sum" and dtype != jnp.bool_:
         wide = input.astype(jnp.float32) if dtype in LOW_PRECISION else input
         part = lax.psum_scatter(wide, AXIS, scatter_dimension=dim, axis_index_groups=split, tiled=True)
@@ -169,7 +170,7 @@ def _place_in_group(groups: list[list[int]] | None) -> jax.Array:
 def _all_to_all(input, split_dim, concat_dim, groups, share):
     if _alone():
         return input
-    return lax.all_to_all(input, AXIS, split_dim, concat_dim, axis_index_groups=_groups(groups, share), tiled=True)
+    return lax.all_to_all(own(input), AXIS, split_dim, concat_dim, axis_index_groups=_groups(groups, share), tiled=True)
 
 
 @op(_collectives.collective_permute, collective=True)
@@ -178,7 +179,7 @@ def _collective_permute(input, pairs):
     routes = list(zip(pairs[::2], pairs[1::2]))
     if _alone():
         return input if (0, 0) in routes else jnp.zeros_like(input)
-    return lax.ppermute(input, AXIS, routes)
+    return lax.ppermute(own(input), AXIS, routes)
 
 
 @op(_collectives.collective_broadcast, collective=True)
@@ -187,7 +188,7 @@ def _collective_broadcast(inputs, root):
     if _alone():
         return list(inputs)
     mine = lax.axis_index(AXIS) == root
-    return [_sum_of_bits(jnp.where(mine, x, jnp.zeros_like(x))) for x in inputs]
+    return [_sum_of_bits(jnp.where(mine, own(x), jnp.zeros_like(x))) for x in inputs]
 
 
 def _sum_of_bits(x: jax.Array) -> jax.Array:

@@ -76,6 +76,18 @@ class Place:
             env.get("TORCHELASTIC_RESTART_COUNT", "0"),
         )
 
+    def to_environment(self) -> dict[str, str]:
+        """The variables that say this, for a process that finds its store running already."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(not self.hosts_store),
+        }
+
 
 @dataclass
 class World:
@@ -292,18 +304,42 @@ def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
     if world.peers is None or world.mesh is None:
         compiled = jax.jit(program, keep_unused=True).lower(*inputs).compile()
         return lambda arrays: compiled(*arrays)
-    layout = _Layout(world.mesh)
-    ins = tuple(layout.spec(x.ndim) for x in inputs)
-    avals = [jax.ShapeDtypeStruct(layout.shape(x.shape), x.dtype, sharding=layout.sharding(x.ndim)) for x in inputs]
-    stacked = jax.shard_map(
-        lambda *xs: [y[None] for y in program(*xs)], mesh=world.mesh, in_specs=ins, out_specs=PartitionSpec(AXIS), check_vma=False
-    )
-    outs = [layout.spec(y.ndim - 1) for y in jax.eval_shape(stacked, *avals)]
-    function = jax.shard_map(lambda *xs: list(program(*xs)), mesh=world.mesh, in_specs=ins, out_specs=outs, check_vma=False)
+    layout, axis = _Layout(world.mesh), PartitionSpec(AXIS)
+    ins = (axis, *[layout.spec(x.ndim) for x in inputs])
+    avals = [layout.aval((1,), np.uint32), *[layout.aval(x.shape, x.dtype) for x in inputs]]
+
+    def body(zero: jax.Array, *arrays: Any) -> list[jax.Array]:
+        _unknown.zero = zero[0]
+        return list(program(*arrays))
+
+    def stacked(*arrays: Any) -> list[jax.Array]:
+        return [y[None] for y in body(*arrays)]
+
+    shapes = jax.eval_shape(jax.shard_map(stacked, mesh=world.mesh, in_specs=ins, out_specs=axis, check_vma=False), *avals)
+    outs = [layout.spec(y.ndim - 1) for y in shapes]
+    function = jax.shard_map(body, mesh=world.mesh, in_specs=ins, out_specs=outs, check_vma=False)
     lowered = jax.jit(function, keep_unused=True).lower(*avals)
     # Replicas may compile different programs around the same collectives: they must not wait for each other's autotuning.
     options = {"xla_gpu_shard_autotuning": False} if world.mesh.devices.flat[0].platform == "gpu" else None
     return _runner(lowered.compile(compiler_options=options), world.peers, layout)
+
+
+_unknown = threading.local()
+
+
+def own(x: jax.Array) -> jax.Array:
+    """What a replica puts into a collective, of a kind that XLA cannot know before the run.
+
+    XLA takes the programs of all replicas for one and the same, and would compute the sum of a constant by itself, though another
+    replica has another constant there. So the bits are combined with a zero that only the run knows.
+    """
+    if jax.numpy.issubdtype(x.dtype, jax.numpy.complexfloating):
+        return jax.lax.complex(own(x.real), own(x.imag))
+    if x.dtype == bool:
+        return x ^ (_unknown.zero != 0)
+    carrier = jax.numpy.dtype(f"uint{x.dtype.itemsize * 8}")
+    bits = jax.lax.bitcast_convert_type(x, carrier) ^ _unknown.zero.astype(carrier)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
 
 
 class _Layout:
@@ -325,6 +361,9 @@ class _Layout:
     def shape(self, local: tuple[int, ...]) -> tuple[int, ...]:
         return (local[0] * self.size, *local[1:]) if local else ()
 
+    def aval(self, local: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape(local), dtype, sharding=self.sharding(len(local)))
+
     def globalize(self, array: jax.Array) -> jax.Array:
         return jax.make_array_from_single_device_arrays(self.shape(array.shape), self.sharding(array.ndim), [array])
 
@@ -332,8 +371,10 @@ class _Layout:
 def _runner(compiled: Any, peers: Peers, layout: _Layout) -> Compiled:
     on_cpu = layout.sharded.mesh.devices.flat[0].platform == "cpu"
 
+    zero = layout.globalize(jax.numpy.zeros(1, np.uint32))
+
     def call(inputs: list[jax.Array]) -> list[jax.Array]:
-        results = compiled(*inputs)
+        results = compiled(zero, *inputs)
         if on_cpu:  # gloo's errors belong to this line; on GPUs the host runs ahead
             jax.block_until_ready(results)
         return results

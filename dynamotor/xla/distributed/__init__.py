@@ -1,0 +1,1 @@
+"""Several replicas: starting them, feeding them, PyTorch's `torch.distributed` over XLA, and SPMD."""
