@@ -1,0 +1,203 @@
+"""Interpolation: nearest, linear, cubic and the antialiased filters, in one to three dimensions, and their gradients.
+
+Each dimension is a table of taps: output o is the sum over j of weights[j, o] * x[positions[j, o]]. The gradient is the
+transposed table, so that it gathers as well and nothing is scattered. Coordinates are calculated in aten's precision.
+
+>>> torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from .dtypes import is_float
+from .lowering import Unsupported, op
+from .numerics import wide
+
+aten = torch.ops.aten
+_CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
+
+
+class _Taps(NamedTuple):
+    positions: np.ndarray  # (taps, out)
+    weights: np.ndarray | None  # the same, None for ones
+
+
+_Table = Callable[[int, int, "bool", "float | None", np.dtype], _Taps]
+
+
+def _scale(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype) -> np.floating:
+    """Input positions per output position."""
+    if align:
+        return dtype.type(size - 1) / dtype.type(count - 1) if count > 1 else dtype.type(0)
+    return dtype.type(1.0 / factor) if factor else dtype.type(size) / dtype.type(count)
+
+
+def _nearest(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype, shift: float = 0) -> _Taps:
+    """aten calculates these in float32 whatever the data."""
+    single = np.dtype(np.float32)
+    points = (np.arange(count, dtype=single) + single.type(shift)) * _scale(size, count, False, factor, single)
+    if size == count:
+        points = np.arange(count)
+    elif count == 2 * size and not shift:
+        points = np.arange(count) // 2
+    return _Taps(np.minimum(np.floor(points).astype(int), size - 1)[None], None)
+
+
+def _points(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype) -> np.ndarray:
+    """Where each output lies among the inputs."""
+    scale, outputs, half = _scale(size, count, align, factor, dtype), np.arange(count, dtype=dtype), dtype.type(0.5)
+    return outputs * scale if align else (outputs + half) * scale - half
+
+
+def _linear(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype) -> _Taps:
+    points = np.maximum(_points(size, count, align, factor, dtype), 0)
+    low = np.minimum(points.astype(int), size - 1)
+    share = np.clip(points - low.astype(dtype), 0, 1).astype(dtype)
+    return _Taps(np.stack([low, np.minimum(low + 1, size - 1)]), np.stack([1 - share, share]))
+
+
+def _cubic_kernel(distance: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic convolution kernel (R. Keys, 1981) for |distance| < 2."""
+    x = np.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0)).astype(distance.dtype)
+
+
+def _cubic(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype) -> _Taps:
+    points = _points(size, count, align, factor, dtype)
+    low = np.floor(points)
+    offsets = np.arange(-1, 3)[:, None]
+    weights = _cubic_kernel((points - low)[None] - offsets.astype(dtype), _CUBIC)
+    return _Taps(np.clip(low.astype(int)[None] + offsets, 0, size - 1), weights)
+
+
+def _hat(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - np.abs(distance), 0)
+
+
+def _lanczos(distance: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0)
+
+
+def _antialiased(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype, *, kernel: Callable,
+                 radius: int) -> _Taps:
+    """A filter of `radius` that grows with the scale when shrinking; weights add up to one."""
+    scale = _scale(size, count, align, factor, dtype)
+    stretch = max(scale, dtype.type(1))
+    support, centers = dtype.type(radius) * stretch, (np.arange(count, dtype=dtype) + dtype.type(0.5)) * scale
+    low = np.maximum((centers - support + dtype.type(0.5)).astype(int), 0)
+    high = np.minimum((centers + support + dtype.type(0.5)).astype(int), size)
+    offsets = np.arange(max(int((high - low).max(initial=1)), 1))[:, None]
+    positions = low + offsets
+    distance = (positions.astype(dtype) - centers + dtype.type(0.5)) / stretch
+    weights = np.where(positions < high, kernel(distance), 0).astype(dtype)
+    total = weights.sum(0)
+    return _Taps(np.minimum(positions, size - 1), weights / np.where(total == 0, 1, total))
+
+
+# -- applying a table ------------------------------------------------------------------------------------------------------------
+
+
+def _apply(x: jax.Array, axis: int, taps: _Taps) -> jax.Array:
+    """Weighted reads along a negative axis."""
+    if taps.weights is None:
+        return _repeat_or_take(x, axis, taps.positions[0])
+    total = 0
+    for positions, weights in zip(taps.positions, taps.weights):
+        read = jnp.take(x, positions, axis=axis)
+        weights = weights.reshape(weights.shape + (1,) * (-axis - 1)).astype(x.dtype)
+        total = total + (read * weights if (weights != 0).all() else jnp.where(weights != 0, read * weights, 0))
+    return total
+
+
+def _repeat_or_take(x: jax.Array, axis: int, positions: np.ndarray) -> jax.Array:
+    """A take, written as a broadcast where every element is repeated equally often."""
+    size = x.shape[axis]
+    if size and len(positions) % size == 0 and (positions == np.arange(len(positions)) // (len(positions) // size)).all():
+        return jnp.repeat(x, len(positions) // size, axis=axis)
+    return jnp.take(x, positions, axis=axis)
+
+
+def _transposed(taps: _Taps, size: int) -> _Taps:
+    """For every input the outputs that read it, with their weights; the table of the gradient."""
+    weights = np.ones(taps.positions.shape) if taps.weights is None else taps.weights
+    places, outputs = np.nonzero(weights)
+    inputs = taps.positions[places, outputs]
+    order = np.argsort(inputs, kind="stable")
+    inputs, outputs, weights = inputs[order], outputs[order], weights[places, outputs][order]
+    rank = np.arange(len(inputs)) - np.searchsorted(inputs, inputs)
+    shape = (int(rank.max(initial=0)) + 1, size)
+    table = _Taps(np.zeros(shape, int), np.zeros(shape, weights.dtype))
+    table.positions[rank, inputs], table.weights[rank, inputs] = outputs, weights
+    return table
+
+
+def _tables(make: _Table, sizes: Sequence[int], counts: Sequence[int], align: bool, factors: Sequence, dtype) -> list[_Taps]:
+    factors = [*factors, *[None] * (len(sizes) - len(factors))]
+    return [make(n, count, align, factor, dtype) for n, count, factor in zip(sizes, counts, factors)]
+
+
+def _forward(make: _Table, x: jax.Array, output_size: Sequence[int], align: bool, factors: Sequence) -> jax.Array:
+    if make not in _EXACT:
+        if not is_float(x.dtype):
+            raise Unsupported("aten interpolates integers by its own rounding")
+        x = wide(x)
+    spatial = len(output_size)
+    dtype = np.dtype(x.dtype if is_float(x.dtype) else np.float32)
+    tables = _tables(make, x.shape[-spatial:], output_size, align, factors, dtype)
+    for back, taps in enumerate(reversed(tables), start=1):
+        x = _apply(x, -back, taps)
+    return x
+
+
+def _backward(make: _Table, grad: jax.Array, output_size, input_size, align: bool, factors: Sequence) -> jax.Array:
+    spatial, grad = len(output_size), wide(grad)
+    tables = _tables(make, input_size[-spatial:], output_size, align, factors, np.dtype(grad.dtype))
+    for back, (taps, size) in enumerate(zip(reversed(tables), reversed(input_size)), start=1):
+        grad = _apply(grad, -back, _transposed(taps, size))
+    return grad
+
+
+_nearest_exact = partial(_nearest, shift=0.5)
+_EXACT = (_nearest, _nearest_exact)
+
+
+def _without_align(forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table) -> None:
+    op(forward.default)(lambda x, output_size, *factors, **named:
+                        _forward(make, x, output_size, False, factors or [*named.values()]))
+    op(backward.default)(lambda grad, output_size, input_size, *factors, **named:
+                         _backward(make, grad, output_size, input_size, False, factors or [*named.values()]))
+
+
+def _with_align(forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table) -> None:
+    op(forward.default)(lambda x, output_size, align_corners, *factors, **named:
+                        _forward(make, x, output_size, align_corners, factors or [*named.values()]))
+    op(backward.default)(lambda grad, output_size, input_size, align_corners, *factors, **named:
+                         _backward(make, grad, output_size, input_size, align_corners, factors or [*named.values()]))
+
+
+_without_align(aten.upsample_nearest1d, aten.upsample_nearest1d_backward, _nearest)
+_without_align(aten.upsample_nearest2d, aten.upsample_nearest2d_backward, _nearest)
+_without_align(aten.upsample_nearest3d, aten.upsample_nearest3d_backward, _nearest)
+_without_align(aten._upsample_nearest_exact1d, aten._upsample_nearest_exact1d_backward, _nearest_exact)
+_without_align(aten._upsample_nearest_exact2d, aten._upsample_nearest_exact2d_backward, _nearest_exact)
+_without_align(aten._upsample_nearest_exact3d, aten._upsample_nearest_exact3d_backward, _nearest_exact)
+_with_align(aten.upsample_linear1d, aten.upsample_linear1d_backward, _linear)
+_with_align(aten.upsample_bilinear2d, aten.upsample_bilinear2d_backward, _linear)
+_with_align(aten.upsample_trilinear3d, aten.upsample_trilinear3d_backward, _linear)
+_with_align(aten.upsample_bicubic2d, aten.upsample_bicubic2d_backward, _cubic)
+_with_align(aten._upsample_bilinear2d_aa, aten._upsample_bilinear2d_aa_backward, partial(_antialiased, kernel=_hat, radius=1))
+_with_align(aten._upsample_bicubic2d_aa, aten._upsample_bicubic2d_aa_backward,
+            partial(_antialiased, kernel=partial(_cubic_kernel, a=_CUBIC_ANTIALIASED), radius=2))
+if hasattr(aten, "_upsample_lanczos2d_aa"):  # new in torch 2.13
+    _with_align(aten._upsample_lanczos2d_aa, aten._upsample_lanczos2d_aa_backward,
+                partial(_antialiased, kernel=_lanczos, radius=3))
