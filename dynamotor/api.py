@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ._module import compile_module
 from .backends import Backend, resolve
@@ -23,6 +24,7 @@ from .base.log import forget_warnings
 from .base.options import CompileOptions
 from .capture.frontend import make_dispatcher
 from .capture.marks import disable
+from .distributed.data_parallel import data_parallel
 from .runtime.memory import release_all as release_memory
 
 __all__ = ["compile", "compile_fx", "disable", "reset"]
@@ -61,16 +63,22 @@ def compile(
         raise UsageError("DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}")
     if disable:
         return model
-    backend_call = _guarded_backend(resolve(backend), backend, settings)
+    backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
     if isinstance(model, torch.nn.Module):
-        plain = getattr(model, "_orig_mod", model) if hasattr(type(model), "_dynamotor") else model
-        dispatcher = make_dispatcher(types.MethodType(type(plain).__call__, plain), settings, backend_call)
+        plain = _uncompiled(model)
+        inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
+        dispatcher = make_dispatcher(types.MethodType(type(inside).__call__, inside), settings, backend_call)
         _dispatchers.add(dispatcher)
         again = functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
         return compile_module(plain, dispatcher, again)
     dispatcher = make_dispatcher(model, settings, backend_call)
     _dispatchers.add(dispatcher)
     return functools.update_wrapper(dispatcher, model, updated=())
+
+
+def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that a compiled module stands for, or the module itself."""
+    return module._orig_mod if hasattr(type(module), "_dynamotor") else module
 
 
 def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOptions) -> Backend:

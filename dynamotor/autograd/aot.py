@@ -30,6 +30,8 @@ from .simplify import PASSES, advances_generator
 
 Compiled = Callable[..., Any]
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
+# Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form: `gm.meta["on_backward"]`.
+OnBackward = Callable[[torch.fx.GraphModule], Callable[[Compiled], Compiled]]
 _names = itertools.count()
 
 
@@ -40,6 +42,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
     `compile_graph(aten_gm, info)` compiles one aten graph. The result takes real tensors, one per placeholder, and
     returns a tuple of the graph's outputs; with grad mode on and inputs that require grad it takes part in autograd.
     The graph is specialised on the example inputs' metadata, `requires_grad`, aliasing, and the current grad mode.
+    A `gm.meta["on_backward"]` (an `OnBackward`) is taken out and called when there is a backward graph.
     """
     with collector_paused():
         return _aot_compile(gm, example_inputs, compile_graph, f"graph{next(_names)}", static_inputs)
@@ -59,7 +62,7 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
         run_passes(joint.gm, PASSES, stage="joint")
     if not joint.gradient_of:
         return _compile_inference(joint, compile_graph, name, static_inputs)
-    return _compile_training(joint, compile_graph, name, static_inputs)
+    return _compile_training(joint, compile_graph, name, static_inputs, gm.meta.pop("on_backward", None))
 
 
 def _memory_groups(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -99,7 +102,8 @@ def _compile_inference(joint: Joint, compile_graph: CompileGraph, name: str, sta
     return inference_callable(_compile(graph, info, compile_graph), joint)
 
 
-def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int]) -> Compiled:
+def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int],
+                      on_backward: OnBackward | None) -> Compiled:
     with timed("partition"):
         chosen = partition(joint)
         emit("partition", name=name, saved_bytes=chosen.saved_bytes, eager_bytes=chosen.eager_bytes)
@@ -112,6 +116,7 @@ def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, stat
                           keep=_generators(joint, backward_nodes))
         saved = [*kept_inputs, *(node for node in chosen.saved if node not in kept_inputs)]
         backward = extract(joint.gm.graph, [*saved, *joint.tangents], grads, anchored=backward_nodes)
+    around = on_backward(backward) if on_backward is not None else None
     compiled = _compile(forward, GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), len(values)),
                         compile_graph)
     info = GraphInfo("backward", f"{name}_backward", _static(saved, joint, static_inputs))
@@ -121,7 +126,8 @@ def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, stat
 
     def compile_backward() -> Compiled:
         _adopt_layouts(forward, saved_outputs, backward, len(kept_inputs))
-        return _compile(backward, info, compile_graph)
+        compiled = _compile(backward, info, compile_graph)
+        return compiled if around is None else around(compiled)
 
     plan = ForwardBackward(
         forward=compiled, compile_backward=compile_backward, n_values=len(values),

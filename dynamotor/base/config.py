@@ -53,6 +53,9 @@ class Config:
     fold_constants: bool = True
     # Intermediate buffers are kept between calls, so that no call pays for page faults.
     reuse_memory: bool = True
+    # How gradients of a DistributedDataParallel module are reduced: "ingraph" (all-reduces inside the compiled backward),
+    # "split" (the graph cut at DDP's buckets), "off" (DDP's own way after the whole backward), "auto" (ingraph where it can be).
+    ddp: str = "auto"
     # An op or dtype that the XLA device cannot run raises instead of running on the CPU.
     xla_strict: bool = False
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep every value alive).

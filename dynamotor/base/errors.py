@@ -56,5 +56,9 @@ class XlaError(DynamotorError):
     """DM6xx: the XLA device, its collectives, or the files and tools around it."""
 
 
+class DistributedError(DynamotorError):
+    """DM7xx: processes that train together disagree, or one of them is gone."""
+
+
 class InternalError(DynamotorError):
     """DM9xx: a check of the compiler's own found a graph or a program that must not be."""

@@ -1,0 +1,286 @@
+"""Averages the gradients of one DistributedDataParallel module over a plan that all ranks agreed on, in place of DDP's reducer.
+
+A plan fixes what goes over the wire: its buckets, in order, once in each synchronised backward. A rank fulfils it inside its
+compiled backward or, when a graph or its surroundings do not allow that, right after the backward; the others cannot tell.
+
+>>> averager = averager_of(ddp)
+>>> averager.adopt(plan)
+>>> compiled = averager.around(compiled_backward, slots)        # reduces while it runs
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import _C
+from ..base.errors import DistributedError
+from ..base.events import counters, emit
+from ..base.log import log
+from .agreement import next_number, tell_all
+from .ops import number_of
+from .plan import Plan
+from .step import Step
+from .wrapper import Reason, has_gradient_hooks, reduced_parameters
+
+_KEY = "_dynamotor_averager"
+# Where an output of the rewritten backward goes: (bucket, position in it), or the position of a plain output.
+Place = tuple[int, int] | int
+
+
+def averager_of(ddp: DistributedDataParallel) -> Averager:
+    """The module's averager; the first call attaches it."""
+    found = ddp.__dict__.get(_KEY)
+    if found is None:
+        found = Averager(ddp)
+        ddp.__dict__[_KEY] = found
+        ddp.__dict__["_pre_forward"], ddp.__dict__["_post_forward"] = found.pre_forward, found.post_forward
+    return found
+
+
+class _Idle:
+    """Stands in for DDP's reducer while a forward ends whose gradients it shall not reduce."""
+
+    def prepare_for_backward(self, outputs: Any) -> None:
+        pass
+
+
+class Averager:
+    """State of one DDP module: undecided, native (DDP reduces; `reason` says why), or with a `plan`."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ddp = ddp
+        self.plan: Plan | None = None
+        self.reason: Reason | None = None
+        self.parameters: dict[str, torch.Tensor] = {}
+        self.step: Step | None = None  # of the backward that runs now
+        self.late: Reason | None = None  # why this rank reduces after the backward from now on
+        self._ran = False  # a graph that reduces ran in this forward
+        self._scheduled = False
+        self._armed: Any = None
+        self._topic = ""  # of this module in the group's store
+
+    def __reduce__(self) -> Any:
+        return Averager, (self.ddp,)  # a copied or unpickled module decides anew
+
+    @property
+    def decided(self) -> bool:
+        return self.plan is not None or self.reason is not None
+
+    @property
+    def group(self) -> torch.distributed.ProcessGroup:
+        return self.ddp.process_group
+
+    @property
+    def number(self) -> int:
+        """What stands for this averager in a graph."""
+        return number_of(self)
+
+    # The decision ----------------------------------------------------------------------------------------------------------
+    def agree(self, proposal: Plan | Reason) -> None:
+        """Settle with the other ranks how gradients are reduced: a plan if all have the same, natively if any cannot."""
+        mine = ({"plan": proposal.digest, "text": proposal.summary} if isinstance(proposal, Plan)
+                else {"reason": proposal.code, "text": proposal.text})
+        self._topic = f"ddp/{next_number(self.group)}"
+        notes = tell_all(self.group, self._topic, mine)
+        refusing = [rank for rank, note in enumerate(notes) if "reason" in note]
+        if refusing:
+            rank = self.group.rank() if isinstance(proposal, Reason) else refusing[0]
+            text = notes[rank]["text"] if isinstance(proposal, Reason) else f"rank {rank}: {notes[rank]['text']}"
+            self.reason = Reason(notes[rank]["reason"], text)
+            return
+        other = next((rank for rank, note in enumerate(notes) if note["plan"] != mine["plan"]), None)
+        if other is not None:
+            raise DistributedError(
+                "DM701", f"rank {self.group.rank()} and rank {other} would reduce different gradient buckets",
+                why=f"{mine['text']} here, {notes[other]['text']} there",
+                cure="give every rank the same model, the same bucket sizes and the same program; options={'ddp': 'split'} "
+                     "leaves the buckets to DDP")
+        self.adopt(proposal)  # type: ignore[arg-type]
+
+    def adopt(self, plan: Plan) -> None:
+        """Reduce by this plan from now on."""
+        self.plan = plan
+        named = reduced_parameters(self.ddp)
+        self.parameters = {name: named[name] for name in plan.names}
+        emit("ddp", mode="ingraph", plan=plan)
+
+    def be_late(self, reason: Reason) -> None:
+        """From now on this rank reduces right after the backward; the buckets and their order stay."""
+        if self.late is None:
+            self.late = reason
+            counters["fallback"][f"ddp.{reason.code}"] += 1
+            emit("ddp", mode="late", reason=reason)
+            log("fallbacks", f"gradients are reduced after the backward: {reason.text}")
+
+    # Around DDP's forward --------------------------------------------------------------------------------------------------
+    def note_run(self) -> None:
+        """A graph whose backward reduces has run in this forward."""
+        self._ran = True
+
+    def reduces_now(self) -> bool:
+        """Whether the forward that runs now is one whose gradients the plan covers."""
+        ddp = self.ddp
+        return (self.plan is not None and ddp.require_backward_grad_sync and torch.is_grad_enabled()
+                and not ddp._join_config.enable and not ddp._comm_hooks)
+
+    def pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """DDP's own, its complaint about parameters without gradients with a code."""
+        try:
+            return type(self.ddp)._pre_forward(self.ddp, *inputs, **kwargs)
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            raise self._without_gradient("some parameters", error) from error
+
+    def post_forward(self, output: Any) -> Any:
+        """DDP's own, with its reducer left out where the plan takes its place."""
+        ran, self._ran = self._ran, False
+        self._disarm()
+        self._scheduled = False
+        original = type(self.ddp)._post_forward
+        if not self.reduces_now():
+            return original(self.ddp, output)
+        if not ran or self.late is not None:
+            self._arm()
+        reducer = self.ddp.__dict__["reducer"]
+        self.ddp.__dict__["reducer"] = _Idle()
+        try:
+            return original(self.ddp, output)
+        finally:
+            self.ddp.__dict__["reducer"] = reducer
+
+    # Inside the compiled backward --------------------------------------------------------------------------------------------
+    def around(self, compiled: Callable[..., Any], places: Sequence[Place | None]) -> Callable[..., tuple]:
+        """The rewritten backward as one that gives a gradient per input again. `places`: where each of them comes from."""
+
+        def backward(*inputs: torch.Tensor) -> tuple:
+            step = self.step = Step(self.plan, self.parameters, self.group) if self._may_start() else _Local()
+            try:
+                outs = compiled(*inputs)
+            finally:
+                self.step = None
+            gradients = self._gradients(step)
+            return tuple([None if place is None else outs[place] if isinstance(place, int) else gradients[place[0]][place[1]]
+                          for place in places])
+
+        return backward
+
+    def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Called by the graph once a bucket's gradients are written."""
+        return self.step.start(bucket, grads)  # type: ignore[union-attr]
+
+    def _may_start(self) -> bool:
+        """Whether the gradients of this backward may be reduced as they come."""
+        if self.late is None and any(map(has_gradient_hooks, self.parameters.values())):
+            self.be_late(Reason("param_hook", "a parameter has gradient hooks"))
+        if self.late is not None:
+            self._schedule()
+            return False
+        return not _is_autograd_grad(next(iter(self.parameters.values())))
+
+    def _gradients(self, step: Step | _Local) -> list[list[torch.Tensor | None]]:
+        """Bucket by bucket what autograd gets. A gradient that a parameter holds is written in place, autograd gets None."""
+        if isinstance(step, _Local):
+            return step.grads
+        averages = step.wait()
+        kept: list[torch.Tensor] = []
+        result: list[list[torch.Tensor | None]] = []
+        for bucket in self.plan.buckets:  # type: ignore[union-attr]
+            row: list[torch.Tensor | None] = []
+            for slot in bucket.slots:
+                held = self.parameters[slot.name].grad
+                average = averages[slot.name]
+                row.append(average if held is None else None)
+                kept.append(average if held is None else held.copy_(average))
+            result.append(row)
+        Variable._execution_engine.queue_callback(functools.partial(self._check, step, _C.tensor_stamps(kept)))
+        return result
+
+    # After the backward ------------------------------------------------------------------------------------------------------
+    def _check(self, step: Step, stamps: bytes) -> None:
+        """See whether gradients are what the step gave; more may have come from outside of the graph, not averaged."""
+        now = [p.grad for p in self.parameters.values()]
+        if any(g is None for g in now) or _C.tensor_stamps(now) == stamps:
+            return
+        self.be_late(Reason("outside", "parameters also get gradients from outside of the compiled graph"))
+        tell_all(self.group, f"{self._topic}/outside", {})
+        with torch.no_grad():
+            self._average_rest(step)
+
+    def _average_rest(self, step: Step) -> None:
+        rest = Step(step.plan, self.parameters, self.group)
+        before = [slot.of(flat) for slot, flat in step.slots()]
+        position = 0
+        for bucket in step.plan.buckets:
+            flat = torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+            for slot in bucket.slots:
+                torch.sub(self.parameters[slot.name].grad, before[position], out=slot.of(flat)).mul_(1.0 / self.group.size())
+                position += 1
+            rest.send(flat)
+        for average, (name, more) in zip(before, rest.wait().items(), strict=True):
+            self.parameters[name].grad = average + more
+
+    def _arm(self) -> None:
+        """Reduce after the next backward, whatever it runs through."""
+        self._armed = torch.autograd.graph.register_multi_grad_hook(
+            tuple(self.parameters.values()), lambda grad: self._schedule(), mode="any")
+
+    def _disarm(self) -> None:
+        if self._armed is not None:
+            self._armed.remove()
+            self._armed = None
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            Variable._execution_engine.queue_callback(self._reduce_all)
+
+    def _reduce_all(self) -> None:
+        """Average the accumulated gradients, bucket by bucket."""
+        self._scheduled = False
+        self._disarm()
+        missing = [name for name, p in self.parameters.items() if p.grad is None]
+        step = Step(self.plan, self.parameters, self.group)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for i, bucket in enumerate(step.plan.buckets):
+                step.start(i, [None] * len(bucket.slots))
+            for name, average in step.wait().items():
+                parameter = self.parameters[name]
+                if parameter.grad is None:
+                    parameter.grad = average
+                else:
+                    parameter.grad.copy_(average)
+        if missing:
+            raise self._without_gradient(", ".join(missing[:5]))
+
+    def _without_gradient(self, names: str, error: Exception | None = None) -> DistributedError:
+        return DistributedError(
+            "DM704", f"{names} of the DistributedDataParallel module got no gradient in the last step",
+            why=str(error).splitlines()[0] if error else "the loss does not depend on them",
+            cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)")
+
+
+class _Local:
+    """Keeps the gradients of a backward that may not reduce as it goes."""
+
+    def __init__(self) -> None:
+        self.grads: list[list[torch.Tensor | None]] = []
+
+    def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        self.grads.append([g.clone() for g in grads])  # they may lie in memory that the program uses again
+        return grads[0].new_empty(0)
+
+
+def _is_autograd_grad(parameter: torch.Tensor) -> bool:
+    """Whether `torch.autograd.grad` runs, which must leave parameters alone, and not `backward`."""
+    try:
+        torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(parameter).node)
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,170 @@
+"""The joint between the compiler and DDP: a captured graph is compiled for where it runs, bare or inside a DDP module.
+
+>>> backend = data_parallel(native, mode=lambda: "auto")     # the same contract: (gm, example_inputs) -> callable
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn.parallel import DistributedDataParallel
+
+from ..base.collector import collector_paused
+from ..base.config import config
+from ..base.errors import UsageError
+from ..base.events import counters, emit
+from ..base.log import log
+from .averager import Averager, averager_of
+from .rewrite import BackwardRewriter
+from .split import cut
+from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
+
+Compiled = Callable[..., Any]
+Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Compiled]
+MODES = ("auto", "ingraph", "split", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A graph compiled for one DDP module. `reduces`: its backward does what the plan says."""
+
+    call: Compiled
+    reduces: bool
+
+
+def check_mode(options: Mapping[str, Any]) -> None:
+    """UsageError (DM700) for an unknown value of the option `ddp`."""
+    mode = options.get("ddp", config.ddp)
+    if mode not in MODES:
+        raise UsageError("DM700", f"unknown value {mode!r} of the option 'ddp'", cure="use one of " + ", ".join(MODES))
+
+
+def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
+    """The backend, its training graphs aware of a DDP module around them. `options` are those of the compiled callable."""
+    check_mode(options)
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: list[torch.Tensor]) -> Compiled:
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in example_inputs):
+            return backend(gm, example_inputs)
+        return Variants(gm, backend, options).prepare(example_inputs)
+
+    return compile_graph
+
+
+class Variants:
+    """One captured graph: compiled plainly for calls outside of DDP and under `no_sync`, and once more for each DDP module."""
+
+    def __init__(self, gm: fx.GraphModule, backend: Backend, options: Mapping[str, Any]) -> None:
+        self.gm, self.backend, self.options = gm, backend, options
+        self.plain: Compiled | None = None
+        self.forms: weakref.WeakKeyDictionary[Averager, Form] = weakref.WeakKeyDictionary()
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> Compiled:
+        """Compile what the call that is being captured needs; the rest is compiled when it is called for."""
+        averager = self._averager()
+        if averager is None:
+            self._plain(inputs)
+        else:
+            self._form(averager, inputs)
+        return self._call
+
+    def _call(self, *inputs: torch.Tensor) -> Any:
+        ddp = DistributedDataParallel._active_ddp_module
+        if ddp is None or not ddp.require_backward_grad_sync:
+            return (self.plain or self._plain(inputs))(*inputs)
+        averager = self._averager()
+        if averager is None:
+            return (self.plain or self._plain(inputs))(*inputs)
+        form = self.forms.get(averager) or self._form(averager, inputs)
+        if averager.plan is not None:
+            if not averager.reduces_now():  # DDP's reducer does: a join is going on, or a hook was registered since
+                return (self.plain or self._plain(inputs))(*inputs)
+            if form.reduces:
+                averager.note_run()
+        return form.call(*inputs)
+
+    def _averager(self) -> Averager | None:
+        """That of the DDP module whose forward runs and whose gradients are to be synchronised."""
+        ddp = DistributedDataParallel._active_ddp_module
+        if ddp is None or not ddp.require_backward_grad_sync or not is_reducing(ddp):
+            return None
+        return averager_of(ddp)
+
+    def _plain(self, inputs: Sequence[torch.Tensor]) -> Compiled:
+        with collector_paused():
+            self.plain = self.backend(_fresh(self.gm), list(inputs))
+        return self.plain
+
+    # For a DDP module ------------------------------------------------------------------------------------------------------
+    def _form(self, averager: Averager, inputs: Sequence[torch.Tensor]) -> Form:
+        with collector_paused():
+            form = self._compile(averager, inputs)
+        self.forms[averager] = form
+        return form
+
+    def _compile(self, averager: Averager, inputs: Sequence[torch.Tensor]) -> Form:
+        parameters = reduced_parameters(averager.ddp)
+        held = {id(p) for p in parameters.values()}
+        if not any(id(t) in held for t in inputs):
+            return Form(self.plain or self._plain(inputs), False)
+        if not averager.decided:
+            form = self._decide(averager, inputs, parameters)
+            if form is not None:
+                return form
+        if averager.plan is None:
+            return self._native(averager, inputs, parameters)
+        call, found = self._in_graph(averager, inputs, parameters)
+        if isinstance(found, Reason):
+            averager.be_late(found)
+        _note("ingraph" if not isinstance(found, Reason) else "late", found)
+        return Form(call, not isinstance(found, Reason))
+
+    def _decide(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Form | None:
+        """Propose a plan of this graph's gradients, or why there is none, and settle it with the other ranks."""
+        mode = self.options.get("ddp", config.ddp)
+        proposal: Any = Reason("asked", f"options={{'ddp': {mode!r}}}") if mode in ("split", "off") else why_not_ingraph(averager.ddp)
+        call = None
+        if proposal is None:
+            call, proposal = self._in_graph(averager, inputs, parameters)
+        averager.agree(proposal)
+        if averager.plan is None or call is None:
+            return None
+        _note("ingraph", averager.plan)
+        return Form(call, True)
+
+    def _in_graph(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> tuple:
+        gm = _fresh(self.gm)
+        rewriter = gm.meta["on_backward"] = BackwardRewriter(averager, inputs, parameters)
+        call = self.backend(gm, list(inputs))
+        return call, rewriter.found
+
+    def _native(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Form:
+        """DDP's own reducer does the work: cut at its buckets, so that its hooks fire in time."""
+        if self.options.get("ddp", config.ddp) == "off":
+            _note("off", averager.reason)
+            return Form(self.plain or self._plain(inputs), False)
+        stages = cut(_fresh(self.gm), inputs, list(parameters.values()), bucket_caps(averager.ddp), self.backend)
+        _note("split", averager.reason)
+        return Form(stages if stages is not None else self.plain or self._plain(inputs), False)
+
+
+def _note(mode: str, found: Any) -> None:
+    counters["ddp"][mode] += 1
+    if isinstance(found, Reason):
+        if found.code != "asked" and mode != "late":
+            counters["fallback"][f"ddp.{found.code}"] += 1
+            log("fallbacks", f"gradients are reduced by DDP ({mode}): {found.text}")
+        emit("ddp", mode=mode, reason=found)
+
+
+def _fresh(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy for a backend that may rewrite what it gets."""
+    again = fx.GraphModule(torch.nn.Module(), copy.deepcopy(gm.graph), class_name=type(gm).__name__)
+    again.meta = dict(gm.meta)
+    return again

@@ -1,0 +1,100 @@
+"""One backward pass over a bucket plan: start an all-reduce a bucket, wait once, hand the averages out.
+
+>>> step = Step(plan, parameters, group)
+>>> flat = step.start(0, grads)          # as soon as bucket 0's gradients are written
+>>> averages = step.wait()               # name -> gradient, all of them slots of the buckets' memory
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..base.errors import DistributedError
+from ..base.events import emit, listening
+from .plan import Plan, Slot
+
+
+class Step:
+    """The all-reduces of one backward pass; `flats[i]` is bucket i's memory once it has started."""
+
+    def __init__(self, plan: Plan, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup) -> None:
+        self.plan, self.parameters, self.group = plan, parameters, group
+        self.flats: list[torch.Tensor] = []
+        self._works: list[Any] = []
+        self._scale = 1.0 / group.size()
+
+    def start(self, bucket: int, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Pack the bucket, divided by the number of ranks, and start its all-reduce.
+
+        Gradients that a parameter holds already (of steps under `no_sync`) are averaged with the new ones, as in DDP; None
+        counts as zeros.
+        """
+        about = self.plan.buckets[bucket]
+        if len(self.flats) != bucket:
+            raise AssertionError(f"bucket {bucket} starts after {len(self.flats)} others")
+        flat = torch.empty(about.numel, dtype=about.dtype, device=about.device)
+        for slot, grad in zip(about.slots, grads, strict=True):
+            self._pack(slot.of(flat), grad, self.parameters[slot.name].grad)
+        return self.send(flat)
+
+    def _pack(self, into: torch.Tensor, grad: torch.Tensor | None, held: torch.Tensor | None) -> None:
+        if grad is None and held is None:
+            into.zero_()
+        elif grad is None or held is None:
+            torch.mul(grad if held is None else held, self._scale, out=into)
+        else:
+            torch.add(held, grad, out=into).mul_(self._scale)
+
+    def send(self, flat: torch.Tensor) -> torch.Tensor:
+        """Start the all-reduce of a packed bucket."""
+        bucket = len(self.flats)
+        self.flats.append(flat)
+        if listening():
+            emit("bucket", bucket=bucket, what="ready", nbytes=flat.nbytes)
+        with self.errors(bucket):
+            self._works.append(dist.all_reduce(flat, group=self.group, async_op=True))
+        return flat
+
+    def wait(self) -> dict[str, torch.Tensor]:
+        """Wait for all buckets; the average gradient of each parameter."""
+        for bucket, work in enumerate(self._works):
+            with self.errors(bucket):
+                work.wait()
+            if listening():
+                emit("bucket", bucket=bucket, what="done", nbytes=self.flats[bucket].nbytes)
+        return {slot.name: slot.of(flat) for slot, flat in self.slots()}
+
+    def slots(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """Each slot of the plan with its bucket's memory."""
+        for bucket, flat in zip(self.plan.buckets, self.flats, strict=True):
+            for slot in bucket.slots:
+                yield slot, flat
+
+    def errors(self, bucket: int) -> _CodedErrors:
+        """Turn a failure of the process group into DM703."""
+        return _CodedErrors(bucket, self.plan, self.group)
+
+
+class _CodedErrors:
+    """Catches what a process group raises when a rank is gone or late."""
+
+    def __init__(self, bucket: int, plan: Plan, group: dist.ProcessGroup) -> None:
+        self.bucket, self.plan, self.group = bucket, plan, group
+        self.began = time.monotonic()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, DistributedError):
+            raise DistributedError(
+                "DM703", f"the all-reduce of gradient bucket {self.bucket} of {len(self.plan.buckets)} failed on rank "
+                f"{self.group.rank()}",
+                why=f"after {time.monotonic() - self.began:.1f} s: {str(error).splitlines()[0]}",
+                cure="another rank died or stopped before this step; see its own error. The gradients of this step are lost",
+            ) from error

@@ -1,0 +1,86 @@
+"""What a DistributedDataParallel module says about itself: what it reduces, in which buckets, and what only it can do.
+
+>>> reduced_parameters(ddp)       # {"layer.weight": Parameter, ...}, without ignored and frozen ones
+>>> bucket_caps(ddp)              # (1048576, 26214400): the first bucket, then all others
+>>> why_not_ingraph(ddp)          # None, or why DDP's own reducer must do the work
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why gradients are not reduced inside the graph: a stable code for counters, and a sentence."""
+
+    code: str
+    text: str
+
+
+def reduced_parameters(ddp: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    """Parameters whose gradients DDP averages, by name, a shared one once."""
+    ignored = ddp.parameters_to_ignore
+    return {name: p for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ignored}
+
+
+def bucket_caps(ddp: DistributedDataParallel) -> tuple[int, ...]:
+    """Bytes at which the first, second, ... bucket is closed; the last number holds for all that follow."""
+    listed = tuple(getattr(ddp, "bucket_bytes_cap_list", ()) or ())
+    if listed:
+        return listed
+    settings = getattr(ddp, "_bucket_config", None)
+    if settings is not None:
+        first = settings.first_bucket_bytes_cap
+    else:
+        first = dist._DEFAULT_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
+    return (first, ddp.bucket_bytes_cap) if first < ddp.bucket_bytes_cap else (ddp.bucket_bytes_cap,)
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether a user looks at or changes the parameter's gradient on its way."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _builtin_hook(ddp: DistributedDataParallel) -> bool:
+    return bool(ddp._get_ddp_logging_data().get("comm_hook"))
+
+
+# One row a case: code, what to tell, test.
+_NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("comm_hook", "a communication hook is registered", lambda d: bool(d._comm_hooks) or _builtin_hook(d)),
+    ("find_unused", "find_unused_parameters=True", lambda d: d.find_unused_parameters),
+    ("static_graph", "static_graph=True", lambda d: d.static_graph),
+    ("mixed_precision", "DDP's own mixed precision is on", lambda d: d.mixed_precision is not None),
+    ("delayed", "delay_all_reduce_named_params is used", lambda d: bool(d._delay_all_reduce_params)),
+    ("skip_unused", "skip_all_reduce_unused_params=True", lambda d: getattr(d, "skip_all_reduce_unused_params", False)),
+    ("python_reducer", "DDP's Python reducer is on", lambda d: d._use_python_reducer),
+    ("optimizer_in_backward", "the optimizer runs in the backward",
+     lambda d: any(hasattr(p, "_in_backward_optimizers") for p in d._module_parameters)),
+    ("param_hook", "a parameter has gradient hooks", lambda d: any(map(has_gradient_hooks, reduced_parameters(d).values()))),
+)
+
+
+def why_not_ingraph(ddp: DistributedDataParallel) -> Reason | None:
+    """What of this module only DDP's own reducer can do."""
+    return next((Reason(code, text) for code, text, holds in _NATIVE if holds(ddp)), None)
+
+
+def is_reducing(ddp: DistributedDataParallel) -> bool:
+    """Whether a module's DDP has a reducer at all (with every all-reduce delayed it has none)."""
+    return "reducer" in ddp.__dict__
+
+
+def group_timeout(group: dist.ProcessGroup) -> timedelta:
+    """How long the group's collectives may take."""
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
+    found = getattr(options, "_timeout", None)
+    return found if isinstance(found, timedelta) else c10d.default_pg_timeout
