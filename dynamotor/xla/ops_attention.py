@@ -1,0 +1,77 @@
+"""Scaled dot product attention, forward and backward, in aten's CPU form: (output, log of the sum of exponentials of each row).
+
+`F.scaled_dot_product_attention` on an XLA tensor reaches these through composites.py.
+
+>>> torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from .dtypes import LOW_PRECISION
+from .lowering import Unsupported, op
+from .numerics import matmul_precision, on_cpu, wide
+
+aten = torch.ops.aten
+
+
+def _einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """A product that gives float32 (float64 for float64) from low precision."""
+    if x.dtype in LOW_PRECISION and x.dtype == y.dtype and not on_cpu():
+        return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+    x, y = wide(x), wide(y)
+    return jnp.einsum(subscripts, x, y, precision=matmul_precision(jnp.result_type(x, y)))
+
+
+def _scores(query: jax.Array, key: jax.Array, mask: jax.Array | None, is_causal: bool, scale: float) -> jax.Array:
+    """(B, H, L, S): scaled products, -inf where hidden. A boolean mask shows where it is True, another one is added."""
+    scores = _einsum("bhld,bhsd->bhls", query, key) * scale
+    if is_causal:
+        shown = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
+        scores = jnp.where(shown, scores, -jnp.inf)
+    if mask is None:
+        return scores
+    return jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + wide(mask)
+
+
+def _scale(query: jax.Array, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _check(dropout_p: float, query: jax.Array, key: jax.Array) -> None:
+    if dropout_p:
+        raise Unsupported("aten's CPU attention has no dropout")
+    if query.shape[1] != key.shape[1]:
+        raise Unsupported("key and value have fewer heads than query")
+
+
+@op(aten._scaled_dot_product_flash_attention_for_cpu)
+def _attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    """Rows that see nothing give zero, and 0 as their log-sum."""
+    _check(dropout_p, query, key)
+    scores = _scores(query, key, attn_mask, is_causal, _scale(query, scale))
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    blind = top == -jnp.inf
+    weights = jnp.exp(scores - jnp.where(blind, 0, top))
+    total = jnp.where(blind, 1, jnp.sum(weights, axis=-1, keepdims=True))
+    output = _einsum("bhls,bhsd->bhld", weights.astype(value.dtype), value) / total
+    return output, jnp.where(blind, 0, top + jnp.log(total))[..., 0]
+
+
+@op(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+def _attention_backward(grad, query, key, value, output, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
+    """The weights are calculated again from the log-sums, as in FlashAttention (Dao et al., 2022)."""
+    _check(dropout_p, query, key)
+    scale = _scale(query, scale)
+    weights = jnp.exp(_scores(query, key, attn_mask, is_causal, scale) - logsumexp[..., None])
+    delta = jnp.sum(wide(grad) * wide(output), axis=-1, keepdims=True)
+    slope = weights * (_einsum("bhld,bhsd->bhls", grad, value) - delta) * scale
+    weights, slope = weights.astype(query.dtype), slope.astype(query.dtype)
+    return (_einsum("bhls,bhsd->bhld", slope, key),
+            _einsum("bhls,bhld->bhsd", slope, query),
+            _einsum("bhls,bhld->bhsd", weights, grad))
