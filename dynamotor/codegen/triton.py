@@ -1,0 +1,89 @@
+"""Triton for fused loop kernels: the launches of a kernel, each a function that equal kernels share.
+
+>>> functions, steps = expand(program)      # the program's loop steps as launches over more buffers
+
+The functions are text; runtime/triton_build.py makes GPU code of them, runtime/triton_interpret.py runs them without a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..graph.spec import TensorSpec
+from ..lower.ir import Kernel, loads_of
+from ..lower.program import Buffer, LoopStep, Program, Step
+from .cpp import structure
+from .triton_kernel import Piece, TritonFunction, emit_function
+from .triton_plan import plan_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class TritonStep(LoopStep):
+    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams."""
+
+    function: TritonFunction | None = None
+
+
+_memo: dict[str, TritonFunction] = {}
+
+
+def emit_piece(piece: Piece) -> TritonFunction:
+    """The function of one launch; launches of equal structure give the same one."""
+    key = f"{_canonical(piece)}\n{piece.plan}"
+    found = _memo.get(key)
+    if found is None:
+        if len(_memo) > 4096:
+            _memo.clear()
+        found = _memo[key] = _named(piece)
+    return found
+
+
+def _canonical(piece: Piece) -> str:
+    """A key without the names of buffers and variables."""
+    order = {p[0]: n for n, p in enumerate(piece.params)}
+    return f"{structure(piece.kernel)}\n{[(n, order[b]) for n, b in piece.partial.items()]}"
+
+
+def _named(piece: Piece) -> TritonFunction:
+    """The function under a name that hashes its text."""
+    draft = emit_function(piece, "kernel")
+    digest = hashlib.sha256(f"{draft.source}{draft.signature}{draft.warps}".encode()).hexdigest()[:12]
+    return emit_function(piece, f"k{digest}")
+
+
+def expand(program: Program) -> Program:
+    """The program with each loop step replaced by its launches, and buffers for what they hand to each other."""
+    buffers = dict(program.buffers)
+
+    def new_buffer(spec: TensorSpec) -> str:
+        name = f"part{len(buffers)}"
+        buffers[name] = Buffer(name, spec, "temp")
+        return name
+
+    steps: list[Step] = []
+    for step in program.steps:
+        steps += _launches(step, new_buffer) if isinstance(step, LoopStep) else [step]
+    return Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)
+
+
+def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
+    pieces = plan_kernel(step.kernel, new_buffer)
+    for piece in pieces:
+        function = emit_piece(piece)
+        yield TritonStep(
+            piece.kernel,
+            tuple(p[0] for p in piece.params),
+            _reads(piece.kernel),
+            tuple(p[0] for p in piece.params if p[2]),
+            step.inplace if len(pieces) == 1 else (),
+            piece.kernel.streams(),
+            step.note,
+            False,
+            function,
+        )
+
+
+def _reads(kernel: Kernel) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))

@@ -1,0 +1,279 @@
+"""Statements of one Triton kernel: tiles, and where each expression is computed.
+
+A tile has one or two axes, `x` and `r`; a value spans the axes that its variables lie on (none: one number). A scope is a
+stretch of text in which some loop variables are bound; what does not depend on those of a loop is computed before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..graph.spec import contiguous_stride, numel
+from ..lower.index import Div, Index, Loaded, Mod, Var
+from ..lower.ir import BOOL, I64, Expr, Store, make
+from .triton_ops import COMPUTE, MEMORY, literal, operation
+
+Axes = frozenset[str]
+NOTHING: Axes = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a tile: `block` consecutive positions of the flat index over `vars`.
+
+    exact: positions never lie behind the end, so that no mask is needed.
+    """
+
+    name: str
+    vars: tuple[Var, ...]
+    block: int
+    exact: bool
+
+    @property
+    def size(self) -> int:
+        return numel(v.size for v in self.vars)
+
+    @staticmethod
+    def of(name: str, variables: Iterable[Var], block: int, exact: bool | None = None) -> Axis:
+        """The axis over these variables, the last one fastest."""
+        found = tuple(variables)
+        size = numel(v.size for v in found)
+        return Axis(name, found, block, size % block == 0 if exact is None else exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A value in the text: its name and the axes that it spans."""
+
+    text: str
+    axes: Axes
+
+
+class Scope:
+    """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not touched."""
+
+    def __init__(self, parent: Scope | None = None, bound: Mapping[Var, Name] | None = None, closed: bool = False,
+                 masks: tuple[Name, ...] = (), indent: int = 1) -> None:
+        self.parent, self.closed = parent, closed
+        self.own = dict(bound or {})
+        self.bound: dict[Var, Name] = {**(parent.bound if parent else {}), **self.own}
+        self.masks: tuple[Name, ...] = (*(parent.masks if parent else ()), *masks)
+        self.values: dict[Expr, Name] = {}
+        self.indent = indent
+        self.lines: list[str] = parent.lines if closed and parent else []
+
+    def find(self, e: Expr) -> Name | None:
+        """A value that is already there."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope.values.get(e)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+    def line(self, text: str) -> None:
+        """Append a line."""
+        self.lines.append("    " * self.indent + text)
+
+
+class TileBody:
+    """Emits the expressions of one kernel."""
+
+    def __init__(self, pointers: Mapping[str, str], streams: tuple[int, ...], axes: tuple[Axis, ...], exprs: Iterable[Expr],
+                 wide: bool) -> None:
+        self.pointers, self.streams, self.wide = pointers, streams, wide
+        self.axes = {axis.name: axis for axis in axes}
+        self.order = tuple(axis.name for axis in axes)
+        self.scratch: dict[int, Expr] = {}  # kept values of a row that are computed again in later loops
+        self.checks = False
+        self.count = 0
+        rounding = ("trunc", "floor", "ceil", "round", "cast")
+        self.exact_divisions = {a for e in exprs if e.op in rounding and not (e.op == "cast" and e.dtype.is_floating_point)
+                                for a in e.args if isinstance(a, Expr) and a.op == "div" and a.dtype.is_floating_point}
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    # -- axes --------------------------------------------------------------------------------------------------------
+    def expanded(self, text: str, axis: str) -> str:
+        """A one-dimensional range put on its axis of the tile."""
+        if len(self.order) == 1:
+            return text
+        return f"({text})[:, None]" if axis == self.order[0] else f"({text})[None, :]"
+
+    def bind(self, axis: Axis, start: str, scope: Scope) -> tuple[dict[Var, Name], tuple[Name, ...]]:
+        """Lines that give the positions of a tile from `start` on; the variables' names, and the mask if one is needed."""
+        name = axis.name
+        positions = self.expanded(f"tl.arange(0, {axis.block})", name)
+        at = f"{start} + {positions}" if start else positions
+        scope.line(f"{name} = ({at}).to(tl.int64)" if self.wide else f"{name} = {at}")
+        span = frozenset((name,))
+        masks: tuple[Name, ...] = ()
+        if not axis.exact:
+            scope.line(f"{name}_in = {name} < {axis.size}")
+            masks = (Name(f"{name}_in", span),)
+        bound = {}
+        for v, step in zip(axis.vars, contiguous_stride([v.size for v in axis.vars]), strict=True):
+            if v.size == 1:
+                bound[v] = Name("0", NOTHING)
+                continue
+            text = name if step == 1 else f"({name} // {step})"
+            if numel(w.size for w in axis.vars[: axis.vars.index(v)]) > 1:
+                text = f"{text} % {v.size}"
+            if text != name:
+                scope.line(f"{name}{axis.vars.index(v)} = {text}")
+                text = f"{name}{axis.vars.index(v)}"
+            bound[v] = Name(text, span)
+        return bound, masks
+
+    def spread(self, text: str, have: Axes, want: Axes) -> str:
+        """An index that spans at least `want`."""
+        missing = [a for a in self.order if a in want - have]
+        return " + ".join([text, *(f"{a} * 0" for a in missing)])
+
+    def full_tile(self, name: Name) -> str:
+        """The value broadcast to the whole tile."""
+        if name.axes == frozenset(self.order):
+            return name.text
+        shape = ", ".join(str(self.axes[a].block) for a in self.order)
+        return f"tl.broadcast_to({name.text}, [{shape}])"
+
+    def mask(self, scope: Scope, axes: Axes) -> tuple[str, Axes]:
+        """The mask of an access that spans `axes`; a condition masks every access."""
+        parts = [m for m in scope.masks if not m.text.endswith("_in") or m.axes <= axes]
+        return " & ".join(m.text for m in parts), frozenset().union(*(m.axes for m in parts)) if parts else NOTHING
+
+    # -- indices -----------------------------------------------------------------------------------------------------
+    def index(self, index: Index, scope: Scope) -> Name:
+        """An index as text."""
+        parts: list[str] = []
+        axes: Axes = NOTHING
+        terms = dict(index.terms)
+        for axis in self.axes.values():  # all of an axis in order: its flat position, which needs no division
+            loops = [v for v in axis.vars if v.size > 1]
+            steps = contiguous_stride([v.size for v in loops])
+            c = terms.get(loops[-1], 0) if loops else 0
+            if len(loops) > 1 and c and all(terms.get(v) == c * step for v, step in zip(loops, steps, strict=True)):
+                parts.append(axis.name if c == 1 else f"{axis.name} * {c}")
+                axes |= {axis.name}
+                for v in loops:
+                    del terms[v]
+        for atom, c in terms.items():
+            found = self.atom(atom, scope)
+            axes |= found.axes
+            parts.append(found.text if c == 1 else f"{found.text} * {c}")
+        if index.const or not parts:
+            parts.append(str(index.const))
+        return Name(" + ".join(parts).replace("+ -", "- "), axes)
+
+    def atom(self, atom: Var | Div | Mod | Loaded, scope: Scope) -> Name:
+        """One term of an index."""
+        if isinstance(atom, Var):
+            return scope.bound[atom]
+        if isinstance(atom, Loaded):
+            return self.value(atom.expr, scope)
+        base = self.index(atom.base, scope)
+        low = atom.base.bounds[0]
+        if low < 0:  # `//` and `%` round towards zero on a GPU
+            lift = -(low // atom.n) * atom.n
+            base = Name(f"{base.text} + {lift}", base.axes)
+            if isinstance(atom, Div):
+                return Name(f"(({base.text}) // {atom.n} - {lift // atom.n})", base.axes)
+        return Name(f"(({base.text}) {'//' if isinstance(atom, Div) else '%'} {atom.n})", base.axes)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+    def value(self, e: Expr, scope: Scope) -> Name:
+        """The name of e as seen from `scope`."""
+        found = scope.find(e)
+        if found is None:
+            home = scope
+            while not home.closed and home.parent is not None and not (e.vars & home.own.keys()):
+                home = home.parent
+            found = home.values[e] = self.compute(e, home)
+        return found
+
+    def compute(self, e: Expr, scope: Scope) -> Name:
+        """Emit e into its scope."""
+        special = getattr(self, f"_{e.op}", None)
+        if special is not None:
+            return special(e, scope)
+        operands = [self.value(a, scope) for a in e.args if isinstance(a, Expr)]
+        texts = [o.text for o in operands]
+        text = f"libdevice.div_rn({texts[0]}, {texts[1]})" if e in self.exact_divisions else operation(e, texts)
+        return self.define(text, frozenset().union(*(o.axes for o in operands)), scope)
+
+    def define(self, text: str, axes: Axes, scope: Scope) -> Name:
+        """Give a text a name."""
+        name = self.fresh()
+        scope.line(f"{name} = {text}")
+        return Name(name, axes)
+
+    def _const(self, e: Expr, scope: Scope) -> Name:
+        return self.define(f"tl.full((), {literal(e.args[0], e.dtype)}, {COMPUTE[e.dtype]})", NOTHING, scope)
+
+    def _load(self, e: Expr, scope: Scope) -> Name:
+        buffer, index, memory = e.args
+        at = self.index(index, scope)
+        mask, mask_axes = self.mask(scope, at.axes)
+        text = f"tl.load({self.pointers[buffer]} + ({self.spread(at.text, at.axes, mask_axes)})"
+        text += f", {mask}, 0)" if mask else ")"
+        if memory is BOOL:
+            text += ".to(tl.int1)"
+        elif MEMORY[memory] != COMPUTE[e.dtype]:
+            text += f".to({COMPUTE[e.dtype]})"
+        return self.define(text, at.axes | mask_axes, scope)
+
+    def _index(self, e: Expr, scope: Scope) -> Name:
+        at = self.index(e.args[0], scope)
+        return self.define(f"({at.text}).to({COMPUTE[e.dtype]})", at.axes, scope)
+
+    def _rand(self, e: Expr, scope: Scope) -> Name:
+        seed, stream, linear = e.args
+        at = self.index(linear, scope)
+        text = at.text if at.axes else f"tl.full((), {at.text}, tl.int32)"
+        key = self.value(seed, scope).text
+        return self.define(f"uniform({key}, s{self.streams.index(stream)}, {text})", at.axes, scope)
+
+    def _scratch(self, e: Expr, scope: Scope) -> Name:
+        return self.value(self.scratch[e.args[0]], scope)
+
+    def _wrap_index(self, e: Expr, scope: Scope) -> Name:
+        """A position along a dimension; one outside of it is an error of the program that is compiled."""
+        x, size, wrap = e.args
+        given = self.value(x, scope)
+        from_end = f"tl.where({given.text} < 0, {given.text} + {size}, {given.text})"
+        place = self.define(from_end, given.axes, scope) if wrap else given
+        test = self.define(f"({place.text} >= 0) & ({place.text} < {size})", given.axes, scope)
+        mask, mask_axes = self.mask(scope, given.axes)
+        seen = f"{test.text} | ({mask} == 0)" if mask else test.text
+        scope.line(f'tl.device_assert({seen}, "index out of range in self")')
+        self.checks = True
+        kind = COMPUTE[I64] if self.wide else "tl.int32"
+        return self.define(f"tl.where({test.text}, {place.text}, 0).to({kind})", given.axes, scope)
+
+    def _masked(self, e: Expr, scope: Scope) -> Name:
+        """Each branch touches memory only where it is the one wanted."""
+        condition, body, other = e.args
+        test = self.value(condition, scope)
+        no = self.define(f"{test.text} == 0", test.axes, scope)
+        branches = []
+        for branch, when in ((body, test), (other, no)):
+            inner = Scope(scope, closed=True, masks=(when,), indent=scope.indent)
+            branches.append(self.value(branch, inner))
+        axes = test.axes.union(*(b.axes for b in branches))
+        return self.define(f"tl.where({test.text}, {branches[0].text}, {branches[1].text})", axes, scope)
+
+    # -- statements --------------------------------------------------------------------------------------------------
+    def store(self, s: Store, scope: Scope, known: bool) -> None:
+        """Emit one store. known: later reads of the same element may use the value."""
+        value, at = self.value(s.expr, scope), self.index(s.index, scope)
+        mask, mask_axes = self.mask(scope, at.axes)
+        want = at.axes | value.axes | mask_axes
+        text = value.text if s.memory is BOOL else f"{value.text}.to({MEMORY[s.memory]})"
+        place = f"{self.pointers[s.buffer]} + ({self.spread(at.text, at.axes, want)})"
+        scope.line(f"tl.store({place}, {text}{f', {mask}' if mask else ''})")
+        if known and COMPUTE[s.expr.dtype] == MEMORY[s.memory]:
+            scope.values.setdefault(make("load", (s.buffer, s.index, s.memory), s.expr.dtype), value)

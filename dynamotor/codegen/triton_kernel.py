@@ -1,0 +1,308 @@
+"""The Triton function of one kernel under a plan: how its tiles walk over the two axes.
+
+    map      every position on its own; one axis, or two where accesses are contiguous along different variables
+    rows     tiles of rows `x`; each phase is one pass over `r`, whole in registers or in a loop; `chunks` share a row
+    across   few programs loop over all rows and put sums across them aside, which another kernel adds up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..lower.index import Var
+from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, loads_of, make, walk
+from .triton_body import NOTHING, Axis, Name, Scope, TileBody
+from .triton_ops import COMPUTE, POINTER, across_tile, combine, reduce_start
+
+ROW, FINAL, ONCE = Var("@row", 0), Var("@final", 0), Var("@once", 0)
+Params = tuple[tuple[str, object, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a kernel's loops become programs of a grid.
+
+    r: the second axis (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs that share a
+    row (rows), or all programs (across); per_chunk: positions of r, or of x, that each takes.
+    """
+
+    form: Literal["map", "rows", "across"]
+    x: Axis
+    r: Axis | None = None
+    looped: bool = False
+    chunks: int = 1
+    per_chunk: int = 0
+    warps: int = 4
+    wide: bool = False
+
+    @property
+    def grid(self) -> int:
+        """Programs of one launch."""
+        across_x = -(-self.x.size // self.x.block)
+        if self.form == "across":
+            return self.chunks
+        if self.form == "map" and self.r is not None:
+            return across_x * -(-self.r.size // self.r.block)
+        return across_x * self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One launch: a kernel under a plan. partial: reduction → the buffer that takes what each chunk has gathered."""
+
+    kernel: Kernel
+    plan: Plan
+    partial: Mapping[int, str]
+    params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class TritonFunction:
+    """A function of pointers `p0...` and random streams `s0...`, and how it is launched."""
+
+    name: str
+    source: str
+    signature: tuple[str, ...]
+    grid: int
+    warps: int
+    checks: bool = False
+
+
+class TileEmitter:
+    """Writes one function."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.kernel, self.plan, self.partial, self.params = piece.kernel, piece.plan, piece.partial, piece.params
+        self.pointers = {p[0]: f"p{n}" for n, p in enumerate(piece.params)}
+        self.exprs = list(walk(*(s.expr for s in self.kernel.statements())))
+        self.accs: dict[int, list[Expr]] = {}
+        for e in self.exprs:
+            if e.op == "acc":
+                self.accs.setdefault(e.args[0], []).append(e)
+        axes = (self.plan.x,) if self.plan.r is None else (self.plan.x, self.plan.r)
+        self.streams = self.kernel.streams()
+        self.body = TileBody(self.pointers, self.streams, axes, self.exprs, self.plan.wide)
+        self.written: set[str] = set()
+
+    def function(self, name: str) -> TritonFunction:
+        """The whole function."""
+        top = Scope()
+        top.line("pid = tl.program_id(0)" + (".to(tl.int64)" if self.plan.wide else ""))
+        {"map": self._map, "rows": self._rows, "across": self._across}[self.plan.form](top)
+        arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(self.streams)))]
+        text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *top.lines]) + "\n"
+        signature = (*(POINTER[p[1]] for p in self.params), *("i64" for _ in self.streams))
+        return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
+
+    # -- forms -------------------------------------------------------------------------------------------------------
+    def _map(self, top: Scope) -> None:
+        plan = self.plan
+        if plan.r is None:
+            bound, masks = self.body.bind(plan.x, f"pid * {plan.x.block}", top)
+        else:
+            tiles = -(-plan.r.size // plan.r.block)
+            bound, masks = self.body.bind(plan.x, f"(pid // {tiles}) * {plan.x.block}", top)
+            more, more_masks = self.body.bind(plan.r, f"(pid % {tiles}) * {plan.r.block}", top)
+            bound, masks = {**bound, **more}, (*masks, *more_masks)
+        scope = self._open(top, bound, masks, 1, FINAL, ONCE, ROW)
+        for s in self.kernel.statements():
+            self.body.store(s, scope, known=True)
+        top.lines += scope.lines
+
+    def _rows(self, top: Scope) -> None:
+        """Tiles of rows; with chunks, each program takes a part of its rows and leaves what it gathered in memory."""
+        plan = self.plan
+        tiles = -(-plan.x.size // plan.x.block)
+        at = "pid" if plan.chunks == 1 else f"(pid % {tiles})"
+        if plan.chunks > 1:
+            top.line(f"chunk = pid // {tiles}")
+        bound, masks = self.body.bind(plan.x, f"{at} * {plan.x.block}", top)
+        row = self._open(top, bound, masks, 1, ROW, FINAL, ONCE)
+        self._passes(row)
+        if plan.chunks > 1:
+            for n, buffer in self.partial.items():
+                value = row.values[self._acc(n)]
+                mask, _ = self.body.mask(row, frozenset("x"))
+                place = f"{self.pointers[buffer]} + (chunk * {plan.x.size} + x)"
+                row.line(f"tl.store({place}, tl.broadcast_to({value.text}, [{plan.x.block}, 1]){', ' + mask if mask else ''})")
+        else:
+            for s in (*self.kernel.final, *self.kernel.final_once):
+                self._statement(s, row)
+        top.lines += row.lines
+
+    def _across(self, top: Scope) -> None:
+        """A loop over this program's rows; accumulators over the lanes of r, or one number each."""
+        plan = self.plan
+        lanes = [s for p in self.kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
+        numbers = [s for p in self.kernel.phases for s in p.row if isinstance(s, Reduce) and s.across]
+        outside = top
+        if not plan.looped:
+            bound, masks = self.body.bind(plan.r, "", top)
+            outside = self._open(top, bound, masks, 1)
+        for s in (*lanes, *numbers):
+            width = plan.r.block if s in lanes else 1
+            start = reduce_start(s.kind, s.expr.dtype)
+            outside.line(f"a{s.id} = tl.full([{plan.x.block}, {width}], {start}, {COMPUTE[s.expr.dtype]})")
+        loop = Scope(outside, indent=2)
+        bound, masks = self.body.bind(plan.x, f"(pid * {plan.per_chunk} + step)", loop)
+        row = self._open(outside, bound, masks, 2, ROW)
+        self._passes(row)
+        outside.line(f"for step in range(0, {plan.per_chunk}, {plan.x.block}):")
+        outside.lines += [*loop.lines, *row.lines]
+        for s in (*lanes, *numbers):
+            total = self.body.define(across_tile(s.kind, s.expr.dtype, f"a{s.id}", 0), NOTHING, outside)
+            pointer = self.pointers[self.partial[s.id]]
+            if s in lanes:
+                mask, _ = self.body.mask(outside, frozenset("r"))
+                outside.line(f"tl.store({pointer} + (pid * {plan.r.size} + r), {total.text}{', ' + mask if mask else ''})")
+            else:
+                outside.line(f"tl.store({pointer} + (pid + tl.zeros([1, 1], tl.int32)), {total.text})")
+        if outside is not top:
+            top.lines += outside.lines
+
+    @staticmethod
+    def _open(parent: Scope, bound: Mapping[Var, Name], masks: tuple[Name, ...], indent: int, *pseudo: Var) -> Scope:
+        """A scope that binds loop variables, and says which accumulators may be read in it."""
+        return Scope(parent, {**bound, **{v: Name("", NOTHING) for v in pseudo}}, masks=masks, indent=indent)
+
+    # -- passes over a row -------------------------------------------------------------------------------------------
+    def _passes(self, row: Scope) -> None:
+        """The phases of a tile of rows."""
+        plan = self.plan
+        inner = row
+        if not plan.looped and plan.form == "rows":
+            bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk}" if plan.chunks > 1 else "", row)
+            inner = self._open(row, bound, masks, row.indent)
+            inner.lines = row.lines
+        for phase in self.kernel.phases:
+            if not plan.looped:
+                for s in phase.inner:
+                    self._statement(s, inner, row)
+            elif phase.inner:
+                self._loop(phase, row)
+            for s in phase.row:
+                self._statement(s, row)
+
+    def _loop(self, phase: Phase, row: Scope) -> None:
+        """One pass in tiles of r."""
+        plan = self.plan
+        if any(e.args[0] in self.written for s in phase.inner for e in loads_of(s.expr)):
+            row.line("tl.debug_barrier()")  # other threads have written what this pass reads
+        head = Scope(row, indent=row.indent + 1)
+        shared = plan.form == "rows" and plan.chunks > 1
+        bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk} + base" if shared else "base", head)
+        inner = self._open(row, bound, masks, row.indent + 1)
+        reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
+        for s in reductions:
+            tile = f"[{plan.x.block}, {plan.r.block}]"
+            dtype = "tl.int32" if s.position is not None and s.expr.dtype is BOOL else COMPUTE[s.expr.dtype]
+            row.line(f"a{s.id} = tl.full({tile}, {self._start(s)}, {dtype})")
+            if s.position is not None:
+                row.line(f"at{s.id} = tl.full({tile}, {self._last_position}, {self._position_type})")
+        for s in phase.inner:
+            if s in reductions:
+                self._accumulate(s, inner)
+            else:
+                self._statement(s, inner, row)
+        row.line(f"for base in range(0, {plan.per_chunk if shared else plan.r.size}, {plan.r.block}):")
+        row.lines += [*head.lines, *inner.lines]
+        for s in reductions:
+            self._collect(s, f"a{s.id}", f"at{s.id}", row)
+        self.written |= {s.buffer for s in phase.inner if isinstance(s, Store)}
+
+    def _statement(self, s: Statement, scope: Scope, row: Scope | None = None) -> None:
+        if isinstance(s, Store):
+            self.body.store(s, scope, known=not self.plan.looped)
+        elif isinstance(s, Scratch):
+            self.body.scratch[s.id] = s.expr
+        elif s.across:
+            value = self._masked_tile(s, scope, lanes=row is not None)
+            scope.line(f"a{s.id} = {combine(s.kind, s.expr.dtype, f'a{s.id}', value)}")
+        else:
+            value = self._masked_tile(s, scope, lanes=True)
+            if s.position is None:
+                self._complete(s, across_tile(s.kind, s.expr.dtype, value, 1), row)
+                return
+            tile = self.body.define(value, NOTHING, scope)
+            at = self.body.index(s.position, scope)
+            positions = self.body.full_tile(self.body.define(f"({at.text}).to({self._position_type})", at.axes, scope))
+            self._collect(s, tile.text, positions, row, masked=scope)
+
+    # -- reductions --------------------------------------------------------------------------------------------------
+    @property
+    def _position_type(self) -> str:
+        return "tl.int64" if self.plan.wide else "tl.int32"
+
+    @property
+    def _last_position(self) -> int:
+        return (1 << 63 if self.plan.wide else 1 << 31) - 1
+
+    def _acc(self, number: int) -> Expr:
+        """Stands for a reduction's result where nothing reads it in this kernel."""
+        found = self.accs.get(number)
+        return found[0] if found else make("acc", (number, "row", None), BOOL)
+
+    def _start(self, s: Reduce) -> str:
+        """The neutral element; positions of booleans compare as integers."""
+        if s.position is not None and s.expr.dtype is BOOL:
+            return "-1" if s.kind == "argmax" else "2"
+        return reduce_start(s.kind, s.expr.dtype)
+
+    def _masked_tile(self, s: Reduce, scope: Scope, lanes: bool) -> str:
+        """The value as a whole tile, neutral where the tile lies outside of what is reduced."""
+        value = self.body.value(s.expr, scope)
+        if s.position is not None and s.expr.dtype is BOOL:
+            value = Name(f"{value.text}.to(tl.int32)", value.axes)
+        text = self.body.full_tile(value) if lanes else f"tl.broadcast_to({value.text}, [{self.plan.x.block}, 1])"
+        reduced = {"x"} if s.across else {"r"}
+        mask = " & ".join(m.text for m in scope.masks if m.text.endswith("_in") and m.axes <= reduced)
+        return f"tl.where({mask}, {text}, {self._start(s)})" if mask else text
+
+    def _accumulate(self, s: Reduce, scope: Scope) -> None:
+        """One tile of a loop into the accumulator."""
+        value = self._masked_tile(s, scope, lanes=True)
+        best, at = f"a{s.id}", f"at{s.id}"
+        if s.position is None:
+            scope.line(f"{best} = {combine(s.kind, s.expr.dtype, best, value)}")
+            return
+        tile = self.body.define(value, NOTHING, scope).text
+        index = self.body.index(s.position, scope)
+        here = self.body.full_tile(self.body.define(f"({index.text}).to({self._position_type})", index.axes, scope))
+        mask, _ = self.body.mask(scope, frozenset("r"))
+        if mask:
+            here = self.body.define(f"tl.where({mask}, {here}, {self._last_position})", NOTHING, scope).text
+        sign = ">" if s.kind == "argmax" else "<"
+        both_nan = f"(({tile} != {tile}) & ({best} != {best}))"
+        tie = f"(({tile} == {best}) | {both_nan}) & ({here} < {at})"
+        better = self.body.define(f"({tile} {sign} {best}) | (({tile} != {tile}) & ({best} == {best})) | ({tie})", NOTHING, scope)
+        scope.line(f"{best} = tl.where({better.text}, {tile}, {best})")
+        scope.line(f"{at} = tl.where({better.text}, {here}, {at})")
+
+    def _collect(self, s: Reduce, tile: str, positions: str, row: Scope, masked: Scope | None = None) -> None:
+        """One value a row from a tile of accumulators."""
+        if s.position is None:
+            self._complete(s, across_tile(s.kind, s.expr.dtype, tile, 1), row)
+            return
+        kind = s.kind[3:]
+        is_float = s.expr.dtype.is_floating_point
+        over = f"tl.reduce({tile}, 1, {kind}imum)" if is_float else f"tl.{kind}({tile}, 1)"
+        best = self.body.define(f"tl.expand_dims({over}, 1)", frozenset("x"), row).text
+        hit = f"({tile} == {best}) | (({tile} != {tile}) & ({best} != {best}))"
+        mask = self.body.mask(masked, frozenset("r"))[0] if masked is not None else ""
+        found = f"tl.where({f'({hit}) & {mask}' if mask else hit}, {positions}, {self._last_position})"
+        self._complete(s, f"tl.expand_dims(tl.min({found}, 1), 1).to(tl.int64)", row)
+
+    def _complete(self, s: Reduce, text: str, row: Scope) -> None:
+        """The reduction's result is known to the row from now on."""
+        name = self.body.define(text, frozenset("x"), row)
+        row.values[self._acc(s.id)] = name
+        for e in self.accs.get(s.id, ()):
+            row.values[e] = name
+
+
+def emit_function(piece: Piece, name: str) -> TritonFunction:
+    """The Triton function of one piece."""
+    return TileEmitter(piece).function(name)
+

@@ -1,0 +1,209 @@
+"""Triton text of each operation of the loop IR: one row an op, and the helper functions that all kernels may call.
+
+>>> operation(op("mul", x, const(2.0, F32)), ["v1", "c0"])
+'v1 * c0'
+
+The same text runs on the GPU and, under TRITON_INTERPRET=1, in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..base.errors import InternalError
+from ..lower.ir import BOOL, COMPUTE_TYPE, F32, F64, I32, I64, Expr
+
+COMPUTE = {F32: "tl.float32", F64: "tl.float64", I32: "tl.int32", I64: "tl.int64", BOOL: "tl.int1"}
+POINTER = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+MEMORY = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.int16: "tl.int16",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+
+TEXT: dict[str, str] = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "xor": "{0} ^ {1}",
+    "bitnot": "~{0}",
+    "not": "{0} == 0",
+    "abs": "tl.abs({0})",
+    "max": "maximum({0}, {1})",
+    "min": "minimum({0}, {1})",
+    "select": "tl.where({0}, {1}, {2})",
+    "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "exp": "tl.exp({0})",
+    "floor": "tl.floor({0})",
+    "ceil": "tl.ceil({0})",
+    "round": "libdevice.rint({0})",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+}
+_ONE = """exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf erfc erfinv
+trunc lgamma"""
+for _name in _ONE.split():
+    TEXT[_name] = f"libdevice.{_name}({{0}})"
+for _name in ("pow", "atan2", "hypot", "fmod", "copysign"):
+    TEXT[_name] = f"libdevice.{_name}({{0}}, {{1}})"
+for _name in ("floordiv", "rem", "truncdiv"):
+    TEXT[f"{_name}_int"] = f"{_name}_int({{0}}, {{1}})"
+    TEXT[f"{_name}_float"] = f"{_name}_float({{0}}, {{1}})"
+
+# Functions that generated kernels call; Triton compiles only those that are called.
+HELPERS = '''
+@triton.jit
+def maximum(a, b):
+    """The larger one; NaN when either is NaN."""
+    return tl.where((a > b) | (a != a), a, b)
+
+@triton.jit
+def minimum(a, b):
+    return tl.where((a < b) | (a != a), a, b)
+
+@triton.jit
+def product(a, b):
+    return a * b
+
+@triton.jit
+def floordiv_int(a, b):
+    """Division by a positive or negative number, rounded down."""
+    q = a // b
+    r = a - q * b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+
+@triton.jit
+def truncdiv_int(a, b):
+    return a // b
+
+@triton.jit
+def rem_int(a, b):
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+@triton.jit
+def rem_float(a, b):
+    r = libdevice.fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+@triton.jit
+def floordiv_float(a, b):
+    """As aten's floor division: exact where a - fmod(a, b) divides."""
+    r = libdevice.fmod(a, b)
+    q = libdevice.div_rn(a - r, b)
+    q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+    down = tl.floor(q)
+    down = tl.where(q - down > 0.5, down + 1, down)
+    return tl.where(b == 0, libdevice.div_rn(a, b), tl.where(q == 0, libdevice.copysign(q * 0, libdevice.div_rn(a, b)), down))
+
+@triton.jit
+def uniform(seed, stream, linear):
+    """Element `linear` of dynamotor::rand: Philox4x32-10, counter (linear // 4, 0, stream, 0), lane linear % 4."""
+    block = (linear // 4).to(tl.uint32)
+    zero = block * 0
+    a, b, c, d = tl.philox(seed, block, zero, zero + stream.to(tl.uint32), zero)
+    lane = (linear % 4).to(tl.int32)
+    word = tl.where(lane == 0, a, tl.where(lane == 1, b, tl.where(lane == 2, c, d)))
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+'''
+
+
+def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A number as Python text."""
+    if dtype.is_floating_point:
+        if math.isnan(value):
+            return 'float("nan")'
+        if math.isinf(value) or (dtype is F32 and abs(value) > 3.4028235677973366e38):
+            return f'float("{"-" if value < 0 else ""}inf")'
+        return repr(torch.tensor(value, dtype=dtype).item())
+    return repr(bool(value)) if dtype is BOOL else repr(int(value))
+
+
+def operation(e: Expr, operands: list[str]) -> str:
+    """Text of e over its operands' names."""
+    name, source = e.op, e.args[0].dtype if e.args and isinstance(e.args[0], Expr) else e.dtype
+    if name == "cast":
+        return f"({operands[0]} != 0)" if e.dtype is BOOL else f"{operands[0]}.to({COMPUTE[e.dtype]})"
+    if name == "round_to":
+        return f"{operands[0]}.to({MEMORY[e.args[1]]}).to({COMPUTE[COMPUTE_TYPE[e.args[1]]]})"
+    if name in ("floordiv", "rem", "truncdiv"):
+        name += "_float" if source.is_floating_point else "_int"
+    if name in ("max", "min") and not source.is_floating_point:
+        return f"tl.{name}imum({operands[0]}, {operands[1]})"
+    text = TEXT.get(name)
+    if text is None:
+        raise InternalError(
+            "DM920",
+            f"no Triton text for the operation {name}",
+            why="a lowering uses an op that codegen/triton_ops.py lacks",
+            cure="report it; backend='aot_eager' runs without the native compiler",
+        )
+    return text.format(*operands)
+
+
+def reduce_start(kind: str, dtype: torch.dtype) -> str:
+    """The neutral element."""
+    if kind in ("sum", "any"):
+        return literal(0, dtype)
+    if kind in ("prod", "all"):
+        return literal(1, dtype)
+    low = kind in ("max", "argmax")
+    if dtype.is_floating_point:
+        return literal(-math.inf if low else math.inf, dtype)
+    if dtype is BOOL:
+        return literal(not low, dtype)
+    bits = 63 if dtype is I64 else 31
+    return str(-(1 << bits) if low else (1 << bits) - 1)
+
+
+def combine(kind: str, dtype: torch.dtype, a: str, b: str) -> str:
+    """One step of a reduction."""
+    if kind in ("max", "min"):
+        if dtype is BOOL:
+            return f"{a} | {b}" if kind == "max" else f"{a} & {b}"
+        return f"{kind}imum({a}, {b})" if dtype.is_floating_point else f"tl.{kind}imum({a}, {b})"
+    return {"sum": f"{a} + {b}", "prod": f"{a} * {b}", "any": f"{a} | {b}", "all": f"{a} & {b}"}[kind]
+
+
+def across_tile(kind: str, dtype: torch.dtype, tile: str, axis: int) -> str:
+    """A tile reduced along one axis, which stays with size 1."""
+    if dtype is BOOL:
+        over = "max" if kind in ("any", "max", "sum") else "min"
+        text = f"(tl.{over}({tile}.to(tl.int32), {axis}) != 0)"
+    elif kind == "sum":
+        text = f"tl.sum({tile}, {axis})"
+    elif kind == "prod":
+        text = f"tl.reduce({tile}, {axis}, product)"
+    elif dtype.is_floating_point:
+        text = f"tl.reduce({tile}, {axis}, {kind}imum)"
+    else:
+        text = f"tl.{kind}({tile}, {axis})"
+    return f"tl.expand_dims({text}, {axis})"

@@ -1,0 +1,301 @@
+"""How a kernel runs on a GPU: its tile sizes, and into which launches it is cut so that all multiprocessors have work.
+
+>>> [piece.plan.grid for piece in plan_kernel(kernel, new_buffer)]     # column sums: partial sums, then their sums
+[264, 12]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..graph.spec import TensorSpec, contiguous_stride, numel
+from ..lower.index import Index, Var, flatten
+from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Store, load, loads_of, rewrite, walk
+from ..lower.schedule import merge_loops
+from .triton_body import Axis
+from .triton_kernel import Piece, Plan
+
+PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
+WHOLE_ROW = 16384  # elements of a row that are kept in registers
+LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
+WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
+
+NewBuffer = Callable[[TensorSpec], str]
+
+
+class CannotPlan(Exception):
+    """This kernel has no Triton form; the text says why."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not smaller."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
+    """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the next."""
+    kernel = one_row(_plain_columns(kernel))
+    reductions = [s for s in kernel.statements() if isinstance(s, Reduce)]
+    across = [s for s in reductions if s.across]
+    if across:
+        return _across(kernel, across, new_buffer)
+    if not reductions and len(kernel.phases) == 1 and not kernel.phases[0].row and not kernel.final and not kernel.final_once:
+        return [_piece(kernel, _map(kernel))]
+    if kernel.template == "rows" and (kernel.final or kernel.final_once):
+        return _separate_final(kernel, new_buffer)
+    return _rows(kernel, new_buffer)
+
+
+# -- facts ------------------------------------------------------------------------------------------------------------
+def is_wide(kernel: Kernel) -> bool:
+    """Whether some position does not fit 32 bits."""
+    if numel(v.size for v in (*kernel.outer, *kernel.middle, *kernel.inner)) >= WIDE_FROM:
+        return True
+    for s in kernel.statements():
+        indices = [s.index] if isinstance(s, Store) else [s.position] if isinstance(s, Reduce) and s.position is not None else []
+        for index in [*indices, *(i for e in walk(s.expr) for i in e.indices())]:
+            low, high = index.bounds
+            if high >= WIDE_FROM or low <= -WIDE_FROM:
+                return True
+    return False
+
+
+def contiguous_along(kernel: Kernel, v: Var) -> int:
+    """How many wide accesses step by one along a variable."""
+    count = 0
+    for s in kernel.statements():
+        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in loads_of(s.expr))]:
+            count += index.coefficient(v) == 1
+    return count
+
+
+def _params(kernel: Kernel, given: Mapping[str, tuple[str, torch.dtype, bool]], partial: Sequence[tuple[str, torch.dtype]] = ()):
+    """Parameters of a piece, in the order of their first use: what it reads and stores, then partial results."""
+    names: dict[str, tuple[str, torch.dtype, bool]] = {}
+    for s in kernel.statements():
+        for e in loads_of(s.expr):
+            names.setdefault(e.args[0], given.get(e.args[0]) or (e.args[0], e.args[2], False))
+    for s in kernel.statements():
+        if isinstance(s, Store):
+            names[s.buffer] = (s.buffer, s.memory, True)
+    return (*names.values(), *((name, memory, True) for name, memory in partial))
+
+
+def _piece(kernel: Kernel, plan: Plan, partial: Mapping[int, tuple[str, torch.dtype]] | None = None) -> Piece:
+    partial = partial or {}
+    given = {p[0]: p for p in kernel.params}
+    kernel = replace(kernel, params=_params(kernel, given, list(partial.values())))
+    return Piece(kernel, plan, {n: name for n, (name, _) in partial.items()}, kernel.params)
+
+
+# -- maps -------------------------------------------------------------------------------------------------------------
+def _map(kernel: Kernel) -> Plan:
+    """Elementwise: one axis, or two where some accesses are contiguous along another variable than the last."""
+    loops = (*kernel.outer, *kernel.middle, *kernel.inner)
+    total = numel(v.size for v in loops)
+    wide = is_wide(kernel)
+    last = loops[-1] if loops else None
+    if last is not None and last.size >= 16:
+        others = [v for v in loops[:-1] if v.size >= 16 and _only_along(kernel, v, last)]
+        if others:
+            other = max(others, key=lambda v: (contiguous_along(kernel, v), v.size))
+            rest = [v for v in loops[:-1] if v is not other]
+            x = Axis.of("x", [*rest, other], 32, exact=None)
+            return Plan("map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide)
+    block = min(1024, max(128, power_of_two(total // (4 * PROGRAMS))))
+    return Plan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
+
+
+def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
+    """Whether some access steps by one along `v` and by more along the last variable."""
+    for s in kernel.statements():
+        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in loads_of(s.expr))]:
+            if index.coefficient(v) == 1 and index.coefficient(last) not in (0, 1):
+                return True
+    return False
+
+
+# -- rows and columns ---------------------------------------------------------------------------------------------------
+def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows") -> Plan:
+    """Tile sizes for rows `x` over `r`."""
+    rows, row = numel(v.size for v in x), numel(v.size for v in r)
+    passes = sum(1 for p in kernel.phases if p.inner)
+    columns = _strided(kernel, x, r)
+    wide = is_wide(kernel)
+    if columns:
+        x_block = min(power_of_two(rows), 64)
+        r_block = min(power_of_two(row), LOOP_TILE // x_block)
+        looped = r_block < row
+        if passes > 1 and looped and power_of_two(row) * 8 <= WHOLE_ROW:
+            looped, r_block = False, power_of_two(row)
+            x_block = max(min(x_block, WHOLE_ROW // r_block), 1)
+    else:
+        looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE and form == "rows")
+        r_block = LOOP_TILE if looped else power_of_two(row)
+        x_block = min(power_of_two(rows), max(1, 1024 // r_block))
+        while x_block > 1 and rows // x_block < PROGRAMS:
+            x_block //= 2
+    warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // 512))
+    return Plan(form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=wide)
+
+
+def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
+    """Whether memory is contiguous along the rows' last variable rather than along the row."""
+    if kernel.template == "cols":
+        return bool(x) and x[-1].size > 1
+    if not x or not r:
+        return False
+    along_x, along_r = contiguous_along(kernel, x[-1]), contiguous_along(kernel, r[-1])
+    return x[-1].size >= 8 and along_x > 2 * along_r
+
+
+def _axes(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+    """(what is kept, what each program goes through)."""
+    if kernel.template == "cols":
+        return (*kernel.outer, *kernel.inner), kernel.middle
+    return kernel.outer, kernel.inner
+
+
+def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
+    """Reductions along r, cut into chunks when there are few rows, long, and only one pass over them."""
+    x, r = _axes(kernel)
+    plan = _tile(kernel, x, r)
+    if plan.looped:
+        _check_loops(kernel)
+    tiles = -(-plan.x.size // plan.x.block)
+    reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
+    single = sum(1 for p in kernel.phases if p.inner) == 1 and all(s.position is None for s in reductions)
+    chunks = min(PROGRAMS * 2 // tiles, -(-plan.r.size // (2 * plan.r.block))) if plan.looped and single else 1
+    if chunks < 2 or not reductions:
+        return [_piece(kernel, plan)]
+    per = -(-plan.r.size // chunks)
+    per = -(-per // plan.r.block) * plan.r.block
+    chunks = -(-plan.r.size // per)
+    plan = replace(plan, chunks=chunks, per_chunk=per, r=replace(plan.r, exact=per * chunks == plan.r.size))
+    partial = _room(reductions, chunks * plan.x.size, new_buffer)
+    first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
+    chunk = Var("chunk", chunks)
+    at = flatten([Index.of(v) for v in (chunk, *x)], contiguous_stride([chunks, *(v.size for v in x)]))
+    sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in reductions)
+    rest = (*kernel.phases[0].row, *(s for p in kernel.phases[1:] for s in p.row), *kernel.final, *kernel.final_once)
+    second = Kernel("cols", x[:-1], (chunk,), x[-1:], (Phase(sums),), final=rest, params=kernel.params)
+    return [_piece(first, plan, partial), *_rows(second, new_buffer)]
+
+
+def _room(reductions: Sequence[Reduce], count: int, new_buffer: NewBuffer) -> dict[int, tuple[str, torch.dtype]]:
+    """Buffers for partial results."""
+    return {s.id: (new_buffer(TensorSpec.dense((count,), s.expr.dtype)), s.expr.dtype) for s in reductions}
+
+
+def _check_loops(kernel: Kernel) -> None:
+    """Values are computed again in later passes: what they were computed from must still be there."""
+    written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+    for s in kernel.statements():
+        if isinstance(s, Scratch) and any(e.args[0] in written for e in loads_of(s.expr)):
+            raise CannotPlan("a value of a long row is kept while what it was computed from is overwritten")
+
+
+def one_row(kernel: Kernel) -> Kernel:
+    """A sum over everything in one pass is one row, whatever loops it was cut into."""
+    if len(kernel.phases) != 1 or kernel.template != "rows" or kernel.final:
+        return kernel
+    (phase,) = kernel.phases
+    parts = {s.id: s for s in phase.inner if isinstance(s, Reduce)}
+    if not phase.row or any(s.across for s in parts.values()):
+        return kernel
+    whole: list[Reduce] = []
+    for s in phase.row:
+        if not isinstance(s, Reduce) or not s.across or s.expr.op != "acc" or s.expr.args[0] not in parts:
+            return kernel
+        whole.append(Reduce(s.id, s.kind, parts[s.expr.args[0]].expr))
+    if len({s.expr.args[0] for s in phase.row}) != len(parts):
+        return kernel
+    inner = (*whole, *(s for s in phase.inner if not isinstance(s, Reduce)))
+    loops = (*kernel.outer, *kernel.inner)
+    return merge_loops(replace(kernel, outer=(), inner=loops, phases=(Phase(inner, kernel.final_once),), final_once=()))
+
+
+def _plain_columns(kernel: Kernel) -> Kernel:
+    """Column sums are, on a GPU, reductions of rows that lie across memory: nothing lives through several of them."""
+    if kernel.template != "cols":
+        return kernel
+    inner = tuple(replace(s, across=False) if isinstance(s, Reduce) else s for s in kernel.phases[0].inner)
+    return replace(kernel, phases=(replace(kernel.phases[0], inner=inner), *kernel.phases[1:]))
+
+
+# -- sums across rows ---------------------------------------------------------------------------------------------------
+def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> list[Piece]:
+    """Rows in chunks, each with accumulators of its own; then kernels that add the chunks up and finish."""
+    x, r = _axes(kernel)
+    plan = _tile(kernel, x, r, "across")
+    lanes = [s for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
+    numbers = [s for s in across if s not in lanes]
+    if plan.looped:
+        if lanes:
+            raise CannotPlan("sums over the columns of very long rows beside sums over rows")
+        _check_loops(kernel)
+    tiles = -(-plan.x.size // plan.x.block)
+    chunks = min(tiles, PROGRAMS)
+    per = -(-tiles // chunks) * plan.x.block
+    chunks = -(-plan.x.size // per)
+    plan = replace(plan, chunks=chunks, per_chunk=per, x=replace(plan.x, exact=per * chunks == plan.x.size))
+    partial = {**_room(lanes, chunks * plan.r.size, new_buffer), **_room(numbers, chunks, new_buffer)}
+    first = replace(kernel, final=(), final_once=())
+    return [_piece(first, plan, partial), *_finish(kernel, lanes, numbers, partial, chunks, new_buffer)]
+
+
+def _finish(kernel: Kernel, lanes: Sequence[Reduce], numbers: Sequence[Reduce], partial: Mapping[int, tuple[str, torch.dtype]],
+            chunks: int, new_buffer: NewBuffer) -> list[Piece]:
+    """Kernels that add up what the chunks have gathered and do the final statements."""
+    pieces: list[Piece] = []
+    chunk = Var("chunk", chunks)
+    final = list(kernel.final)
+    once = list(kernel.final_once)
+    if numbers:
+        sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], Index.of(chunk), partial[s.id][1])) for s in numbers)
+        totals: list[Store] = []
+        for s in numbers:
+            if any(e.op == "acc" and e.args[0] == s.id for f in final for e in walk(f.expr)):
+                name = new_buffer(TensorSpec.dense((1,), s.expr.dtype))
+                totals.append(Store(name, Index({}, 0), _acc_of(final, s.id), s.expr.dtype))
+                final = [_read_total(f, s.id, name, s.expr.dtype) for f in final]
+        second = Kernel("rows", (), (), (chunk,), (Phase(sums, (*totals, *once)),), params=kernel.params)
+        pieces += _rows(second, new_buffer)
+        once = []
+    if lanes:
+        r = kernel.inner
+        at = flatten([Index.of(v) for v in (chunk, *r)], contiguous_stride([chunks, *(v.size for v in r)]))
+        sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in lanes)
+        third = Kernel("cols", r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params)
+        pieces += _rows(third, new_buffer)
+        final = []
+    return pieces + _maps_of(kernel, final, once)
+
+
+def _acc_of(statements: Sequence[Store], number: int) -> Expr:
+    return next(e for s in statements for e in walk(s.expr) if e.op == "acc" and e.args[0] == number)
+
+
+def _read_total(s: Store, number: int, name: str, dtype: torch.dtype) -> Store:
+    """A statement that reads a complete sum from memory."""
+    total = load(name, Index({}, 0), dtype)
+    return replace(s, expr=rewrite(s.expr, lambda e: total if e.op == "acc" and e.args[0] == number else None))
+
+
+def _maps_of(kernel: Kernel, final: Sequence[Store], once: Sequence[Store]) -> list[Piece]:
+    """Final statements that read no sum."""
+    pieces = []
+    for statements, loops in ((final, kernel.inner), (once, ())):
+        if statements:
+            k = Kernel("rows", loops[:-1], (), loops[-1:], (Phase(tuple(statements)),), params=kernel.params)
+            pieces.append(_piece(k, _map(k)))
+    return pieces
+
+
+def _separate_final(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
+    """Statements over the row's positions alone that share a kernel with rows."""
+    rest = replace(kernel, final=(), final_once=())
+    return [*_rows(rest, new_buffer), *_maps_of(kernel, kernel.final, kernel.final_once)]

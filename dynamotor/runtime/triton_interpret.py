@@ -1,0 +1,101 @@
+"""Runs generated Triton functions in Triton's interpreter, on CPU tensors: how kernels are tested without a GPU.
+
+>>> kernel = make_interpreted(source, "k0", grid=4)      # TRITON_INTERPRET=1 must be set before triton is imported
+>>> kernel(x, y)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..base.errors import BuildError
+
+_FROM_TORCH = (
+    *("exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "erfinv", "trunc", "lgamma"),
+    *("pow", "atan2", "hypot", "fmod", "copysign"),
+)
+
+
+def available() -> bool:
+    """Whether triton is there and was imported as an interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret) and type(_standard().sum).__name__ == "InterpretedFunction"
+
+
+def _standard() -> types.ModuleType:
+    import triton.language.standard
+
+    return triton.language.standard
+
+
+def _libdevice() -> types.SimpleNamespace:
+    """CUDA's mathematical library by way of torch: the interpreter has none."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterOptions, TensorHandle, interpreter_builder
+
+    interpreter_builder.options = InterpreterOptions(debug=True, sanitize_overflow=False)  # assertions are evaluated
+
+    def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            data = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) for a in args]
+            shape = args[0].handle.data.shape
+            result = function(*data).numpy().reshape(np.broadcast_shapes(shape, *(a.handle.data.shape for a in args)))
+            handle = TensorHandle(result, args[0].handle.dtype.scalar)
+            kind = tl.block_type(args[0].dtype, list(result.shape)) if result.shape else args[0].dtype
+            return tl.tensor(handle, kind)
+
+        return call
+
+    table = {name: wrap(getattr(torch, name)) for name in _FROM_TORCH}
+    return types.SimpleNamespace(**table, rint=wrap(torch.round), div_rn=wrap(torch.div))
+
+
+class Interpreted:
+    """One function of the interpreter with its grid; IndexError for a position out of range."""
+
+    def __init__(self, function: Any, grid: int, numbers: tuple[int, ...]) -> None:
+        self._function, self._grid, self._numbers = function, grid, numbers
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                self._function[(self._grid,)](*tensors, *self._numbers)
+        except Exception as error:
+            if "index out of range" in str(error):
+                raise IndexError("index out of range in self") from error
+            raise
+
+
+_modules: dict[str, dict[str, Any]] = {}
+
+
+def make_interpreted(source: str, name: str, grid: int, numbers: tuple[int, ...] = ()) -> Callable[..., None]:
+    """A callable of tensors that runs function `name` of `source` once for each program of the grid."""
+    if not available():
+        raise BuildError(
+            "DM304",
+            "Triton's interpreter is not there",
+            why="triton is missing, or was imported without TRITON_INTERPRET=1",
+            cure="install triton and set TRITON_INTERPRET=1 before Python starts",
+        )
+    if source not in _modules:
+        import triton
+        import triton.language as tl
+
+        filename = f"<triton {name} {len(_modules)}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": _libdevice(), "__name__": "dynamotor_kernels"}
+        exec(compile(source, filename, "exec"), scope)
+        _modules[source] = scope
+    return Interpreted(_modules[source][name], grid, tuple(numbers))

@@ -1,0 +1,75 @@
+"""A process that turns Triton text into GPU code. Run as a script: it imports triton and the standard library, no torch.
+
+It reads pickled jobs from standard input and writes pickled answers to standard output, each behind its length:
+
+    {"source", "name", "signature", "aligned", "warps", "arch", "debug"} -> {"cubin", "symbol", "shared", ...} or {"error"}
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import struct
+import sys
+import tempfile
+from typing import Any, BinaryIO
+
+
+def receive(stream: BinaryIO) -> Any:
+    """The next message, or None at the end of the stream."""
+    head = stream.read(8)
+    if len(head) < 8:
+        return None
+    return pickle.loads(stream.read(struct.unpack("<Q", head)[0]))
+
+
+def send(stream: BinaryIO, message: Any) -> None:
+    """Write one message."""
+    data = pickle.dumps(message)
+    stream.write(struct.pack("<Q", len(data)) + data)
+    stream.flush()
+
+
+def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
+    """GPU code of one function and what its launch needs."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.language.extra import libdevice
+
+    source, name = job["source"], job["name"]
+    filename = f"<dynamotor {name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": libdevice, "__name__": "dynamotor_kernels"}
+    exec(compile(source, filename, "exec"), scope)
+    function = scope[name]
+    signature = dict(zip(function.arg_names, job["signature"], strict=True))
+    aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(job["signature"]) if kind[0] == "*" and job["aligned"]}
+    options = {"num_warps": job["warps"], "debug": job["debug"], "sanitize_overflow": False}
+    built = triton.compile(ASTSource(function, signature, {}, aligned), GPUTarget("cuda", job["arch"], 32), options)
+    meta = built.metadata
+    if meta.global_scratch_size or meta.num_ctas != 1:
+        raise RuntimeError("the kernel asks for memory or clusters that the launcher does not give")
+    return {"cubin": built.asm["cubin"], "symbol": meta.name, "shared": meta.shared, "warps": meta.num_warps,
+            "extra": sum(1 for line in built.asm["ptx"].split(")", 1)[0].splitlines() if ".param" in line) - len(signature)}
+
+
+def main() -> None:
+    """Answer jobs until the stream ends."""
+    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing that triton prints may get into the answers
+    with tempfile.TemporaryDirectory(prefix="dynamotor-triton-") as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        os.environ.pop("TRITON_INTERPRET", None)
+        while (job := receive(stdin)) is not None:
+            try:
+                answer = compile_kernel(job)
+            except Exception as error:  # whatever triton says goes back as text
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            send(stdout, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Generated Triton kernels of every kind, run in Triton's interpreter on CPU tensors, against eager."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from dynamotor.codegen import triton, triton_plan
+from dynamotor.codegen.triton_ops import HELPERS
+from dynamotor.graph.info import GraphInfo
+from dynamotor.lower.index import Index, Var, flatten
+from dynamotor.lower.ir import Kernel, Phase, Store, load
+from dynamotor.lower.lower import lower_graph
+from dynamotor.lower.program import LoopStep
+from dynamotor.runtime.triton_interpret import available, make_interpreted
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
+from aten_graphs import aten_graph  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+R = torch.randn
+
+
+def launches(fn, *inputs):
+    """The program of a function, its loop steps as Triton launches."""
+    with torch.no_grad():
+        return triton.expand(lower_graph(aten_graph(fn, *inputs), GraphInfo("inference", "test")))
+
+
+def run(program, *inputs):
+    """Its outputs, by way of the interpreter."""
+    memory = {name: torch.empty_strided(b.spec.shape, b.spec.stride, dtype=b.spec.dtype) if b.value is None else b.value
+              for name, b in program.buffers.items()}
+    memory.update(zip(program.inputs, inputs, strict=True))
+    for step in program.steps:
+        assert isinstance(step, LoopStep), step
+        f = step.function
+        make_interpreted(HELPERS + f.source, f.name, f.grid, step.ints)(*[memory[a] for a in step.args])
+    return [torch.as_strided(memory[o.name], o.shape, o.stride, memory[o.name].storage_offset() + o.offset) for o in program.outputs]
+
+
+def check(fn, *inputs, tolerance=1e-5):
+    """Compare with eager; gives the launches' functions."""
+    program = launches(fn, *inputs)
+    got, want = run(program, *inputs), fn(*inputs)
+    for a, b in zip(got, want if isinstance(want, (tuple, list)) else (want,), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return [step.function for step in program.steps]
+
+
+def test_a_map_is_one_launch_without_division_where_memory_is_flat():
+    (function,) = check(lambda x: torch.tanh(x) * 2 + 1, R(7, 33))
+    assert "//" not in function.source and function.grid == 2
+
+
+def test_a_transposed_copy_has_tiles_of_two_axes():
+    (function,) = check(lambda x: x.t().contiguous() + 1, R(64, 80))
+    assert "[:, None]" in function.source and "[None, :]" in function.source
+
+
+def test_softmax_keeps_its_row_in_registers_and_loops_over_a_long_one():
+    (short,) = check(lambda x: torch.softmax(x, -1), R(6, 40))
+    (long,) = check(lambda x: torch.softmax(x, -1), R(2, 20000))
+    assert "for " not in short.source and long.source.count("for base") == 3
+
+
+def test_long_sums_are_shared_by_programs():
+    first, second = check(lambda x: x.sum(), R(64, 4800), tolerance=1e-3)
+    assert first.grid > 1 and second.grid == 1
+    first, second = check(lambda x: x.sum(0), R(5000, 3), tolerance=1e-3)
+    assert first.grid > 1
+
+
+def test_row_statistics_and_column_sums_together():
+    w = torch.ones(32)
+    x, g = R(70, 32), R(70, 32)
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, [32], w, w, 1e-5)
+    backward = torch.ops.aten.native_layer_norm_backward
+    functions = check(lambda g, x, m, r, w: backward(g, x, [32], m, r, w, w, [True, True, True]), g, x, mean, rstd, w)
+    assert len(functions) == 2 and "for step" in functions[0].source
+
+
+def test_a_value_along_the_row_alone_gets_a_launch_of_its_own():
+    check(lambda x, b: (torch.softmax(x + b, -1), b * 2), R(6, 40), R(40))
+
+
+@pytest.mark.parametrize("size", [50, 20000])
+def test_positions_of_ties_and_nan_are_eagers(size):
+    x = torch.randint(0, 5, (3, size)).float()
+    x[1, 7] = x[1, 9] = float("nan")
+    x[2] = -float("inf")
+    check(lambda x: (x.argmax(1), x.argmin(1), x.amax(1), x.amin(1)), x)
+
+
+def test_reads_at_computed_positions_are_checked():
+    w, i = R(10, 8), torch.randint(-10, 10, (5,))
+    check(lambda w, i: w[i] * 2, w, i)
+    program = launches(lambda w, i: w[i] * 2, w, i)
+    with pytest.raises(IndexError):
+        run(program, w, torch.tensor([0, 1, 10, 2, 3]))
+
+
+def test_half_precision_is_computed_in_float32():
+    for dtype in (torch.bfloat16, torch.float16):
+        x = R(9, 70, dtype=dtype)
+        (function,) = check(lambda x: F.gelu(x) + 1, x, tolerance=2e-2)
+        assert ".to(tl.float32)" in function.source
+
+
+def test_padding_touches_no_memory_outside():
+    check(lambda x: F.pad(x, (1, 2, 3, 4), value=2.0) + 1, R(5, 6))
+
+
+def test_random_numbers_are_those_of_the_graph():
+    seed = torch.tensor([(123456789 << 20) + 17])
+    for count in (5, 1000):
+        check(lambda s: torch.ops.dynamotor.rand(s, 3, [count]), seed, tolerance=0)  # noqa: B023
+
+
+def test_equal_kernels_share_one_function():
+    program = launches(lambda x, y: ((x * 2).sum(1, keepdim=True).exp(), (y * 2).sum(1, keepdim=True).exp()), R(4, 8), R(4, 8))
+    names = [s.function.name for s in program.steps]
+    assert len(names) == 2 and len(set(names)) == 1
+
+
+def test_positions_behind_two_to_the_31_are_64_bit():
+    i, j = Var("i", 1 << 16), Var("j", 1 << 16)
+    at = flatten([Index.of(i), Index.of(j)], (1 << 16, 1))
+    x = load("x", at, torch.uint8)
+    kernel = Kernel("rows", (i,), (), (j,), (Phase((Store("y", at, x, torch.uint8),)),), params=(("x", torch.uint8, False),))
+    (piece,) = triton_plan.plan_kernel(kernel, lambda spec: "none")
+    assert ".to(tl.int64)" in triton.emit_piece(piece).source
