@@ -21,7 +21,7 @@ import torch
 from ...base.errors import XlaError
 
 # What numpy pickles its arrays and scalars with: data only.
-_NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+_NUMPY = [bytes, np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 _NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLqQefdFDSU"]
 
 

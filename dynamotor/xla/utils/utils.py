@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 
 class SampleGenerator:
@@ -60,21 +63,24 @@ class FnDataGenerator:
 class DataWrapper:
     """Base class for data structures of a program's own, so that a loader can send the tensors inside them to the device.
 
-    A subclass says which tensors it holds and how to build itself again from them. The loader calls `get_tensors`, moves
-    each tensor, and calls `from_tensors` with the moved ones in the same order.
+    The loader calls `get_tensors`, moves each tensor, and calls `from_tensors` with the moved ones in the same order. As it is,
+    the tensors are the instance's attributes; a subclass that keeps them elsewhere defines both methods.
 
     >>> class Graph(DataWrapper):
-    ...     def get_tensors(self): return [self.nodes, self.edges]
-    ...     def from_tensors(self, tensors): return Graph(*tensors)
+    ...     def __init__(self, nodes, edges): self.nodes, self.edges = nodes, edges
     """
 
-    def get_tensors(self) -> list[Any]:
-        """The tensors to be sent, in a fixed order."""
-        raise NotImplementedError(f"{type(self).__name__} must say which tensors it holds: define get_tensors()")
+    def get_tensors(self) -> list[torch.Tensor]:
+        """The tensors to be sent, in a fixed order: those among the attributes."""
+        return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
 
-    def from_tensors(self, tensors: list[Any]) -> Any:
-        """The same structure around tensors that are now on the device; they come in the order of `get_tensors`."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it is built from tensors: define from_tensors()")
+    def from_tensors(self, tensors: list[torch.Tensor]) -> Any:
+        """The same structure around other tensors, given in the order of `get_tensors`: a copy with these attributes."""
+        result, values = copy.copy(self), iter(tensors)
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(result, name, next(values))
+        return result
 
 
 def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:

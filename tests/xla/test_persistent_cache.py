@@ -1,0 +1,61 @@
+"""A second process loads what the first one compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax")
+from dynamotor.base.errors import DynamotorError  # noqa: E402
+from dynamotor.xla import initialize_cache  # noqa: E402
+
+PROGRAM = """
+import json, sys, warnings
+import torch, dynamotor.xla as torch_xla
+from dynamotor.xla import metrics
+warnings.simplefilter("ignore")
+torch_xla.initialize_cache(sys.argv[1], readonly=sys.argv[2] == "readonly")
+x = torch.arange(12.0).reshape(3, 4).to("xla")
+y = (torch.softmax(x @ x.T, 0) * 1.5).sum().item()
+print(json.dumps([metrics.counters["PersistentCacheHit"], metrics.counters["PersistentCacheMiss"], y]))
+"""
+
+
+def run(folder, mode=""):
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder), mode], capture_output=True, text=True, env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def entries(folder):
+    return sorted(p.name for p in pathlib.Path(folder).iterdir() if p.name.endswith("-cache"))
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    folder = tmp_path / "cache"
+    hits, misses, value = run(folder)
+    assert hits == 0 and misses == 1
+    assert run(folder) == [1, 0, value]
+    stored = entries(folder)
+    assert len(stored) == 1
+    for name in stored:  # damaged entries are compiled anew
+        (folder / name).write_bytes((folder / name).read_bytes()[:50])
+    assert run(folder, "readonly")[2] == value
+
+
+def test_readonly_writes_nothing(tmp_path):
+    assert run(tmp_path, "readonly")[0] == 0 and entries(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DynamotorError, match="DM661"):
+        initialize_cache(str(tmp_path / "file"))
+    with pytest.raises(DynamotorError, match="DM661"):
+        initialize_cache(str(tmp_path / "none"), readonly=True)
