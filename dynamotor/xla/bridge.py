@@ -77,7 +77,7 @@ def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
     if not pieces:
         return gm.forward
     if len(pieces) == 1 and not pieces[0].reason:
-        return Program(gm, device)
+        return program_of(gm, device)
     emit("xla.partition", name=info.name, pieces=len(pieces), reasons=[piece.reason for piece in pieces if piece.reason])
     return _chain(gm, pieces, device)
 
@@ -119,42 +119,49 @@ class Plain:
 
 
 class Program:
-    """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing up by tensor."""
+    """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing up by tensor.
 
-    def __init__(self, gm: torch.fx.GraphModule, device: torch.device) -> None:
-        self.device = device
-        recording, leaves, results = record_graph(gm, device)
-        lane = recording.lane
-        roots = [tensor._alias if type(tensor) is XLATensor else None for tensor in leaves]
-        first = {node: index for index, node in enumerate(recording.first) if node is not None}
-        self.slots = [Arg(first[leaf]) if leaf in first else Const(leaf.data) for leaf in lane.leaves]
+    `first`: the leaf of each argument (None where it is no tensor); `results`: tensors or plain values; `updates`: (argument, new value)
+    of what is written in place; `donate`: the results may take the memory of the arguments that they replace.
+    """
+
+    def __init__(self, lane: Lane, first: Sequence[Node | None], results: Sequence[Any], updates: Sequence[tuple[int, Node]],
+                 donate: bool = False) -> None:
+        self.device = lane.device
+        argument = {node: index for index, node in enumerate(first) if node is not None}
+        self.slots = [Arg(argument[leaf]) if leaf in argument else Const(leaf.data) for leaf in lane.leaves]
         self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in self.slots])
         positions: dict[int, int] = {}
 
         def plan(node: Node) -> Any:
-            if node in first:
-                return Input(first[node])
+            if node in argument:
+                return Input(argument[node])
             if node.data is not None:
-                return Plain(wrap(new_root(devices.lane_of(device).leaf(node.data, node.meta))))
+                return Plain(wrap(new_root(_shared(devices.lane_of(self.device).leaf(node.data, node.meta)))))
             return Result(positions.setdefault(node.position, len(positions)), node.meta)
 
         self.outputs = [plan(value(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
-        self.updates = [(index, plan(alias.node)) for index, alias in enumerate(roots) if alias is not None and alias.version]
-        self.random, self.scalars = lane.draws > 0, list(lane.scalars)
-        self.graph = execute.Graph.of(lane, tuple(positions))
+        self.updates = [(index, plan(node)) for index, node in updates]
+        self.random = lane.draws > 0
+        written = {index for index, _ in updates} if donate else set()
+        self.donated = tuple([position for position, index in enumerate(self.order) if index in written])
+        self.graph = execute.Graph.of(lane, tuple(positions), self.donated)
         self.executable: execute.Executable | None = None
-        self.constants = self._constants()
+        self.set_scalars(lane.scalars)
 
-    def _constants(self) -> list[jax.Array]:
-        """Arrays that every call passes: lifted scalars, whose values the graph fixed."""
-        if not self.scalars:
-            return []
-        return [jax.device_put(execute.scalar_vector(self.scalars), devices.jax_device(self.device))]
+    def set_scalars(self, scalars: Sequence[float]) -> None:
+        """The values of the lifted scalars, which every call passes."""
+        vector = execute.scalar_vector(list(scalars))
+        self.constants = [jax.device_put(vector, devices.jax_device(self.device))] if len(scalars) else []
 
     def __call__(self, *inputs: torch.Tensor) -> tuple:
         arrays = self.gather(inputs)
         if self.random:
             arrays.append(jax.device_put(rng.take(self.device), devices.jax_device(self.device)))
+        for position in self.donated:
+            tensor = inputs[self.order[position]]
+            if value(tensor._alias).owners != 1:
+                arrays[position] = jax.numpy.copy(arrays[position])
         executable = self.executable
         if executable is None:
             executable = self.executable = execute.compile_graph(self.graph, arrays)
@@ -194,11 +201,24 @@ class Program:
         return output.value
 
 
+def _shared(node: Node) -> Node:
+    """A value that somebody else holds too: never donated."""
+    node.owners += 1
+    return node
+
+
+def program_of(gm: torch.fx.GraphModule, device: torch.device) -> Program:
+    """Record a graph and make its program."""
+    recording, leaves, results = record_graph(gm, device)
+    updates = [(index, tensor._alias.node) for index, tensor in enumerate(leaves) if type(tensor) is XLATensor and tensor._alias.version]
+    return Program(recording.lane, recording.first, results, updates)
+
+
 def _chain(gm: torch.fx.GraphModule, pieces: list[Piece], device: torch.device) -> Compiled:
     """Pieces one after the other; those between executables run on the lazy device."""
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     output = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]
-    steps = [(Program(p.gm, device) if not p.reason else p.gm.forward, p.inputs, p.outputs) for p in pieces]
+    steps = [(program_of(p.gm, device) if not p.reason else p.gm.forward, p.inputs, p.outputs) for p in pieces]
 
     def run(*inputs: torch.Tensor) -> tuple:
         values = dict(zip(placeholders, inputs))

@@ -102,13 +102,14 @@ class Slot:
 class Node:
     """One value: pending (instruction and inputs) or on the device (data). `item`: which result of a multi-result instruction it is."""
 
-    __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item")
+    __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item", "owners")
 
     def __init__(self, instruction: Instruction | None, inputs: tuple[Node, ...], meta: Any, lane: Lane, data: Any = None) -> None:
         self.instruction, self.inputs, self.meta, self.lane, self.data = instruction, inputs, meta, lane, data
         self.epoch = -1
         self.position = 0
         self.item = -1
+        self.owners = 0  # roots that ever held this value, less those that were overwritten; more than one forbids donating it
 
     @property
     def spec(self) -> Spec:
@@ -230,6 +231,9 @@ def append(lane: Lane, instruction: Instruction, inputs: list[Node], lifted: lis
     return node
 
 
+_ITEM_MARKS = [f"[{index}]" for index in range(64)]  # in keys: never equal to a position
+
+
 def unpack(node: Node) -> list[Node | None]:
     """The items of a multi-result node (None where aten gives no tensor)."""
     return [None if meta is None else _item(node, index, meta) for index, meta in enumerate(node.meta)]
@@ -242,7 +246,7 @@ def _item(node: Node, index: int, meta: Meta) -> Node:
     item.epoch = lane.epoch
     item.position = len(lane.nodes)
     lane.nodes.append(item)
-    lane.key.append(~index)
+    lane.key.append(_ITEM_MARKS[index] if index < len(_ITEM_MARKS) else f"[{index}]")
     lane.key.append(node.position)
     return item
 

@@ -64,8 +64,9 @@ def flush(lane: Lane, cause: str) -> None:
 def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
     leaves, scalars, draws = lane.leaves, lane.scalars, lane.draws
     positions = tuple([node.position for node in outputs])
-    donors = [leaf for leaf in lane.replaced if leaf.position < 0]
-    key = (tuple(lane.key), positions, tuple([-leaf.position - 1 for leaf in donors]), tuple([extra(leaves) for extra in key_extras]))
+    # Written in place and held by nobody else: the result may take the buffer over.
+    donated = _donated(lane) if lane.replaced else ()
+    key = (tuple(lane.key), positions, donated, tuple([extra(leaves) for extra in key_extras]))
     executable = _executables.get(key)
     inputs = [leaf.data for leaf in leaves]
     if scalars:
@@ -74,12 +75,25 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
         inputs.append(jax.device_put(rng.take(lane.device), devices.jax_device(lane.device)))
     try:
         if executable is None:
-            graph = execute.Graph.of(lane, positions)
+            graph = execute.Graph.of(lane, positions, donated)
             _reasons.explain(graph, key, cause)
             executable = _executables[key] = execute.compile_graph(graph, inputs)
     finally:
         lane.clear()
     run(executable, inputs, outputs)
+
+
+def _donated(lane: Lane) -> tuple[int, ...]:
+    """Leaf numbers whose buffers may be reused. `owners` never sees a tensor die; where it says more than none, references are counted:
+    one of the list of leaves, one of that of replaced leaves, one for each use in the trace, and two of this look."""
+    replaced, found = lane.replaced, []
+    for index in range(len(replaced)):
+        leaf = replaced[index]
+        if sys.getrefcount(leaf.data) != _DEAD:
+            continue  # somebody has the array itself
+        if leaf.owners == 0 or (leaf.owners > 0 and sys.getrefcount(leaf) == _DEAD + 2 + lane.key.count(leaf.position)):
+            found.append(-leaf.position - 1)
+    return tuple(dict.fromkeys(found))
 
 
 def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[Node]) -> None:

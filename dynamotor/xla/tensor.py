@@ -30,8 +30,13 @@ class Alias:
         self.node, self.meta, self.parent = node, node.meta, parent
         self.func, self.args, self.kwargs = func, args, kwargs
         # None for a root: a reference to itself would keep it alive, and what is alive is computed.
-        self.root: Alias | None = None if parent is None else parent.root or parent
-        self.version = 0 if self.root is None else self.root.version
+        if parent is None:
+            self.root: Alias | None = None
+            self.version = 0
+            node.owners += 1
+        else:
+            self.root = root = parent.root or parent
+            self.version = root.version
         self.queued = -1
 
     @property
@@ -79,9 +84,11 @@ def write(alias: Alias, node: Node) -> None:
         _write_back(alias, node)
         return
     old = alias.node
+    old.owners -= 1
     if old.data is not None and old.epoch == old.lane.epoch:
         old.lane.replaced.append(old)
     alias.node = node
+    node.owners += 1
     alias.version += 1
     if node.data is None:
         queue(alias)
@@ -154,7 +161,7 @@ class XLATensor(torch.Tensor):
 
     @property
     def data(self) -> XLATensor:  # type: ignore[override]
-        return self.detach()
+        return wrap(self._alias)  # not detach(): that shares the version counter, and writes to `data` are not autograd's business
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:

@@ -95,8 +95,10 @@ def to_cpu_tree(data: Any) -> Any:
 
 
 def array(tensor: XLATensor) -> jax.Array:
-    """The jax array behind an xla tensor, without a copy; flushes when it is pending. It must not be donated or deleted."""
-    return data_of(tensor, "array")
+    """The jax array behind an xla tensor, without a copy; flushes when it is pending. It is never donated."""
+    data = data_of(tensor, "array")
+    node_of(tensor).owners += 1
+    return data
 
 
 def wrap_array(value: jax.Array, dtype: torch.dtype | None = None) -> XLATensor:
@@ -104,4 +106,6 @@ def wrap_array(value: jax.Array, dtype: torch.dtype | None = None) -> XLATensor:
     found = list(value.devices())
     index = jax.local_devices().index(found[0]) if len(found) == 1 and found[0] in jax.local_devices() else 0
     lane = devices.lane_of(torch.device("xla", index))
-    return wrap(Alias(lane.leaf(value, Meta.of(value.shape, dtype or torch_dtype(value.dtype)))))
+    node = lane.leaf(value, Meta.of(value.shape, dtype or torch_dtype(value.dtype)))
+    node.owners += 1  # the caller's reference
+    return wrap(Alias(node))
