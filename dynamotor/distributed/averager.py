@@ -60,9 +60,11 @@ class Averager:
         self.parameters: dict[str, torch.Tensor] = {}
         self.step: Step | None = None  # of the backward that runs now
         self.late: Reason | None = None  # why this rank reduces after the backward from now on
+        self._finished: list[Step] = []  # in the backward pass that runs now: more than one when forwards share a loss
         self._ran = False  # a graph that reduces ran in this forward
         self._scheduled = False
         self._armed: Any = None
+        self._before: dict[str, bytes] = {}  # of the gradients, when the forward ended
         self._topic = ""  # of this module in the group's store
 
     def __reduce__(self) -> Any:
@@ -142,7 +144,7 @@ class Averager:
         """DDP's own, with its reducer left out where the plan takes its place."""
         ran, self._ran = self._ran, False
         self._disarm()
-        self._scheduled = False
+        self._scheduled, self._finished = False, []
         original = type(self.ddp)._post_forward
         if not self.reduces_now():
             return original(self.ddp, output)
@@ -199,37 +201,48 @@ class Averager:
                 row.append(average if held is None else None)
                 kept.append(average if held is None else held.copy_(average))
             result.append(row)
-        Variable._execution_engine.queue_callback(functools.partial(self._check, step, _C.tensor_stamps(kept)))
+        if not self._finished:
+            held = [p.grad is not None for p in self.parameters.values()]
+            Variable._execution_engine.queue_callback(functools.partial(self._check, _C.tensor_stamps(kept), held))
+        self._finished.append(step)
         return result
 
     # After the backward ------------------------------------------------------------------------------------------------------
-    def _check(self, step: Step, stamps: bytes) -> None:
-        """See whether gradients are what the step gave; more may have come from outside of the graph, not averaged."""
+    def _check(self, stamps: bytes, held: Sequence[bool]) -> None:
+        """See whether gradients are what the steps gave; more may have come from outside of the graph, not averaged."""
+        steps, self._finished = self._finished, []
         now = [p.grad for p in self.parameters.values()]
-        if any(g is None for g in now) or _C.tensor_stamps(now) == stamps:
+        if any(g is None for g in now) or (len(steps) == 1 and _C.tensor_stamps(now) == stamps):
             return
-        self.be_late(Reason("outside", "parameters also get gradients from outside of the compiled graph"))
-        tell_all(self.group, f"{self._topic}/outside", {})
         with torch.no_grad():
-            self._average_rest(step)
+            given = _given(steps, held)
+            if len(steps) > 1 and all(map(torch.equal, now, given)):
+                return
+            self.be_late(Reason("outside", "parameters also get gradients from outside of the compiled graph"))
+            tell_all(self.group, f"{self._topic}/outside", {})
+            self._average_rest(given)
 
-    def _average_rest(self, step: Step) -> None:
-        rest = Step(step.plan, self.parameters, self.group)
-        before = [slot.of(flat) for slot, flat in step.slots()]
-        position = 0
+    def _average_rest(self, given: Sequence[torch.Tensor]) -> None:
+        """Average what the parameters' gradients hold beyond `given`, which is averaged already."""
+        step = Step(self.plan, self.parameters, self.group)  # type: ignore[arg-type]
+        known = iter(given)
         for bucket in step.plan.buckets:
             flat = torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
             for slot in bucket.slots:
-                torch.sub(self.parameters[slot.name].grad, before[position], out=slot.of(flat)).mul_(1.0 / self.group.size())
-                position += 1
-            rest.send(flat)
-        for average, (name, more) in zip(before, rest.wait().items(), strict=True):
-            self.parameters[name].grad = average + more
+                torch.sub(self.parameters[slot.name].grad, next(known), out=slot.of(flat)).mul_(1.0 / self.group.size())
+            step.send(flat)
+        for before, (name, more) in zip(given, step.wait().items(), strict=True):
+            self.parameters[name].grad = before + more
 
     def _arm(self) -> None:
         """Reduce after the next backward, whatever it runs through."""
+        self._before = self._stamps()
         self._armed = torch.autograd.graph.register_multi_grad_hook(
             tuple(self.parameters.values()), lambda grad: self._schedule(), mode="any")
+
+    def _stamps(self) -> dict[str, bytes]:
+        """What changes with each gradient that arrives."""
+        return {name: b"" if p.grad is None else _C.tensor_stamps([p.grad]) for name, p in self.parameters.items()}
 
     def _disarm(self) -> None:
         if self._armed is not None:
@@ -245,7 +258,8 @@ class Averager:
         """Average the accumulated gradients, bucket by bucket."""
         self._scheduled = False
         self._disarm()
-        missing = [name for name, p in self.parameters.items() if p.grad is None]
+        stamps = self._stamps()
+        missing = [name for name, stamp in stamps.items() if stamp == self._before.get(name)]
         step = Step(self.plan, self.parameters, self.group)  # type: ignore[arg-type]
         with torch.no_grad():
             for i, bucket in enumerate(step.plan.buckets):
@@ -275,6 +289,16 @@ class _Local:
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         self.grads.append([g.clone() for g in grads])  # they may lie in memory that the program uses again
         return grads[0].new_empty(0)
+
+
+def _given(steps: Sequence[Step], held: Sequence[bool]) -> list[torch.Tensor]:
+    """What several steps of one backward give together, in plan order: autograd adds them up, but where a parameter held a
+    gradient before, each step has the earlier ones in it."""
+    total = [slot.of(flat) for slot, flat in steps[0].slots()]
+    for step in steps[1:]:
+        later = [slot.of(flat) for slot, flat in step.slots()]
+        total = [b if kept else a + b for a, b, kept in zip(total, later, held, strict=True)]
+    return total
 
 
 def _is_autograd_grad(parameter: torch.Tensor) -> bool:

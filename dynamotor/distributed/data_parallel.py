@@ -128,7 +128,8 @@ class Variants:
     def _decide(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Form | None:
         """Propose a plan of this graph's gradients, or why there is none, and settle it with the other ranks."""
         mode = self.options.get("ddp", config.ddp)
-        proposal: Any = Reason("asked", f"options={{'ddp': {mode!r}}}") if mode in ("split", "off") else why_not_ingraph(averager.ddp)
+        asked = Reason("asked", f"options={{'ddp': {mode!r}}}") if mode in ("split", "off") else None
+        proposal: Any = asked or why_not_ingraph(averager.ddp)
         call = None
         if proposal is None:
             call, proposal = self._in_graph(averager, inputs, parameters)

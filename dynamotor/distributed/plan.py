@@ -107,7 +107,7 @@ def make_plan(ready: Iterable[tuple[str, torch.Tensor]], caps: Sequence[int]) ->
             closed.append(_bucket(held))
             count[key] = count.get(key, 0) + 1
             open_[key] = []
-    return Plan(tuple([*closed, *(_bucket(held) for held in open_.values() if held)]))
+    return Plan((*closed, *(_bucket(held) for held in open_.values() if held)))
 
 
 def _bucket(held: Sequence[tuple[str, torch.Tensor]]) -> Bucket:

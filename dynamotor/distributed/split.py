@@ -21,9 +21,13 @@ Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Compiled]
 _REGIONS_OPEN = (torch.amp.autocast_mode._enter_autocast,)
 _REGIONS_CLOSE = (torch.amp.autocast_mode._exit_autocast,)
 # Calls whose result shows their first argument's memory, by name: a write through them is a write to it.
-_VIEWS = frozenset("view reshape transpose permute t flatten unsqueeze squeeze expand select narrow chunk split getitem detach "
-                   "unbind movedim swapaxes mT T view_as unflatten contiguous diagonal".split())
-_WRITING_OPERATORS = frozenset("setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor".split())
+_VIEWS = {
+    "T", "contiguous", "detach", "diagonal", "expand", "flatten", "getitem", "mT", "movedim", "narrow", "permute", "reshape",
+    "select", "squeeze", "swapaxes", "t", "transpose", "unflatten", "unsqueeze", "view", "view_as",
+}
+_WRITING_OPERATORS = {
+    "iadd", "iand", "ifloordiv", "imod", "imul", "ior", "ipow", "isub", "itruediv", "ixor", "setitem",
+}
 
 
 def cut(gm: fx.GraphModule, inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor], caps: Sequence[int],
