@@ -249,3 +249,25 @@ def make_alias(node: Node) -> Alias:
 def pending(tensor: XLATensor) -> bool:
     """Whether a tensor's value still has to be computed."""
     return node_of(tensor).data is None
+
+
+_VIEWS_IN_PLACE = {
+    aten.squeeze_.default: aten.squeeze.default, aten.squeeze_.dim: aten.squeeze.dim, aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default, aten.t_.default: aten.t.default, aten.transpose_.default: aten.transpose.int,
+    aten.as_strided_.default: aten.as_strided.default,
+}
+
+
+@special(*_VIEWS_IN_PLACE)
+def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    """`x.squeeze_()`: the tensor itself becomes a view of what it was."""
+    args[0].data = dispatch.view(_VIEWS_IN_PLACE[func], args, kwargs)
+    return args[0]
+
+
+@special(aten.bernoulli_.float)
+def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    """The only in-place op whose argument has a default that its functional twin has not."""
+    bound = _bind(func, args, kwargs)
+    dispatch.functionals[func] = aten.bernoulli.p
+    return dispatch.in_place(func, (args[0], bound["p"]), {"generator": bound["generator"]} if bound["generator"] else None)
