@@ -63,7 +63,7 @@ def test_integer_carry_and_inputs_that_need_no_gradient():
 
 
 def test_one_program_for_any_number_of_iterations():
-    w = torch.randn(4, 4, device="xla")
+    w = torch.randn(4, 4).to("xla")
 
     def count(length):
         before = metrics.counters["UncachedCompile"]

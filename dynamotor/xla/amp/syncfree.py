@@ -18,6 +18,7 @@ def _skipping(optimizer: torch.optim.Optimizer, update: Callable[[], Any], found
     found_inf = getattr(optimizer, "found_inf", None) if found_inf is None else found_inf
     if found_inf is None:
         return update()
+    optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]  # torch's own update must not see them
     if found_inf.numel() != 1:
         raise ValueError(f"found_inf must be one number, it has shape {list(found_inf.shape)}")
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

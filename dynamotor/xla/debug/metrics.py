@@ -107,4 +107,4 @@ def _duration(seconds: float) -> str:
         count, microseconds = divmod(microseconds, size)
         if count or text or unit == "ms":
             text += f"{int(count):0{digits}d}{unit}"
-    return f"{text}{microseconds:06.3f}us"
+    return f"{text}{microseconds:07.3f}us"
