@@ -1,0 +1,305 @@
+"""Decompositions and solvers. Where aten reports `info`, it is calculated as LAPACK defines it; `check_errors=True` runs on the CPU.
+
+aten factors the transpose of a real contiguous matrix in solve and det, and its gradients count on that: so do these rules.
+
+>>> torch.linalg.solve(a, b)
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg as jsl
+import torch
+
+from .dtypes import is_complex
+from .lowering import Unsupported, op
+from .numerics import on_cpu, wide
+from .ops_matmul import product
+
+aten = torch.ops.aten
+
+
+def _no_check(check_errors: bool) -> None:
+    if check_errors:
+        raise Unsupported("errors are checked at once, which needs the data")
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def _adjoint(x: jax.Array) -> jax.Array:
+    return jnp.conj(_transposed(x))
+
+
+def _broadcast_batch(*matrices: jax.Array) -> list[jax.Array]:
+    batch = jnp.broadcast_shapes(*(m.shape[:-2] for m in matrices))
+    return [jnp.broadcast_to(m, batch + m.shape[-2:]) for m in matrices]
+
+
+def _empty(dtype=jnp.float32) -> jax.Array:
+    return jnp.zeros((0,), dtype)
+
+
+# -- triangular and Cholesky -----------------------------------------------------------------------------------------------------
+
+
+def _solve_triangular(a, b, *, upper: bool, left: bool = True, unit: bool = False, adjoint: bool = False, transpose: bool = False):
+    """X of A X = B (`left`) or X A = B, batches broadcast."""
+    a, b = _broadcast_batch(a, b)
+    return jax.lax.linalg.triangular_solve(
+        a, b, left_side=left, lower=not upper, transpose_a=adjoint or transpose, conjugate_a=adjoint, unit_diagonal=unit)
+
+
+@op(aten.linalg_solve_triangular)
+def _linalg_solve_triangular(a, b, *, upper, left=True, unitriangular=False):
+    return _solve_triangular(a, b, upper=upper, left=left, unit=unitriangular)
+
+
+@op(aten.triangular_solve)
+def _triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
+    a, b = _broadcast_batch(a, b)
+    return _solve_triangular(a, b, upper=upper, transpose=transpose, unit=unitriangular), a
+
+
+def _cholesky(a: jax.Array, upper: bool) -> jax.Array:
+    """The factor from the triangle that aten reads; NaN where A is not positive definite."""
+    lower = jnp.tril(_adjoint(a) if upper else a)
+    return jax.lax.linalg.cholesky(lower, symmetrize_input=False)
+
+
+def _bad_minor(a: jax.Array, factor: jax.Array, upper: bool) -> jax.Array:
+    """LAPACK's info: 0, or the order of the first leading minor that is not positive definite."""
+    size, batch = a.shape[-1], a.shape[:-2]
+    eye = jnp.eye(size, dtype=a.dtype)
+
+    def search(_):  # runs only after a failure
+        def step(order, info):
+            inside = jnp.arange(size) < order
+            leading = jnp.where(inside[:, None] & inside[None, :], a, eye)
+            failed = jnp.isnan(_cholesky(leading, upper)).any((-1, -2))
+            return jnp.where((info == 0) & failed, order, info).astype(jnp.int32)
+
+        return jax.lax.fori_loop(1, size + 1, step, jnp.zeros(batch, jnp.int32))
+
+    return jax.lax.cond(jnp.isnan(factor).any(), search, lambda _: jnp.zeros(batch, jnp.int32), None)
+
+
+@op(aten.linalg_cholesky_ex)
+def _cholesky_ex(a, *, upper=False, check_errors=False):
+    _no_check(check_errors)
+    factor = _cholesky(a, upper)
+    return _adjoint(factor) if upper else factor, _bad_minor(a, factor, upper)
+
+
+@op(aten._cholesky_solve_helper, aten.cholesky_solve)
+def _cholesky_solve(b, factor, upper=False):
+    b, factor = _broadcast_batch(b, factor)
+    half = _solve_triangular(factor, b, upper=upper, adjoint=upper)
+    return _solve_triangular(factor, half, upper=upper, adjoint=not upper)
+
+
+@op(aten.cholesky_inverse)
+def _cholesky_inverse(factor, upper=False):
+    eye = jnp.eye(factor.shape[-1], dtype=factor.dtype)
+    return _cholesky_solve(eye, jnp.triu(factor) if upper else jnp.tril(factor), upper)
+
+
+# -- LU --------------------------------------------------------------------------------------------------------------------------
+
+
+def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(LU, pivots, info): pivots from 1; info is the first zero on U's diagonal, counted from 1, or 0."""
+    factors, pivots, _ = jax.lax.linalg.lu(a)
+    zero = jnp.diagonal(factors, axis1=-2, axis2=-1) == 0
+    first = jnp.argmax(zero, axis=-1) + 1 if zero.shape[-1] else jnp.zeros(a.shape[:-2], int)
+    return factors, (pivots + 1).astype(jnp.int32), jnp.where(zero.any(-1), first, 0).astype(jnp.int32)
+
+
+def _permutation(pivots: jax.Array, size: int) -> jax.Array:
+    """Row r of the permuted matrix is row `permutation[r]` of A."""
+    return jax.lax.linalg.lu_pivots_to_permutation((pivots - 1).astype(jnp.int32), size)
+
+
+def _permutation_matrix(pivots: jax.Array, size: int, dtype) -> jax.Array:
+    """P of A = P L U."""
+    return jax.nn.one_hot(_permutation(pivots, size), size, dtype=dtype, axis=-2)
+
+
+def _lu_solve(factors: jax.Array, pivots: jax.Array, b: jax.Array, left: bool, adjoint: bool) -> jax.Array:
+    """Solve A X = B, X A = B, or the same with A's adjoint, from A = P L U."""
+    if not left:  # X A = B is A^H X^H = B^H
+        return _adjoint(_lu_solve(factors, pivots, _adjoint(b), True, not adjoint))
+    size = factors.shape[-1]
+    permutation = _permutation(pivots, size)
+    batch = jnp.broadcast_shapes(factors.shape[:-2], b.shape[:-2])
+    permutation = jnp.broadcast_to(permutation, (*batch, size))[..., None]
+    b = jnp.broadcast_to(b, batch + b.shape[-2:])
+    if adjoint:
+        x = _solve_triangular(factors, b, upper=True, adjoint=True)
+        x = _solve_triangular(factors, x, upper=False, unit=True, adjoint=True)
+        return jnp.take_along_axis(x, jnp.argsort(permutation, axis=-2), axis=-2)
+    x = jnp.take_along_axis(b, permutation, axis=-2)
+    x = _solve_triangular(factors, x, upper=False, unit=True)
+    return _solve_triangular(factors, x, upper=True)
+
+
+def _needs_pivots(pivot: bool) -> None:
+    if not pivot:
+        raise Unsupported("XLA has no LU without pivots")
+
+
+@op(aten.linalg_lu_factor_ex)
+def _lu_factor_ex(a, *, pivot=True, check_errors=False):
+    _no_check(check_errors)
+    _needs_pivots(pivot)
+    return _lu(a)
+
+
+@op(aten.linalg_lu_solve)
+def _linalg_lu_solve(factors, pivots, b, *, left=True, adjoint=False):
+    return _lu_solve(factors, pivots, b, left, adjoint)
+
+
+def _unpacked(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """L (m, k) with ones on its diagonal and U (k, n), k = min(m, n)."""
+    rows, columns = factors.shape[-2:]
+    size = min(rows, columns)
+    lower = jnp.tril(factors[..., :, :size], -1) + jnp.eye(rows, size, dtype=factors.dtype)
+    return lower, jnp.triu(factors[..., :size, :])
+
+
+@op(aten.linalg_lu)
+def _linalg_lu(a, *, pivot=True):
+    _needs_pivots(pivot)
+    factors, pivots, _ = _lu(a)
+    return _permutation_matrix(pivots, a.shape[-2], a.dtype), *_unpacked(factors)
+
+
+@op(aten.lu_unpack)
+def _lu_unpack(factors, pivots, unpack_data=True, unpack_pivots=True):
+    matrix = _permutation_matrix(pivots, factors.shape[-2], factors.dtype) if unpack_pivots else _empty()
+    return matrix, *(_unpacked(factors) if unpack_data else (_empty(), _empty()))
+
+
+def _factored(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """LU of what aten factors: the transpose of a real matrix (its memory, read by columns), a complex one itself."""
+    return _lu(a if is_complex(a.dtype) else _transposed(a))
+
+
+@op(aten._linalg_solve_ex)
+def _solve_ex(a, b, *, left=True, check_errors=False):
+    _no_check(check_errors)
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    factors, pivots, info = _factored(a)
+    columns = b[..., None] if vector else b
+    result = _lu_solve(factors, pivots, columns, left, not is_complex(a.dtype))
+    return (result[..., 0] if vector else result), factors, pivots, info
+
+
+@op(aten.linalg_inv_ex)
+def _inv_ex(a, *, check_errors=False):
+    _no_check(check_errors)
+    factors, pivots, info = _lu(a)
+    return _lu_solve(factors, pivots, jnp.eye(a.shape[-1], dtype=a.dtype), True, False), info
+
+
+def _sign_of_pivots(pivots: jax.Array) -> jax.Array:
+    swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), axis=-1)
+    return 1 - 2 * (swaps % 2)
+
+
+@op(aten._linalg_det)
+def _det(a):
+    factors, pivots, _ = _factored(a)
+    diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
+    return _sign_of_pivots(pivots).astype(a.dtype) * jnp.prod(diagonal, axis=-1), factors, pivots
+
+
+@op(aten._linalg_slogdet)
+def _slogdet(a):
+    factors, pivots, _ = _factored(a)
+    diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
+    size = jnp.abs(diagonal)
+    units = diagonal / jnp.where(size == 0, 1, size)
+    sign = _sign_of_pivots(pivots).astype(a.dtype) * jnp.prod(units, axis=-1)
+    return sign, jnp.sum(jnp.log(size), axis=-1), factors, pivots
+
+
+# -- orthogonal and spectral -----------------------------------------------------------------------------------------------------
+
+
+@op(aten.linalg_qr)
+def _qr(a, mode="reduced"):
+    if mode == "r":
+        return _empty(a.dtype), jnp.linalg.qr(a, mode="r")
+    return tuple(jnp.linalg.qr(a, mode=mode))
+
+
+@op(aten.geqrf)
+def _geqrf(a):
+    reflectors, tau = jnp.linalg.qr(a, mode="raw")
+    return _transposed(reflectors), tau
+
+
+@op(aten.linalg_householder_product)
+def _householder_product(a, tau):
+    return jax.lax.linalg.householder_product(a, tau)
+
+
+@op(aten.ormqr)
+def _ormqr(reflectors, tau, other, left=True, transpose=False):
+    """Q @ other or other @ Q for the square Q of the reflectors, or its adjoint."""
+    size = reflectors.shape[-2]
+    missing = size - reflectors.shape[-1]
+    batch = [(0, 0)] * (reflectors.ndim - 2)
+    square = jnp.pad(reflectors, [*batch, (0, 0), (0, missing)])
+    q = jax.lax.linalg.householder_product(square, jnp.pad(tau, [*batch, (0, size - tau.shape[-1])]))
+    q = _adjoint(q) if transpose else q
+    return product(q, other) if left else product(other, q)
+
+
+@op(aten._linalg_svd)
+def _svd(a, full_matrices=False, compute_uv=True, *, driver=None):
+    if compute_uv:
+        return tuple(jnp.linalg.svd(a, full_matrices=full_matrices))
+    return _empty(a.dtype), jnp.linalg.svd(a, compute_uv=False), _empty(a.dtype)
+
+
+@op(aten._linalg_eigh)
+def _eigh(a, UPLO="L", compute_v=True):
+    triangle = jnp.tril(a) if UPLO.upper() == "L" else jnp.tril(_adjoint(a))
+    vectors, values = jax.lax.linalg.eigh(triangle, lower=True, symmetrize_input=False)
+    return values, vectors if compute_v else _empty(a.dtype)
+
+
+def _on_cpu_only() -> None:
+    if not on_cpu():
+        raise Unsupported("XLA has eigenvalues of general matrices on the CPU only")
+
+
+@op(aten.linalg_eig)
+def _eig(a):
+    _on_cpu_only()
+    return tuple(jnp.linalg.eig(a))
+
+
+@op(aten._linalg_eigvals, aten.linalg_eigvals)
+def _eigvals(a):
+    _on_cpu_only()
+    return jnp.linalg.eigvals(a)
+
+
+_SQUARINGS = 64
+
+
+@op(aten.linalg_matrix_exp)
+def _matrix_exp(a):
+    return jsl.expm(wide(a), max_squarings=_SQUARINGS) if a.size else a
+
+
+@op(aten.linalg_cross)
+def _cross(x, y, *, dim=-1):
+    x, y = jnp.broadcast_arrays(wide(x), wide(y))
+    return jnp.cross(x, y, axis=dim)
