@@ -46,6 +46,9 @@ class Config:
     # The C++ compiler; "" means $CXX, then g++, then clang++.
     cxx: str = ""
     cxx_flags: tuple[str, ...] = ()
+    # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU); "triton" on CPU tensors
+    # runs them in Triton's interpreter, very slowly: for tests.
+    target: str = ""
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.

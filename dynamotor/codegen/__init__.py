@@ -16,8 +16,11 @@ from ..graph.info import GraphInfo
 from ..graph.spec import TensorSpec
 from ..lower.lower import lower_graph
 from ..lower.passes import optimise
+from ..runtime import triton_build
 from .folded import FoldedCall
+from .gpu_program import GpuProgram
 from .program import build_program
+from .triton_plan import CannotPlan
 
 Compiled = Callable[..., tuple[Any, ...]]
 
@@ -25,34 +28,56 @@ Compiled = Callable[..., tuple[Any, ...]]
 def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     """Compile one aten graph (contract 3); `gm` is rewritten in place. The result takes and returns real tensors.
 
-    The steps: passes over the graph → lowering and fusion → C++ built in the background, call program written. When the C++
-    cannot be built, the graph runs on aten kernels, with one warning; under `config.strict` that is a BuildError.
+    The steps: passes over the graph → lowering and fusion → kernels built in the background (C++ for a CPU, Triton for an
+    NVIDIA GPU), call program written. When kernels cannot be built, the graph runs on aten kernels, with one warning; under
+    `config.strict` that is a BuildError.
     """
-    device = _other_device(gm)
-    if device is not None:
-        text = f"there is no code generator for {device.type} yet: graphs with such tensors run on aten kernels"
-        warn_once(f"device-{device.type}", text)
-        counters["fallback"][f"device.{device.type}"] += 1
-        return gm.forward
+    device, why_not = device_of(gm)
+    if why_not:
+        return _on_aten_kernels(gm, device, why_not)
+    on_gpu = device.type == "cuda" or config.target == "triton"
     with timed("passes"):
-        optimised = optimise(gm, info)
+        optimised = optimise(gm, info, on_gpu=on_gpu)
     with timed("lower"):
         program = lower_graph(optimised.gm, optimised.info)
+    failed = _build_failed(optimised.gm, info, strict=config.strict)
     with timed("codegen"):
-        call: Compiled = build_program(program, optimised.info, _build_failed(optimised.gm, info, strict=config.strict))
+        if on_gpu:
+            try:
+                return GpuProgram(program, optimised.info, device, failed)
+            except CannotPlan as why:
+                return _on_aten_kernels(optimised.gm, device, str(why))
+        call: Compiled = build_program(program, optimised.info, failed)
         if optimised.fold is not None:
             call = FoldedCall(call, optimised.fold, gm, optimised.info)
     return call
 
 
-def _other_device(gm: fx.GraphModule) -> torch.device | None:
-    """The first device in the graph that no code is generated for."""
+def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
+    """The device of a graph's tensors, and why no code can be generated for it (empty when it can)."""
+    found: dict[torch.device, None] = {}
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         for spec in val if isinstance(val, (tuple, list)) else (val,):
-            if isinstance(spec, TensorSpec) and spec.device.type != "cpu":
-                return spec.device
-    return None
+            if isinstance(spec, TensorSpec):
+                found[spec.device] = None
+    device = next((d for d in found if d.type != "cpu"), torch.device("cpu"))
+    if len(found) > 1:
+        return device, f"the graph has tensors on {' and '.join(str(d) for d in found)}"
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cuda" and not triton_build.triton_version():
+        return device, "triton is not installed (pip install triton)"
+    return device, "" if device.type in ("cpu", "cuda") else f"there is no code generator for {device.type} yet"
+
+
+def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Compiled:
+    """The graph op by op; said once and counted."""
+    warn_once(f"device-{device.type}-{why}", f"{why}: such graphs run on aten kernels")
+    counters["fallback"][f"device.{device.type}"] += 1
+    emit("fallback", what="device", name=device.type, reason=why)
+    gm.recompile()
+    return gm.forward
 
 
 def _build_failed(gm: fx.GraphModule, info: GraphInfo, strict: bool) -> Callable[[BuildError], Compiled]:

@@ -80,7 +80,7 @@ def _restride(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor
 
 def _copied(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
     """A copy in memory of its own, with the given strides."""
-    return torch.empty_strided(shape, stride, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _written(tensors: list[torch.Tensor]) -> None:
@@ -94,7 +94,7 @@ def _out_of_range(flag: ctypes.c_int64) -> None:
     raise IndexError("index out of range in self")
 
 
-class _Writer:
+class Writer:
     """Writes the text of one program. After `write()`, the fields say what its globals must hold."""
 
     def __init__(self, program: Program, info: GraphInfo) -> None:
@@ -200,7 +200,8 @@ class _Writer:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def loop(self, step: LoopStep) -> str:
+    def loop(self, step: LoopStep) -> Iterator[str]:
+        """The lines that run one kernel."""
         key = (id(step.kernel), step.ints)
         name = self._kernel_names.get(key)
         if name is None:
@@ -212,7 +213,9 @@ class _Writer:
             name = next((known for known, other in self.kernels.items() if other == row), None) or f"k{len(self.kernels)}"
             self.kernels[name] = row
             self._kernel_names[key] = name
-        return f"{name}({', '.join(step.args)})" + (f"  # {step.note}" if step.note else "")
+        yield f"{name}({', '.join(step.args)})" + (f"  # {step.note}" if step.note else "")
+        if step.checks_positions:
+            yield "if index_error.value: out_of_range(index_error)"
 
     def extern(self, step: ExternStep) -> Iterator[str]:
         function = externs.callable_of(step)
@@ -269,9 +272,7 @@ class _Writer:
                 if self.program.buffers[name].kind not in ("input", "const"):
                     self.lines.append(self.new_result(name))
                     made.add(name)
-            self.lines.extend([self.loop(step)] if isinstance(step, LoopStep) else self.extern(step))
-            if isinstance(step, LoopStep) and step.checks_positions:
-                self.lines.append("if index_error.value: out_of_range(index_error)")
+            self.lines.extend(self.loop(step) if isinstance(step, LoopStep) else self.extern(step))
             dead = sorted(n for n in touched & self._fresh - self.outputs if self._last[n] == at and not _makes(step, n))
             if dead:
                 self.lines.append(f"del {', '.join(dead)}")
@@ -314,7 +315,7 @@ class CallProgram:
     """
 
     def __init__(self, program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]) -> None:
-        writer = _Writer(program, info)
+        writer = self._write(program, info)
         self.name, self.source = program.name, writer.write()
         self._writer, self._on_build_error = writer, on_build_error
         self._specs = {name: buffer.spec for name, buffer in program.buffers.items()}
@@ -329,29 +330,48 @@ class CallProgram:
         self._globals: dict[str, Any] | None = None
         self._instances: weakref.WeakKeyDictionary[memory.Block, _Instance] = weakref.WeakKeyDictionary()
         self._replacement: Callable[..., Any] | None = None
-        self._units = _split(list(writer.functions.values()), writer.checking)
+        self._arena = self._memory()
+        self._arena.register(self)
+        log("code", self.source)
+        emit("code", name=self.name, python=self.source, scratch_bytes=writer.scratch_size, **self._start_builds())
+
+    # -- what depends on the target (C++ on a CPU here) ----------------------------------------------------------------
+    def _write(self, program: Program, info: GraphInfo) -> Writer:
+        return Writer(program, info)
+
+    def _memory(self) -> memory.Arena:
+        """Where the program's temporaries come from."""
+        return memory.arena
+
+    def _start_builds(self) -> dict[str, str]:
+        """Start to build the kernels; gives their text for reports."""
+        self._units = _split(list(self._writer.functions.values()), self._writer.checking)
         sources = [cpp.emit_unit(unit) for unit in self._units]
         self.cpp_source = "\n".join(sources)
         self.builds = [build.start_build(source, cpp.FLAGS) for source in sources]
-        memory.arena.register(self)
-        log("code", self.source)
-        emit("code", name=self.name, python=self.source, cpp=self.cpp_source, scratch_bytes=writer.scratch_size)
+        return {"cpp": self.cpp_source}
 
+    def _built(self) -> dict[str, Any]:
+        """The kernels and what else the program's text names, by name; BuildError when one does not build."""
+        libraries = [pending.result() for pending in self.builds]
+        found: dict[str, Any] = {"take": self._pool.take, "new": memory.new_tensor}
+        if self._writer.checking:
+            found["index_error"], found["out_of_range"] = libraries[0].number("dm_index_error"), _out_of_range
+        place = {f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit}
+        for name, (c_name, n_pointers, ints) in self._writer.kernels.items():
+            found[name] = launch.make_kernel(place[c_name], c_name, n_pointers, ints)
+        return found
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
     def _prepare(self) -> None:
         """Fill the globals that all instances share; needs the built library."""
-        writer = self._writer
-        shared = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "restride": _restride, "take": self._pool.take,
-                  "copied": _copied, "new": memory.new_tensor, "written": _written, **writer.constants}
+        shared = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "restride": _restride, "copied": _copied,
+                  "written": _written, **self._writer.constants}
         try:
-            libraries = [pending.result() for pending in self.builds]
+            shared.update(self._built())
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return
-        if writer.checking:
-            shared["index_error"], shared["out_of_range"] = libraries[0].number("dm_index_error"), _out_of_range
-        place = {f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit}
-        for name, (c_name, n_pointers, ints) in writer.kernels.items():
-            shared[name] = launch.make_kernel(place[c_name], c_name, n_pointers, ints)
         self._globals = shared
 
     def _instance(self, block: memory.Block) -> _Instance:
@@ -374,7 +394,7 @@ class CallProgram:
                 self._prepare()
             if self._replacement is not None:
                 return self._replacement(*inputs)
-        block = memory.arena.acquire(self._writer.scratch_size)
+        block = self._arena.acquire(self._writer.scratch_size)
         try:
             instance = self._instances.get(block)
             if instance is None:
@@ -387,7 +407,7 @@ class CallProgram:
                 return instance.call(*inputs)
         finally:
             if config.reuse_memory:
-                memory.arena.release(block)
+                self._arena.release(block)
 
 
 class _Instance:

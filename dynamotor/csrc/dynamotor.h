@@ -1,6 +1,7 @@
 /* dynamotor._C: what its files share. Each file owns one idea:
  *   tensor.c      reading tensors without torch's headers
  *   launch.c      calling generated C functions on tensors
+ *   gpu_launch.c  launching generated GPU functions on tensors
  *   ambient.c     PyTorch's thread-wide state
  *   guards.c      evaluating an entry's guards
  *   dispatch.c    guards -> gather -> compiled callable
@@ -71,6 +72,9 @@ int tensor_init(PyObject *module, PyObject *torch);
 
 /* ---- launch.c ---- */
 int launch_init(PyObject *module);
+
+/* ---- gpu_launch.c ---- */
+int gpu_launch_init(PyObject *module);
 
 /* ---- ambient.c ---- */
 enum { N_AUTOCAST = 3 }; /* devices whose autocast state a guard compares */

@@ -37,8 +37,10 @@ class Optimised:
     fold: Fold | None
 
 
-def pipeline(info: GraphInfo) -> list[tuple[str, Pass]]:
-    """The passes that run for this kind of graph under the current settings."""
+def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
+    """The passes that run for this kind of graph under the current settings. Those listed serve oneDNN and MKL: no GPU's."""
+    if on_gpu:
+        return []
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
@@ -52,12 +54,15 @@ def pipeline(info: GraphInfo) -> list[tuple[str, Pass]]:
     return [(name, function) for name, function, on in passes if on]
 
 
-def optimise(gm: fx.GraphModule, info: GraphInfo) -> Optimised:
-    """Run the pipeline on an aten graph, in place, and split off what depends on static inputs only."""
-    bound = [(name, partial(_apply, function, info)) for name, function in pipeline(info)]
+def optimise(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> Optimised:
+    """Run the pipeline on an aten graph, in place, and split off what depends on static inputs only.
+
+    Nothing is split off on a GPU: to see whether parameters have changed, the host would have to wait for it.
+    """
+    bound = [(name, partial(_apply, function, info)) for name, function in pipeline(info, on_gpu)]
     run_passes(gm, bound, stage="native", verify=verify_aten_graph)
     fold = None
-    if info.kind == "inference" and config.fold_constants:
+    if info.kind == "inference" and config.fold_constants and not on_gpu:
         fold, info = split_constants(gm, info)
     return Optimised(gm, info, fold)
 

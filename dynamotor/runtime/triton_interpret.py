@@ -45,6 +45,7 @@ def _libdevice() -> types.SimpleNamespace:
     from triton.runtime.interpreter import InterpreterOptions, TensorHandle, interpreter_builder
 
     interpreter_builder.options = InterpreterOptions(debug=True, sanitize_overflow=False)  # assertions are evaluated
+    interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
 
     def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -59,6 +60,21 @@ def _libdevice() -> types.SimpleNamespace:
 
     table = {name: wrap(getattr(torch, name)) for name in _FROM_TORCH}
     return types.SimpleNamespace(**table, rint=wrap(torch.round), div_rn=wrap(torch.div))
+
+
+def _rounded(truncate: Callable[..., Any]) -> Callable[..., Any]:
+    """Conversion to bfloat16 that rounds, as a GPU does; the interpreter's own cuts bits off."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def convert(source: Any, to: Any) -> Any:
+        if to.scalar != tl.bfloat16 or source.dtype.scalar != tl.float32:
+            return truncate(source, to)
+        shape = source.data.shape
+        data = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.uint16).numpy()
+        return TensorHandle(data.reshape(shape), tl.bfloat16)
+
+    return convert
 
 
 class Interpreted:

@@ -1,0 +1,95 @@
+"""Scratch memory of call programs on a GPU: blocks of PyTorch's caching allocator, kept apart by device and stream.
+
+Calls on one stream follow each other on the GPU, so they may share a block although the host runs ahead; another stream
+gets other blocks.
+
+>>> arena = arena_of(torch.device("cuda", 0)); block = arena.acquire(1 << 20)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .memory import ALIGNMENT, Arena, Block
+
+
+class DeviceBlock(Block):
+    """Scratch memory on a device."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, nbytes: int, device: torch.device, stream: int) -> None:
+        self.stream = stream
+        with torch.inference_mode(False):
+            self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8, device=device)
+
+    def tensor(self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor at a byte offset of the block."""
+        with torch.inference_mode(False):
+            empty = torch.empty(0, dtype=dtype, device=self.bytes.device)
+            return empty.set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
+
+
+class DeviceArena(Arena):
+    """The blocks of one device that no call uses at the moment, by stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self._by_stream: dict[int, list[DeviceBlock]] = {}
+
+    def stream(self) -> int:
+        """The current stream of the device, as a number."""
+        return torch._C._cuda_getCurrentRawStream(self.device.index)
+
+    def acquire(self, nbytes: int) -> DeviceBlock:
+        """A block of at least `nbytes` that belongs to the caller until `release`."""
+        stream = self.stream()
+        idle = self._by_stream.get(stream)
+        if idle is None:
+            idle = self._by_stream[stream] = []
+        try:
+            block = idle.pop()
+        except IndexError:
+            return self._new(nbytes, stream)
+        return block if block.bytes.nbytes >= nbytes else self._new(nbytes, stream)
+
+    def _new(self, nbytes: int, stream: int) -> DeviceBlock:
+        try:
+            return DeviceBlock(nbytes, self.device, stream)
+        except torch.OutOfMemoryError:  # what idle blocks hold may be enough
+            self.clear()
+            torch.cuda.empty_cache()
+            return DeviceBlock(nbytes, self.device, stream)
+
+    def release(self, block: DeviceBlock) -> None:
+        """Give a block back to the stream it was taken for."""
+        self._by_stream.setdefault(block.stream, []).append(block)
+
+    def clear(self) -> None:
+        """Free the idle blocks."""
+        with self._lock:
+            self._by_stream.clear()
+
+    def nbytes(self) -> int:
+        """Bytes held in idle blocks."""
+        return sum(block.bytes.nbytes for blocks in self._by_stream.values() for block in blocks)
+
+
+_arenas: dict[torch.device, DeviceArena] = {}
+
+
+def arena_of(device: torch.device) -> DeviceArena:
+    """The arena of a device (with an index)."""
+    found = _arenas.get(device)
+    if found is None:
+        found = _arenas.setdefault(device, DeviceArena(device))
+    return found
+
+
+def release_all() -> None:
+    """Free what is kept between calls."""
+    for arena in list(_arenas.values()):
+        arena.clear()

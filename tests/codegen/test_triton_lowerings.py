@@ -1,0 +1,26 @@
+"""The tests of the lowerings again, their kernels written in Triton and run in its interpreter on CPU tensors."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from dynamotor.base.config import config
+from dynamotor.runtime.triton_interpret import available
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
+from test_indexing import *  # noqa: E402, F403
+from test_pointwise import *  # noqa: E402, F403
+from test_random import *  # noqa: E402, F403
+from test_reductions import *  # noqa: E402, F403
+from test_views import *  # noqa: E402, F403
+
+pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+
+
+@pytest.fixture(autouse=True)
+def _in_triton():
+    with config.patch(target="triton"):
+        yield
