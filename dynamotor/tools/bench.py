@@ -7,6 +7,7 @@ eager, graphs and breaks. Prints a table, writes JSON.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="time for the steady state of each pair")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds allowed to each process")
     parser.add_argument("--no-warm", action="store_true", help="skip the second process")
+    parser.add_argument("--xla", action="store_true", help="lazy XLA device against the bridges (models: small, seed, or names)")
     parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")
 
 
@@ -171,6 +173,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the bench; 0 when every row passed."""
+    if args.xla:  # needs jax, which not everybody has
+        return importlib.import_module("dynamotor.tools.bench_xla").main(args)
     phases = [p for p in args.phase.split(",") if p]
     if bad := [p for p in phases if p not in ("infer", "train")]:
         raise UsageError("DM101", f"unknown phase {bad[0]!r}", cure="use infer, train or infer,train")

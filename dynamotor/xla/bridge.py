@@ -165,6 +165,7 @@ class Program:
         executable = self.executable
         if executable is None:
             executable = self.executable = execute.compile_graph(self.graph, arrays)
+            emit("xla.program", program=self, inputs=inputs)
         results = sync.execute_now(executable, arrays)
         lane = devices.lane_of(self.device)
         for index, update in self.updates:

@@ -1,0 +1,190 @@
+"""`python -m dynamotor bench --xla`: the lazy device, both bridges and jax itself run the same programs, in turns, in one process.
+
+Columns of a row: the median milliseconds of each way, and the median of the ratios lazy / way with its quartiles. `jax` calls the bridge's own
+executable through jax (`jax.stages.Compiled`), `jit` calls `jax.jit` of the same program; training also runs `compile_step`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+
+from .. import xla
+from ..api import compile as dynamotor_compile
+from ..api import reset
+from ..base.events import collect
+from ..xla import execute, metrics, rng, transfer
+from ..xla.step import compile_step
+from ..xla.sync import sync
+from .measure import geometric_mean, once, quartiles
+from .xla_models import SEED, SMALL, Case, cases
+
+Way = Callable[[], Any]
+
+
+def names_of(text: str) -> list[Case]:
+    """The cases that `--models` names: "small" (two transformers), "seed" (ten models), or names."""
+    groups = {"small": SMALL, "seed": SEED}
+    return [case for word in text.split(",") if word for case in (groups.get(word) or [cases[word]])]
+
+
+def inference(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
+    """The ways to run a model's forward, each waiting for its result, and what was checked."""
+    model, inputs = case.make(small, "infer")
+    with torch.no_grad():
+        expected = model(*inputs)
+    model, inputs = model.to("xla"), tuple(t.to("xla") for t in inputs)
+
+    def run(function: Callable, synchronise: bool) -> torch.Tensor:
+        with torch.no_grad():
+            result = function(*inputs)
+        if synchronise:
+            sync()
+        transfer.data_of(result).block_until_ready()
+        return result
+
+    with collect("xla.program") as programs:
+        fast = dynamotor_compile(model, backend="xla")
+        once_result = run(fast, synchronise=False)
+    every = dynamotor_compile(model, backend="xla_trace_everytime")
+    lazy_result = run(model, synchronise=True)
+    checks = {"error": _error(once_result, expected), "bits_equal_lazy": torch.equal(once_result.cpu(), lazy_result.cpu()),
+              "executables": len(programs), "fallbacks": _fallbacks()}
+    ways = {"lazy": lambda: run(model, True), "trace_everytime": lambda: run(every, False), "trace_once": lambda: run(fast, False)}
+    if len(programs) == 1:
+        ways |= _through_jax(programs[0].data["program"], programs[0].data["inputs"])
+    return ways, checks
+
+
+def _through_jax(program: Any, inputs: tuple) -> dict[str, Way]:
+    """The same program called by jax's own means on the same arrays."""
+    arrays = program.gather(inputs)
+    if program.random:
+        arrays.append(jax.device_put(rng.take(program.device)))
+    compiled, jitted = program.executable.compiled, jax.jit(execute.to_function(program.graph))
+    return {"jax": lambda: jax.block_until_ready(compiled(*arrays)), "jit": lambda: jax.block_until_ready(jitted(*arrays))}
+
+
+def training(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
+    """The ways to run a training step (SGD with momentum), each waiting for the parameters."""
+    model, inputs = case.make(small, "train")
+    ways: dict[str, Way] = {}
+    losses: dict[str, list[float]] = {}
+    for name in ("lazy", "trace_everytime", "trace_once", "compile_step"):
+        ways[name] = _training_way(name, copy.deepcopy(model).to("xla"), tuple(t.to("xla") for t in inputs))
+        rng.set_state(0)
+        losses[name] = [float(ways[name]()) for _ in range(3)]
+    errors = {name: max(abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses["lazy"], values)) for name, values in losses.items()}
+    return ways, {"loss_error": errors, "fallbacks": _fallbacks()}
+
+
+def _wait(tensors: list[torch.Tensor]) -> None:
+    jax.block_until_ready([transfer.data_of(t) for t in tensors])
+
+
+def _loss(output: torch.Tensor) -> torch.Tensor:
+    return output.float().pow(2).mean()
+
+
+def _training_way(name: str, model: torch.nn.Module, inputs: tuple) -> Way:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    if name == "compile_step":
+        step = compile_step(model, _loss, optimizer, n_inputs=len(inputs))
+
+        def run() -> torch.Tensor:
+            loss = step(*inputs)
+            _wait([loss, *model.parameters()])
+            return loss
+
+        return run
+    backend = {"trace_once": "xla", "trace_everytime": "xla_trace_everytime"}.get(name)
+    function = model if backend is None else dynamotor_compile(model, backend=backend)
+
+    def run_step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = _loss(function(*inputs))
+        loss.backward()
+        optimizer.step()
+        sync()
+        _wait([loss, *model.parameters()])
+        return loss.detach()
+
+    return run_step
+
+
+def _error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest expected value."""
+    return float((result.cpu().float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-6))
+
+
+def _fallbacks() -> dict[str, int]:
+    return {name: n for name, n in metrics.all_counters().items() if name.startswith("aten::")}
+
+
+def rounds(ways: dict[str, Way], seconds: float) -> dict[str, dict[str, float]]:
+    """Run all ways in turns for about `seconds`, after warm-up: medians in ms, and the ratios to lazy of each round."""
+    for way in ways.values():
+        for _ in range(3):
+            way()
+    repeat = {name: max(1, int(5e-3 / max(once(way), 1e-7))) for name, way in ways.items()}
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples["lazy"]) < 7:
+        order = list(ways) if len(samples["lazy"]) % 2 == 0 else list(ways)[::-1]
+        for name in order:
+            samples[name].append(once(ways[name], repeat[name]))
+    table = {}
+    for name, times in samples.items():
+        low, mid, high = quartiles([a / b for a, b in zip(samples["lazy"], times)])
+        table[name] = {"ms": statistics.median(times) * 1e3, "over_lazy": mid, "low": low, "high": high, "rounds": len(times)}
+    if "jax" in samples:
+        extra = [(a - b) * 1e6 for a, b in zip(samples["trace_once"], samples["jax"])]
+        table["trace_once"]["us_over_jax"] = statistics.median(extra)
+    return table
+
+
+def measure(case: Case, phase: str, small: bool, seconds: float) -> dict[str, Any]:
+    """One row of the result."""
+    reset()
+    metrics.clear()
+    gc.collect()
+    ways, checks = inference(case, small) if phase == "infer" else training(case, small)
+    return {"model": case.name, "phase": phase, "batch": case.batch if phase == "infer" else case.train_batch, **checks, "ways": rounds(ways, seconds)}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the bench; 0 when every row was measured."""
+    rows: list[dict[str, Any]] = []
+    for case in names_of("small" if args.models == "twelve" else args.models):
+        for phase in args.phase.split(","):
+            row = measure(case, phase, args.small, args.seconds)
+            rows.append(row)
+            print(_line(row), flush=True)
+    summary = {phase: {way: geometric_mean([r["ways"][way]["over_lazy"] for r in rows if r["phase"] == phase and way in r["ways"]])
+                       for way in ("trace_everytime", "trace_once", "compile_step", "jax", "jit")} for phase in args.phase.split(",")}
+    for phase, means in summary.items():
+        print(f"{phase}: geometric means over lazy: " + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items() if mean == mean))
+    result = {"command": " ".join(sys.argv[1:]), "torch": torch.__version__, "jax": jax.__version__, "python": platform.python_version(),
+              "device": f"{xla.device.platform()} {jax.devices()[0].device_kind}", "threads": torch.get_num_threads(), "rows": rows, "summary": summary}
+    path = Path(args.json or "dynamotor-bench-xla.json")
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {path}")
+    return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    ways = "  ".join(f"{name} {t['ms']:.3f} ms ({t['over_lazy']:.2f}x)" for name, t in row["ways"].items())
+    extra = row["ways"]["trace_once"].get("us_over_jax")
+    return f"{row['model']:>24} {row['phase']:>5}  {ways}" + (f"  trace_once - jax: {extra:.0f} us" if extra is not None else "")
