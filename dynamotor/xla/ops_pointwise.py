@@ -54,10 +54,24 @@ def unless_integer(fn: Any) -> Any:
     return lambda x: x if is_integer(x) else fn(x)
 
 
+def conjugate_symmetric(fn: Any) -> Any:
+    """f(conj z) = conj f(z) for a function with a branch cut on the real axis: the sign of a zero imaginary part names the side."""
+
+    def symmetric(x):
+        if not is_complex(x):
+            return fn(x)
+        above = fn(lax.complex(x.real, jnp.abs(x.imag)))
+        return jnp.where(jnp.signbit(x.imag), jnp.conj(above), above)
+
+    return symmetric
+
+
+square_root = conjugate_symmetric(jnp.sqrt)
+
 UNARY = {
-    aten.acos: jnp.arccos,
-    aten.acosh: jnp.arccosh,
-    aten.asin: jnp.arcsin,
+    aten.acos: conjugate_symmetric(jnp.arccos),
+    aten.acosh: conjugate_symmetric(jnp.arccosh),
+    aten.asin: conjugate_symmetric(jnp.arcsin),
     aten.asinh: jnp.arcsinh,
     aten.atan: jnp.arctan,
     aten.atanh: jnp.arctanh,
@@ -74,13 +88,13 @@ UNARY = {
     aten.log2: jnp.log2,
     aten.rad2deg: lambda x: x * (180 / pi),
     aten.reciprocal: lambda x: 1 / x,
-    aten.rsqrt: lambda x: 1 / jnp.sqrt(x) if is_complex(x) else lax.rsqrt(x),
+    aten.rsqrt: lambda x: 1 / square_root(x) if is_complex(x) else lax.rsqrt(x),
     aten.sgn: sgn,
     aten.sign: sgn,
     aten.sin: jnp.sin,
     aten.sinc: sinc,
     aten.sinh: jnp.sinh,
-    aten.sqrt: jnp.sqrt,
+    aten.sqrt: square_root,
     aten.tan: jnp.tan,
     aten.tanh: jnp.tanh,
     aten.ceil: unless_integer(jnp.ceil),
@@ -125,7 +139,7 @@ def _nan_to_num(x, nan=None, posinf=None, neginf=None, *, out: Spec):
     return jnp.where(x == jnp.inf, high, jnp.where(x == -jnp.inf, low, x))
 
 
-# -- arithmetic of two tensors ------------------------------------------------
+# -- arithmetic of two tensors ---------------------------------------------------------------------------------------------------
 
 
 @elementwise(aten.add, lift=True)
@@ -184,8 +198,9 @@ def floor_divide(x, y):
 
 
 def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The quotient rounded towards zero."""
-    return lax.div(*jnp.broadcast_arrays(x, y)) if is_integer(x) else jnp.trunc(x / y)
+    """The quotient rounded towards zero. XLA divides by a constant through its reciprocal, which would make 49 / 49 less than
+    1: the divisor is hidden from it."""
+    return lax.div(*jnp.broadcast_arrays(x, y)) if is_integer(x) else jnp.trunc(x / lax.optimization_barrier(y))
 
 
 @elementwise(aten.remainder)
@@ -213,7 +228,7 @@ def _pow(base, exponent, *, out: Spec):
 
 def _power_of_constant(x: jax.Array, exponent: float) -> jax.Array:
     if exponent == 0.5:
-        return jnp.sqrt(x)
+        return square_root(x)
     if exponent == -0.5 and not is_complex(x):
         return lax.rsqrt(x)
     if exponent in (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0):
@@ -222,12 +237,18 @@ def _power_of_constant(x: jax.Array, exponent: float) -> jax.Array:
 
 
 def _integer_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Powers that wrap around; a negative exponent gives 0, except for the bases 1 and -1."""
+    """Powers that wrap around, by squaring; a negative exponent gives 0, except for the bases 1 and -1."""
     base, exponent = jnp.broadcast_arrays(base, exponent)
-    magnitude = jnp.power(base, jnp.where(exponent < 0, 0, exponent))
-    odd = (exponent % 2) != 0
-    inverse = jnp.where(base == 1, 1, jnp.where(base == -1, jnp.where(odd, -1, 1), 0)).astype(base.dtype)
-    return jnp.where(exponent < 0, inverse, magnitude)
+
+    def square(state):
+        left, square, result = state
+        return left >> 1, square * square, jnp.where(left & 1 == 1, result * square, result)
+
+    start = (jnp.where(exponent < 0, 0, exponent), base, jnp.ones_like(base))
+    power = lax.while_loop(lambda state: jnp.any(state[0] > 0), square, start)[2]
+    sign = jnp.where(exponent & 1 == 1, base, 1)
+    unit = (base == 1) | (~base == 0)  # all bits set is -1 where there are signs
+    return jnp.where(exponent < 0, jnp.where(unit, sign, 0), power)
 
 
 @elementwise(aten.atan2)
@@ -266,8 +287,8 @@ def _ldexp(x, exponent):
 
 @elementwise(aten.logaddexp)
 def logaddexp(x, y):
-    """log(e^x + e^y) without overflow. Of complex numbers the one of larger real part leads, and the result's imaginary part is not
-    brought back to (-π, π]."""
+    """log(e^x + e^y) without overflow. Of complex numbers the one of larger real part leads, and the imaginary part
+    of the result is not brought back to (-π, π]."""
     if not is_complex(x):
         return jnp.logaddexp(x, y)
     ahead = x.real >= y.real
@@ -302,7 +323,7 @@ def _heaviside(x, at_zero):
     return jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype))
 
 
-# -- arithmetic of three tensors ----------------------------------------------
+# -- arithmetic of three tensors -------------------------------------------------------------------------------------------------
 
 
 @elementwise(aten.addcmul, lift=True)

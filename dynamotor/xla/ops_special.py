@@ -77,24 +77,25 @@ def _xlog1py(x, y):
     return jnp.where(y != y, jnp.nan, jnp.where(x == 0, 0, x * jnp.log1p(y)))
 
 
-# -- gamma and zeta -----------------------------------------------------------
+# -- gamma and zeta --------------------------------------------------------------------------------------------------------------
 
 
 @elementwise(aten.igamma)
 def _igamma(a, x):
-    """The regularised lower incomplete gamma function; 1 where a is 0 and x positive."""
-    return _gamma_part(lax.igamma, 1, *_same(a, x))
+    """The regularised lower incomplete gamma function P(a, x)."""
+    a, x = _same(a, x)
+    undefined = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (jnp.isinf(a) & jnp.isinf(x))
+    zero, one = (x == 0) | jnp.isinf(a), (a == 0) | jnp.isinf(x)
+    return jnp.select([undefined, one, zero, (a != a) | (x != x)], [jnp.nan, 1, 0, jnp.nan], lax.igamma(a, x))
 
 
 @elementwise(aten.igammac)
 def _igammac(a, x):
-    """The regularised upper incomplete gamma function; 0 where a is 0 and x positive."""
-    return _gamma_part(lax.igammac, 0, *_same(a, x))
-
-
-def _gamma_part(part: Callable, at_zero: int, a: jax.Array, x: jax.Array) -> jax.Array:
-    undefined = (a < 0) | (x < 0) | ((a == 0) & (x == 0))
-    return jnp.where(undefined, jnp.nan, jnp.where((a == 0) & (x > 0), at_zero, part(a, x)))
+    """The regularised upper incomplete gamma function Q(a, x) = 1 - P(a, x)."""
+    a, x = _same(a, x)
+    undefined = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (jnp.isinf(a) & jnp.isinf(x))
+    zero, one = (a == 0) | jnp.isinf(x), (x == 0) | jnp.isinf(a)
+    return jnp.select([undefined, one, zero, (a != a) | (x != x)], [jnp.nan, 1, 0, jnp.nan], lax.igammac(a, x))
 
 
 def _same(*values: jax.Array) -> list[jax.Array]:
@@ -103,18 +104,19 @@ def _same(*values: jax.Array) -> list[jax.Array]:
 
 @elementwise(aten.special_zeta)
 def zeta(s, q):
-    """Hurwitz's zeta function Σ (q + k)^-s. Terms of negative q are added one by one: XLA's function wants q > 0 there."""
+    """Hurwitz's zeta function Σ (q + k)^-s. XLA's wants q > 0; for q < 0, f its fraction and whole s, the terms below zero
+    belong to another one: ζ(s, q) = ζ(s, f) + (-1)^s (ζ(s, 1 - f) - ζ(s, 1 - q))."""
     s, q = _same(s, q)
-
-    def add_term(state):
-        q, total = state
-        return jnp.where(q < 0, q + 1, q), jnp.where(q < 0, total + jnp.power(q, -s), total)
-
-    defined = (s > 1) & ((q > 0) | ((q != jnp.floor(q)) & (s == jnp.floor(s))))
-    start = jnp.where(defined, q, 1)
-    above, total = lax.while_loop(lambda state: jnp.any(state[0] < 0), add_term, (start, jnp.zeros_like(q)))
-    pole = (s == 1) | ((q <= 0) & (q == jnp.floor(q)) & (s > 1))
-    return jnp.where(defined, total + lax.zeta(s, above), jnp.where(pole, jnp.inf, jnp.nan))
+    fraction = q - jnp.floor(q)
+    below = (q < 0) & (fraction != 0)
+    part = jnp.where(below, fraction, 0.5)
+    sign = jnp.where(s % 2 == 0, 1, -1)
+    mirrored = lax.zeta(s, part) + sign * (lax.zeta(s, 1 - part) - lax.zeta(s, jnp.where(below, 1 - q, 1)))
+    direct = lax.zeta(s, jnp.where(q > 0, q, 1))
+    direct = jnp.where((direct != direct) & (s > 100), jnp.power(q, -s), direct)  # its first term is all of it
+    pole = (s == 1) | ((q <= 0) & (q == jnp.floor(q)))
+    undefined = (s < 1) | (below & (s != jnp.floor(s))) | (q != q)
+    return jnp.select([undefined, pole, below], [jnp.nan, jnp.inf, mirrored], direct)
 
 
 @op(aten.polygamma, out=True)
@@ -127,11 +129,11 @@ def _polygamma(n, x, *, out: Spec):
         low = x < 0.5
         mirrored = lax.zeta(jnp.full_like(x, 2), jnp.where(low, 1 - x, x))
         sine = jnp.sin(pi * x)
-        return jnp.where(low, (pi * pi) / (sine * sine) - mirrored, mirrored)
+        return jnp.where(low, (pi * pi) / (sine * sine) - mirrored, jnp.where(x == jnp.inf, 0, mirrored))
     return (-1) ** (n + 1) * np.asarray(factorial(n), x.dtype) * zeta(jnp.full_like(x, n + 1), x)
 
 
-# -- orthogonal polynomials ---------------------------------------------------
+# -- orthogonal polynomials ------------------------------------------------------------------------------------------------------
 
 
 class Polynomials(NamedTuple):
@@ -155,8 +157,11 @@ LAGUERRE_L = Polynomials(lambda x: 1 - x, lambda k, x, older, old: ((2 * k - 1 -
 LEGENDRE_P = Polynomials(lambda x: x, lambda k, x, older, old: ((2 * k - 1) * x * old - (k - 1) * older) / k)
 
 
+HIGHEST_DEGREE = 1_000_000
+
+
 def evaluate(family: Polynomials, x: jax.Array, degree: jax.Array) -> jax.Array:
-    """The polynomial of each degree (rounded towards zero) at each x; 0 for negative degrees."""
+    """The polynomial of each degree (rounded towards zero) at each x; 0 for negative degrees, nan above HIGHEST_DEGREE."""
     x, degree = _same(x, jnp.trunc(degree))
     first = family.first(x)
 
@@ -167,7 +172,8 @@ def evaluate(family: Polynomials, x: jax.Array, degree: jax.Array) -> jax.Array:
 
     result = jnp.where(degree < 0, 0, jnp.where(degree == 0, 1, first))
     start = (jnp.asarray(2, x.dtype), jnp.ones_like(x), first, result)
-    return lax.while_loop(lambda state: jnp.any(state[0] <= degree), step, start)[3]
+    result = lax.while_loop(lambda state: jnp.any(state[0] <= degree) & (state[0] <= HIGHEST_DEGREE), step, start)[3]
+    return jnp.where(degree > HIGHEST_DEGREE, jnp.nan, result)
 
 
 def _chebyshev(family: Polynomials, closed: Callable, direct_to: int) -> Callable:
