@@ -55,7 +55,7 @@ def unless_integer(fn: Any) -> Any:
 
 
 def conjugate_symmetric(fn: Any) -> Any:
-    """f(conj z) = conj f(z) for a function with a branch cut on the real axis: the sign of a zero imaginary part names the side."""
+    """f(conj z) = conj f(z) for a function with a cut on the real axis: the sign of a zero imaginary part names the side."""
 
     def symmetric(x):
         if not is_complex(x):

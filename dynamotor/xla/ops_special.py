@@ -84,7 +84,7 @@ def _xlog1py(x, y):
 def _igamma(a, x):
     """The regularised lower incomplete gamma function P(a, x)."""
     a, x = _same(a, x)
-    undefined = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (jnp.isinf(a) & jnp.isinf(x))
+    undefined = (a < 0) | (x < 0) | ((a == 0) & ~(x > 0)) | (jnp.isinf(a) & jnp.isinf(x))
     zero, one = (x == 0) | jnp.isinf(a), (a == 0) | jnp.isinf(x)
     return jnp.select([undefined, one, zero, (a != a) | (x != x)], [jnp.nan, 1, 0, jnp.nan], lax.igamma(a, x))
 
@@ -93,7 +93,7 @@ def _igamma(a, x):
 def _igammac(a, x):
     """The regularised upper incomplete gamma function Q(a, x) = 1 - P(a, x)."""
     a, x = _same(a, x)
-    undefined = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (jnp.isinf(a) & jnp.isinf(x))
+    undefined = (a < 0) | (x < 0) | ((a == 0) & ~(x > 0)) | (jnp.isinf(a) & jnp.isinf(x))
     zero, one = (a == 0) | jnp.isinf(x), (x == 0) | jnp.isinf(a)
     return jnp.select([undefined, one, zero, (a != a) | (x != x)], [jnp.nan, 1, 0, jnp.nan], lax.igammac(a, x))
 
@@ -113,7 +113,7 @@ def zeta(s, q):
     sign = jnp.where(s % 2 == 0, 1, -1)
     mirrored = lax.zeta(s, part) + sign * (lax.zeta(s, 1 - part) - lax.zeta(s, jnp.where(below, 1 - q, 1)))
     direct = lax.zeta(s, jnp.where(q > 0, q, 1))
-    direct = jnp.where((direct != direct) & (s > 100), jnp.power(q, -s), direct)  # its first term is all of it
+    direct = jnp.where((direct != direct) & (s > 100) & (q <= 1), jnp.power(q, -s), direct)  # the first term is all of it
     pole = (s == 1) | ((q <= 0) & (q == jnp.floor(q)))
     undefined = (s < 1) | (below & (s != jnp.floor(s))) | (q != q)
     return jnp.select([undefined, pole, below], [jnp.nan, jnp.inf, mirrored], direct)
