@@ -51,6 +51,22 @@ def _native_batch_norm_legit(recorder: GraphRecorder, func: OpOverload, *args: A
     return recorder.record(aten.native_batch_norm.default, args, {})
 
 
+@decomposition(aten.cudnn_batch_norm.default)
+def _cudnn_batch_norm(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, weight: Any, bias: Any, running_mean: Any,
+                      running_var: Any, training: bool, momentum: float, eps: float) -> Any:
+    """cuDNN's is the same function, with a fourth result that only its own backward reads."""
+    out, mean, rstd = recorder.record(aten.native_batch_norm.default,
+                                      (x, weight, bias, running_mean, running_var, training, momentum, eps), {})
+    return out, mean, rstd, recorder.call(aten.full.default, [0], 0, dtype=torch.uint8, device=x.device)
+
+
+@decomposition(aten.cudnn_batch_norm_backward.default)
+def _cudnn_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, grad: ShapeTensor, weight: Any,
+                               running_mean: Any, running_var: Any, mean: Any, rstd: Any, eps: float, reserve: Any) -> Any:
+    return recorder.record(aten.native_batch_norm_backward.default,
+                           (grad, x, weight, None, None, mean, rstd, True, eps, [True, True, True]), {})
+
+
 @decomposition(aten.native_batch_norm_backward.default)
 def _native_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, x: ShapeTensor, weight: Any,
                                 running_mean: Any, running_var: Any, mean: Any, rstd: Any, train: bool, eps: float,

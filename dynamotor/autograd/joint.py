@@ -232,9 +232,11 @@ def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[Sh
 @contextlib.contextmanager
 def _no_autocast() -> Any:
     """Backward formulas run in the types that the forward chose, whatever region surrounds the compilation."""
-    before = torch.is_autocast_enabled("cpu")
-    torch.set_autocast_enabled("cpu", False)
+    before = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    for kind in before:
+        torch.set_autocast_enabled(kind, False)
     try:
         yield
     finally:
-        torch.set_autocast_enabled("cpu", before)
+        for kind in before:
+            torch.set_autocast_enabled(kind, True)

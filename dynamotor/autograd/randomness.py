@@ -20,17 +20,19 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def uniform(recorder: GraphRecorder, shape: Any, device: torch.device) -> ShapeTensor:
-    """float32 in [0, 1) of the next stream of the graph's seed."""
-    if recorder.seed is None:
-        recorder.seed = recorder.call(torch.ops.dynamotor.new_seed.default)
+    """float32 in [0, 1) of the next stream of the graph's seed on that device."""
+    seed = recorder.seeds.get(device)
+    if seed is None:
+        where = {} if device.type == "cpu" else {"device": device}
+        seed = recorder.seeds[device] = recorder.call(torch.ops.dynamotor.new_seed.default, **where)
     stream = recorder.streams
     recorder.streams += 1
-    return recorder.call(torch.ops.dynamotor.rand.default, recorder.seed, stream, list(shape), dtype=torch.float32,
+    return recorder.call(torch.ops.dynamotor.rand.default, seed, stream, list(shape), dtype=torch.float32,
                          device=device)
 
 
 def _ours(generator: Any, device: torch.device | None) -> bool:
-    return not config.fallback_random and generator is None and (device is None or torch.device(device).type == "cpu")
+    return not config.fallback_random and generator is None and (device is None or torch.device(device).type in ("cpu", "cuda"))
 
 
 @record_rule(aten.bernoulli_.float, aten.bernoulli.p)

@@ -37,7 +37,7 @@ class GraphRecorder:
         self.where: UserLine | None = None
         self.stage = "forward"
         self.constants: list[tuple[torch.fx.Node, torch.Tensor]] = []
-        self.seed: ShapeTensor | None = None
+        self.seeds: dict[torch.device, ShapeTensor] = {}
         self.streams = 0
         self._constant_nodes: dict[int, Alias] = {}
         self._last_placeholder: torch.fx.Node | None = None

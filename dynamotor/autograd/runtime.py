@@ -170,21 +170,29 @@ def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Co
     return lambda *inputs: compiled(*inputs, *bound)
 
 
+def _autocast_regions() -> list[str]:
+    """Device types for which an autocast region is open."""
+    return [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+
+
 def _without_autocast(compiled: Compiled) -> Compiled:
     """The casts are in the graph already: the compiled ops must not be cast again by the region around the call."""
-    if not torch.is_autocast_enabled("cpu"):
+    if not _autocast_regions():
         return compiled
     return lambda *inputs: _call_without_autocast(compiled, inputs)
 
 
 def _call_without_autocast(compiled: Compiled, inputs: tuple) -> Any:
-    if not torch.is_autocast_enabled("cpu"):
+    regions = _autocast_regions()
+    if not regions:
         return compiled(*inputs)
-    torch.set_autocast_enabled("cpu", False)
+    for kind in regions:
+        torch.set_autocast_enabled(kind, False)
     try:
         return compiled(*inputs)
     finally:
-        torch.set_autocast_enabled("cpu", True)
+        for kind in regions:
+            torch.set_autocast_enabled(kind, True)
 
 
 def _rebuilder(plans: Sequence[OutputPlan], n_values: int) -> Callable[[Sequence, Sequence], tuple] | None:

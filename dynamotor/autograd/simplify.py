@@ -117,8 +117,17 @@ def remove_dead_code(gm: torch.fx.GraphModule) -> None:
 
 
 def advances_generator(node: Node) -> bool:
-    return (node.target is not operator.getitem and node.target.namespace == "aten" and facts(node.target).random
-            and node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default)
+    """Whether a node draws from PyTorch's generator; attention without dropout only could."""
+    if node.target is operator.getitem or node.target.namespace != "aten" or not facts(node.target).random:
+        return False
+    return not node.target.overloadpacket.__name__.startswith("_scaled_dot_product") or _draws_dropout(node)
+
+
+def _draws_dropout(node: Node) -> bool:
+    """Whether an attention op (not the CPU's, which has none) is asked to drop anything."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default and given.get("dropout_p", 0.0) != 0.0
 
 
 PASSES = [

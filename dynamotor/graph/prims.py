@@ -18,7 +18,7 @@ from .shapes import shape_rule
 from .spec import CPU, TensorSpec, numel
 
 _library = torch.library.Library("dynamotor", "DEF")
-_library.define("new_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define("new_seed(*, Device? device=None) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _library.define("rand(Tensor seed, int stream, SymInt[] size, *, ScalarType? dtype=None, Device? device=None) -> Tensor")
 
 _MASK = 0xFFFFFFFF
@@ -26,9 +26,9 @@ _MUL0, _MUL1 = 0xD2511F53, 0xCD9E8D57
 _KEY_STEP0, _KEY_STEP1 = 0x9E3779B9, 0xBB67AE85
 
 
-def new_seed() -> torch.Tensor:
-    """int64[1], drawn from PyTorch's default CPU generator, so that `torch.manual_seed` repeats it."""
-    return torch.empty(1, dtype=torch.int64).random_()
+def new_seed(*, device: torch.device | None = None) -> torch.Tensor:
+    """int64[1], drawn from PyTorch's default generator of the device, so that `torch.manual_seed` repeats it."""
+    return torch.empty(1, dtype=torch.int64, device=device or CPU).random_()
 
 
 def philox(index: torch.Tensor, stream: int, seed: int) -> tuple[torch.Tensor, ...]:
@@ -58,8 +58,8 @@ _library.impl("rand", rand, "CompositeExplicitAutograd")
 
 
 @shape_rule(torch.ops.dynamotor.new_seed.default)
-def _new_seed_shape() -> TensorSpec:
-    return TensorSpec.dense((1,), torch.int64, CPU)
+def _new_seed_shape(*, device: torch.device | None = None) -> TensorSpec:
+    return TensorSpec.dense((1,), torch.int64, torch.device(device or CPU))
 
 
 @shape_rule(torch.ops.dynamotor.rand.default)

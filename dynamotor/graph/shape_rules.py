@@ -119,8 +119,10 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 @shape_rule(aten.native_layer_norm.default)
 def _native_layer_norm(x: TensorSpec, shape: Sequence[int], weight: TensorSpec | None, bias: TensorSpec | None,
                        eps: float) -> tuple:
-    """The statistics have the input's type, or float32 beside float32 weights."""
+    """On a CPU the statistics have the input's type, or float32 beside float32 weights; a GPU's are never halves."""
     out, *statistics = infer_by_meta_kernel(aten.native_layer_norm.default, (x, shape, weight, bias, eps), {})
+    if x.device.type == "cuda":
+        return out, *statistics
     given = weight or bias
     dtype = x.dtype if given is None else given.dtype
     return out, *(replace(s, dtype=dtype) for s in statistics)

@@ -49,10 +49,16 @@ def _overloads(namespace: Any, names: Iterable[str]) -> Iterator[Any]:
             yield getattr(packet, overload)
 
 
+# Attention on a GPU: PyTorch's flash, memory-efficient and cuDNN kernels.
+_ATTENTION = [
+    f"_scaled_dot_product_{kind}_attention{part}" for kind in ("flash", "efficient", "cudnn") for part in ("", "_backward")
+]
+
 # Calls to aten that are not for want of a lowering.
 BY_DESIGN: frozenset[Any] = frozenset(
     (
         *_ATEN_BY_DESIGN,
+        *_overloads(aten, _ATTENTION),
         *_overloads(torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")),
         *_overloads(torch.ops.dynamotor, ("new_seed",)),
     )
@@ -92,7 +98,7 @@ class OwnStorage:
         self.__name__ = f"own_storage_{getattr(target, '__name__', 'op')}"
 
     def __call__(self, x: torch.Tensor, *args: Any) -> Any:
-        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
         return self.target(copy.copy_(x), *args)
 
     def __repr__(self) -> str:

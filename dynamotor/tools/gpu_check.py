@@ -1,0 +1,303 @@
+"""What a GPU machine is asked in one short run: are kernels and models right, how fast are they. Writes JSON as it goes.
+
+python -m dynamotor.tools.gpu_check --json gpu.json --sections kernels,models,bandwidth,overhead,bench
+
+Each section survives the failure of its rows; a row that failed says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..api import compile as compile_
+from ..api import reset
+from ..base.config import config
+from ..base.events import counters, phase_seconds
+from . import bench, models
+from .bench_worker import compiler_of
+from .numerics import Errors, largest_error
+
+SMALL_MODELS = ("BertForMaskedLM", "GPT2LMHeadModel", "resnet18", "vit_base_patch16_224", "T5ForConditionalGeneration",
+                "LlamaForCausalLM", "convnext_tiny", "swin_tiny_patch4_window7_224", "mobilenetv3_large_100")
+BENCH_MODELS = (("resnet50", 32), ("BertForMaskedLM", 32), ("vit_base_patch16_224", 32), ("GPT2LMHeadModel", 16))
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Random numbers on the GPU."""
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def layer_norm_backward(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Gradients of a layer norm."""
+    x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+    return torch.autograd.grad(F.layer_norm(x, w.shape, w, b), (x, w, b), g)
+
+
+def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
+    """Functions of every kernel kind, with inputs."""
+    f32, bf16 = torch.float32, torch.bfloat16
+    index = torch.randint(0, 300, (4, 50), device="cuda")
+    return {
+        "map": (lambda x, y: torch.tanh(x) * y + torch.sigmoid(x), [randn(513, 770), randn(770)]),
+        "map bf16": (lambda x, y: F.gelu(x) + y, [randn(512, 768, dtype=bf16), randn(768, dtype=bf16)]),
+        "unaligned": (lambda x: x * 2 + 1, [randn(100001)[1:]]),
+        "transpose": (lambda x: x.transpose(1, 2).contiguous() + 1, [randn(8, 300, 130)]),
+        "functions": (lambda x: (x.exp(), x.abs().log1p(), x.sin(), x.erf(), x.abs().sqrt(), x.atan(), x.round(), x.floor(),
+                                 torch.pow(x.abs(), 1.7), torch.expm1(x), torch.rsqrt(x.abs() + 1)), [randn(3000)]),
+        "integers": (lambda i: (i // 7, i % -5, i * 3 - 1, (i > 50) & (i < 90), i.clamp(3, 100)), [index]),
+        "float64": (lambda x: (x.double().exp() * 0.1 + 2.0, x.double().sum()), [randn(1000)]),
+        "row sums": (lambda x: (x.sum(1), x.amax(1), x.mean(1), x.var(1), x.argmax(1)), [randn(300, 1000)]),
+        "long rows": (lambda x: (x.sum(1), torch.softmax(x, 1), x.argmax(1)), [randn(20, 50257)]),
+        "column sums": (lambda x: (x.sum(0), x.amax(0), x.mean(0)), [randn(20000, 96)]),
+        "total": (lambda x: (x.sum(), (x * x).mean(), x.amax()), [randn(3000, 1001)]),
+        "softmax": (lambda x: torch.softmax(x * 0.125, -1), [randn(12, 128, 128, dtype=bf16)]),
+        "layer norm": (lambda x, w, b: F.layer_norm(x, (768,), w, b), [randn(500, 768), randn(768), randn(768)]),
+        "layer norm backward": (layer_norm_backward, [randn(1000, 768), randn(1000, 768), randn(768), randn(768)]),
+        "group norm": (lambda x, w, b: F.group_norm(x, 8, w, b), [randn(4, 64, 14, 14), randn(64), randn(64)]),
+        "batch norm": (lambda x, m, v: F.batch_norm(x, m, v, training=False), [randn(4, 64, 9, 9), randn(64), randn(64).abs()]),
+        "cross entropy": (lambda x, t: F.cross_entropy(x, t), [randn(200, 1000), torch.randint(0, 1000, (200,), device="cuda")]),
+        "embedding": (lambda i, w: F.embedding(i, w) * 2, [index, randn(300, 64)]),
+        "gather": (lambda x, i: x.gather(1, i[:, :20] % 30), [randn(4, 30), index]),
+        "padding": (lambda x: F.pad(x, (1, 2, 3, 4)) + 1, [randn(5, 60, 70)]),
+        "products": (lambda x, w, b: F.relu(F.linear(x, w, b)) @ w, [randn(64, 32), randn(48, 32), randn(48)]),
+        "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
+                      [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)]),
+        "convolution": (lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [randn(4, 16, 20, 20), randn(32, 16, 3, 3)]),
+        "exotic": (lambda x: (x.cumsum(1), x.sort(1)[0], torch.topk(x, 5).values), [randn(30, 40)]),
+        "flat float16": (lambda x: (x.half() * 3).float() + x, [randn(5000)]),
+        "large": (lambda x: x + 1, [torch.zeros((1 << 31) + 4096, dtype=torch.int8, device="cuda")]),
+        "f32 copy": (lambda x: x.to(bf16).to(f32), [randn(777)]),
+    }
+
+
+def flat(value: Any) -> list[torch.Tensor]:
+    """The tensors of a result."""
+    return [value] if isinstance(value, torch.Tensor) else [t for t in value if isinstance(t, torch.Tensor)]
+
+
+def row(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A section's row; what it raised if it did."""
+    counters.clear()
+    start = time.perf_counter()
+    try:
+        result = work()
+    except Exception as error:
+        lines = traceback.format_exc().strip().splitlines()
+        result = {"error": f"{type(error).__name__}: {str(error)[:1500]}", "trace": lines[-12:]}
+    fallbacks = dict(counters["fallback"])
+    return {**result, "seconds": round(time.perf_counter() - start, 2), **({"fallbacks": fallbacks} if fallbacks else {})}
+
+
+def check_kernels() -> dict[str, Any]:
+    """Functions against eager: the largest relative error."""
+
+    def one(name: str, fn: Callable[..., Any], inputs: list[torch.Tensor]) -> dict[str, Any]:
+        want, got = flat(fn(*inputs)), flat(compile_(fn)(*inputs))
+        error = largest_error(got, want)
+        same = all(a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride() for a, b in zip(got, want))
+        half = any(t.dtype in (torch.bfloat16, torch.float16) for t in (*inputs, *want))
+        return {"error_out": error, "ok": error < (2e-2 if half else 1e-4) and same, "metadata": same}
+
+    return {name: row(lambda: one(name, fn, inputs)) for name, (fn, inputs) in cases().items()}  # noqa: B023
+
+
+def check_dropout() -> dict[str, Any]:
+    """Dropout keeps what it should, the same in the backward, and `manual_seed` repeats it."""
+    x = torch.ones(512, 1000, device="cuda", requires_grad=True)
+    fn = compile_(lambda x: F.dropout(x, 0.25) * 2)
+    torch.manual_seed(7)
+    first = fn(x)
+    first.sum().backward()
+    torch.manual_seed(7)
+    again = fn(x)
+    kept = (first != 0).float().mean().item()
+    ok = torch.equal(first, again) and torch.equal(first.detach(), x.grad) and abs(kept - 0.75) < 0.01
+    return {"kept": kept, "ok": ok and not torch.equal(fn(x), first)}
+
+
+def check_model(name: str, train: bool, amp: bool) -> dict[str, Any]:
+    """A reduced model against eager in float64, beside eager's own error."""
+    case = models.load(name, small=True, dropout=False)
+    start = case.model.cuda().train(train)
+    args, kwargs = case.make_inputs(train=train)
+    args, kwargs = [a.cuda() for a in args], {k: v.cuda() for k, v in kwargs.items()}
+
+    def step(model: torch.nn.Module, call: Callable[..., Any], given: list[torch.Tensor], autocast: bool) -> Any:
+        with torch.set_grad_enabled(train), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            out = call(*given, **kwargs)
+            loss = case.loss(out) if train else None
+        if loss is not None:
+            loss.backward()
+        return models.output_tensors(out)
+
+    reference = copy.deepcopy(start).double()
+    wanted = step(reference, reference, [a.double() if a.is_floating_point() else a for a in args], False)
+    plain, ours = copy.deepcopy(start), copy.deepcopy(start)
+    eagers = Errors.of(step(plain, plain, args, amp), wanted, plain if train else None, reference)
+    errors = Errors.of(step(ours, compile_(ours), args, amp), wanted, ours if train else None, reference)
+    fine = errors.fine(eagers, 5e-2 if amp else 1e-3)
+    return {"error_out": errors.out, "error_grad": errors.grad, "eager_out": eagers.out, "eager_grad": eagers.grad, "ok": fine,
+            "graphs": counters["capture"]["graphs"], "breaks": sum(counters["breaks"].values())}
+
+
+def check_models() -> dict[str, Any]:
+    """Reduced models, inference and training, in float32 and under bfloat16 autocast."""
+    found = {}
+    for name in SMALL_MODELS:
+        for train, amp in ((False, False), (True, False), (True, True)):
+            label = f"{name} {'train' if train else 'infer'}{' amp' if amp else ''}"
+            found[label] = row(lambda: check_model(name, train, amp))  # noqa: B023
+            reset()
+    return found
+
+
+def milliseconds(fn: Callable[[], Any], repeat: int = 20) -> float:
+    """GPU time of a call: the median of several, each behind a cleared cache."""
+    flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
+    for _ in range(3):
+        fn()
+    times = []
+    for _ in range(repeat):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        fn()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def bandwidth_cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor], int]]:
+    """Large kernels: function, inputs, and the fewest bytes that it can move."""
+    bf16 = torch.bfloat16
+    x, s = randn(16384, 4096, dtype=bf16), randn(8192, 8192, dtype=bf16)
+    w, b = randn(4096, dtype=bf16), randn(4096, dtype=bf16)
+    big, logits = randn(128 << 20, dtype=bf16), randn(8192, 50257, dtype=bf16)
+    target = torch.randint(0, 50257, (8192,), device="cuda")
+
+    def entropy(x: torch.Tensor, t: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(x.float(), t)
+        return loss, *torch.autograd.grad(loss, x)
+
+    def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+        out = F.layer_norm(x, (4096,), w, b)
+        return out, *torch.autograd.grad(out, (x, w, b), torch.ones_like(out))
+
+    return {
+        "copy": (lambda x: x + 1, [big], 2 * big.nbytes),
+        "softmax 8192x8192": (lambda x: torch.softmax(x, -1), [s], 2 * s.nbytes),
+        "layer norm 16384x4096": (lambda x, w, b: F.layer_norm(x, (4096,), w, b), [x, w, b], 2 * x.nbytes),
+        "layer norm fwd+bwd": (norm, [x, w, b], 4 * x.nbytes),
+        "gelu dropout residual": (lambda x, y: F.dropout(F.gelu(x), 0.1) + y, [big, big + 1], 3 * big.nbytes),
+        "cross entropy fwd+bwd": (entropy, [logits, target], 3 * logits.nbytes),
+        "column sums 65536x1024": (lambda x: x.sum(0), [x.view(65536, 1024)], x.nbytes),
+        "transpose 8192x8192": (lambda x: x.t().contiguous(), [s], 2 * s.nbytes),
+    }
+
+
+def check_bandwidth() -> dict[str, Any]:
+    """GB/s of large kernels beside a copy's and torch.compile's."""
+    pair = torch.empty(2, 1 << 30, dtype=torch.int8, device="cuda")
+    copy_rate = pair.nbytes / milliseconds(lambda: pair[1].copy_(pair[0])) / 1e6
+    found: dict[str, Any] = {"copy GB/s": round(copy_rate)}
+
+    def one(fn: Callable[..., Any], inputs: list[torch.Tensor], nbytes: int) -> dict[str, Any]:
+        result: dict[str, Any] = {"eager GB/s": round(nbytes / milliseconds(lambda: fn(*inputs)) / 1e6)}
+        for name in ("dynamotor", "inductor"):
+            call = compiler_of(name)(fn)
+            result[f"{name} GB/s"] = round(nbytes / milliseconds(lambda: call(*inputs)) / 1e6)  # noqa: B023
+        result["of copy"] = round(result["dynamotor GB/s"] / copy_rate, 3)
+        return result
+
+    for name, (fn, inputs, nbytes) in bandwidth_cases().items():
+        found[name] = row(lambda: one(fn, inputs, nbytes))  # noqa: B023
+        torch.compiler.reset()
+    return found
+
+
+def check_overhead() -> dict[str, Any]:
+    """Host microseconds of a call of a 12-layer BERT with 32 channels: the GPU has next to nothing to do."""
+    transformers = __import__("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
+    model = transformers.BertModel(transformers.BertConfig(**sizes)).cuda().eval()
+    ids = torch.randint(5, 100, (1, 16), device="cuda")
+    found = {}
+    for name in ("eager", "dynamotor", "inductor"):
+        call = compiler_of(name)(model)
+        with torch.no_grad():
+            for _ in range(5):
+                call(ids)
+            torch.cuda.synchronize()
+            times = []
+            for _ in range(30):
+                start = time.perf_counter()
+                call(ids)
+                times.append(time.perf_counter() - start)
+                torch.cuda.synchronize()
+        found[f"{name} us"] = round(statistics.median(times) * 1e6)
+    return found
+
+
+def check_bench(seconds: float, compilers: str) -> dict[str, Any]:
+    """The models of the goals: autocast training and inference, beside eager and torch.compile, each in a process of its own."""
+    rows = []
+    for name, batch in BENCH_MODELS:
+        for phase in ("train", "infer"):
+            for compiler in compilers.split(","):
+                job = {"model": name, "phase": phase, "compiler": compiler, "device": "cuda", "amp": "bf16", "batch": batch,
+                       "small": False, "seconds": seconds}
+                rows.append(bench.measure(job, warm=False, timeout=150))
+                print(" ".join(bench.table_row(rows[-1])), flush=True)
+    return {"rows": rows}
+
+
+def main() -> int:
+    """Run the sections; 0 when every checked row is right."""
+    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_check")
+    parser.add_argument("--json", default="gpu-check.json")
+    parser.add_argument("--sections", default="kernels,dropout,models,bandwidth,overhead,bench")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for the steady state of each bench row")
+    parser.add_argument("--compilers", default="inductor,dynamotor")
+    parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU in this machine: nothing is checked")
+        return 0
+    sections: dict[str, Callable[[], dict[str, Any]]] = {
+        "kernels": check_kernels, "dropout": lambda: {"dropout": row(check_dropout)}, "models": check_models,
+        "bandwidth": check_bandwidth, "overhead": lambda: {"overhead": row(check_overhead)},
+        "bench": lambda: check_bench(args.seconds, args.compilers)}
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    wrong = 0
+    with config.patch(strict=args.strict):
+        for name in args.sections.split(","):
+            report[name] = sections[name]()
+            report["phase seconds"] = dict(phase_seconds)
+            Path(args.json).write_text(json.dumps(report, indent=1, default=str))
+            for label, found in report[name].items():
+                if isinstance(found, dict):
+                    wrong += "error" in found or not found.get("ok", True)
+                    trace = "".join(f"\n      {line}" for line in found.pop("trace", []))
+                    print(f"{name}: {label}: {found}{trace}", flush=True)
+                elif name != "bench":
+                    print(f"{name}: {label}: {found}", flush=True)
+    print(f"{wrong} rows are wrong; {args.json} holds the figures")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
