@@ -1,0 +1,26 @@
+"""Reduction can begin early: the first bucket is ready long before the last one. The best of several tries counts, because
+other programs share the machine."""
+
+from __future__ import annotations
+
+import ddp_overlap
+from ddp_pair import Pair
+
+
+def test_buckets_start_inside_the_compiled_backward(pair: Pair) -> None:
+    for result in pair.run(ddp_overlap.fractions, "ingraph"):
+        assert result["modes"] == {"ingraph": 1} and result["buckets"] >= 4, result
+        assert result["position"] <= 0.5, result
+        assert min(result["fractions"]) <= 0.5, result
+
+
+def test_stages_let_ddps_hooks_fire_early(pair: Pair) -> None:
+    for result in pair.run(ddp_overlap.fractions, "split"):
+        assert result["modes"] == {"split": 1} and result["buckets"] >= 4, result
+        assert min(result["fractions"]) <= 0.8, result
+
+
+def test_without_either_nothing_overlaps(pair: Pair) -> None:
+    for result in pair.run(ddp_overlap.fractions, "off"):
+        assert result["modes"] == {"off": 1}, result
+        assert min(result["fractions"]) >= 0.6, result
