@@ -77,10 +77,14 @@ def _as_schema(func: Any, flat: tuple) -> Any:
     returns = func._schema.returns
     if len(returns) == 1:
         return list(flat)
-    if all(str(r.type) != "List[Tensor]" for r in returns):
+    lists = [str(r.type) == "List[Tensor]" for r in returns]
+    if not any(lists):
         return flat
-    each = len(flat) // len(returns)
-    return tuple(list(flat[i * each:(i + 1) * each]) for i in range(len(returns)))
+    each, rest, nested = (len(flat) - lists.count(False)) // lists.count(True), list(flat), []
+    for is_list in lists:
+        nested.append(rest[:each] if is_list else rest[0])
+        rest = rest[each if is_list else 1:]
+    return tuple(nested)
 
 
 def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
@@ -123,7 +127,7 @@ def in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     target = args[0]
     if type(target) is not XLATensor:
         _convert(target, args)
-    alias, functional = target._alias, functionals[func]
+    alias, functional = target._alias, functionals[id(func)]
     try:
         node = record(functional, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
     except Refused as refused:
@@ -155,7 +159,7 @@ def _check_in_place(node: Node, alias: Alias) -> None:
 
 def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """An op that writes several tensors or lists (`_foreach_add_`): its functional twin returns its results, then the written values."""
-    functional = functionals[func]
+    functional = functionals[id(func)]
     returned = functional_call(functional, args, kwargs)
     flat = [t for t in torch.utils._pytree.tree_leaves(returned)]
     targets = torch.utils._pytree.tree_leaves(_written(func, args, kwargs or {}))
@@ -182,7 +186,7 @@ def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     kwargs = dict(kwargs or {})
     names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     outs = [kwargs.pop(name) for name in names]
-    functional = functionals[func]
+    functional = functionals[id(func)]
     if functional is None:
         return fallback.run_on_cpu(func, args, {**kwargs, **dict(zip(names, outs))}, "no functional variant of this out= op")
     if any(a.name == "device" for a in functional._schema.arguments):
@@ -225,10 +229,13 @@ def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> An
     return fallback.run_on_cpu(func, args, kwargs, "it writes its inputs and has no functional variant")
 
 
-functionals: dict[Any, Any] = {}
+functionals: dict[int, Any] = {}  # by id, as tensor.handlers
 # In-place ops whose functional twin has another name.
 _TWINS = {"bernoulli_.float": "bernoulli.p", "normal_.default": "normal_functional.default", "uniform_.default": "uniform.default",
-          "fill_.Scalar": "fill.Scalar", "fill_.Tensor": "fill.Tensor", "zero_.default": "zero.default", "squeeze_.dim": "squeeze.dim"}
+          "fill_.Scalar": "fill.Scalar", "fill_.Tensor": "fill.Tensor", "zero_.default": "zero.default", "squeeze_.dim": "squeeze.dim",
+          "pow_.Scalar": "pow.Tensor_Scalar", "pow_.Tensor": "pow.Tensor_Tensor", "float_power_.Scalar": "float_power.Tensor_Scalar",
+          "float_power_.Tensor": "float_power.Tensor_Tensor", "floor_divide_.Tensor": "floor_divide.default", "ldexp_.default": "ldexp.Tensor",
+          **{f"__i{name}__.{kind}": f"__{name}__.{kind}" for name in ("and", "or", "xor", "lshift", "rshift") for kind in ("Tensor", "Scalar")}}
 
 
 def _overload(name: str) -> Any:
@@ -246,7 +253,13 @@ def _functional_of(func: Any) -> Any:
     namespace = getattr(torch.ops, func.namespace)
     packet = getattr(namespace, name[:-1], None) if name.endswith("_") else None
     packet = packet or getattr(namespace, name + "_functional", None)
-    return getattr(packet, overload, None)
+    twin = getattr(packet, overload, None)
+    # An overload may have the name and take its arguments in another order (polygamma).
+    return twin if twin is None or _types(twin) == _types(func) else None
+
+
+def _types(func: Any) -> list[str]:
+    return [str(argument.type) for argument in func._schema.arguments]
 
 
 def _functional_of_out(func: Any) -> Any:
@@ -276,20 +289,20 @@ def classify(func: Any) -> Handler:
         return plain if find(func) is not None else lacking
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if all(a.kwarg_only for a in written):
-        functionals[func] = _functional_of_out(func)
+        functionals[id(func)] = _functional_of_out(func)
         return out_variant
-    functionals[func] = _functional_of(func)
-    if functionals[func] is None:
+    functionals[id(func)] = _functional_of(func)
+    if functionals[id(func)] is None:
         return refuse_mutation
     first = schema.arguments[0]
-    single = len(written) == 1 and written[0].name == first.name and str(first.type) == "Tensor" and len(functionals[func]._schema.returns) == 1
+    single = len(written) == 1 and written[0].name == first.name and str(first.type) == "Tensor" and len(functionals[id(func)]._schema.returns) == 1
     return in_place if single else several_in_place
 
 
 def handler_of(func: Any) -> Handler:
-    handler = tensor.handlers.get(func)
+    handler = tensor.handlers.get(id(func))
     if handler is None:
-        handler = tensor.handlers[func] = classify(func)
+        handler = tensor.handlers[id(func)] = classify(func)
     return handler
 
 

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .dtypes import LOW_PRECISION
+
 WITHIN: dict[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indices": False}  # no code for indices that aten refuses
 WRAPPED: dict[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indices": True}
 Index = tuple[Any, ...]
@@ -33,6 +35,12 @@ def along(index: jax.Array, dim: int, ndim: int) -> Index:
         shape[d] = index.shape[d]
         places.append(index if d == dim % ndim else lax.broadcasted_iota(jnp.int64, shape, d))
     return tuple(places)
+
+
+def add_at(x: jax.Array, places: Index, values: jax.Array, rules: dict[str, Any]) -> jax.Array:
+    """x with `values` added at `places`, which may repeat: half floats are added in float32 and rounded once, bools are or-ed."""
+    dtype = jnp.dtype(jnp.float32 if x.dtype in LOW_PRECISION else jnp.int32 if x.dtype == jnp.bool_ else x.dtype)
+    return x.astype(dtype).at[places].add(values.astype(dtype), **rules).astype(x.dtype)
 
 
 def flat_places(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> jax.Array:

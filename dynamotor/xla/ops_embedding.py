@@ -90,10 +90,13 @@ def _largest(rows: jax.Array, indices: jax.Array, bag: jax.Array, counted: jax.A
 
 
 def _extras(bag: jax.Array, size: jax.Array, largest: jax.Array, mode: int, out: tuple[Spec, ...]) -> tuple[jax.Array, ...]:
+    """What the backward reads, in aten's shapes: sums need no sizes and get zeros."""
+
     def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return jnp.pad(x, [(0, max(0, n - have)) for n, have in zip(shape, x.shape)])[tuple(slice(n) for n in shape)]
 
-    return fit(bag, out[0].shape), fit(size, out[1].shape), fit(largest if mode == MAX else jnp.zeros_like(size), out[2].shape)
+    counts = jnp.zeros_like(size) if mode == SUM else size
+    return fit(bag, out[0].shape), fit(counts, out[1].shape), fit(largest if mode == MAX else counts, out[2].shape)
 
 
 @op(aten._embedding_bag_dense_backward)

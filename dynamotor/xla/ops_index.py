@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from .indexing import WITHIN, WRAPPED, Index, along, at_dim
+from .indexing import WITHIN, WRAPPED, Index, add_at, along, at_dim
 from .lowering import Unsupported, op
 
 aten = torch.ops.aten
@@ -58,8 +58,8 @@ def _take(x, index):
 @op(aten.put)
 def _put(x, index, source, accumulate=False):
     flat, values = x.reshape(-1), source.reshape(index.shape)
-    write = flat.at[index].add if accumulate else flat.at[index].set
-    return write(values, **WRAPPED).reshape(x.shape)
+    written = add_at(flat, (index,), values, WRAPPED) if accumulate else flat.at[index].set(values, **WRAPPED)
+    return written.reshape(x.shape)
 
 
 def _is_mask(index: Any) -> bool:
@@ -85,8 +85,9 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
     if len(given) == 1 and _is_mask(given[0]):
         mask, new = _spread(x, given[0] != 0, next(i for i, index in enumerate(indices) if index is not None), values)
         return jnp.where(mask, x + new if accumulate else new, x)
-    write = x.at[_places(indices)]
-    return (write.add if accumulate else write.set)(values.astype(x.dtype), **WRAPPED)
+    if accumulate:
+        return add_at(x, _places(indices), values, WRAPPED)
+    return x.at[_places(indices)].set(values.astype(x.dtype), **WRAPPED)
 
 
 def _spread(x: jax.Array, mask: jax.Array, lead: int, values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -118,7 +119,7 @@ def _unsafe_masked_index(x, mask, indices, fill):
 def _unsafe_masked_index_put_accumulate(x, mask, indices, values):
     if x.size == 0:
         return x
-    return x.at[_clamped(x, indices)].add(jnp.where(mask, values, jnp.zeros((), values.dtype)), **WITHIN)
+    return add_at(x, _clamped(x, indices), jnp.where(mask, values, jnp.zeros((), values.dtype)), WITHIN)
 
 
 def _clamped(x: jax.Array, indices: Sequence[jax.Array | None]) -> Index:

@@ -136,11 +136,12 @@ def _col2im(x, output_size, kernel_size, dilation, padding, stride):
 @op(aten._chunk_cat, out=True)
 def _chunk_cat(tensors, dim, num_chunks, *, out: Spec):
     """Each tensor is padded to whole chunks along `dim`; chunk i of the result is chunk i of every tensor, flattened."""
+    dim %= min(t.ndim for t in tensors)
     dtype = jax_dtype(out.dtype)
     rows = []
     for t in (t.astype(dtype) for t in tensors):
         length = -(-t.shape[dim] // num_chunks) * num_chunks
-        padded = jnp.pad(t, [(0, length - t.shape[d] if d == dim % t.ndim else 0) for d in range(t.ndim)])
+        padded = jnp.pad(t, [(0, length - t.shape[d] if d == dim else 0) for d in range(t.ndim)])
         rows.append(padded.reshape(*t.shape[:dim], num_chunks, _count(length // num_chunks, t.shape[dim + 1 :])))
     return jnp.concatenate(rows, dim + 1)
 

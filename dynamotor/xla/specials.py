@@ -199,6 +199,22 @@ def _bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, An
     return {**{a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}, **dict(zip(names, args)), **(kwargs or {})}
 
 
+@special(aten.index.Tensor, aten.index_put.default)
+def _index(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    return dispatch.plain(func, (args[0], _on_lane_of(args[0], args[1]), *args[2:]), kwargs)
+
+
+@special(aten.index_put_.default, aten._index_put_impl_.default)
+def _index_put_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    dispatch.functionals[id(func)] = aten.index_put.default if func is aten.index_put_.default else aten._index_put_impl.default
+    return dispatch.in_place(func, (args[0], _on_lane_of(args[0], args[1]), *args[2:]), kwargs)
+
+
+def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:
+    """Indices may be on the CPU, as for every other device."""
+    return [to_device(i, i.dtype, tensor.device) if isinstance(i, torch.Tensor) and i.device.type == "cpu" else i for i in indices]
+
+
 @special(aten.resize_.default)
 def _resize_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     """Keeps the first elements in row-major order, as aten does; new ones are zero."""
@@ -269,5 +285,5 @@ def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLA
 def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """The only in-place op whose argument has a default that its functional twin has not."""
     bound = _bind(func, args, kwargs)
-    dispatch.functionals[func] = aten.bernoulli.p
+    dispatch.functionals[id(func)] = aten.bernoulli.p
     return dispatch.in_place(func, (args[0], bound["p"]), {"generator": bound["generator"]} if bound["generator"] else None)

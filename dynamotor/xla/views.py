@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -82,8 +83,8 @@ def _view_dtype(base: Node, new: Node, dtype: torch.dtype) -> Node:
 
 @inverse(aten.expand.default)
 def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -> Node:
-    if base.meta.shape == new.meta.shape:
-        return new
+    if math.prod(base.meta.shape) == math.prod(new.meta.shape):
+        return record(aten.view.default, (new, list(base.meta.shape)))
     raise XlaError("DM611", "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
                    why="the tensor was expanded, and an in-place operation writes it", cure="clone() the tensor before the operation")
 

@@ -58,7 +58,7 @@ class LoweringMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             return func(*args, **kwargs)
-        rule = find(func)
+        rule = None if "empty" in str(func) else find(func)
         inputs = tree_map(to_jax, (args, kwargs)) if rule is not None and not rule.random else None
         result = func(*args, **kwargs)
         if rule is None:
