@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..base.events import emit
-from . import metrics, replication, rng
+from . import metrics, replicated, replication, rng
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
 
 
@@ -129,7 +129,7 @@ def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
     function = to_function(graph)
     try:
         if graph.collective and replication.size() > 1:
-            executable = Executable(graph, None, replication.compile_replicated(function, inputs))
+            executable = Executable(graph, None, replicated.compile_replicated(function, inputs))
         else:
             compiled = _compile(function, graph, inputs)
             executable = Executable(graph, compiled, _runner(compiled, inputs))

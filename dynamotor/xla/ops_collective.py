@@ -20,7 +20,8 @@ from jax import lax
 from . import replication
 from .dtypes import LOW_PRECISION, is_complex
 from .lowering import op
-from .replication import AXIS, own
+from .replicated import kept, own
+from .replication import AXIS
 
 _library = torch.library.Library("dynamotor_xla", "FRAGMENT")
 _collectives = torch.ops.dynamotor_xla
@@ -130,15 +131,17 @@ def _all_reduce(inputs, reduce, scale, groups, share):
     inputs = [own(x) for x in inputs]
     if reduce == "sum" and not any(x.dtype in LOW_PRECISION or x.dtype == jnp.bool_ for x in inputs):
         # One call: XLA may send them as one message.
-        return [_scaled(x, scale) for x in lax.psum(tuple(inputs), AXIS, axis_index_groups=split)]
-    return [_scaled(_reduced(x, reduce, split), scale) for x in inputs]
+        reduced = lax.psum(tuple(inputs), AXIS, axis_index_groups=split)
+    else:
+        reduced = [_reduced(x, reduce, split) for x in inputs]
+    return [_scaled(x, scale) for x in kept(reduced)]
 
 
 @op(_collectives.all_gather, collective=True)
 def _all_gather(input, dim, groups, share):
     if _alone():
         return input
-    return lax.all_gather(own(input), AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share))
+    return kept(lax.all_gather(own(input), AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share)))
 
 
 @op(_collectives.reduce_scatter, lift=True, collective=True)
@@ -149,8 +152,8 @@ def _reduce_scatter(input, reduce, scale, dim, groups, share):
     if reduce == "sum" and dtype != jnp.bool_:
         wide = input.astype(jnp.float32) if dtype in LOW_PRECISION else input
         part = lax.psum_scatter(wide, AXIS, scatter_dimension=dim, axis_index_groups=split, tiled=True)
-        return _scaled(part.astype(dtype), scale)
-    whole = _reduced(input, reduce, split)
+        return _scaled(kept(part).astype(dtype), scale)
+    whole = kept(_reduced(input, reduce, split))
     length = input.shape[dim] // share
     return _scaled(lax.dynamic_slice_in_dim(whole, _place_in_group(split) * length, length, dim), scale)
 
@@ -170,7 +173,8 @@ def _place_in_group(groups: list[list[int]] | None) -> jax.Array:
 def _all_to_all(input, split_dim, concat_dim, groups, share):
     if _alone():
         return input
-    return lax.all_to_all(own(input), AXIS, split_dim, concat_dim, axis_index_groups=_groups(groups, share), tiled=True)
+    split = _groups(groups, share)
+    return kept(lax.all_to_all(own(input), AXIS, split_dim, concat_dim, axis_index_groups=split, tiled=True))
 
 
 @op(_collectives.collective_permute, collective=True)
@@ -179,7 +183,7 @@ def _collective_permute(input, pairs):
     routes = list(zip(pairs[::2], pairs[1::2]))
     if _alone():
         return input if (0, 0) in routes else jnp.zeros_like(input)
-    return lax.ppermute(own(input), AXIS, routes)
+    return kept(lax.ppermute(own(input), AXIS, routes))
 
 
 @op(_collectives.collective_broadcast, collective=True)
@@ -188,7 +192,7 @@ def _collective_broadcast(inputs, root):
     if _alone():
         return list(inputs)
     mine = lax.axis_index(AXIS) == root
-    return [_sum_of_bits(jnp.where(mine, own(x), jnp.zeros_like(x))) for x in inputs]
+    return kept([_sum_of_bits(jnp.where(mine, own(x), jnp.zeros_like(x))) for x in inputs])
 
 
 def _sum_of_bits(x: jax.Array) -> jax.Array:

@@ -1,12 +1,11 @@
-"""The replicas: who they are, how they find each other, and how a program is compiled so that all of them run it together.
+"""The replicas: who they are, how they find each other, and how they meet outside of the programs that they run together.
 
 xmp.spawn and torchrun describe a process's place by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; the first use of
 the device (or `start`) joins the others. Collectives run over XLA's own transport: gloo between CPUs, NCCL between GPUs, one
 device a process.
 
->>> start()
->>> compiled = compile_replicated(lambda x: [jax.lax.psum(x, AXIS)], [array])
->>> compiled([array])       # the sum over all replicas, in each of them
+>>> world = start()
+>>> meet(world, "sizes", b"3", range(size()))
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
@@ -163,7 +161,7 @@ def _join(where: Place) -> World:
         # jax ends the process when a replica is late: it is only started when all are here.
         meet(world, "join", b"", range(where.size))
         _start_jax(where, f"{host}:{jax_port}", limit)
-        world.mesh = peers.guard(_mesh)
+        world.mesh = peers.guard(lambda: _greet(_mesh()))
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, XlaError):
             raise
@@ -183,6 +181,15 @@ def _mesh() -> Mesh:
     for device in jax.devices():
         firsts.setdefault(device.process_index, device)
     return Mesh(np.array([firsts[index] for index in sorted(firsts)]), (AXIS,))
+
+
+def _greet(mesh: Mesh) -> Mesh:
+    """Run a first sum over the replicas while all are here: gloo gives up on a replica that is 30 s late for the first one."""
+    spec = PartitionSpec(AXIS)
+    ones = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, spec), lambda _: np.ones(1, np.float32))
+    total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, AXIS), mesh=mesh, in_specs=spec, out_specs=spec))(ones)
+    assert total.addressable_data(0)[0] == mesh.size
+    return mesh
 
 
 def _announce(where: Place, limit: float) -> str:
@@ -265,13 +272,17 @@ def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int]) -> list[b
         )
     if world.store is None or world.peers is None:
         return [payload]
+    # The same replicas come to the same tag equally often; those behind a turn have all read what was said in the one before.
+    tag = f"{tag}/{','.join(map(str, ranks))}"
     turn = world.serial[tag] = world.serial.get(tag, -1) + 1
-    key = f"meet/{tag}/{turn}"
     try:
-        world.store.set(f"{key}/{me}", payload)
-        return [payload if other == me else _receive(world, f"{key}/{other}", other, tag) for other in ranks]
+        world.store.set(f"meet/{tag}/{turn}/{me}", payload)
+        payloads = [payload if other == me else _receive(world, f"meet/{tag}/{turn}/{other}", other, tag) for other in ranks]
+        if turn:
+            world.store.delete_key(f"meet/{tag}/{turn - 1}/{me}")
     except dist.DistStoreError as error:
         raise world.peers.judge(error) from error
+    return payloads
 
 
 def _receive(world: World, key: str, other: int, tag: str) -> bytes:
@@ -291,99 +302,6 @@ def _receive(world: World, key: str, other: int, tag: str) -> bytes:
                     f"replica {other} did not come to the rendezvous {tag!r} within {limit:.0f} s",
                     cure="all replicas must reach it; see DYNAMOTOR_XLA_TIMEOUT",
                 ) from None
-
-
-def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
-    """Compile a function of per-replica arrays as one program over all replicas.
-
-    `program(*arrays)` returns a list; it may call jax.lax collectives over AXIS. `inputs`: this replica's arrays, or their
-    ShapeDtypeStructs. The result takes and returns lists of this replica's arrays; nothing is copied. In a world of one there
-    is no mesh, and AXIS is unbound.
-    """
-    world = start()
-    if world.peers is None or world.mesh is None:
-        compiled = jax.jit(program, keep_unused=True).lower(*inputs).compile()
-        return lambda arrays: compiled(*arrays)
-    layout, axis = _Layout(world.mesh), PartitionSpec(AXIS)
-    ins = (axis, *[layout.spec(x.ndim) for x in inputs])
-    avals = [layout.aval((1,), np.uint32), *[layout.aval(x.shape, x.dtype) for x in inputs]]
-
-    def body(zero: jax.Array, *arrays: Any) -> list[jax.Array]:
-        _unknown.zero = zero[0]
-        return list(program(*arrays))
-
-    def stacked(*arrays: Any) -> list[jax.Array]:
-        return [y[None] for y in body(*arrays)]
-
-    shapes = jax.eval_shape(jax.shard_map(stacked, mesh=world.mesh, in_specs=ins, out_specs=axis, check_vma=False), *avals)
-    outs = [layout.spec(y.ndim - 1) for y in shapes]
-    function = jax.shard_map(body, mesh=world.mesh, in_specs=ins, out_specs=outs, check_vma=False)
-    lowered = jax.jit(function, keep_unused=True).lower(*avals)
-    # Replicas may compile different programs around the same collectives: they must not wait for each other's autotuning.
-    options = {"xla_gpu_shard_autotuning": False} if world.mesh.devices.flat[0].platform == "gpu" else None
-    return _runner(lowered.compile(compiler_options=options), world.peers, layout)
-
-
-_unknown = threading.local()
-
-
-def own(x: jax.Array) -> jax.Array:
-    """What a replica puts into a collective, of a kind that XLA cannot know before the run.
-
-    XLA takes the programs of all replicas for one and the same, and would compute the sum of a constant by itself, though another
-    replica has another constant there. So the bits are combined with a zero that only the run knows.
-    """
-    if jax.numpy.issubdtype(x.dtype, jax.numpy.complexfloating):
-        return jax.lax.complex(own(x.real), own(x.imag))
-    if x.dtype == bool:
-        return x ^ (_unknown.zero != 0)
-    carrier = jax.numpy.dtype(f"uint{x.dtype.itemsize * 8}")
-    bits = jax.lax.bitcast_convert_type(x, carrier) ^ _unknown.zero.astype(carrier)
-    return jax.lax.bitcast_convert_type(bits, x.dtype)
-
-
-class _Layout:
-    """Arrays of one replica as shards of global ones: concatenated along the first dimension.
-
-    Scalars, which have none, are declared replicated; inside shard_map this only says that each replica passes its own.
-    """
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.size = mesh.size
-        self.sharded, self.scalar = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
-
-    def spec(self, ndim: int) -> PartitionSpec:
-        return self.sharding(ndim).spec
-
-    def sharding(self, ndim: int) -> NamedSharding:
-        return self.sharded if ndim else self.scalar
-
-    def shape(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        return (local[0] * self.size, *local[1:]) if local else ()
-
-    def aval(self, local: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(self.shape(local), dtype, sharding=self.sharding(len(local)))
-
-    def globalize(self, array: jax.Array) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(self.shape(array.shape), self.sharding(array.ndim), [array])
-
-
-def _runner(compiled: Any, peers: Peers, layout: _Layout) -> Compiled:
-    on_cpu = layout.sharded.mesh.devices.flat[0].platform == "cpu"
-
-    zero = layout.globalize(jax.numpy.zeros(1, np.uint32))
-
-    def call(inputs: list[jax.Array]) -> list[jax.Array]:
-        results = compiled(zero, *inputs)
-        if on_cpu:  # gloo's errors belong to this line; on GPUs the host runs ahead
-            jax.block_until_ready(results)
-        return results
-
-    def run(arrays: list[jax.Array]) -> list[jax.Array]:
-        inputs = [layout.globalize(array) for array in arrays]
-        return [result.addressable_data(0) for result in peers.guard(lambda: call(inputs))]
-
-    return run
 
 
 def wait(arrays: Sequence[jax.Array]) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -68,16 +69,42 @@ def run_replicas(
         )
         for i in range(size)
     ]
-    end, texts = time.monotonic() + limit, [""] * size
+    end, wanted = time.monotonic() + limit, range(size) if survivors is None else survivors
+    outputs = [Reader(process) for process in processes]
     try:
-        for i in range(size) if survivors is None else survivors:
-            try:
-                texts[i] = processes[i].communicate(timeout=max(0.1, end - time.monotonic()))[0]
-            except subprocess.TimeoutExpired:
-                processes[i].kill()
-                raise AssertionError(f"replica {i} did not end within {limit} s:\n{processes[i].communicate()[0]}") from None
-            assert processes[i].returncode == 0, f"replica {i}: {texts[i]}"
+        failed = None
+        while failed is None and any(processes[i].poll() is None for i in wanted):
+            time.sleep(0.05)
+            failed = next((i for i in wanted if processes[i].poll() not in (None, 0)), None)
+            if time.monotonic() > end:
+                raise AssertionError(f"not all replicas ended within {limit} s")
+        failed = next((i for i in wanted if processes[i].poll() != 0), None)
+        assert failed is None, f"replica {failed} failed"
+    except AssertionError as error:
+        time.sleep(1.0)  # the others may have something to say
+        for process in processes:
+            process.kill()
+        said = "\n".join(f"---- replica {i}, {processes[i].poll()}\n{output.text()}" for i, output in enumerate(outputs))
+        raise AssertionError(f"{error}\n{said}") from None
     finally:
         for process in processes:
             process.kill()
-    return texts
+    return [output.text() for output in outputs]
+
+
+class Reader(threading.Thread):
+    """Reads what a process writes, so that it never waits for room."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__(daemon=True)
+        self._process, self._text = process, ""
+        self.start()
+
+    def run(self) -> None:
+        assert self._process.stdout is not None
+        self._text = self._process.stdout.read()
+
+    def text(self) -> str:
+        """All of it, once the process has ended."""
+        self.join(5.0)
+        return self._text

@@ -14,6 +14,7 @@ from dynamotor.xla import replication  # noqa: E402
 PROGRAM = """
     import jax, jax.numpy as jnp, numpy as np, os, signal, sys, time
     from dynamotor.xla import replication as r
+    from dynamotor.xla.replicated import compile_replicated
     world = r.start()
     me = world.place.rank
 """
@@ -23,7 +24,7 @@ KILLED = (
     + """
     from dynamotor.base.errors import XlaError
     victim, how = {victim}, signal.{signal}
-    step = r.compile_replicated(lambda x: [jax.lax.psum(x, r.AXIS)], [jnp.ones(3)])
+    step = compile_replicated(lambda x: [jax.lax.psum(x, r.AXIS)], [jnp.ones(3)])
     x = jnp.ones(3)
     try:
         for i in range(200):
@@ -65,7 +66,7 @@ def test_arrays_of_any_shape_keep_each_replicas_value() -> None:
         PROGRAM
         + """
     inputs = [jnp.asarray(float(me + 1)), jnp.arange(6.0).reshape(2, 3) * (me + 1), jnp.zeros((0, 3)), jnp.asarray(me == 0), jnp.full(5, me)]
-    step = r.compile_replicated(lambda s, m, e, b, i: [s * 2, m + 1, e, ~b, i, jax.lax.psum(s, r.AXIS), jax.lax.psum(m, r.AXIS)], inputs)
+    step = compile_replicated(lambda s, m, e, b, i: [s * 2, m + 1, e, ~b, i, jax.lax.psum(s, r.AXIS), jax.lax.psum(m, r.AXIS)], inputs)
     for _ in range(2):
         s, m, e, b, i, sums, summ = step(inputs)
         assert float(s) == 2 * (me + 1) and e.shape == (0, 3) and bool(b) == (me != 0) and i.tolist() == [me] * 5
@@ -91,7 +92,7 @@ def test_a_replica_that_fails_ends_the_others_in_a_collective() -> None:
     texts = run_replicas(
         PROGRAM
         + """
-    step = r.compile_replicated(lambda x: [jax.lax.psum(x, r.AXIS)], [jnp.ones(3)])
+    step = compile_replicated(lambda x: [jax.lax.psum(x, r.AXIS)], [jnp.ones(3)])
     step([jnp.ones(3)])
     if me == 1:
         raise KeyError("mine")

@@ -1,0 +1,127 @@
+"""One program over all replicas: how a function with collectives is compiled, and what keeps XLA from being too clever about it.
+
+>>> compiled = compile_replicated(lambda x: [jax.lax.psum(own(x), AXIS)], [array])
+>>> compiled([array])       # the sum over all replicas, in each of them
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from . import replication
+from .peers import Peers
+from .replication import AXIS
+
+Program = Callable[..., list[jax.Array]]
+Compiled = Callable[[list[jax.Array]], list[jax.Array]]
+
+
+def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
+    """Compile a function of per-replica arrays as one program over all replicas.
+
+    `program(*arrays)` returns a list; it may call jax.lax collectives over AXIS. `inputs`: this replica's arrays, or their
+    ShapeDtypeStructs. The result takes and returns lists of this replica's arrays; nothing is copied. In a world of one there
+    is no mesh, and AXIS is unbound.
+    """
+    world = replication.start()
+    if world.peers is None or world.mesh is None:
+        compiled = jax.jit(program, keep_unused=True).lower(*inputs).compile()
+        return lambda arrays: compiled(*arrays)
+    layout, axis = _Layout(world.mesh), PartitionSpec(AXIS)
+    ins = (axis, *[layout.spec(x.ndim) for x in inputs])
+    avals = [layout.aval((1,), np.uint32), *[layout.aval(x.shape, x.dtype) for x in inputs]]
+
+    def body(zero: jax.Array, *arrays: Any) -> list[jax.Array]:
+        _trace.zero, _trace.results = zero[0], []
+        return [*program(*arrays), _digest()]
+
+    def stacked(*arrays: Any) -> list[jax.Array]:
+        return [y[None] for y in body(*arrays)]
+
+    shapes = jax.eval_shape(jax.shard_map(stacked, mesh=world.mesh, in_specs=ins, out_specs=axis, check_vma=False), *avals)
+    outs = [layout.spec(y.ndim - 1) for y in shapes]
+    function = jax.shard_map(body, mesh=world.mesh, in_specs=ins, out_specs=outs, check_vma=False)
+    lowered = jax.jit(function, keep_unused=True).lower(*avals)
+    # Replicas may compile different programs around the same collectives: they must not wait for each other's autotuning.
+    options = {"xla_gpu_shard_autotuning": False} if world.mesh.devices.flat[0].platform == "gpu" else None
+    return _runner(lowered.compile(compiler_options=options), world.peers, layout)
+
+
+_trace = threading.local()
+
+
+def own(x: jax.Array) -> jax.Array:
+    """What a replica puts into a collective, of a kind that XLA cannot know before the run.
+
+    XLA takes the programs of all replicas for one and the same, and would compute the sum of a constant by itself, though another
+    replica has another constant there. So the bits are combined with a zero that only the run knows.
+    """
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jax.lax.complex(own(x.real), own(x.imag))
+    if x.dtype == bool:
+        return x ^ (_trace.zero != 0)
+    carrier = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
+    bits = jax.lax.bitcast_convert_type(x, carrier) ^ _trace.zero.astype(carrier)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+def kept(results: Any) -> Any:
+    """The results of a collective, marked as needed: XLA would drop one that nothing reads here, while the others wait for it."""
+    _trace.results.extend(jax.tree.leaves(results))
+    return results
+
+
+def _digest() -> jax.Array:
+    """A value that depends on every collective of the program."""
+    return jnp.stack([jnp.asarray(True), *[x.reshape(-1)[0] != 0 for x in _trace.results if x.size]])
+
+
+class _Layout:
+    """Arrays of one replica as shards of global ones: concatenated along the first dimension.
+
+    Scalars, which have none, are declared replicated; inside shard_map this only says that each replica passes its own.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.size = mesh.size
+        self.sharded, self.scalar = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+
+    def spec(self, ndim: int) -> PartitionSpec:
+        return self.sharding(ndim).spec
+
+    def sharding(self, ndim: int) -> NamedSharding:
+        return self.sharded if ndim else self.scalar
+
+    def shape(self, local: tuple[int, ...]) -> tuple[int, ...]:
+        return (local[0] * self.size, *local[1:]) if local else ()
+
+    def aval(self, local: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape(local), dtype, sharding=self.sharding(len(local)))
+
+    def globalize(self, array: jax.Array) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(self.shape(array.shape), self.sharding(array.ndim), [array])
+
+
+def _runner(compiled: Any, peers: Peers, layout: _Layout) -> Compiled:
+    on_cpu = layout.sharded.mesh.devices.flat[0].platform == "cpu"
+
+    zero = layout.globalize(jnp.zeros(1, np.uint32))
+
+    def call(inputs: list[jax.Array]) -> list[jax.Array]:
+        results = compiled(zero, *inputs)
+        if on_cpu:  # gloo's errors belong to this line; on GPUs the host runs ahead
+            jax.block_until_ready(results)
+        return results
+
+    def run(arrays: list[jax.Array]) -> list[jax.Array]:
+        inputs = [layout.globalize(array) for array in arrays]
+        return [result.addressable_data(0) for result in peers.guard(lambda: call(inputs))[:-1]]
+
+    return run
