@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the C extension, then checks and measures on the GPU of this machine: one short call, one JSON file.
-#   tools/gpu_check.sh OUT.json [sections]      sections: kernels,dropout,models,bandwidth,overhead,bench (default: all)
+#   tools/gpu_check.sh OUT.json [sections [more options]]    sections: kernels,dropout,models,bandwidth,overhead,bench (all)
 set -e
 cd "$(dirname "$0")/.."
 out=${1:-gpu-check.json}
@@ -10,4 +10,5 @@ export DYNAMOTOR_CACHE_DIR=${DYNAMOTOR_CACHE_DIR:-$(mktemp -d)} HF_HUB_OFFLINE=1
 include=$($python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
 suffix=$($python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
 ${CC:-gcc} -shared -fPIC -O2 -std=gnu11 -fvisibility=hidden -I"$include" dynamotor/csrc/*.c -ldl -o "dynamotor/_C$suffix"
-$python -m dynamotor.tools.gpu_check --json "$out" --sections "$sections"
+if [ $# -gt 2 ]; then shift 2; else set --; fi
+$python -m dynamotor.tools.gpu_check --json "$out" --sections "$sections" "$@"

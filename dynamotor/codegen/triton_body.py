@@ -86,7 +86,6 @@ class TileBody:
         self.pointers, self.streams, self.wide = pointers, streams, wide
         self.axes = {axis.name: axis for axis in axes}
         self.order = tuple(axis.name for axis in axes)
-        self.scratch: dict[int, Expr] = {}  # kept values of a row that are computed again in later loops
         self.checks = False
         self.count = 0
         rounding = ("trunc", "floor", "ceil", "round", "cast")
@@ -236,9 +235,6 @@ class TileBody:
         text = at.text if at.axes else f"tl.full((), {at.text}, tl.int32)"
         key = self.value(seed, scope).text
         return self.define(f"uniform({key}, s{self.streams.index(stream)}, {text})", at.axes, scope)
-
-    def _scratch(self, e: Expr, scope: Scope) -> Name:
-        return self.value(self.scratch[e.args[0]], scope)
 
     def _wrap_index(self, e: Expr, scope: Scope) -> Name:
         """A position along a dimension; one outside of it is an error of the program that is compiled."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..lower.index import Var
-from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, loads_of, make, walk
+from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, loads_of, make, walk
 from .triton_body import NOTHING, Axis, Name, Scope, TileBody
 from .triton_ops import COMPUTE, POINTER, across_tile, combine, reduce_start
 
@@ -215,8 +215,6 @@ class TileEmitter:
     def _statement(self, s: Statement, scope: Scope, row: Scope | None = None) -> None:
         if isinstance(s, Store):
             self.body.store(s, scope, known=not self.plan.looped)
-        elif isinstance(s, Scratch):
-            self.body.scratch[s.id] = s.expr
         elif s.across:
             value = self._masked_tile(s, scope, lanes=row is not None)
             scope.line(f"a{s.id} = {combine(s.kind, s.expr.dtype, f'a{s.id}', value)}")

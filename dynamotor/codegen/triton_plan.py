@@ -13,7 +13,7 @@ import torch
 
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
-from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Store, load, loads_of, rewrite, walk
+from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, rewrite, walk
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
 from .triton_kernel import Piece, Plan
@@ -37,7 +37,14 @@ def power_of_two(n: int) -> int:
 
 def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the next."""
-    kernel = one_row(_plain_columns(kernel))
+    overwrites = _keeps_what_it_overwrites(kernel)
+    pieces = _plan(one_row(_plain_columns(_without_scratch(kernel))), new_buffer)
+    if overwrites and any(piece.plan.looped for piece in pieces):
+        raise CannotPlan("a value of a long row is kept while what it was computed from is overwritten")
+    return pieces
+
+
+def _plan(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     reductions = [s for s in kernel.statements() if isinstance(s, Reduce)]
     across = [s for s in reductions if s.across]
     if across:
@@ -47,6 +54,30 @@ def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     if kernel.template == "rows" and (kernel.final or kernel.final_once):
         return _separate_final(kernel, new_buffer)
     return _rows(kernel, new_buffer)
+
+
+def _without_scratch(kernel: Kernel) -> Kernel:
+    """Kept values spelt out: a row in registers has them still, a loop over a long one computes them again."""
+    kept = {s.id: s.expr for s in kernel.statements() if isinstance(s, Scratch)}
+    if not kept:
+        return kernel
+    memo: dict[Expr, Expr] = {}
+
+    def spell(e: Expr) -> Expr | None:
+        return rewrite(kept[e.args[0]], spell, memo=memo) if e.op == "scratch" else None
+
+    def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
+        return tuple(replace(s, expr=rewrite(s.expr, spell, memo=memo)) for s in statements if not isinstance(s, Scratch))
+
+    phases = tuple(Phase(swap(p.inner), swap(p.row)) for p in kernel.phases)
+    return replace(kernel, phases=phases, final=swap(kernel.final), final_once=swap(kernel.final_once))
+
+
+def _keeps_what_it_overwrites(kernel: Kernel) -> bool:
+    """Whether a kept value cannot be computed again, because the kernel writes what it is computed from."""
+    written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+    kept = [s for s in kernel.statements() if isinstance(s, Scratch)]
+    return any(e.args[0] in written for s in kept for e in loads_of(s.expr))
 
 
 # -- facts ------------------------------------------------------------------------------------------------------------
@@ -163,8 +194,6 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     """Reductions along r, cut into chunks when there are few rows, long, and only one pass over them."""
     x, r = _axes(kernel)
     plan = _tile(kernel, x, r)
-    if plan.looped:
-        _check_loops(kernel)
     tiles = -(-plan.x.size // plan.x.block)
     reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
     single = sum(1 for p in kernel.phases if p.inner) == 1 and all(s.position is None for s in reductions)
@@ -188,14 +217,6 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
 def _room(reductions: Sequence[Reduce], count: int, new_buffer: NewBuffer) -> dict[int, tuple[str, torch.dtype]]:
     """Buffers for partial results."""
     return {s.id: (new_buffer(TensorSpec.dense((count,), s.expr.dtype)), s.expr.dtype) for s in reductions}
-
-
-def _check_loops(kernel: Kernel) -> None:
-    """Values are computed again in later passes: what they were computed from must still be there."""
-    written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
-    for s in kernel.statements():
-        if isinstance(s, Scratch) and any(e.args[0] in written for e in loads_of(s.expr)):
-            raise CannotPlan("a value of a long row is kept while what it was computed from is overwritten")
 
 
 def one_row(kernel: Kernel) -> Kernel:
@@ -233,10 +254,8 @@ def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> 
     plan = _tile(kernel, x, r, "across")
     lanes = [s for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
     numbers = [s for s in across if s not in lanes]
-    if plan.looped:
-        if lanes:
-            raise CannotPlan("sums over the columns of very long rows beside sums over rows")
-        _check_loops(kernel)
+    if plan.looped and lanes:
+        raise CannotPlan("sums over the columns of very long rows beside sums over rows")
     tiles = -(-plan.x.size // plan.x.block)
     chunks = min(tiles, PROGRAMS)
     per = -(-tiles // chunks) * plan.x.block
