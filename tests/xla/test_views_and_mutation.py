@@ -78,11 +78,11 @@ def _view(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor], torch
 
 def _write(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor, torch.Tensor], object]:
     """An in-place write of a tensor; the second argument is another tensor of the pool."""
-    number = rng.uniform(-2, 2)
+    number = rng.uniform(-2, 2) if t.dtype.is_floating_point or t.dtype.is_complex else rng.randint(-3, 3)
     writes: list[Callable[[torch.Tensor, torch.Tensor], object]] = [
         lambda x, y: x.add_(number), lambda x, y: x.mul_(number), lambda x, y: x.add_(y), lambda x, y: x.copy_(y), lambda x, y: x.zero_(),
-        lambda x, y: x.fill_(number), lambda x, y: x.clamp_(-1, 1), lambda x, y: x.masked_fill_(x > 0, number), lambda x, y: x.sub_(y, alpha=0.5),
-        lambda x, y: x.sigmoid_(), lambda x, y: torch.mul(x.detach(), 0.5, out=x.detach()), lambda x, y: x.addcmul_(y, y, value=0.1),
+        lambda x, y: x.fill_(number), lambda x, y: x.clamp_(-1, 1), lambda x, y: x.masked_fill_(x > 0, number), lambda x, y: x.sub_(y, alpha=number),
+        lambda x, y: x.sigmoid_(), lambda x, y: torch.mul(x.detach(), 0.5, out=x.detach()), lambda x, y: x.addcmul_(y, y, value=number),
         lambda x, y: x.lerp_(y, 0.25), lambda x, y: x.detach().mul_(0.9), lambda x, y: x.tril_(), lambda x, y: x.data.add_(0.5),
     ]  # fmt: skip
     if t.dim() and t.numel():
@@ -156,9 +156,9 @@ def inputs(rng: random.Random, dtype: torch.dtype) -> Pool:
     shapes = [(3, 4), (2, 3, 4), (4,), (5, 5), ()]
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     picked = rng.sample(shapes, 3)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return [torch.randn(shape, generator=generator, dtype=dtype) for shape in picked]
-    return [torch.randint(-5, 5, shape, generator=generator, dtype=dtype) for shape in picked]
+    return [torch.randint(-5, 5, shape, generator=generator).to(dtype) for shape in picked]
 
 
 def same(want: Pool, got: Pool) -> None:
@@ -167,15 +167,16 @@ def same(want: Pool, got: Pool) -> None:
         torch.testing.assert_close(b.detach().cpu(), a.detach().contiguous(), rtol=1e-9, atol=1e-9, msg=lambda text, at=at: f"tensor {at}: {text}")
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_values_of_random_programs(seed: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex128, torch.uint8], ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_values_of_random_programs(seed: int, dtype: torch.dtype) -> None:
     rng = random.Random(seed)
-    start = inputs(rng, torch.float64)
+    start = inputs(rng, dtype)
     want, steps = program([t.clone() for t in start], rng, 25)
     same(want, replay([t.to("xla") for t in start], steps, rng))
 
 
-@pytest.mark.parametrize("seed", range(1000, 1040))
+@pytest.mark.parametrize("seed", range(1000, 1030))
 def test_gradients_of_random_programs(seed: int) -> None:
     rng = random.Random(seed)
     start = inputs(rng, torch.float64)
