@@ -243,11 +243,14 @@ def _batch_norm_functional(
     return y, narrow(ctx, mean, specs[1].dtype), narrow(ctx, rstd, specs[2].dtype), new_mean, new_var
 
 
-def _empty_stats(specs: Any) -> tuple[Value, Value]:
-    if specs[1].numel:
-        raise Decline("statistics wanted in evaluation mode")
-    zero = [Value(s.shape, s.dtype, lambda i, s=s: const(0, COMPUTE_TYPE[s.dtype])) for s in specs[1:3]]
-    return zero[0], zero[1]
+def _eval_stats(ctx: Lowering, mean: Value, var: Value, eps: float) -> tuple[Value, Value]:
+    """What evaluation gives as statistics: nothing on a CPU, the running ones elsewhere."""
+    _, mean_spec, rstd_spec, *_ = ctx.spec
+    if not mean_spec.numel:
+        empty = [Value(s.shape, s.dtype, lambda i, s=s: const(0, COMPUTE_TYPE[s.dtype])) for s in (mean_spec, rstd_spec)]
+        return empty[0], empty[1]
+    rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), var, shape=rstd_spec.shape, dtype=rstd_spec.dtype)
+    return ctx.pointwise(lambda m: m, mean, shape=mean_spec.shape, dtype=mean_spec.dtype), rstd
 
 
 @lowering(
@@ -271,7 +274,7 @@ def _batch_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | Non
         return y, narrow(ctx, m, specs[1].dtype), narrow(ctx, r, specs[2].dtype)
     if mean is None or var is None:
         raise Decline("no statistics")
-    return _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype), *_empty_stats(specs)
+    return _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype), *_eval_stats(ctx, mean, var, eps)
 
 
 @lowering(aten.native_batch_norm_backward.default)
