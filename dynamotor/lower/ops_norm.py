@@ -235,7 +235,7 @@ def _batch_norm_functional(
     specs = ctx.spec
     if not training:
         y = _batch_norm_eval(ctx, x, weight, bias, running_mean, running_var, eps, specs[0].dtype)
-        return y, *_empty_stats(specs), running_mean, running_var
+        return y, *_eval_stats(ctx, running_mean, running_var, eps), running_mean, running_var
     y, mean, rstd, squares = _batch_norm_train(ctx, x, weight, bias, eps, specs[0].dtype)
     n = numel(x.shape) // x.shape[1]
     new_mean = _running(ctx, running_mean, mean, momentum, specs[3].dtype)
