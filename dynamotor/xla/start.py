@@ -7,8 +7,7 @@ import pkgutil
 
 import jax
 
-from . import autocast, composites, dispatch, execute, specials, views  # noqa: F401  (imported for their rows)
-from . import device, factories, rng, sync
+from . import autocast, composites, device, dispatch, execute, factories, rng, specials, sync, views  # noqa: F401  (imported for their rows)
 
 # int64 and float64 are aten's; without this jax would narrow them.
 jax.config.update("jax_enable_x64", True)
