@@ -1,0 +1,67 @@
+"""Ops on lists of tensors and fused optimizer steps against aten's CPU kernels."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+jax = pytest.importorskip("jax", reason="the XLA rules need jax")
+
+from lowering_harness import LoweringMode, spec_of, to_jax, to_torch  # noqa: E402
+
+from dynamotor.xla import ops_foreach  # noqa: E402
+from dynamotor.xla.lowering import apply, find  # noqa: E402
+
+aten = torch.ops.aten
+
+
+def tensors(name: str = "") -> list[torch.Tensor]:
+    return [torch.rand(3, 3) + 0.5, torch.rand(2, 2) + 0.5] if name == "mm" else [torch.rand(3, 2) + 0.5, torch.rand(4) + 0.5]
+
+
+def argument(name: str, parameter: torch._C.Argument):
+    kind = str(parameter.type)
+    if kind == "List[Tensor]":
+        return tensors(name)
+    if kind == "Tensor":
+        return torch.tensor([0.5, 2.0]) if parameter.name == "scalars" else torch.tensor(1.5)
+    return [1.5, 2] if "List" in kind else 0.7
+
+
+@pytest.mark.parametrize("name", [*ops_foreach.NAMES.split(), "norm", "max", "zero", "copy", "clone"])
+def test_every_overload_for_lists_equals_aten(name: str) -> None:
+    packet = getattr(aten, f"_foreach_{name}")
+    with LoweringMode() as mode:
+        for overload in packet.overloads():
+            func = getattr(packet, overload)
+            if not func._schema.is_mutable:
+                parameters = [p for p in func._schema.arguments if not p.kwarg_only and p.name not in ("dtype", "non_blocking")]
+                func(*(argument(name, p) for p in parameters))
+    assert mode.right and not mode.wrong and not mode.refused
+
+
+def same_as_aten(func: torch._ops.OpOverload, *args, **kwargs) -> None:
+    jax_args, jax_kwargs = tree_map(to_jax, (args, kwargs))
+    want = tree_leaves(func(*args, **kwargs))
+    got = jax.jit(lambda: apply(func, find(func), jax_args, jax_kwargs, tuple(spec_of(w) for w in want)))()
+    for mine, theirs in zip(got, want):
+        torch.testing.assert_close(to_torch(mine, theirs.dtype), theirs, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("op", [aten._fused_adam.default, aten._fused_adamw.default], ids=str)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_fused_adam_equals_aten(op, amsgrad: bool) -> None:
+    scales, infinities = (None, torch.tensor(2.0)), (None, torch.tensor(0.0), torch.tensor(1.0))
+    for maximize, scale, found, decay in itertools.product([False, True], scales, infinities, [0.0, 0.1]):
+        same_as_aten(op, tensors(), tensors(), tensors(), tensors(), tensors() if amsgrad else [], [torch.tensor(3.0)] * 2, lr=0.1, beta1=0.9, beta2=0.99,
+                     weight_decay=decay, eps=1e-8, amsgrad=amsgrad, maximize=maximize, grad_scale=scale, found_inf=found)  # fmt: skip
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fused_sgd_equals_aten(momentum: float) -> None:
+    for nesterov, first, maximize in itertools.product([False, True], repeat=3):
+        same_as_aten(aten._fused_sgd.default, tensors(), tensors(), tensors() if momentum else [], weight_decay=0.1, momentum=momentum, lr=0.1,
+                     dampening=0.0 if nesterov else 0.2, nesterov=nesterov, maximize=maximize, is_first_step=first)  # fmt: skip
