@@ -8,11 +8,12 @@ from . import environment
 
 environment.apply()  # before anything starts jax
 
-from . import device, start, sync, toplevel  # noqa: E402, F401
+from . import device, regions, start, step, sync, toplevel  # noqa: E402, F401
 from .callable_module import make_callable  # noqa: E402
 from .install import install_as_torch_xla  # noqa: E402
 from .persistent_cache import initialize_cache  # noqa: E402
-from .regions import compile, step  # noqa: E402
+from .regions import compile  # noqa: E402
+from .step import compile_step  # noqa: E402
 from .toplevel import device_count, devices, launch, manual_seed, real_devices  # noqa: E402
 
 from . import amp, core, debug, distributed, experimental, runtime, utils  # noqa: E402, F401, I001
@@ -20,6 +21,7 @@ from .debug import analysis, metrics as _report, profiler  # noqa: E402, F401
 
 __all__ = [
     "compile",
+    "compile_step",
     "device",
     "device_count",
     "devices",
@@ -34,5 +36,6 @@ __all__ = [
 ]
 
 make_callable(device, toplevel.device)
+make_callable(step, regions.step)
 make_callable(sync, toplevel.sync)
 analysis.start_from_environment()

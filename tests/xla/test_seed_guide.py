@@ -221,7 +221,7 @@ def test_several_devices(tmp_path):
     program.write_text(PRELUDE + MULTI.replace("{report}", REPORT))
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dynamotor.__file__)), "CPU_NUM_DEVICES": "2"}
     command = [sys.executable, "-m", "dynamotor", "run", "--torch-xla", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=env)
     assert done.returncode == 0, done.stderr
     for index in (0, 1):  # both replicas saw the same data, so that the mean of their gradients is the gradient
         weights = [torch.tensor(w) for w in json.loads((tmp_path / f"weights{index}.json").read_text())]
@@ -297,7 +297,7 @@ def test_wrapped_models_and_serial_execution(tmp_path):
     program.write_text(textwrap.dedent(WRAPPERS))
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dynamotor.__file__))}
     command = [sys.executable, "-m", "dynamotor", "run", "--torch-xla", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=env)
     assert done.returncode == 0, done.stderr
     lines = sorted(line for line in done.stdout.splitlines() if "mnist" not in line and line[:1] in "01")
     assert lines == ["0 15 xla:0 f", "1 15 xla:0 f"]
