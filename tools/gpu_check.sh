@@ -11,4 +11,4 @@ include=$($python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'
 suffix=$($python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
 ${CC:-gcc} -shared -fPIC -O2 -std=gnu11 -fvisibility=hidden -I"$include" dynamotor/csrc/*.c -ldl -o "dynamotor/_C$suffix"
 if [ $# -gt 2 ]; then shift 2; else set --; fi
-$python -m dynamotor.tools.gpu_check --json "$out" --sections "$sections" "$@"
+$python -X faulthandler -m dynamotor.tools.gpu_check --json "$out" --sections "$sections" "$@"

@@ -15,6 +15,7 @@ from ..base.log import warn_once
 from ..graph.info import GraphInfo
 from ..graph.spec import TensorSpec
 from ..lower.lower import lower_graph
+from ..lower.lowering import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
 from .folded import FoldedCall
@@ -54,15 +55,19 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
 
 
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
-    """The device of a graph's tensors, and why no code can be generated for it (empty when it can)."""
-    found: dict[torch.device, None] = {}
+    """The device of a graph's tensors, and why no code can be generated for it (empty when it can).
+
+    Single numbers on the CPU may take part in what a GPU computes, as in eager.
+    """
+    found: dict[torch.device, bool] = {}  # whether anything but numbers lies there
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         for spec in val if isinstance(val, (tuple, list)) else (val,):
             if isinstance(spec, TensorSpec):
-                found[spec.device] = None
+                number = not spec.shape and not any(user.op == "output" or user.target is COPY_ for user in node.users)
+                found[spec.device] = found.get(spec.device, False) or not number
     device = next((d for d in found if d.type != "cpu"), torch.device("cpu"))
-    if len(found) > 1:
+    if any(tensors for d, tensors in found.items() if d != device) or sum(d.type != "cpu" for d in found) > 1:
         return device, f"the graph has tensors on {' and '.join(str(d) for d in found)}"
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

@@ -35,6 +35,8 @@ class GpuWriter(Writer):
         self.on_gpu = device.type == "cuda"
         self.launches: dict[str, tuple[TritonFunction, int, tuple[int, ...]]] = {}
         super().__init__(program, info)
+        self.numbers = [n for n in program.inputs if self.on_gpu and program.buffers[n].spec.device.type == "cpu"]
+        self.static -= set(self.numbers)
 
     def loop(self, step: LoopStep) -> Iterator[str]:
         """The line that launches one kernel."""
@@ -52,6 +54,7 @@ class GpuWriter(Writer):
 
     def write(self) -> str:
         """The source text of the program."""
+        self.lines += [f"{name} = on_device({name})" for name in self.numbers]
         if self.on_gpu and any(isinstance(step, LoopStep) for step in self.program.steps):
             self.lines.append("stream = current_stream()")
         return super().write()
@@ -87,7 +90,8 @@ class GpuProgram(CallProgram):
         return {"triton": self.triton_source}
 
     def _built(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"new": functools.partial(_new, self.device)}
+        found: dict[str, Any] = {"new": functools.partial(_new, self.device),
+                                 "on_device": functools.partial(torch.Tensor.to, device=self.device)}
         if self.device.type == "cuda":
             found["current_stream"] = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index)
         for name, (f, n_tensors, ints) in self._writer.launches.items():

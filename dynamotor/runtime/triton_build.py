@@ -69,7 +69,7 @@ def triton_version() -> str:
 
 def job_key(job: TritonJob) -> str:
     """The cache key of a build."""
-    return cache.digest("triton-1", triton_version(), repr(sorted(asdict(job).items())))
+    return cache.digest("triton-2", triton_version(), repr(sorted(asdict(job).items())))
 
 
 class _Worker:

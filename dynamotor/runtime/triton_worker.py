@@ -52,8 +52,9 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
     meta = built.metadata
     if meta.global_scratch_size or meta.num_ctas != 1:
         raise RuntimeError("the kernel asks for memory or clusters that the launcher does not give")
+    entry = built.asm["ptx"].split(f".entry {meta.name}(", 1)[1].split(")", 1)[0]
     return {"cubin": built.asm["cubin"], "symbol": meta.name, "shared": meta.shared, "warps": meta.num_warps,
-            "extra": sum(1 for line in built.asm["ptx"].split(")", 1)[0].splitlines() if ".param" in line) - len(signature)}
+            "extra": entry.count(".param") - len(signature)}
 
 
 def main() -> None:

@@ -38,10 +38,11 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=dtype)
 
 
-def layer_norm_backward(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Gradients of a layer norm."""
-    x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
-    return torch.autograd.grad(F.layer_norm(x, w.shape, w, b), (x, w, b), g)
+def gradients(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """What a function gives, and the gradients of its sum for each floating-point input."""
+    leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in inputs]
+    out = call(*leaves)
+    return out, *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], torch.ones_like(out))
 
 
 def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
@@ -63,7 +64,14 @@ def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
         "total": (lambda x: (x.sum(), (x * x).mean(), x.amax()), [randn(3000, 1001)]),
         "softmax": (lambda x: torch.softmax(x * 0.125, -1), [randn(12, 128, 128, dtype=bf16)]),
         "layer norm": (lambda x, w, b: F.layer_norm(x, (768,), w, b), [randn(500, 768), randn(768), randn(768)]),
-        "layer norm backward": (layer_norm_backward, [randn(1000, 768), randn(1000, 768), randn(768), randn(768)]),
+        "gradients of layer norm": (lambda x, w, b: F.layer_norm(x, (768,), w, b) * x,
+                                    [randn(1000, 768), randn(768), randn(768)]),
+        "gradients of cross entropy": (lambda x, t: F.cross_entropy(x * 2, t),
+                                       [randn(200, 1000), torch.randint(0, 1000, (200,), device="cuda")]),
+        "gradients of convolution": (lambda x, w: F.relu(F.conv2d(x, w, padding=1)).square(),
+                                     [randn(4, 16, 20, 20), randn(32, 16, 3, 3)]),
+        "gradients of attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
+                                   [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)]),
         "group norm": (lambda x, w, b: F.group_norm(x, 8, w, b), [randn(4, 64, 14, 14), randn(64), randn(64)]),
         "batch norm": (lambda x, m, v: F.batch_norm(x, m, v, training=False), [randn(4, 64, 9, 9), randn(64), randn(64).abs()]),
         "cross entropy": (lambda x, t: F.cross_entropy(x, t), [randn(200, 1000), torch.randint(0, 1000, (200,), device="cuda")]),
@@ -86,7 +94,7 @@ def flat(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else [t for t in value if isinstance(t, torch.Tensor)]
 
 
-def row(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def row(label: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A section's row; what it raised if it did."""
     counters.clear()
     start = time.perf_counter()
@@ -96,6 +104,7 @@ def row(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         lines = traceback.format_exc().strip().splitlines()
         result = {"error": f"{type(error).__name__}: {str(error)[:1500]}", "trace": lines[-12:]}
     fallbacks = dict(counters["fallback"])
+    print(f"  {label}: {result.get('error', result.get('ok', ''))} {time.perf_counter() - start:.1f} s", flush=True)
     return {**result, "seconds": round(time.perf_counter() - start, 2), **({"fallbacks": fallbacks} if fallbacks else {})}
 
 
@@ -103,13 +112,14 @@ def check_kernels() -> dict[str, Any]:
     """Functions against eager: the largest relative error."""
 
     def one(name: str, fn: Callable[..., Any], inputs: list[torch.Tensor]) -> dict[str, Any]:
-        want, got = flat(fn(*inputs)), flat(compile_(fn)(*inputs))
+        run = gradients if name.startswith("gradients") else lambda call, given: call(*given)
+        want, got = flat(run(fn, inputs)), flat(run(compile_(fn), inputs))
         error = largest_error(got, want)
         same = all(a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride() for a, b in zip(got, want))
-        half = any(t.dtype in (torch.bfloat16, torch.float16) for t in (*inputs, *want))
+        half = "float16" in name or any(t.dtype in (torch.bfloat16, torch.float16) for t in (*inputs, *want))
         return {"error_out": error, "ok": error < (2e-2 if half else 1e-4) and same, "metadata": same}
 
-    return {name: row(lambda: one(name, fn, inputs)) for name, (fn, inputs) in cases().items()}  # noqa: B023
+    return {name: row(name, lambda: one(name, fn, inputs)) for name, (fn, inputs) in cases().items()}  # noqa: B023
 
 
 def check_dropout() -> dict[str, Any]:
@@ -157,7 +167,7 @@ def check_models() -> dict[str, Any]:
     for name in SMALL_MODELS:
         for train, amp in ((False, False), (True, False), (True, True)):
             label = f"{name} {'train' if train else 'infer'}{' amp' if amp else ''}"
-            found[label] = row(lambda: check_model(name, train, amp))  # noqa: B023
+            found[label] = row(label, lambda: check_model(name, train, amp))  # noqa: B023
             reset()
     return found
 
@@ -187,23 +197,13 @@ def bandwidth_cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor],
     big, logits = randn(128 << 20, dtype=bf16), randn(8192, 50257, dtype=bf16)
     target = torch.randint(0, 50257, (8192,), device="cuda")
 
-    def entropy(x: torch.Tensor, t: torch.Tensor) -> Any:
-        x = x.detach().requires_grad_()
-        loss = F.cross_entropy(x.float(), t)
-        return loss, *torch.autograd.grad(loss, x)
-
-    def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
-        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
-        out = F.layer_norm(x, (4096,), w, b)
-        return out, *torch.autograd.grad(out, (x, w, b), torch.ones_like(out))
-
     return {
         "copy": (lambda x: x + 1, [big], 2 * big.nbytes),
         "softmax 8192x8192": (lambda x: torch.softmax(x, -1), [s], 2 * s.nbytes),
         "layer norm 16384x4096": (lambda x, w, b: F.layer_norm(x, (4096,), w, b), [x, w, b], 2 * x.nbytes),
-        "layer norm fwd+bwd": (norm, [x, w, b], 4 * x.nbytes),
+        "gradients of layer norm": (lambda x, w, b: F.layer_norm(x, (4096,), w, b), [x, w, b], 5 * x.nbytes),
         "gelu dropout residual": (lambda x, y: F.dropout(F.gelu(x), 0.1) + y, [big, big + 1], 3 * big.nbytes),
-        "cross entropy fwd+bwd": (entropy, [logits, target], 3 * logits.nbytes),
+        "gradients of cross entropy": (lambda x, t: F.cross_entropy(x.float(), t), [logits, target], 3 * logits.nbytes),
         "column sums 65536x1024": (lambda x: x.sum(0), [x.view(65536, 1024)], x.nbytes),
         "transpose 8192x8192": (lambda x: x.t().contiguous(), [s], 2 * s.nbytes),
     }
@@ -215,16 +215,17 @@ def check_bandwidth() -> dict[str, Any]:
     copy_rate = pair.nbytes / milliseconds(lambda: pair[1].copy_(pair[0])) / 1e6
     found: dict[str, Any] = {"copy GB/s": round(copy_rate)}
 
-    def one(fn: Callable[..., Any], inputs: list[torch.Tensor], nbytes: int) -> dict[str, Any]:
-        result: dict[str, Any] = {"eager GB/s": round(nbytes / milliseconds(lambda: fn(*inputs)) / 1e6)}
-        for name in ("dynamotor", "inductor"):
-            call = compiler_of(name)(fn)
-            result[f"{name} GB/s"] = round(nbytes / milliseconds(lambda: call(*inputs)) / 1e6)  # noqa: B023
+    def one(name: str, fn: Callable[..., Any], inputs: list[torch.Tensor], nbytes: int) -> dict[str, Any]:
+        run = gradients if name.startswith("gradients") else lambda call, given: call(*given)
+        result: dict[str, Any] = {}
+        for compiler in ("eager", "dynamotor", "inductor"):
+            call = compiler_of(compiler)(fn)
+            result[f"{compiler} GB/s"] = round(nbytes / milliseconds(lambda: run(call, inputs)) / 1e6)  # noqa: B023
         result["of copy"] = round(result["dynamotor GB/s"] / copy_rate, 3)
         return result
 
     for name, (fn, inputs, nbytes) in bandwidth_cases().items():
-        found[name] = row(lambda: one(fn, inputs, nbytes))  # noqa: B023
+        found[name] = row(name, lambda: one(name, fn, inputs, nbytes))  # noqa: B023
         torch.compiler.reset()
     return found
 
@@ -278,8 +279,8 @@ def main() -> int:
         print("no GPU in this machine: nothing is checked")
         return 0
     sections: dict[str, Callable[[], dict[str, Any]]] = {
-        "kernels": check_kernels, "dropout": lambda: {"dropout": row(check_dropout)}, "models": check_models,
-        "bandwidth": check_bandwidth, "overhead": lambda: {"overhead": row(check_overhead)},
+        "kernels": check_kernels, "dropout": lambda: {"dropout": row("dropout", check_dropout)}, "models": check_models,
+        "bandwidth": check_bandwidth, "overhead": lambda: {"overhead": row("overhead", check_overhead)},
         "bench": lambda: check_bench(args.seconds, args.compilers)}
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     wrong = 0
