@@ -69,21 +69,25 @@ def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
         return _without_lowering(func, args, kwargs, str(refused))
     if type(node.meta) is not tuple:
         return wrap(new_root(node))
-    return _as_schema(func, results(node))
+    return _as_schema(func, args, results(node))
 
 
-def _as_schema(func: Any, flat: tuple) -> Any:
-    """Flat results as the schema nests them: `Tensor[]` results are lists."""
+def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:
+    """Flat results as the schema nests them: `Tensor[]` results are lists, each as long as the list argument it is the new value of."""
     returns = func._schema.returns
     if len(returns) == 1:
         return list(flat)
     lists = [str(r.type) == "List[Tensor]" for r in returns]
     if not any(lists):
         return flat
-    each, rest, nested = (len(flat) - lists.count(False)) // lists.count(True), list(flat), []
+    lengths = iter([len(arg) for arg in args if isinstance(arg, (list, tuple))])  # state that is not used is an empty list
+    rest, nested = list(flat), []
     for is_list in lists:
-        nested.append(rest[:each] if is_list else rest[0])
-        rest = rest[each if is_list else 1:]
+        count = next(lengths) if is_list else 1
+        nested.append(rest[:count] if is_list else rest[0])
+        rest = rest[count:]
+    if rest:
+        raise AssertionError(f"{func} gives {len(flat)} tensors, more than its list arguments have")
     return tuple(nested)
 
 
