@@ -1,4 +1,4 @@
-"""The command line: `python -m dynamotor demo | bench | doctor | run`."""
+"""The command line: `python -m dynamotor demo | bench | doctor | ddp-plan | run`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .base.errors import DynamotorError
-from .tools import bench, demo, doctor, run
+from .tools import bench, ddp_plan, demo, doctor, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         ("demo", demo, "train digits, compile BERT and resnet18, print one table"),
         ("bench", bench, "models x phases x compilers, first call and steady state"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
+        ("ddp-plan", ddp_plan, "the gradient buckets of a model and a simulated step of many ranks"),
         ("run", run, "a program, as it is, with dynamotor.xla as its torch_xla"),
     ):
         sub = commands.add_parser(

@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
 from .averager import Averager, Place
 from .ops import bucket_start
@@ -23,11 +25,27 @@ Compiled = Callable[..., Any]
 
 
 def gradient_nodes(backward: fx.GraphModule, names: Sequence[str | None]) -> dict[str, fx.Node]:
-    """The node of each named gradient, in the order in which they are computed."""
+    """The node of each named gradient, in the order in which they are computed.
+
+    A gradient that only picks or looks at another value is moved right behind it: traces take results out of an op late.
+    """
     output = next(n for n in reversed(backward.graph.nodes) if n.op == "output")
+    for node in output.all_input_nodes:
+        _move_up(node)
     at = {node: i for i, node in enumerate(backward.graph.nodes)}
     named = [(name, node) for name, node in zip(names, output.args[0], strict=True) if name is not None and node is not None]
     return dict(sorted(named, key=lambda pair: at[pair[1]]))
+
+
+def _move_up(node: fx.Node) -> None:
+    chain = []
+    while node.op == "call_function" and (node.target is operator.getitem or facts(node.target).is_view):
+        chain.append(node)
+        node = node.args[0]
+    for later in reversed(chain):
+        if node.op != "placeholder":
+            node.append(later)
+        node = later
 
 
 def insert_starts(backward: fx.GraphModule, plan: Plan, gradients: Mapping[str, fx.Node], number: int) -> list[fx.Node]:
