@@ -1,7 +1,7 @@
 """Activation functions of neural networks and their derivatives.
 
-Rules get their tensors in the type that the result is computed in (`promotion.elementwise`); a backward op is written out where the
-formula is short, with the same choice at the kinks as aten's.
+Rules get their tensors in the type that the result is computed in (`promotion.elementwise`); a backward op is written out, with
+the same choice at the kinks as aten's.
 
 >>> torch.nn.functional.relu(torch.tensor([-1.0, 2.0], device="xla"))
 tensor([0., 2.], device='xla:0')
@@ -55,7 +55,7 @@ def _logit_backward(grad, x, eps=None):
     return jnp.where((x < eps) | (x > 1 - eps), 0, slope)
 
 
-# -- piecewise linear ---------------------------------------------------------
+# -- piecewise linear ------------------------------------------------------------------------------------------------------------
 
 
 @elementwise(aten.relu)
@@ -151,7 +151,7 @@ def _clip06(x: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.maximum(x, 0), 6)
 
 
-# -- exponential --------------------------------------------------------------
+# -- exponential -----------------------------------------------------------------------------------------------------------------
 
 
 @elementwise(aten.elu)

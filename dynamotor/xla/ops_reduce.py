@@ -39,7 +39,7 @@ def in_dtype(x: jax.Array, out: Spec) -> jax.Array:
     return cast(x, compute_dtype(out.dtype))
 
 
-# -- sums, products, truth ----------------------------------------------------
+# -- sums, products, truth -------------------------------------------------------------------------------------------------------
 
 
 @op(aten.sum, out=True)
@@ -83,7 +83,7 @@ def _logsumexp(x, dim, keepdim=False, *, out: Spec):
     return special.logsumexp(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
 
 
-# -- extrema ------------------------------------------------------------------
+# -- extrema ---------------------------------------------------------------------------------------------------------------------
 
 
 @op(aten.amax)
@@ -137,7 +137,7 @@ def _min_dim(x, dim, keepdim=False, *, out: tuple[Spec, Spec]):
     return _amin(x, dim, keepdim), _position(jnp.argmin, x, dim, out[1].shape)
 
 
-# -- moments ------------------------------------------------------------------
+# -- moments ---------------------------------------------------------------------------------------------------------------------
 
 
 def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
@@ -172,7 +172,7 @@ def _std_mean(x, dim=None, *, correction=None, keepdim=False):
     return jnp.sqrt(variance), mean
 
 
-# -- norms --------------------------------------------------------------------
+# -- norms -----------------------------------------------------------------------------------------------------------------------
 
 
 def power_sum(x: jax.Array, order: float, over: tuple[int, ...], keepdim: bool) -> jax.Array:
@@ -233,7 +233,7 @@ def _renorm(x, p, dim, maxnorm):
     return x * jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1).astype(norms.dtype)
 
 
-# -- histograms ---------------------------------------------------------------
+# -- histograms ------------------------------------------------------------------------------------------------------------------
 
 
 @op(aten.histc)
