@@ -1,6 +1,6 @@
-"""Decompositions and solvers. Where aten reports `info`, it is calculated as LAPACK defines it; `check_errors=True` runs on the CPU.
+"""Decompositions and solvers. `info` is calculated as LAPACK defines it; `check_errors=True` runs on the CPU.
 
-aten factors the transpose of a real contiguous matrix in solve and det, and its gradients count on that: so do these rules.
+In some releases and ops aten factors the transpose of a real matrix, and its gradients count on that: aten is asked once.
 
 >>> torch.linalg.solve(a, b)
 """
@@ -45,7 +45,7 @@ def _empty(dtype=jnp.float32) -> jax.Array:
 # -- triangular and Cholesky -----------------------------------------------------------------------------------------------------
 
 
-def _solve_triangular(a, b, *, upper: bool, left: bool = True, unit: bool = False, adjoint: bool = False, transpose: bool = False):
+def _solve_triangular(a, b, *, upper: bool, left=True, unit=False, adjoint=False, transpose=False) -> jax.Array:
     """X of A X = B (`left`) or X A = B, batches broadcast."""
     a, b = _broadcast_batch(a, b)
     return jax.lax.linalg.triangular_solve(
@@ -183,18 +183,28 @@ def _lu_unpack(factors, pivots, unpack_data=True, unpack_pivots=True):
     return matrix, *(_unpacked(factors) if unpack_data else (_empty(), _empty()))
 
 
-def _factored(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """LU of what aten factors: the transpose of a real matrix (its memory, read by columns), a complex one itself."""
-    return _lu(a if is_complex(a.dtype) else _transposed(a))
+def _factors_transpose(factors: torch.Tensor) -> bool:
+    """Whether these factors of [[1, 2], [3, 4]] are those of its transpose."""
+    return factors[0, 0].item() == 2
+
+
+_SAMPLE = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+_SOLVE_TRANSPOSES = _factors_transpose(aten._linalg_solve_ex(_SAMPLE, _SAMPLE)[1])
+_DET_TRANSPOSES = _factors_transpose(aten._linalg_det(_SAMPLE)[1])
+
+
+def _factored(a: jax.Array, transposes: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """LU of what aten factors: a complex matrix itself, a real one or its transpose."""
+    return _lu(_transposed(a) if transposes and not is_complex(a.dtype) else a)
 
 
 @op(aten._linalg_solve_ex)
 def _solve_ex(a, b, *, left=True, check_errors=False):
     _no_check(check_errors)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
-    factors, pivots, info = _factored(a)
+    factors, pivots, info = _factored(a, _SOLVE_TRANSPOSES)
     columns = b[..., None] if vector else b
-    result = _lu_solve(factors, pivots, columns, left, not is_complex(a.dtype))
+    result = _lu_solve(factors, pivots, columns, left, _SOLVE_TRANSPOSES and not is_complex(a.dtype))
     return (result[..., 0] if vector else result), factors, pivots, info
 
 
@@ -212,14 +222,14 @@ def _sign_of_pivots(pivots: jax.Array) -> jax.Array:
 
 @op(aten._linalg_det)
 def _det(a):
-    factors, pivots, _ = _factored(a)
+    factors, pivots, _ = _factored(a, _DET_TRANSPOSES)
     diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
     return _sign_of_pivots(pivots).astype(a.dtype) * jnp.prod(diagonal, axis=-1), factors, pivots
 
 
 @op(aten._linalg_slogdet)
 def _slogdet(a):
-    factors, pivots, _ = _factored(a)
+    factors, pivots, _ = _factored(a, _DET_TRANSPOSES)
     diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
     size = jnp.abs(diagonal)
     units = diagonal / jnp.where(size == 0, 1, size)
