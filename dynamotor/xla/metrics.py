@@ -80,6 +80,7 @@ def clear() -> None:
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = os.path.dirname(contextlib.__file__) + os.sep
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "jax", "jaxlib"))
 
 
@@ -88,7 +89,11 @@ def user_line() -> UserLine | None:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) and not name.startswith("<") and not any(part in name for part in _LIBRARIES):
+        if not (name.startswith((_PACKAGE, "<")) or any(part in name for part in _LIBRARIES) or _is_standard(name)):
             return UserLine(name, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
+
+
+def _is_standard(name: str) -> bool:
+    return name.startswith(_STANDARD) and "site-packages" not in name

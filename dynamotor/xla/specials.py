@@ -267,6 +267,14 @@ def pending(tensor: XLATensor) -> bool:
     return node_of(tensor).data is None
 
 
+@special(aten.expand.default)
+def _expand(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    """In a backward pass the result has memory of its own: it may become a parameter's gradient, which programs change in place.
+    (Autograd copies an expanded gradient when it sees its strides; here all tensors look contiguous.)"""
+    backward = torch._C._current_graph_task_id() != -1
+    return dispatch.plain(func, args, kwargs) if backward else dispatch.view(func, args, kwargs)
+
+
 _VIEWS_IN_PLACE = {
     aten.squeeze_.default: aten.squeeze.default, aten.squeeze_.dim: aten.squeeze.dim, aten.squeeze_.dims: aten.squeeze.dims,
     aten.unsqueeze_.default: aten.unsqueeze.default, aten.t_.default: aten.t.default, aten.transpose_.default: aten.transpose.int,

@@ -22,6 +22,7 @@ def test_a_compiled_function_is_one_graph_a_call():
 
     fast = torch_xla.compile(f)
     x = torch.randn(5)
+    torch_xla.sync()
     with collect() as events:
         y = fast(x.to("xla"), k=3)
     assert len(executions(events)) == 1 and fast.__name__ == "f"

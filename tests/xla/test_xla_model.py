@@ -88,6 +88,24 @@ def test_optimizer_step_returns_what_the_optimizer_returns():
     assert p.tolist() == [0.5, 0.5]
 
 
+def test_gradients_can_be_changed_in_place():
+    p = torch.nn.Parameter(torch.ones(2, 3, device="xla"))
+    q = torch.nn.Parameter(torch.ones(3, device="xla"))
+    (p.sum() + p.mean(0).sum() + (p * q).sum()).backward()
+    norm = torch.nn.utils.clip_grad_norm_([p, q], 1.0)
+    assert norm.item() == pytest.approx((6 * 2.5**2 + 3 * 4) ** 0.5)
+    total = torch.cat([p.grad.flatten(), q.grad]).norm().item()
+    assert total == pytest.approx(1.0, abs=1e-5)
+    r = torch.nn.Parameter(torch.ones(2, 3, device="xla"))
+    r.sum().backward()
+    r.grad[0].add_(1)
+    assert r.grad.tolist() == [[2.0] * 3, [1.0] * 3]
+    r.sum().backward()
+    assert r.grad.tolist() == [[3.0] * 3, [2.0] * 3]
+    torch.optim.SGD([r], lr=0.1).zero_grad(set_to_none=False)
+    assert r.grad.tolist() == [[0.0] * 3] * 2
+
+
 def test_send_data_and_print(capsys):
     class Graph(DataWrapper):
         def __init__(self, nodes):
