@@ -57,17 +57,18 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
     """The device of a graph's tensors, and why no code can be generated for it (empty when it can).
 
-    Single numbers on the CPU may take part in what a GPU computes, as in eager.
+    Single numbers on the CPU, and what is made of them alone, may take part in what a GPU computes.
     """
-    found: dict[torch.device, bool] = {}  # whether anything but numbers lies there
+    found: dict[torch.device, bool] = {}  # whether tensors must lie there
     for node in gm.graph.nodes:
         val = node.meta.get("val")
+        seen = any(user.op == "output" or user.target is COPY_ for user in node.users)
         for spec in val if isinstance(val, (tuple, list)) else (val,):
             if isinstance(spec, TensorSpec):
-                number = not spec.shape and not any(user.op == "output" or user.target is COPY_ for user in node.users)
-                found[spec.device] = found.get(spec.device, False) or not number
+                fixed = seen or (node.op != "call_function" and bool(spec.shape))
+                found[spec.device] = found.get(spec.device, False) or fixed
     device = next((d for d in found if d.type != "cpu"), torch.device("cpu"))
-    if any(tensors for d, tensors in found.items() if d != device) or sum(d.type != "cpu" for d in found) > 1:
+    if any(fixed for d, fixed in found.items() if d != device) or sum(d.type != "cpu" for d in found) > 1:
         return device, f"the graph has tensors on {' and '.join(str(d) for d in found)}"
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

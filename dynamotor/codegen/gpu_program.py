@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..base.errors import BuildError
 from ..graph.info import GraphInfo
-from ..lower.program import LoopStep, Program
+from ..lower.program import ExternStep, LoopStep, Program
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
 from . import triton
-from .program import CallProgram, Writer
+from .program import CallProgram, Writer, refs
 from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
+from .triton_plan import CannotPlan
 
 
 class GpuWriter(Writer):
@@ -46,6 +48,13 @@ class GpuWriter(Writer):
         self.launches[name] = row
         arguments = [*step.args, "stream"] if self.on_gpu else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
+
+    def extern(self, step: ExternStep) -> Iterator[str]:
+        """The lines of an aten call; what it makes must lie on the device, where kernels read it."""
+        reads_tensors = any(True for _ in refs((step.args, step.kwargs)))
+        if self.on_gpu and torch.device(step.kwargs.get("device") or ("cuda" if reads_tensors else "cpu")).type != "cuda":
+            raise CannotPlan(f"{step.target} makes a tensor on the CPU amid what a GPU computes")
+        return super().extern(step)
 
     def new_result(self, name: str) -> str:
         """Results come from PyTorch's allocator, which is fast on a GPU."""
@@ -70,7 +79,11 @@ class GpuProgram(CallProgram):
     def __init__(self, program: Program, info: GraphInfo, device: torch.device,
                  on_build_error: Callable[[BuildError], Callable[..., Any]]) -> None:
         self.device = device
-        super().__init__(triton.expand(program), info, on_build_error)
+        program = triton.expand(program)
+        for name, buffer in program.buffers.items():
+            if buffer.value is not None and buffer.value.device != device:
+                program.buffers[name] = replace(buffer, value=buffer.value.to(device))
+        super().__init__(program, info, on_build_error)
 
     def _write(self, program: Program, info: GraphInfo) -> Writer:
         return GpuWriter(program, info, self.device)

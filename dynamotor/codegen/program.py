@@ -36,22 +36,22 @@ Shape = tuple[int, ...]
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-def _refs(value: Any) -> Iterator[BufRef]:
+def refs(value: Any) -> Iterator[BufRef]:
     """The buffer references inside an argument."""
     if isinstance(value, BufRef):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _refs(item)
+            yield from refs(item)
     elif isinstance(value, dict):
-        yield from _refs(list(value.values()))
+        yield from refs(list(value.values()))
 
 
 def _touches(step: LoopStep | ExternStep) -> set[str]:
     """Names of all buffers that a step reads or writes."""
     if isinstance(step, LoopStep):
         return set(step.args) | set(step.reads) | set(step.writes)
-    return {ref.name for ref in _refs((step.args, step.kwargs))} | {name for name in step.outs if name} | set(step.mutates)
+    return {ref.name for ref in refs((step.args, step.kwargs))} | {name for name in step.outs if name} | set(step.mutates)
 
 
 def _makes(step: LoopStep | ExternStep, name: str) -> bool:
@@ -126,7 +126,7 @@ class Writer:
                 made = {name for name in step.outs if name}
                 self._fresh |= made
                 if externs.may_alias(step.target):
-                    shown = {ref.name for ref in _refs((step.args, step.kwargs))}
+                    shown = {ref.name for ref in refs((step.args, step.kwargs))}
                     for name in made:
                         holds[name] = shown.union(*(holds.get(other, ()) for other in shown))
             for name in _touches(step):

@@ -86,6 +86,7 @@ class TileBody:
         self.pointers, self.streams, self.wide = pointers, streams, wide
         self.axes = {axis.name: axis for axis in axes}
         self.order = tuple(axis.name for axis in axes)
+        self.starts: dict[str, str] = {}  # axis -> its first position in the current tile
         self.checks = False
         self.count = 0
         rounding = ("trunc", "floor", "ceil", "round", "cast")
@@ -108,6 +109,7 @@ class TileBody:
         name = axis.name
         positions = self.expanded(f"tl.arange(0, {axis.block})", name)
         at = f"{start} + {positions}" if start else positions
+        self.starts[name] = start or "0"
         scope.line(f"{name} = ({at}).to(tl.int64)" if self.wide else f"{name} = {at}")
         span = frozenset((name,))
         masks: tuple[Name, ...] = ()
@@ -231,10 +233,28 @@ class TileBody:
 
     def _rand(self, e: Expr, scope: Scope) -> Name:
         seed, stream, linear = e.args
+        key, number = self.value(seed, scope).text, f"s{self.streams.index(stream)}"
+        run = self._run_of_four(linear, scope)
+        if run is not None:
+            return self.define(f"uniform_run({key}, {number}, ({run.text}).to(tl.uint32))", run.axes, scope)
         at = self.index(linear, scope)
         text = at.text if at.axes else f"tl.full((), {at.text}, tl.int32)"
-        key = self.value(seed, scope).text
-        return self.define(f"uniform({key}, s{self.streams.index(stream)}, {text})", at.axes, scope)
+        return self.define(f"uniform({key}, {number}, {text})", at.axes, scope)
+
+    def _run_of_four(self, linear: Index, scope: Scope) -> Name | None:
+        """The counters of a tile whose last axis goes through consecutive elements: one serves four of them."""
+        axis = self.axes[self.order[-1]]
+        loops = [v for v in axis.vars if v.size > 1]
+        steps = contiguous_stride([v.size for v in loops])
+        along = all(linear.terms.get(v) == step for v, step in zip(loops, steps, strict=True))
+        rest = Index({a: c for a, c in linear.terms.items() if a not in loops}, linear.const)
+        if not loops or not along or axis.block % 4 or not rest.is_affine:
+            return None
+        if rest.const % 4 or any(c % 4 for c in rest.terms.values()):
+            return None
+        before = self.index(Index({a: c // 4 for a, c in rest.terms.items()}, rest.const // 4), scope)
+        quarter = self.expanded(f"({self.starts[axis.name]}) // 4 + tl.arange(0, {axis.block // 4})", axis.name)
+        return Name(f"{before.text} + {quarter}", before.axes | {axis.name})
 
     def _wrap_index(self, e: Expr, scope: Scope) -> Name:
         """A position along a dimension; one outside of it is an error of the program that is compiled."""

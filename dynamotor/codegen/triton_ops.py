@@ -133,6 +133,14 @@ def uniform(seed, stream, linear):
     lane = (linear % 4).to(tl.int32)
     word = tl.where(lane == 0, a, tl.where(lane == 1, b, tl.where(lane == 2, c, d)))
     return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+@triton.jit
+def uniform_run(seed, stream, block):
+    """Elements 4 * block ... 4 * block + 3 for each counter of the tile, along its last axis."""
+    zero = block * 0
+    a, b, c, d = tl.philox(seed, block, zero, zero + stream.to(tl.uint32), zero)
+    words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    return (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 '''
 
 

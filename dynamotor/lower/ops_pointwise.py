@@ -412,7 +412,8 @@ def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
 def _to_copy(
     ctx: Lowering, x: Value, *, dtype: torch.dtype | None = None, device: Any = None, memory_format: Any = None, **other: Any
 ) -> Value:
-    if device is not None and torch.device(device).type != "cpu":
+    source = ctx.node.args[0].meta["val"]
+    if source.shape and source.device != ctx.spec.device:  # a single number may be read from anywhere
         raise Decline("another device")
     return convert(ctx, x, dtype or x.dtype)
 
