@@ -15,7 +15,7 @@ import torch
 
 from .dtypes import LOW_PRECISION
 from .indexing import WITHIN
-from .lowering import Spec, op
+from .lowering import Spec, Unsupported, op
 
 aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2
@@ -62,7 +62,7 @@ def _embedding_bag(
 ):  # fmt: skip
     """(bags, bag of each index, size of each bag, index of the largest); the last three are cut to aten's shapes."""
     bags = out[0].shape[0]
-    bag = jnp.searchsorted(offsets[:bags], jnp.arange(indices.size), side="right") - 1
+    bag = _bag_of(offsets[:bags], indices.size)
     counted = indices != padding_idx
     rows = _wide(weight.at[indices].get(**WITHIN))
     size = jnp.zeros(bags, jnp.int64).at[bag].add(counted, **WITHIN)
@@ -114,6 +114,24 @@ def _embedding_bag_dense_backward(
     rows = grad.at[offset2bag].get(**WITHIN)
     rows = rows if per_sample_weights is None else rows * _wide(per_sample_weights)[:, None]
     return add_rows(rows, indices, num_weights, padding_idx, scale_grad_by_freq)
+
+
+@op(aten._embedding_bag_backward)
+def _embedding_bag_backward(
+    grad, indices, offsets, offset2bag, bag_size, largest, num_weights, scale_grad_by_freq, mode, sparse, per_sample_weights,
+    padding_idx=-1,
+):  # fmt: skip
+    if sparse:
+        raise Unsupported("XLA has no sparse gradients")
+    bag = _bag_of(offsets[: grad.shape[0]], indices.size)
+    return _embedding_bag_dense_backward(
+        grad, indices, bag, bag_size, largest, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    )
+
+
+def _bag_of(offsets: jax.Array, count: int) -> jax.Array:
+    """Which bag each of `count` indices is in: the last one that starts at or before it."""
+    return jnp.searchsorted(offsets, jnp.arange(count), side="right") - 1
 
 
 @op(aten._embedding_bag_per_sample_weights_backward)

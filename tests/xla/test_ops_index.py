@@ -95,7 +95,26 @@ def test_embedding_bags(bag: str, padding: int | None) -> None:
     weight = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     index, offsets = torch.tensor([1, 2, 2, 5, 0, 2]), torch.tensor([0, 3, 3])
     mode = check(lambda: F.embedding_bag(index, weight, offsets, mode=bag, padding_idx=padding)[:, :2].square().sum().backward())
-    assert "aten._embedding_bag.default" in mode.right
+    assert {"aten._embedding_bag.default", "aten._embedding_bag_backward.default"} <= mode.right
+
+
+@pytest.mark.parametrize("bag", ["sum", "mean"])
+def test_weighted_bags_that_include_the_last_offset(bag: str) -> None:
+    weight, scale = torch.randn(6, 3, dtype=torch.float64, requires_grad=True), torch.randn(6, dtype=torch.float64, requires_grad=True)
+    index, offsets = torch.tensor([1, 2, 2, 5, 0, 2]), torch.tensor([0, 4, 6])
+    scale = scale if bag == "sum" else None
+    mode = check(lambda: F.embedding_bag(index, weight, offsets, mode=bag, per_sample_weights=scale, include_last_offset=True).square().sum().backward())
+    assert "aten._embedding_bag_backward.default" in mode.right
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_indices_of_both_widths(dtype: torch.dtype) -> None:
+    x, index = torch.randn(4, 3), torch.tensor([3, 0, 1], dtype=dtype)
+    for call in (
+        lambda: aten.index_select(x, 0, index), lambda: aten.embedding(x, index), lambda: aten.index_add(x, 0, index, torch.ones(3, 3)),
+        lambda: aten.index(x, [index, None]),
+    ):  # fmt: skip
+        assert check(call).right
 
 
 def test_zero_dimensional_tensors() -> None:

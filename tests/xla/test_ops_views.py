@@ -19,7 +19,7 @@ FACTORIES = ["arange", "linspace", "logspace", "eye", "full", "full_like", "new_
 
 @pytest.mark.parametrize("name", VIEWS + SHAPES + FACTORIES)
 def test_float_ops_and_their_gradients_equal_aten(name: str) -> None:
-    mode = check_opinfo(name, torch.float32, samples=5)
+    mode = check_opinfo(name, torch.float32, samples=4)
     assert not mode.wrong and not mode.refused
     assert mode.right
 
@@ -29,6 +29,17 @@ def test_float_ops_and_their_gradients_equal_aten(name: str) -> None:
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
     mode = check_opinfo(name, dtype, samples=4, gradient=False)
     assert not mode.wrong and not mode.refused
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", ["tril_indices", "triu_indices"])
+def test_indices_of_triangles(name: str, dtype: torch.dtype) -> None:
+    assert check_opinfo(name, dtype).right
+
+
+def test_complex_numbers_as_pairs() -> None:
+    x = torch.randn(3, 2, dtype=torch.complex128, requires_grad=True)
+    assert {"aten.view_as_real.default", "aten.view_as_complex.default"} <= check(lambda: torch.view_as_complex(torch.view_as_real(x))).right
 
 
 STRIDED = [
