@@ -154,31 +154,6 @@ def _convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation
     return tuple(0 if v is None else v for v in (dx, dw, bias_gradient))
 
 
-# aten's names of the same convolution for one backend or another.
-
-
-@op(aten.slow_conv_dilated2d, aten.slow_conv_dilated3d)
-def _dilated(x, weight, kernel_size, bias=None, stride=1, padding=0, dilation=1):
-    return _convolution(x, weight, bias, stride, padding, dilation, False, 0, 1)
-
-
-@op(aten._conv_depthwise2d, aten.conv_depthwise3d)
-def _depthwise(x, weight, kernel_size, bias, stride, padding, dilation):
-    return _convolution(x, weight, bias, stride, padding, dilation, False, 0, x.shape[1])
-
-
-@op(aten._slow_conv2d_forward, aten.slow_conv3d_forward)
-def _slow_forward(x, weight, kernel_size, bias, stride, padding):
-    return _convolution(x, weight, bias, stride, padding, 1, False, 0, 1)
-
-
-@op(aten.slow_conv_transpose2d, aten.slow_conv_transpose3d)
-def _slow_transpose(x, weight, kernel_size, bias=None, stride=1, padding=0, output_padding=0, dilation=1):
-    return _convolution(x, weight, bias, stride, padding, dilation, True, output_padding, 1)
-
-
 @op(aten._convolution)
 def _named(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *settings):
     return _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-
-

@@ -7,7 +7,19 @@ import pkgutil
 
 import jax
 
-from . import autocast, composites, device, dispatch, execute, factories, rng, specials, sync, views  # noqa: F401  (imported for their rows)
+from . import (  # noqa: F401  (imported for their rows)
+    autocast,
+    composites,
+    device,
+    dispatch,
+    execute,
+    factories,
+    rng,
+    shapes,
+    specials,
+    sync,
+    views,
+)
 
 # int64 and float64 are aten's; without this jax would narrow them.
 jax.config.update("jax_enable_x64", True)
