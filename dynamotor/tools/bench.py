@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..base.errors import UsageError
-from . import models
+from . import bench_ddp, models
 from .measure import geometric_mean
 from .numerics import Errors
 
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds allowed to each process")
     parser.add_argument("--no-warm", action="store_true", help="skip the second process")
     parser.add_argument("--xla", action="store_true", help="lazy XLA device against the bridges (models: small, seed, or names)")
+    bench_ddp.add_arguments(parser)
     parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")
 
 
@@ -175,6 +176,8 @@ def main(args: argparse.Namespace) -> int:
     """Run the bench; 0 when every row passed."""
     if args.xla:  # needs jax, which not everybody has
         return importlib.import_module("dynamotor.tools.bench_xla").main(args)
+    if args.ddp:
+        return bench_ddp.main(args)
     phases = [p for p in args.phase.split(",") if p]
     if bad := [p for p in phases if p not in ("infer", "train")]:
         raise UsageError("DM101", f"unknown phase {bad[0]!r}", cure="use infer, train or infer,train")

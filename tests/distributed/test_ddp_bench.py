@@ -1,0 +1,58 @@
+"""The bench's arithmetic and its picture, from made-up measurements."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from dynamotor.distributed.simulate import Link
+from dynamotor.tools import bench_ddp
+from dynamotor.tools.bench_ddp_worker import merged, overlap_of
+from dynamotor.tools.ddp_picture import timeline
+
+JOB = {"model": "m", "world": 2}
+STAMPS = [{"ready": 0.01, "done": 0.03, "backward": 0.04}, {"ready": 0.03, "done": 0.05, "backward": 0.04}]
+CELL = {
+    "times": {"eager": {"step": [0.10, 0.12], "alone": [0.08, 0.08], "forward": [0.04, 0.04]},
+              "ingraph": {"step": [0.08, 0.10], "alone": [0.07, 0.07], "forward": [0.03, 0.03]}},
+    "stamps": {"eager": STAMPS, "ingraph": STAMPS}, "nbytes": [1_000_000, 1_000_000], "compiled": {"ingraph": 1}, "fallback": {},
+    "link": [[1 << 20, 0.1 + 1e-3], [2 << 20, 0.2 + 1e-3], [5 << 20, 0.5 + 1e-3]],
+}
+
+
+def test_a_row_compares_round_by_round() -> None:
+    eager, ours = bench_ddp.rows_of(JOB, "none", CELL, None)
+    assert eager["vs_eager"] == 1.0 and eager["ms"] == pytest.approx(110)
+    assert ours["vs_eager"] == pytest.approx((1.25 + 1.2) / 2) and ours["exposed_ms"] == pytest.approx(20)
+    assert ours["ready_fraction"] == pytest.approx(1 / 3) and ours["ok"]
+    assert len(bench_ddp.render([bench_ddp.table_row(eager), bench_ddp.table_row(ours)]).splitlines()) == 3
+
+
+def test_a_mode_that_did_not_compile_fails_its_row() -> None:
+    row = bench_ddp.rows_of(JOB, "none", {**CELL, "compiled": {"split": 1}}, None)[1]
+    assert not row["ok"] and "not compiled" in row["note"]
+
+
+def test_a_cell_that_cannot_be_shaped_is_skipped_and_an_error_is_not() -> None:
+    assert bench_ddp.rows_of(JOB, "200", {"skipped": "no shaped link here"}, None)[0]["ok"]
+    assert not bench_ddp.rows_of(JOB, "200", {"error": "died"}, None)[0]["ok"]
+
+
+def test_the_simulation_uses_the_fitted_link() -> None:
+    fitted = bench_ddp.calibration([("none", CELL), ("80", CELL)], 2)
+    assert fitted is not None and fitted.error is not None and fitted.error < 0.02
+    row = bench_ddp.rows_of(JOB, "80", CELL, fitted)[1]
+    assert row["simulated_ms"] > 100
+    assert bench_ddp.predicted(CELL, Link(1e12), 2) == pytest.approx(0.07, rel=1e-3)
+
+
+def test_communication_beside_kernels_is_what_both_cover() -> None:
+    spans = [("gemm", 0, 10_000), ("gemm", 12_000, 20_000), ("ncclDevKernel", 5_000, 15_000), ("ncclDevKernel", 14_000, 16_000)]
+    assert overlap_of(spans) == {"collectives_ms": 11.0, "kernels_ms": 18.0, "both_ms": 9.0}
+    assert merged([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
+
+
+def test_the_picture_is_well_formed() -> None:
+    root = ElementTree.fromstring(timeline([("bert4 <200>", {"eager": STAMPS, "off": []}), ("r", {"ingraph": STAMPS})]))
+    assert sum(child.tag.endswith("rect") for child in root) >= 10
