@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ..base.config import config
 from ..graph.shape_tensor import ShapeTensor
 from .recorder import GraphRecorder, record_rule
 
@@ -74,6 +75,20 @@ def _native_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, grad:
     """In training the running statistics are not read; leaving them out keeps their old values from being saved."""
     means = (None, None) if train else (running_mean, running_var)
     return recorder.plain(func, (grad, x, weight, *means, mean, rstd, train, eps, mask), {})
+
+
+@decomposition(aten._log_softmax.default)
+def _log_softmax(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, dim: int, half_to_float: bool) -> Any:
+    """On a GPU in steps: the backward then saves two numbers a row and what the rows are computed from, not the result."""
+    if (x.device.type != "cuda" and config.target != "triton") or not x.numel() or not x.dim() or not x.is_contiguous():
+        return NotImplemented
+    result = torch.float32 if half_to_float else x.dtype
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    y = x if x.dtype is wide else recorder.call(aten._to_copy.default, x, dtype=wide)
+    shifted = recorder.call(aten.sub.Tensor, y, recorder.call(aten.amax.default, y, [dim], True))
+    total = recorder.call(aten.sum.dim_IntList, recorder.call(aten.exp.default, shifted), [dim], True)
+    out = recorder.call(aten.sub.Tensor, shifted, recorder.call(aten.log.default, total))
+    return out if result is wide else recorder.call(aten._to_copy.default, out, dtype=result)
 
 
 @decomposition(aten.new_zeros.default)

@@ -163,10 +163,12 @@ def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool
         user = stack.pop()
         if is_view(user):
             stack.extend(user.users)
-        elif user in backward and user in wanted and not is_recomputable(user) and not _is_reduction(user):
+        elif user in backward and user in wanted and not is_recomputable(user) and not _fuses_its_operands(user):
             return True
     return False
 
 
-def _is_reduction(node: Node) -> bool:
-    return node.target in (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim)
+def _fuses_its_operands(node: Node) -> bool:
+    """Reductions whose kernels compute what they reduce, and a loss that asks for its operand's shape alone."""
+    return node.target in (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten._log_softmax_backward_data.default,
+                           aten.nll_loss_backward.default)

@@ -60,6 +60,9 @@ VIEW_OPS = frozenset(
 )
 
 
+# Ops that look at the shape alone of one operand.
+SHAPE_ONLY: dict[Any, int] = {torch.ops.aten.nll_loss_backward.default: 1}
+
 NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
@@ -356,6 +359,8 @@ def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     for node in reversed(graph.nodes):
         found: list[fx.Node] = []
         for user in node.users:
+            if user.target in SHAPE_ONLY and [n for n, a in enumerate(user.args) if a is node] == [SHAPE_ONLY[user.target]]:
+                continue
             packet = getattr(user.target, "overloadpacket", None)
             is_view = (
                 packet is not None and packet.__name__ in VIEW_OPS

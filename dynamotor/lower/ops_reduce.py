@@ -255,7 +255,7 @@ def _softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: 
 @lowering(aten._log_softmax_backward_data.default)
 def _log_softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: torch.dtype) -> Value:
     compute = wide(y.dtype)
-    ctx.keep(g), ctx.keep(y)
+    ctx.keep(g)
     s = total(ctx, g, [dim], True, compute)
     return ctx.pointwise(lambda g, y, s: sub(g, mul(op("exp", y), s)), g, y, s, compute=compute)
 

@@ -173,13 +173,14 @@ def check_models() -> dict[str, Any]:
 
 
 def milliseconds(fn: Callable[[], Any], repeat: int = 20) -> float:
-    """GPU time of a call: the median of several, each behind a cleared cache."""
+    """GPU time of a call: the median of several, each behind a cleared cache and a pause in which the host gets ahead."""
     flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
     for _ in range(3):
         fn()
     times = []
     for _ in range(repeat):
         flush.zero_()
+        torch.cuda._sleep(4_000_000)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         fn()
