@@ -1,7 +1,9 @@
-"""`python -m dynamotor bench --xla`: the lazy device, both bridges and jax itself run the same programs, in turns, in one process.
+"""`python -m dynamotor bench --xla`: the lazy device, both bridges and jax itself run the same programs, in turns, in one
+process.
 
-Columns of a row: the median milliseconds of each way, and the median of the ratios lazy / way with its quartiles. `jax` calls the bridge's own
-executable through jax (`jax.stages.Compiled`), `jit` calls `jax.jit` of the same program; training also runs `compile_step`.
+Columns of a row: the median milliseconds of each way, and the median of the ratios lazy / way with its quartiles. `jax` calls
+the bridge's own executable through jax (`jax.stages.Compiled`), `jit` calls `jax.jit` of the same program; training also runs
+`compile_step`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ..api import compile as dynamotor_compile
 from ..api import reset
 from ..base.events import collect
 from ..xla import execute, metrics, rng, transfer
-from ..xla.step import compile_step
+from ..xla.step import compile_optimizer, compile_step
 from ..xla.sync import sync
 from .measure import geometric_mean, once, quartiles
 from .xla_models import SEED, SMALL, Case, cases
@@ -60,9 +62,17 @@ def inference(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
         once_result = run(fast, synchronise=False)
     every = dynamotor_compile(model, backend="xla_trace_everytime")
     lazy_result = run(model, synchronise=True)
-    checks = {"error": _error(once_result, expected), "bits_equal_lazy": torch.equal(once_result.cpu(), lazy_result.cpu()),
-              "executables": len(programs), "fallbacks": _fallbacks()}
-    ways = {"lazy": lambda: run(model, True), "trace_everytime": lambda: run(every, False), "trace_once": lambda: run(fast, False)}
+    checks = {
+        "error": _error(once_result, expected),
+        "bits_equal_lazy": torch.equal(once_result.cpu(), lazy_result.cpu()),
+        "executables": len(programs),
+        "fallbacks": _fallbacks(),
+    }
+    ways = {
+        "lazy": lambda: run(model, True),
+        "trace_everytime": lambda: run(every, False),
+        "trace_once": lambda: run(fast, False),
+    }
     if len(programs) == 1:
         ways |= _through_jax(programs[0].data["program"], programs[0].data["inputs"])
     return ways, checks
@@ -86,7 +96,9 @@ def training(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
         ways[name] = _training_way(name, copy.deepcopy(model).to("xla"), tuple(t.to("xla") for t in inputs))
         rng.set_state(0)
         losses[name] = [float(ways[name]()) for _ in range(3)]
-    errors = {name: max(abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses["lazy"], values)) for name, values in losses.items()}
+    errors = {
+        name: max(abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses["lazy"], values)) for name, values in losses.items()
+    }
     return ways, {"loss_error": errors, "fallbacks": _fallbacks()}
 
 
@@ -111,12 +123,13 @@ def _training_way(name: str, model: torch.nn.Module, inputs: tuple) -> Way:
         return run
     backend = {"trace_once": "xla", "trace_everytime": "xla_trace_everytime"}.get(name)
     function = model if backend is None else dynamotor_compile(model, backend=backend)
+    update = compile_optimizer(optimizer) if name == "trace_once" else optimizer.step
 
     def run_step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = _loss(function(*inputs))
         loss.backward()
-        optimizer.step()
+        update()
         sync()
         _wait([loss, *model.parameters()])
         return loss.detach()
@@ -161,7 +174,13 @@ def measure(case: Case, phase: str, small: bool, seconds: float) -> dict[str, An
     metrics.clear()
     gc.collect()
     ways, checks = inference(case, small) if phase == "infer" else training(case, small)
-    return {"model": case.name, "phase": phase, "batch": case.batch if phase == "infer" else case.train_batch, **checks, "ways": rounds(ways, seconds)}
+    return {
+        "model": case.name,
+        "phase": phase,
+        "batch": case.batch if phase == "infer" else case.train_batch,
+        **checks,
+        "ways": rounds(ways, seconds),
+    }
 
 
 def main(args: argparse.Namespace) -> int:
@@ -172,12 +191,28 @@ def main(args: argparse.Namespace) -> int:
             row = measure(case, phase, args.small, args.seconds)
             rows.append(row)
             print(_line(row), flush=True)
-    summary = {phase: {way: geometric_mean([r["ways"][way]["over_lazy"] for r in rows if r["phase"] == phase and way in r["ways"]])
-                       for way in ("trace_everytime", "trace_once", "compile_step", "jax", "jit")} for phase in args.phase.split(",")}
+    summary = {
+        phase: {
+            way: geometric_mean([r["ways"][way]["over_lazy"] for r in rows if r["phase"] == phase and way in r["ways"]])
+            for way in ("trace_everytime", "trace_once", "compile_step", "jax", "jit")
+        }
+        for phase in args.phase.split(",")
+    }
     for phase, means in summary.items():
-        print(f"{phase}: geometric means over lazy: " + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items() if mean == mean))
-    result = {"command": " ".join(sys.argv[1:]), "torch": torch.__version__, "jax": jax.__version__, "python": platform.python_version(),
-              "device": f"{xla.device.platform()} {jax.devices()[0].device_kind}", "threads": torch.get_num_threads(), "rows": rows, "summary": summary}
+        print(
+            f"{phase}: geometric means over lazy: "
+            + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items() if mean == mean)
+        )
+    result = {
+        "command": " ".join(sys.argv[1:]),
+        "torch": torch.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": f"{xla.device.platform()} {jax.devices()[0].device_kind}",
+        "threads": torch.get_num_threads(),
+        "rows": rows,
+        "summary": summary,
+    }
     path = Path(args.json or "dynamotor-bench-xla.json")
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")

@@ -251,8 +251,8 @@ def document() -> str:
     lines = [
         "# The API of torch_xla in dynamotor",
         "",
-        "Written by `python -m dynamotor.tools.xla_api` from the docstrings. After `dynamotor.xla.install_as_torch_xla()`, or under",
-        "`python -m dynamotor run --torch-xla program.py`, every name stands below `torch_xla` as well as below `dynamotor.xla`.",
+        "Written by `python -m dynamotor.tools.xla_api` from the docstrings. After `dynamotor.xla.install_as_torch_xla()`, or",
+        "under `python -m dynamotor run --torch-xla program.py`, every name stands below `torch_xla` as well as below `dynamotor.xla`.",
     ]
     for title, entries in (("The documented API", DOCUMENTED), ("What later versions added", LATER)):
         lines += ["", f"## {title}", "", "| entry | where | what |", "|---|---|---|"]

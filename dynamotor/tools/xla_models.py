@@ -18,7 +18,8 @@ from .torchvision_stub import prepare
 
 @dataclass(frozen=True)
 class Case:
-    """A model by name. `batch`, `train_batch`: the batch sizes at which PyTorch's bridge was measured; `small`: (model, inputs) for tests."""
+    """A model by name. `batch`, `train_batch`: the batch sizes at which PyTorch's bridge was measured; `small`: (model, inputs)
+    for tests."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -69,7 +70,11 @@ class Bert(nn.Module):
 
     def __init__(self, layers: int = 2, width: int = 128, vocabulary: int = 1000, longest: int = 128) -> None:
         super().__init__()
-        self.words, self.places, self.kinds = nn.Embedding(vocabulary, width), nn.Embedding(longest, width), nn.Embedding(2, width)
+        self.words, self.places, self.kinds = (
+            nn.Embedding(vocabulary, width),
+            nn.Embedding(longest, width),
+            nn.Embedding(2, width),
+        )
         self.norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList(Block(width, 2, 4 * width, first=False) for _ in range(layers))
         self.pool, self.head = nn.Linear(width, width), nn.Linear(width, 2)
@@ -139,17 +144,33 @@ def _bert(**sizes: int) -> nn.Module:
     prepare()
     import transformers  # noqa: PLC0415
 
-    config = transformers.BertConfig(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, attn_implementation="eager", **sizes)
+    config = transformers.BertConfig(
+        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, attn_implementation="eager", **sizes
+    )
     return FirstOutput(transformers.BertModel(config, add_pooling_layer=False))
 
 
-def _vision(name: str, batch: int, train_batch: int, size: int = 32, options: dict[str, Any] | None = None) -> Case:
+def _vision(name: str, batch: int, train_batch: int, size: int = 64, options: dict[str, Any] | None = None) -> Case:
     small = {"num_classes": 10, **(options or {})}
-    return Case(name, lambda: _torchvision(name), _images, batch, train_batch, lambda: _torchvision(name, **small), lambda: _images(2, size))
+    return Case(
+        name,
+        lambda: _torchvision(name),
+        _images,
+        batch,
+        train_batch,
+        lambda: _torchvision(name, **small),
+        lambda: _images(2, size),
+    )
 
 
-_small_bert = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 100,
-               "max_position_embeddings": 64}
+_small_bert = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
 _small_vit = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
 
 # Batch sizes: TorchBench's defaults as PyTorch's bridge to XLA ran them in inference; in training it reduced four of them.
@@ -162,9 +183,24 @@ SEED = [
     _vision("mnasnet1_0", 32, 32),
     _vision("vgg16", 64, 8),
     _vision("squeezenet1_1", 32, 32),
-    Case("BERT_pytorch", _bert, lambda n: _tokens(n, 128, 30522)[:1], 16, 2, lambda: _bert(**_small_bert), lambda: _tokens(2, 16, 100)[:1]),
-    Case("timm_vision_transformer", lambda: _timm("vit_small_patch16_224"), _images, 8, 8,
-         lambda: _timm("vit_small_patch16_224", **_small_vit), lambda: _images(2, 32)),
+    Case(
+        "BERT_pytorch",
+        _bert,
+        lambda n: _tokens(n, 128, 30522)[:1],
+        16,
+        2,
+        lambda: _bert(**_small_bert),
+        lambda: _tokens(2, 16, 100)[:1],
+    ),
+    Case(
+        "timm_vision_transformer",
+        lambda: _timm("vit_small_patch16_224"),
+        _images,
+        8,
+        8,
+        lambda: _timm("vit_small_patch16_224", **_small_vit),
+        lambda: _images(2, 32),
+    ),
 ]
 SMALL = [
     Case("bert_2x128", Bert, _tokens, 2, 2, Bert, lambda: _tokens(2)),

@@ -1,7 +1,8 @@
 """The bridge: captured graphs on xla tensors become XLA executables; calls record nothing.
 
-`trace_once` (backend "xla") records the graph once, on leaves that stand for its inputs, and keeps the executable; a call gathers the
-arrays, runs, and wraps the results by a plan. `trace_everytime` records at each call and lets the lazy device find its executable.
+`trace_once` (backend "xla") records the graph once, on leaves that stand for its inputs, and keeps the executable; a call
+gathers the arrays, runs, and wraps the results by a plan. `trace_everytime` records at each call and lets the lazy device find
+its executable.
 
 >>> fast = dynamotor.compile(model.to("xla"), backend="xla")
 """
@@ -121,12 +122,18 @@ class Plain:
 class Program:
     """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing up by tensor.
 
-    `first`: the leaf of each argument (None where it is no tensor); `results`: tensors or plain values; `updates`: (argument, new value)
-    of what is written in place; `donate`: the results may take the memory of the arguments that they replace.
+    `first`: the leaf of each argument (None where it is no tensor); `results`: tensors or plain values; `updates`: (argument,
+    new value) of what is written in place; `donate`: the results may take the memory of the arguments that they replace.
     """
 
-    def __init__(self, lane: Lane, first: Sequence[Node | None], results: Sequence[Any], updates: Sequence[tuple[int, Node]],
-                 donate: bool = False) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        first: Sequence[Node | None],
+        results: Sequence[Any],
+        updates: Sequence[tuple[int, Node]],
+        donate: bool = False,
+    ) -> None:
         self.device = lane.device
         argument = {node: index for index, node in enumerate(first) if node is not None}
         self.slots = [Arg(argument[leaf]) if leaf in argument else Const(leaf.data) for leaf in lane.leaves]
@@ -211,7 +218,9 @@ def _shared(node: Node) -> Node:
 def program_of(gm: torch.fx.GraphModule, device: torch.device) -> Program:
     """Record a graph and make its program."""
     recording, leaves, results = record_graph(gm, device)
-    updates = [(index, tensor._alias.node) for index, tensor in enumerate(leaves) if type(tensor) is XLATensor and tensor._alias.version]
+    updates = [
+        (index, tensor._alias.node) for index, tensor in enumerate(leaves) if type(tensor) is XLATensor and tensor._alias.version
+    ]
     return Program(recording.lane, recording.first, results, updates)
 
 

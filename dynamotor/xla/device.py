@@ -48,8 +48,15 @@ def _install_guard() -> Any:
     """Register the guard once; returns what must stay alive. The number of devices is told to it at their first use."""
     folder = Path(torch.__file__).parent
     include = folder / "include"
-    flags = ("-O1", "-std=c++20", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{folder / 'lib'}", "-lc10",
-             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+    flags = (
+        "-O1",
+        "-std=c++20",
+        f"-I{include}",
+        f"-I{include / 'torch/csrc/api/include'}",
+        f"-L{folder / 'lib'}",
+        "-lc10",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+    )
     try:
         library = load_library(_GUARD, flags)
     except BuildError:
@@ -59,14 +66,20 @@ def _install_guard() -> Any:
 
 def _install_python_guard(folder: Path) -> Any:
     """Put PyTorch's Python guard object, which it only registers for PrivateUse1, into XLA's slot of c10's table."""
-    table = (ctypes.c_void_p * _SLOTS).in_dll(ctypes.CDLL(str(folder / "lib/libc10.so")), "_ZN3c104impl26device_guard_impl_registryE")
+    table = (ctypes.c_void_p * _SLOTS).in_dll(
+        ctypes.CDLL(str(folder / "lib/libc10.so")), "_ZN3c104impl26device_guard_impl_registryE"
+    )
     before = list(table)
     guard = _PythonGuard()
     torch._C._acc.register_python_privateuseone_device_guard(guard)  # type: ignore[attr-defined]
     changed = [i for i in range(_SLOTS) if table[i] != before[i]]
     if changed != [_PRIVATE_SLOT]:
-        raise XlaError("DM606", "the device guard of XLA cannot be registered", why=f"slots {changed} of c10's table changed, not {_PRIVATE_SLOT}",
-                       cure="install a C++ compiler (g++): the guard is then built and registered by PyTorch's own macro")
+        raise XlaError(
+            "DM606",
+            "the device guard of XLA cannot be registered",
+            why=f"slots {changed} of c10's table changed, not {_PRIVATE_SLOT}",
+            cure="install a C++ compiler (g++): the guard is then built and registered by PyTorch's own macro",
+        )
     table[_XLA_SLOT], table[_PRIVATE_SLOT] = table[_PRIVATE_SLOT], before[_PRIVATE_SLOT]
     return guard
 
@@ -79,7 +92,8 @@ _started: list[jax.Device] = []
 
 
 def local_devices() -> list[jax.Device]:
-    """jax's devices of this process. The first call joins the other replicas, if there are any, and starts XLA: importing does not."""
+    """jax's devices of this process. The first call joins the other replicas, if there are any, and starts XLA: importing does
+    not."""
     if not _started:
         replication.start()
         _started.extend(jax.local_devices())
@@ -104,8 +118,12 @@ def jax_device(device: Any) -> jax.Device:
     index = torch.device(device).index or 0
     found = local_devices()
     if index >= len(found):
-        raise XlaError("DM607", f"there is no device xla:{index}", why=f"jax has {len(found)} {platform()} device(s) in this process",
-                       cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N")
+        raise XlaError(
+            "DM607",
+            f"there is no device xla:{index}",
+            why=f"jax has {len(found)} {platform()} device(s) in this process",
+            cure="use a lower index; CPU devices are added with XLA_FLAGS=--xla_force_host_platform_device_count=N",
+        )
     return found[index]
 
 
@@ -167,9 +185,17 @@ def module(**functions: Any) -> types.ModuleType:
     """The module registered as `torch.xla`: what generic PyTorch code asks of a device."""
     made = types.ModuleType("torch.xla")
     made.__dict__.update(
-        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: len(local_devices()), current_device=current_device,
-        set_device=lambda device: _DeviceContext(device).__enter__(), device=_DeviceContext, _is_in_bad_fork=lambda: False,
-        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32], is_bf16_supported=lambda: True, **functions)
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=lambda: len(local_devices()),
+        current_device=current_device,
+        set_device=lambda device: _DeviceContext(device).__enter__(),
+        device=_DeviceContext,
+        _is_in_bad_fork=lambda: False,
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32],
+        is_bf16_supported=lambda: True,
+        **functions,
+    )
     return made
 
 
@@ -178,6 +204,8 @@ def install(**functions: Any) -> None:
     if _installed:
         return
     if hasattr(torch, "_XLAC") or "_XLAC" in os.sys.modules:  # type: ignore[attr-defined]
-        raise XlaError("DM608", "torch_xla is already loaded in this process", cure="use either torch_xla or dynamotor.xla, not both")
+        raise XlaError(
+            "DM608", "torch_xla is already loaded in this process", cure="use either torch_xla or dynamotor.xla, not both"
+        )
     _installed.append(_install_guard())
     torch._register_device_module("xla", module(**functions))

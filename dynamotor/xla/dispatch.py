@@ -27,7 +27,9 @@ _NOT_RECORDED = frozenset(("device", "layout", "pin_memory", "memory_format", "n
 
 def to_nodes(args: Any) -> tuple:
     """Arguments with nodes in place of tensors."""
-    return tuple([value(a._alias) if type(a) is XLATensor else a if type(a) is int or a is None else _convert(a, args) for a in args])
+    return tuple(
+        [value(a._alias) if type(a) is XLATensor else a if type(a) is int or a is None else _convert(a, args) for a in args]
+    )
 
 
 def _convert(arg: Any, args: Any) -> Any:
@@ -37,13 +39,23 @@ def _convert(arg: Any, args: Any) -> Any:
         if arg.dim() == 0 and arg.device.type == "cpu":
             return transfer.from_cpu(arg, _lane(args))
         kind = arg.type() if arg.device.type == "cpu" else f"{arg.dtype} on {arg.device}"
-        raise XlaError("DM613", f"Input tensor is not an XLA tensor: {kind}", where=metrics.user_line(),
-                       why="an operation got tensors of the xla device and of another one", cure='move the tensor (or the module) with .to("xla")')
+        raise XlaError(
+            "DM613",
+            f"Input tensor is not an XLA tensor: {kind}",
+            where=metrics.user_line(),
+            why="an operation got tensors of the xla device and of another one",
+            cure='move the tensor (or the module) with .to("xla")',
+        )
     if type(arg) is list or type(arg) is tuple:
         return type(arg)([_convert(a, args) for a in arg])
     if isinstance(arg, torch.Generator):
-        raise XlaError("DM614", "XLA devices have no torch.Generator", why="their random numbers come from one seed per device",
-                       where=metrics.user_line(), cure="leave generator=None and set the seed with xm.set_rng_state(seed)")
+        raise XlaError(
+            "DM614",
+            "XLA devices have no torch.Generator",
+            why="their random numbers come from one seed per device",
+            where=metrics.user_line(),
+            cure="leave generator=None and set the seed with xm.set_rng_state(seed)",
+        )
     return arg
 
 
@@ -73,7 +85,8 @@ def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
 
 
 def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:
-    """Flat results as the schema nests them: `Tensor[]` results are lists, each as long as the list argument it is the new value of."""
+    """Flat results as the schema nests them: `Tensor[]` results are lists, each as long as the list argument it is the new value
+    of."""
     returns = func._schema.returns
     if len(returns) == 1:
         return list(flat)
@@ -92,8 +105,11 @@ def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:
 
 
 def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
-    return {name: value(a._alias) if type(a) is XLATensor else _convert(a, (args, list(kwargs.values()))) for name, a in kwargs.items()
-            if name not in _NOT_RECORDED}
+    return {
+        name: value(a._alias) if type(a) is XLATensor else _convert(a, (args, list(kwargs.values())))
+        for name, a in kwargs.items()
+        if name not in _NOT_RECORDED
+    }
 
 
 def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
@@ -155,17 +171,20 @@ def _is_known(func: Any) -> bool:
 
 def _check_in_place(node: Node, alias: Alias) -> None:
     if node.meta.shape != alias.meta.shape:
-        raise RuntimeError(f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape {list(node.meta.shape)}")
+        raise RuntimeError(
+            f"output with shape {list(alias.meta.shape)} doesn't match the broadcast shape {list(node.meta.shape)}"
+        )
     if not torch.can_cast(node.meta.dtype, alias.meta.dtype):
         names = [str(d.dtype).removeprefix("torch.").capitalize() for d in (node.meta, alias.meta)]
         raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
 
 
 def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """An op that writes several tensors or lists (`_foreach_add_`): its functional twin returns its results, then the written values."""
+    """An op that writes several tensors or lists (`_foreach_add_`): its functional twin returns its results, then the written
+    values."""
     functional = functionals[id(func)]
     returned = functional_call(functional, args, kwargs)
-    flat = [t for t in torch.utils._pytree.tree_leaves(returned)]
+    flat = torch.utils._pytree.tree_leaves(returned)
     targets = torch.utils._pytree.tree_leaves(_written(func, args, kwargs or {}))
     own = len(flat) - len(targets)
     for target, result in zip(targets, flat[own:]):
@@ -235,11 +254,26 @@ def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> An
 
 functionals: dict[int, Any] = {}  # by id, as tensor.handlers
 # In-place ops whose functional twin has another name.
-_TWINS = {"bernoulli_.float": "bernoulli.p", "normal_.default": "normal_functional.default", "uniform_.default": "uniform.default",
-          "fill_.Scalar": "fill.Scalar", "fill_.Tensor": "fill.Tensor", "zero_.default": "zero.default", "squeeze_.dim": "squeeze.dim",
-          "pow_.Scalar": "pow.Tensor_Scalar", "pow_.Tensor": "pow.Tensor_Tensor", "float_power_.Scalar": "float_power.Tensor_Scalar",
-          "float_power_.Tensor": "float_power.Tensor_Tensor", "floor_divide_.Tensor": "floor_divide.default", "ldexp_.default": "ldexp.Tensor",
-          **{f"__i{name}__.{kind}": f"__{name}__.{kind}" for name in ("and", "or", "xor", "lshift", "rshift") for kind in ("Tensor", "Scalar")}}
+_TWINS = {
+    "bernoulli_.float": "bernoulli.p",
+    "normal_.default": "normal_functional.default",
+    "uniform_.default": "uniform.default",
+    "fill_.Scalar": "fill.Scalar",
+    "fill_.Tensor": "fill.Tensor",
+    "zero_.default": "zero.default",
+    "squeeze_.dim": "squeeze.dim",
+    "pow_.Scalar": "pow.Tensor_Scalar",
+    "pow_.Tensor": "pow.Tensor_Tensor",
+    "float_power_.Scalar": "float_power.Tensor_Scalar",
+    "float_power_.Tensor": "float_power.Tensor_Tensor",
+    "floor_divide_.Tensor": "floor_divide.default",
+    "ldexp_.default": "ldexp.Tensor",
+    **{
+        f"__i{name}__.{kind}": f"__{name}__.{kind}"
+        for name in ("and", "or", "xor", "lshift", "rshift")
+        for kind in ("Tensor", "Scalar")
+    },
+}
 
 
 def _overload(name: str) -> Any:
@@ -274,7 +308,11 @@ def _functional_of_out(func: Any) -> Any:
         other = getattr(packet, name)
         if other is func or other._schema.is_mutable:
             continue
-        has = [(a.name, str(a.type)) for a in other._schema.arguments if a.name not in ("dtype", "layout", "device", "pin_memory", "memory_format")]
+        has = [
+            (a.name, str(a.type))
+            for a in other._schema.arguments
+            if a.name not in ("dtype", "layout", "device", "pin_memory", "memory_format")
+        ]
         if has == [w for w in wanted if w[0] != "memory_format" and (w[0] != "dtype" or ("dtype", w[1]) in has)]:
             return other
         if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
@@ -299,7 +337,12 @@ def classify(func: Any) -> Handler:
     if functionals[id(func)] is None:
         return refuse_mutation
     first = schema.arguments[0]
-    single = len(written) == 1 and written[0].name == first.name and str(first.type) == "Tensor" and len(functionals[id(func)]._schema.returns) == 1
+    single = (
+        len(written) == 1
+        and written[0].name == first.name
+        and str(first.type) == "Tensor"
+        and len(functionals[id(func)]._schema.returns) == 1
+    )
     return in_place if single else several_in_place
 
 

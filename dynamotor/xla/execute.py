@@ -25,7 +25,7 @@ from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a graph: an instruction and the positions of its inputs (negative: leaves), or an item of a multi-result step."""
+    """One node: an instruction and the positions of its inputs (negative: leaves), or an item of a multi-result step."""
 
     instruction: Instruction
     inputs: tuple[int, ...]
@@ -55,14 +55,24 @@ class Graph:
         scalar = draw = 0
         for position, node in enumerate(lane.nodes):
             random = node.item < 0 and node.instruction.rule.random
-            steps[position] = Step(node.instruction, tuple(n.position for n in node.inputs), node.item, scalar, draw if random else -1)
+            steps[position] = Step(
+                node.instruction, tuple(n.position for n in node.inputs), node.item, scalar, draw if random else -1
+            )
             if node.item < 0:
                 scalar += node.instruction.scalars
                 draw += random
         needed = _needed(steps, outputs)
         steps = {position: step for position, step in steps.items() if position in needed}
-        return cls(steps, [leaf.meta for leaf in lane.leaves], tuple(outputs), len(lane.scalars), any(s.draw >= 0 for s in steps.values()),
-                   lane.collective, lane.device, donated)
+        return cls(
+            steps,
+            [leaf.meta for leaf in lane.leaves],
+            tuple(outputs),
+            len(lane.scalars),
+            any(s.draw >= 0 for s in steps.values()),
+            lane.collective,
+            lane.device,
+            donated,
+        )
 
     def __str__(self) -> str:
         """The graph as a Python program."""
@@ -112,7 +122,8 @@ def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:
 
 
 class Executable:
-    """A compiled graph. `run` takes jax arrays in the graph's input order and checks nothing: the trace's key proved that they fit."""
+    """A compiled graph. `run` takes jax arrays in the graph's input order and checks nothing: the trace's key proved that they
+    fit."""
 
     __slots__ = ("graph", "compiled", "run")
 
@@ -149,8 +160,8 @@ def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
 
 
 def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """Calls on one device go straight to the runtime's executable: `Compiled.__call__` spends 0.3 us an argument on checks that the key
-    makes needless. Graphs over several devices take jax's own way."""
+    """Calls on one device go straight to the runtime's executable: `Compiled.__call__` spends 0.3 us an argument on checks that
+    the key makes needless. Graphs over several devices take jax's own way."""
     if any(len(getattr(getattr(x, "sharding", None), "device_set", ())) > 1 for x in inputs):
         return lambda arrays: compiled(*arrays)
     execute = getattr(compiled.runtime_executable(), "execute_sharded", None)
@@ -172,9 +183,20 @@ def failure(error: BaseException, code: str, what: str) -> XlaError:
     """The coded error for what jax raised, with the user's line."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
-        return XlaError("DM603", "out of memory on the XLA device", why=text.splitlines()[0][:300], where=metrics.user_line(),
-                        cure="use a smaller batch, call xm.mark_step() more often, or free tensors")
-    return XlaError(code, what, why=text[:500], where=metrics.user_line(), cure="set a smaller program around this line; report it if it should work")
+        return XlaError(
+            "DM603",
+            "out of memory on the XLA device",
+            why=text.splitlines()[0][:300],
+            where=metrics.user_line(),
+            cure="use a smaller batch, call xm.mark_step() more often, or free tensors",
+        )
+    return XlaError(
+        code,
+        what,
+        why=text[:500],
+        where=metrics.user_line(),
+        cure="set a smaller program around this line; report it if it should work",
+    )
 
 
 def scalar_vector(values: list[float]) -> np.ndarray:

@@ -35,7 +35,8 @@ def _copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fals
 
 
 def install() -> None:
-    """Register the kernels. `torch.tensor(..., device="xla")` copies with Python dispatch switched off, so copies need kernels of their own."""
+    """Register the kernels. `torch.tensor(..., device="xla")` copies with Python dispatch switched off, so copies need kernels
+    of their own."""
     _library.fallback(_factory, "XLA")
     _aten.impl("_to_copy", _to_copy, "XLA")
     _aten.impl("copy_", _copy_, "XLA")

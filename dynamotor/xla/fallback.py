@@ -48,13 +48,19 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
 
 
 def count(func: Any, reason: str, lane: Lane | None) -> str:
-    """Count and report one fallback; returns the op's name. XlaError DM610 under `config.xla_strict`; Cut while the bridge records."""
+    """Count and report one fallback; returns the op's name. XlaError DM610 under `config.xla_strict`; Cut while the bridge
+    records."""
     name = func._schema.name
     if lane is not None and lane.recording:
         raise Cut(reason)
     if config.xla_strict:
-        raise XlaError("DM610", f"{func} cannot run on the XLA device", why=reason, where=metrics.user_line(),
-                       cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict to run it on the CPU")
+        raise XlaError(
+            "DM610",
+            f"{func} cannot run on the XLA device",
+            why=reason,
+            where=metrics.user_line(),
+            cure="write it with other operations, add a lowering (docs/op-lowering.md), or unset config.xla_strict",
+        )
     metrics.counter(name)
     counters["fallback"]["xla." + name] += 1
     emit("xla.fallback", op=str(func), reason=reason, line=metrics.user_line())
@@ -65,7 +71,9 @@ def _leaf(value: torch.Tensor, lane: Lane | None) -> Any:
     return transfer.from_cpu(value, lane)
 
 
-def _write_back(func: Any, args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _write_back(
+    func: Any, args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(CPU copy, device tensor) of what the op wrote, by its schema; the device tensors get the new values."""
     pairs: list[tuple[Any, Any]] = []
     for index, argument in enumerate(func._schema.arguments):

@@ -1,7 +1,8 @@
-"""The recorder: ops become nodes of a trace, and the trace's key is exact (interned instructions and positions, no hashes of objects).
+"""The recorder: ops become nodes of a trace, and the trace's key is exact (interned instructions and positions, no hashes of
+objects).
 
-An *instruction* is an op with the shapes and dtypes of its tensors and its constants; it is inferred, checked against the lowering and
-interned once. Recording then costs a dictionary lookup and a few appends.
+An *instruction* is an op with the shapes and dtypes of its tensors and its constants; it is inferred, checked against the
+lowering and interned once. Recording then costs a dictionary lookup and a few appends.
 
 >>> lane = Lane(torch.device("xla", 0))
 >>> x = lane.leaf(array, Spec((2, 2), torch.float32))
@@ -57,13 +58,16 @@ class Meta:
 class Instruction:
     """An op on given metas with given constants. `template`: (args, kwargs) with `Slot`s where inputs and lifted scalars go.
 
-    `metas`: Meta, or tuple of Meta | None, of the results. `refused`: why the op cannot be lowered (it then runs on the CPU), or None.
+    `metas`: Meta, or tuple of Meta | None, of the results. `refused`: why the op cannot be lowered (it then runs on the CPU),
+    or None.
     """
 
     __slots__ = ("func", "uid", "rule", "template", "inputs", "metas", "refused", "scalars", "double", "uses")
     all: list[Instruction] = []
 
-    def __init__(self, func: Any, rule: Lowering | None, template: Any, inputs: tuple[Meta, ...], metas: Any, refused: str | None) -> None:
+    def __init__(
+        self, func: Any, rule: Lowering | None, template: Any, inputs: tuple[Meta, ...], metas: Any, refused: str | None
+    ) -> None:
         Instruction.all.append(self)
         self.uid = len(Instruction.all)
         self.uses = 0  # how often it was recorded
@@ -100,11 +104,14 @@ class Slot:
 
 
 class Node:
-    """One value: pending (instruction and inputs) or on the device (data). `item`: which result of a multi-result instruction it is."""
+    """One value: pending (instruction and inputs) or on the device (data). `item`: which result of a multi-result instruction it
+    is."""
 
     __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item", "owners")
 
-    def __init__(self, instruction: Instruction | None, inputs: tuple[Node, ...], meta: Any, lane: Lane, data: Any = None) -> None:
+    def __init__(
+        self, instruction: Instruction | None, inputs: tuple[Node, ...], meta: Any, lane: Lane, data: Any = None
+    ) -> None:
         self.instruction, self.inputs, self.meta, self.lane, self.data = instruction, inputs, meta, lane, data
         self.epoch = -1
         self.position = 0
@@ -119,7 +126,19 @@ class Node:
 class Lane:
     """What one device has recorded since its last flush: nodes in order, the leaves that they read, and the key of it all."""
 
-    __slots__ = ("device", "epoch", "nodes", "leaves", "key", "scalars", "pending", "replaced", "draws", "collective", "recording")
+    __slots__ = (
+        "device",
+        "epoch",
+        "nodes",
+        "leaves",
+        "key",
+        "scalars",
+        "pending",
+        "replaced",
+        "draws",
+        "collective",
+        "recording",
+    )
 
     def __init__(self, device: torch.device, recording: bool = False) -> None:
         self.device = device
@@ -157,12 +176,16 @@ class Lane:
 
 
 def _lost() -> XlaError:
-    return XlaError("DM601", "this tensor was never computed", why="the graph that it belongs to failed to compile or to run",
-                    cure="look at the first error; recreate the tensors that depend on it")
+    return XlaError(
+        "DM601",
+        "this tensor was never computed",
+        why="the graph that it belongs to failed to compile or to run",
+        cure="look at the first error; recreate the tensors that depend on it",
+    )
 
 
 _memo: dict[tuple, Instruction] = {}
-_lifts: dict[Any, bool] = {}
+_lifts: dict[int, bool] = {}
 _INFINITE = float("inf")
 # Scalars that models write as literals stay constants of the graph: XLA folds them. All others may change from step to step.
 _LITERALS = frozenset((0.0, 1.0, -1.0, 2.0, 0.5, _INFINITE, -_INFINITE))
@@ -174,11 +197,12 @@ def record(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | No
     Raises `Refused` when the op has no lowering for these arguments, and what aten's shape check raises for wrong arguments.
     """
     inputs: list[Node] = []
-    lifts = _lifts.get(func)
+    identity = id(func)  # overloads live for ever, and hashing one is a call of Python code
+    lifts = _lifts.get(identity)
     if lifts is None:
-        lifts = _lifts[func] = bool((rule := find(func)) and rule.lifted)
+        lifts = _lifts[identity] = bool((rule := find(func)) and rule.lifted)
     lifted: list[float] | None = [] if lifts else None
-    key: list[Any] = [func]
+    key: list[Any] = [identity]
     for arg in args:
         if type(arg) is Node:
             inputs.append(arg)
@@ -264,12 +288,16 @@ class Refused(Exception):
 
 
 def mixed_devices(one: Lane, other: Lane) -> XlaError:
-    return XlaError("DM602", f"expected all tensors to be on the same device, but found {one.device} and {other.device}",
-                    cure="move them with .to(device)")
+    return XlaError(
+        "DM602",
+        f"expected all tensors to be on the same device, but found {one.device} and {other.device}",
+        cure="move them with .to(device)",
+    )
 
 
 def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
-    """The part of a key that an argument is; equal keys only for arguments that record the same (1, 1.0 and True differ, as do 0.0 and -0.0)."""
+    """The part of a key that an argument is; equal keys only for arguments that record the same (1, 1.0 and True differ, as do
+    0.0 and -0.0)."""
     kind = type(arg)
     if kind is Node:
         inputs.append(arg)
@@ -293,7 +321,8 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
 
 
 def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
-    """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be lowered is known before any run."""
+    """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be lowered is known
+    before any run."""
     rule = find(func)
     template, inputs, scalars = _template(args, kwargs, lift=rule is not None and rule.lifted)
     if rule is None:
@@ -301,7 +330,9 @@ def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
     try:
         metas = _shapes(func, args, kwargs)
     except NotImplementedError as error:  # also torch's DataDependentOutputException and DynamicOutputShapeException
-        return Instruction(func, rule, template, inputs, None, f"its result's shape depends on data or is unknown ({type(error).__name__})")
+        return Instruction(
+            func, rule, template, inputs, None, f"its result's shape depends on data or is unknown ({type(error).__name__})"
+        )
     instruction = Instruction(func, rule, template, inputs, metas, None)
     instruction.scalars = len(scalars)
     instruction.refused = _try_lowering(instruction)

@@ -4,8 +4,9 @@
 ... def _hypot(x, y):
 ...     return jnp.sqrt(x * x + y * y)
 
-Tensors arrive as jax arrays, everything else as recorded; `device`, `layout`, `pin_memory` and `memory_format` never arrive. Results
-are cast to aten's dtype afterwards, so that a rule only has to compute with enough precision. docs/op-lowering.md is the guide.
+Tensors arrive as jax arrays, everything else as recorded; `device`, `layout`, `pin_memory` and `memory_format` never arrive.
+Results are cast to aten's dtype afterwards, so that a rule only has to compute with enough precision. docs/op-lowering.md is
+the guide.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Lowering:
-    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: Python floats may arrive as 0-d arrays; `random`: the first
-    argument is a jax PRNG key; `collective`: the graph must be run by all replicas together."""
+    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: Python floats may arrive as 0-d arrays; `random`:
+    the first argument is a jax PRNG key; `collective`: the graph must be run by all replicas together."""
 
     fn: Callable[..., Any]
     wants_out: bool = False
@@ -54,8 +55,8 @@ decompositions: Registry[Target, Callable[..., Any]] = Registry("XLA decompositi
 def op(*targets: Target, out: bool = False, lift: bool = False, collective: bool = False) -> Callable[[Callable], Callable]:
     """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
 
-    `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives. `lift=True`: float scalars may arrive
-    as 0-d arrays, so that a value that changes at every step (a learning rate) does not compile anew.
+    `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives. `lift=True`: float scalars
+    may arrive as 0-d arrays, so that a value that changes at every step (a learning rate) does not compile anew.
     """
 
     def register(fn: Callable) -> Callable:
@@ -99,8 +100,8 @@ _NEVER = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 def apply(func: torch._ops.OpOverload, rule: Lowering, args: tuple, kwargs: dict[str, Any], out: Any, key: Any = None) -> Any:
     """Run a rule on jax values and cast the results to aten's dtypes.
 
-    `out`: Spec, or tuple of Spec | None, that aten gives; `key`: PRNG key for random ops. Raises Unsupported when the rule refuses or
-    when its result has another shape than aten's.
+    `out`: Spec, or tuple of Spec | None, that aten gives; `key`: PRNG key for random ops. Raises Unsupported when the rule
+    refuses or when its result has another shape than aten's.
     """
     kwargs = {name: value for name, value in kwargs.items() if name not in _NEVER}
     if rule.wants_out:

@@ -1,7 +1,7 @@
 """Cuts an aten graph around what the XLA device cannot record, before anything runs.
 
-The graph is recorded once on leaves without data; a node that would fall back to the CPU, or whose result lives on another device, ends
-a piece and is run by the lazy device between two executables.
+The graph is recorded once on leaves without data; a node that would fall back to the CPU, or whose result lives on another
+device, ends a piece and is run by the lazy device between two executables.
 
 >>> [piece.reason for piece in partition(gm)]
 ['', 'aten.nonzero.default: its result depends on data', '']
@@ -24,7 +24,8 @@ from .tensor import Alias, XLATensor, wrap
 
 @dataclass
 class Piece:
-    """A part of a graph: XLA's when `reason` is empty, else one node that runs on the lazy device. Values are named by their fx nodes."""
+    """A part of a graph: XLA's when `reason` is empty, else one node that runs on the lazy device. Values are named by their fx
+    nodes."""
 
     gm: torch.fx.GraphModule
     inputs: list[torch.fx.Node]
@@ -123,7 +124,10 @@ def _record_or_reason(recording: Recording, node: torch.fx.Node) -> str:
         except Cut as cut:
             reason = f"{node.target}: {cut}"
     val = node.meta.get("val")
-    made = [leaf(recording.lane, spec) if isinstance(spec, TensorSpec) else spec for spec in (val if isinstance(val, (tuple, list)) else (val,))]
+    made = [
+        leaf(recording.lane, spec) if isinstance(spec, TensorSpec) else spec
+        for spec in (val if isinstance(val, (tuple, list)) else (val,))
+    ]
     recording.values[node] = tuple(made) if isinstance(val, (tuple, list)) else made[0]
     return reason
 

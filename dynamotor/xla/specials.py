@@ -1,4 +1,5 @@
-"""Ops that the general rules of dispatch do not describe: copies, reads of data, aliases without an op, batch norm's hidden writes.
+"""Ops that the general rules of dispatch do not describe: copies, reads of data, aliases without an op, batch norm's hidden
+writes.
 
 >>> @special(aten.detach.default)
 ... def _detach(func, args, kwargs):
@@ -136,8 +137,10 @@ def _split(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATen
 def _split_with_sizes(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
     tensor, sizes, dim = _with_dim(args, kwargs)
     if sum(sizes) != tensor.shape[dim]:
-        raise RuntimeError(f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at dimension "
-                           f"{dim}), but got split_sizes={list(sizes)}")
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at dimension "
+            f"{dim}), but got split_sizes={list(sizes)}"
+        )
     parts, start = [], 0
     for size in sizes:
         parts.append(_slice(tensor, dim, start, start + size))
@@ -196,7 +199,11 @@ def _batch_norm_with_update(func: Any, args: tuple, kwargs: dict[str, Any] | Non
 
 def _bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, Any]:
     names = [a.name for a in func._schema.arguments]
-    return {**{a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}, **dict(zip(names, args)), **(kwargs or {})}
+    return {
+        **{a.name: a.default_value for a in func._schema.arguments if a.has_default_value()},
+        **dict(zip(names, args)),
+        **(kwargs or {}),
+    }
 
 
 @special(aten.index.Tensor, aten.index_put.default)
@@ -212,7 +219,9 @@ def _index_put_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATen
 
 def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:
     """Indices may be on the CPU, as for every other device."""
-    return [to_device(i, i.dtype, tensor.device) if isinstance(i, torch.Tensor) and i.device.type == "cpu" else i for i in indices]
+    return [
+        to_device(i, i.dtype, tensor.device) if isinstance(i, torch.Tensor) and i.device.type == "cpu" else i for i in indices
+    ]
 
 
 @special(aten.resize_.default)
@@ -222,7 +231,12 @@ def _resize_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     if list(tensor.shape) == size:
         return tensor
     if tensor._alias.root is not None:
-        raise XlaError("DM615", "a view cannot be resized on the XLA device", where=metrics.user_line(), cure="resize its base, or clone() it first")
+        raise XlaError(
+            "DM615",
+            "a view cannot be resized on the XLA device",
+            where=metrics.user_line(),
+            cure="resize its base, or clone() it first",
+        )
     wanted = torch.Size(size).numel()
     flat = tensor.detach().reshape(-1)
     flat = flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
@@ -236,10 +250,17 @@ def _set_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return args[0]
 
 
-@special(aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.default, aten.set_.source_Tensor_storage_offset)
+@special(
+    aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.default, aten.set_.source_Tensor_storage_offset
+)
 def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
-    raise XlaError("DM616", "XLA tensors have no storage", why="their memory layout is opaque", where=metrics.user_line(),
-                   cure="use copy_(), or move the tensor to the CPU")
+    raise XlaError(
+        "DM616",
+        "XLA tensors have no storage",
+        why="their memory layout is opaque",
+        where=metrics.user_line(),
+        cure="use copy_(), or move the tensor to the CPU",
+    )
 
 
 @special(aten.record_stream.default)
@@ -276,8 +297,12 @@ def _expand(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
 
 
 _VIEWS_IN_PLACE = {
-    aten.squeeze_.default: aten.squeeze.default, aten.squeeze_.dim: aten.squeeze.dim, aten.squeeze_.dims: aten.squeeze.dims,
-    aten.unsqueeze_.default: aten.unsqueeze.default, aten.t_.default: aten.t.default, aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
     aten.as_strided_.default: aten.as_strided.default,
 }
 

@@ -1,4 +1,5 @@
-"""Starts the XLA device, once, on `import dynamotor.xla`: jax's settings, the families of lowerings, the device and its factories."""
+"""Starts the XLA device, once, on `import dynamotor.xla`: jax's settings, the families of lowerings, the device and its
+factories."""
 
 from __future__ import annotations
 
@@ -38,8 +39,12 @@ def start() -> None:
     _load_families()
     factories.install()
     device.install(
-        get_rng_state=lambda which=None: rng.get_state_tensor(which), set_rng_state=lambda state, which=None: rng.set_state_tensor(state, which),
-        manual_seed=rng.set_state, manual_seed_all=rng.set_state_all, synchronize=lambda which=None: sync.wait_device_ops([] if which is None else [which]))
+        get_rng_state=lambda which=None: rng.get_state_tensor(which),
+        set_rng_state=lambda state, which=None: rng.set_state_tensor(state, which),
+        manual_seed=rng.set_state,
+        manual_seed_all=rng.set_state_all,
+        synchronize=lambda which=None: sync.wait_device_ops([] if which is None else [which]),
+    )
 
 
 start()

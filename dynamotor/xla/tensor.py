@@ -1,7 +1,7 @@
 """The `xla` tensor: a torch.Tensor without storage whose value is a node of its device's trace.
 
-Tensors that share memory share a *root*; each view is a replayable chain of view ops over it. An in-place write records the functional
-op and scatters the result back along the chain, and every other view of the root is replayed when it is next read.
+Tensors that share memory share a *root*; each view is a replayable chain of view ops over it. An in-place write records the
+functional op and scatters the result back along the chain, and every other view of the root is replayed when it is next read.
 
 >>> x = torch.ones(2, 3, device="xla")
 >>> x[0].add_(1)
@@ -22,7 +22,8 @@ _make = torch.Tensor._make_wrapper_subclass
 
 
 class Alias:
-    """One view of one piece of memory. A root has no parent and holds the value; a view caches what its chain gives for a version of the root."""
+    """One view of one piece of memory. A root has no parent and holds the value; a view caches what its chain gives for a
+    version of the root."""
 
     __slots__ = ("root", "parent", "func", "args", "kwargs", "meta", "node", "version", "queued")
 
@@ -108,16 +109,17 @@ def _fit(node: Node, meta: Meta) -> Node:
 
 
 class XLATensor(torch.Tensor):
-    """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2, device="xla")`, `.to("xla")`."""
+    """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2, device="xla")`,
+    `.to("xla")`."""
 
     __slots__ = ("_alias",)
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        handler = handlers.get(func)
+        handler = handlers.get(id(func))
         if handler is None:
-            handler = handlers[func] = classify(func)
+            handler = handlers[id(func)] = classify(func)
         return handler(func, args, kwargs)
 
     def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> XLATensor:
@@ -143,7 +145,9 @@ class XLATensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """As CUDA's: the data must be moved first, unless `force=True`."""
         if not force:
-            raise TypeError("can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+            raise TypeError(
+                "can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+            )
         return self.detach().cpu().numpy()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
@@ -151,7 +155,11 @@ class XLATensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, (
-            self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
+            self.detach().cpu(),
+            self.dtype,
+            str(self.device),
+            self.requires_grad,
+        )
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.detach().cpu().__dlpack__()
@@ -161,7 +169,9 @@ class XLATensor(torch.Tensor):
 
     @property
     def data(self) -> XLATensor:  # type: ignore[override]
-        return wrap(self._alias)  # not detach(): that shares the version counter, and writes to `data` are not autograd's business
+        return wrap(
+            self._alias
+        )  # not detach(): that shares the version counter, and writes to `data` are not autograd's business
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
@@ -172,7 +182,9 @@ class XLATensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+            )
         copied = self.detach().clone().requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             copied._is_param = True
@@ -183,8 +195,12 @@ class XLATensor(torch.Tensor):
 
 
 Handler = Callable[[Any, tuple, dict[str, Any] | None], Any]
-handlers: dict[Any, Handler] = {}
-classify: Callable[[Any], Handler]  # set by dispatch.py, which knows the kinds of ops
+handlers: dict[int, Handler] = {}  # by the overload's id: overloads live for ever, and hashing one is a call of Python code
+
+
+def classify(func: Any) -> Handler:
+    """Replaced by dispatch.py, which knows the kinds of ops."""
+    raise NotImplementedError(func)
 
 
 def wrap(alias: Alias) -> XLATensor:

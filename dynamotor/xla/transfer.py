@@ -26,7 +26,9 @@ _AS_INTEGER = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, tor
 def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
     """A copy of a CPU tensor's data on a device. XlaError DM609 for a dtype that XLA has not."""
     if tensor.dtype not in TORCH_TO_JAX:
-        raise XlaError("DM609", f"XLA has no type for {tensor.dtype}", where=metrics.user_line(), cure="convert it with .to(dtype) first")
+        raise XlaError(
+            "DM609", f"XLA has no type for {tensor.dtype}", where=metrics.user_line(), cure="convert it with .to(dtype) first"
+        )
     tensor = tensor.detach().resolve_conj().resolve_neg()
     # On the CPU jax may use this memory as it is (64-byte aligned): the copy must be its own.
     tensor = tensor.clone(memory_format=torch.contiguous_format)
@@ -42,7 +44,11 @@ def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    from_jax = {torch.bfloat16: jax.numpy.bfloat16, torch.float8_e4m3fn: jax.numpy.float8_e4m3fn, torch.float8_e5m2: jax.numpy.float8_e5m2}
+    from_jax = {
+        torch.bfloat16: jax.numpy.bfloat16,
+        torch.float8_e4m3fn: jax.numpy.float8_e4m3fn,
+        torch.float8_e5m2: jax.numpy.float8_e5m2,
+    }
     return np.dtype(from_jax[dtype])
 
 
@@ -73,8 +79,13 @@ def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:
             node.lane.pending.append(keep)
         sync.flush(node.lane, cause)
         if node.data is None:
-            raise XlaError("DM601", "this tensor was never computed", why="the graph that it belongs to failed to compile or to run",
-                           where=metrics.user_line(), cure="look at the first error; recreate the tensors that depend on it")
+            raise XlaError(
+                "DM601",
+                "this tensor was never computed",
+                why="the graph that it belongs to failed to compile or to run",
+                where=metrics.user_line(),
+                cure="look at the first error; recreate the tensors that depend on it",
+            )
     return node.data
 
 

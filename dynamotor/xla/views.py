@@ -30,7 +30,14 @@ def inverse(*views: Any) -> Callable[[Inverse], Inverse]:
     return register
 
 
-@inverse(aten.view.default, aten._reshape_alias.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@inverse(
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
 def _reshaped(base: Node, new: Node, *args: Any) -> Node:
     return record(aten.view.default, (new, list(base.meta.shape)))
 
@@ -85,8 +92,12 @@ def _view_dtype(base: Node, new: Node, dtype: torch.dtype) -> Node:
 def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -> Node:
     if math.prod(base.meta.shape) == math.prod(new.meta.shape):
         return record(aten.view.default, (new, list(base.meta.shape)))
-    raise XlaError("DM611", "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
-                   why="the tensor was expanded, and an in-place operation writes it", cure="clone() the tensor before the operation")
+    raise XlaError(
+        "DM611",
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+        why="the tensor was expanded, and an in-place operation writes it",
+        cure="clone() the tensor before the operation",
+    )
 
 
 def _scatter(view: Any, scatter: Any) -> None:
@@ -104,8 +115,12 @@ _scatter(aten.as_strided.default, aten.as_strided_scatter.default)
 @inverse(aten.unfold.default)
 def _unfold(base: Node, new: Node, dim: int, size: int, step: int) -> Node:
     if step < size:
-        raise XlaError("DM611", "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
-                       why="the windows of unfold overlap, and an in-place operation writes them", cure="clone() the tensor before the operation")
+        raise XlaError(
+            "DM611",
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+            why="the windows of unfold overlap, and an in-place operation writes them",
+            cure="clone() the tensor before the operation",
+        )
     ones = record(aten.full_like.default, (new, 1.0))
     sizes = list(base.meta.shape)
     written = record(aten.unfold_backward.default, (ones, sizes, dim, size, step))
