@@ -23,11 +23,11 @@ from typing import Any
 import jax
 import torch
 
-from .. import xla
 from ..api import compile as dynamotor_compile
 from ..api import reset
 from ..base.events import collect
 from ..xla import execute, metrics, rng, transfer
+from ..xla.device import platform as platform_name
 from ..xla.step import compile_optimizer, compile_step
 from ..xla.sync import sync
 from .measure import geometric_mean, once, quartiles
@@ -184,39 +184,42 @@ def measure(case: Case, phase: str, small: bool, seconds: float) -> dict[str, An
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the bench; 0 when every row was measured."""
+    """Run the bench; 0 when every row was measured. The result is written after each row, so that a row that dies loses no other."""
     rows: list[dict[str, Any]] = []
+    phases = args.phase.split(",")
+    path = Path(args.json or "dynamotor-bench-xla.json")
     for case in names_of("small" if args.models == "twelve" else args.models):
-        for phase in args.phase.split(","):
-            row = measure(case, phase, args.small, args.seconds)
+        for phase in phases:
+            try:
+                row = measure(case, phase, args.small, args.seconds)
+                print(_line(row), flush=True)
+            except Exception as error:
+                row = {"model": case.name, "phase": phase, "failed": f"{type(error).__name__}: {error}"}
+                print(f"{case.name:>24} {phase:>5}  failed: {str(error)[:500]}", flush=True)
             rows.append(row)
-            print(_line(row), flush=True)
-    summary = {
-        phase: {
-            way: geometric_mean([r["ways"][way]["over_lazy"] for r in rows if r["phase"] == phase and way in r["ways"]])
-            for way in ("trace_everytime", "trace_once", "compile_step", "jax", "jit")
-        }
-        for phase in args.phase.split(",")
-    }
-    for phase, means in summary.items():
-        print(
-            f"{phase}: geometric means over lazy: "
-            + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items() if mean == mean)
-        )
-    result = {
+            path.write_text(json.dumps(_result(rows, phases), indent=1) + "\n")
+    for phase, means in _result(rows, phases)["summary"].items():
+        print(f"{phase}: geometric means over lazy: " + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items()))
+    print(f"written to {path}")
+    return 0 if not any("failed" in row for row in rows) else 1
+
+
+def _result(rows: list[dict[str, Any]], phases: list[str]) -> dict[str, Any]:
+    summary: dict[str, dict[str, float]] = {}
+    for phase in phases:
+        measured = [row["ways"] for row in rows if row["phase"] == phase and "ways" in row]
+        names = dict.fromkeys(name for ways in measured for name in ways if name != "lazy")
+        summary[phase] = {name: geometric_mean([w[name]["over_lazy"] for w in measured if name in w]) for name in names}
+    return {
         "command": " ".join(sys.argv[1:]),
         "torch": torch.__version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
-        "device": f"{xla.device.platform()} {jax.devices()[0].device_kind}",
+        "device": f"{platform_name()} {jax.devices()[0].device_kind}",
         "threads": torch.get_num_threads(),
         "rows": rows,
         "summary": summary,
     }
-    path = Path(args.json or "dynamotor-bench-xla.json")
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {path}")
-    return 0
 
 
 def _line(row: dict[str, Any]) -> str:
