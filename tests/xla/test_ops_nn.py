@@ -51,34 +51,29 @@ def lowered(mode, *names):
 # -- products ----------------------------------------------------------------------------------------------------------------------
 
 PRODUCTS = {
-    "mm": lambda d: torch.mm(rand(3, 4, dtype=d), rand(4, 5, dtype=d)),
-    "bmm": lambda d: torch.bmm(rand(2, 3, 4, dtype=d), rand(2, 4, 5, dtype=d)),
-    "mv": lambda d: torch.mv(rand(3, 4, dtype=d), rand(4, dtype=d)),
-    "dot": lambda d: torch.dot(rand(7, dtype=d), rand(7, dtype=d)),
-    "addmm": lambda d: torch.addmm(rand(5, dtype=d), rand(3, 4, dtype=d), rand(4, 5, dtype=d), beta=2, alpha=3),
-    "addmv": lambda d: torch.addmv(rand(3, dtype=d), rand(3, 4, dtype=d), rand(4, dtype=d)),
-    "baddbmm": lambda d: torch.baddbmm(rand(2, 3, 5, dtype=d), rand(2, 3, 4, dtype=d), rand(2, 4, 5, dtype=d), alpha=2),
-    "addbmm": lambda d: torch.addbmm(rand(3, 5, dtype=d), rand(2, 3, 4, dtype=d), rand(2, 4, 5, dtype=d)),
-    "addr": lambda d: torch.addr(rand(3, dtype=d)[:, None].expand(3, 4), rand(3, dtype=d), rand(4, dtype=d)),
+    "mm": lambda r: torch.mm(r(3, 4), r(4, 5)),
+    "bmm": lambda r: torch.bmm(r(2, 3, 4), r(2, 4, 5)),
+    "mv": lambda r: torch.mv(r(3, 4), r(4)),
+    "dot": lambda r: torch.dot(r(7), r(7)),
+    "addmm": lambda r: torch.addmm(r(5), r(3, 4), r(4, 5), beta=2, alpha=3),
+    "addmv": lambda r: torch.addmv(r(3), r(3, 4), r(4)),
+    "baddbmm": lambda r: torch.baddbmm(r(2, 3, 5), r(2, 3, 4), r(2, 4, 5), alpha=2),
+    "addbmm": lambda r: torch.addbmm(r(3, 5), r(2, 3, 4), r(2, 4, 5)),
+    "addr": lambda r: torch.addr(r(3)[:, None].expand(3, 4), r(3), r(4)),
 }
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name):
-    lowered(forward_and_backward(lambda: PRODUCTS[name](DOUBLE)), f"{name}.default")
+    lowered(forward_and_backward(lambda: PRODUCTS[name](rand)), f"{name}.default")
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_integer_products_wrap(name):
-    def integers(*shape, dtype):
-        return torch.randint(-(2**31), 2**31, shape).to(dtype)
+    def integers(*shape):
+        return torch.randint(-(2**31), 2**31, shape).to(torch.int32)
 
-    global rand
-    keep, rand = rand, integers
-    try:
-        check(lambda: PRODUCTS[name](torch.int32))
-    finally:
-        rand = keep
+    check(lambda: PRODUCTS[name](integers))
 
 
 def test_low_precision_products_round_once():
