@@ -22,17 +22,19 @@ BEAT = b"beat\n"
 FAREWELL = b"farewell\n"
 BEAT_SECONDS = 1.0
 _FIRST_CONNECTION_SECONDS = 300.0
+_LINGER_SECONDS = 5.0
 
 
 class Lifeline:
-    """The connection of one replica: its ordinal once known, the unread part of a line, and when it was last heard."""
+    """The connection of one replica: its ordinal once known, the unread part of a line, when it was last heard, and whether the
+    others know that it is dead or has left."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.rank = -1
         self.text = b""
         self.heard = time.monotonic()
-        self.left = False
+        self.gone = False
 
 
 class Watch:
@@ -55,9 +57,9 @@ class Watch:
                     self._welcome(*self.listener.accept())
                 else:
                     self._hear(key.data)
-            for line in list(self.lines):
+            for line in self.lines:
                 if time.monotonic() - line.heard > self.silence:
-                    self._close(line, f"nothing was heard of it for {self.silence:.0f} s")
+                    self._mourn(line, f"nothing was heard of it for {self.silence:.0f} s")
 
     def _welcome(self, connection: socket.socket, _: Any) -> None:
         connection.settimeout(1.0)
@@ -80,15 +82,19 @@ class Watch:
         for word in words:
             if word.isdigit():
                 line.rank = int(word)
-            elif word + b"\n" == FAREWELL and not line.left:
-                line.left = True
+            elif word + b"\n" == FAREWELL and not line.gone:
+                line.gone = True
                 self._tell(line, b"left %d\n" % line.rank)
 
     def _close(self, line: Lifeline, reason: str) -> None:
         self.selector.unregister(line.connection)
         line.connection.close()
         self.lines.remove(line)
-        if not line.left:
+        self._mourn(line, reason)
+
+    def _mourn(self, line: Lifeline, reason: str) -> None:
+        if not line.gone:
+            line.gone = True
             self._tell(line, b"dead %d %s\n" % (line.rank, reason.encode()))
 
     def _tell(self, subject: Lifeline, news: bytes) -> None:
@@ -118,6 +124,7 @@ def serve(host: str, replicas: int, silence: float) -> None:
     listener = socket.create_server((host, 0), backlog=replicas)
     print(port, listener.getsockname()[1], flush=True)
     Watch(listener, silence).run()
+    time.sleep(_LINGER_SECONDS)  # the last replicas may still be ending
     # At once: the destructor of the service would wait for replicas that no longer exist.
     os._exit(0 if service is not None else 1)
 

@@ -8,7 +8,8 @@ the axis does not exist and every collective is the identity, up to its scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from jax import lax
 from . import replication
 from .dtypes import LOW_PRECISION, is_complex
 from .lowering import op
-from .replicated import kept, own
+from .numerics import on_cpu
+from .replicated import exchange
 from .replication import AXIS
 
 _library = torch.library.Library("dynamotor_xla", "FRAGMENT")
@@ -99,61 +101,74 @@ _GATHERED: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def _reduced(x: jax.Array, reduce: str, groups: list[list[int]] | None) -> jax.Array:
-    """One reduction over the replicas, in float32 for narrower floats."""
+    """One reduction over the replicas."""
     dtype = x.dtype
-    if dtype in LOW_PRECISION:
+    if dtype in LOW_PRECISION and on_cpu():  # gloo has no narrow floats
         return _reduced(x.astype(jnp.float32), reduce, groups).astype(dtype)
     if dtype == jnp.bool_:  # sums and products of truth values are "any" and "all"
-        named = {"sum": "or", "max": "or", "mul": "and", "min": "and"}.get(reduce, reduce)
-        extreme = lax.pmax if named == "or" else lax.pmin
-        return extreme(x.astype(jnp.int32), AXIS, axis_index_groups=groups).astype(jnp.bool_)
+        extreme = lax.pmax if reduce in ("sum", "max", "or") else lax.pmin
+        return exchange(partial(extreme, axis_name=AXIS, axis_index_groups=groups), x.astype(jnp.int32)).astype(jnp.bool_)
     if reduce == "sum":
-        return lax.psum(x, AXIS, axis_index_groups=groups)
+        return exchange(partial(lax.psum, axis_name=AXIS, axis_index_groups=groups), x)
     if reduce in ("min", "max"):
         return _extreme(x, reduce, groups)
-    return _GATHERED[reduce](lax.all_gather(x, AXIS, axis_index_groups=groups))
+    return _GATHERED[reduce](exchange(partial(lax.all_gather, axis_name=AXIS, axis_index_groups=groups), x))
 
 
 def _extreme(x: jax.Array, reduce: str, groups: list[list[int]] | None) -> jax.Array:
     """Smallest or largest; NaN wins, which transports do not promise."""
-    best = (lax.pmin if reduce == "min" else lax.pmax)(x, AXIS, axis_index_groups=groups)
+    best = exchange(partial(lax.pmin if reduce == "min" else lax.pmax, axis_name=AXIS, axis_index_groups=groups), x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return best
-    nans = lax.pmax(jnp.isnan(x).astype(jnp.int32), AXIS, axis_index_groups=groups)
+    nans = exchange(partial(lax.pmax, axis_name=AXIS, axis_index_groups=groups), jnp.isnan(x).astype(jnp.int32))
     return jnp.where(nans > 0, jnp.nan, best)
+
+
+_MESSAGE_BYTES = 64 << 20
+
+
+def _messages(inputs: Sequence[jax.Array]) -> Iterator[list[int]]:
+    """Which inputs travel together: those of one dtype, up to 64 MB at a time, in order."""
+    waiting: dict[Any, tuple[list[int], int]] = {}
+    for index, x in enumerate(inputs):
+        members, filled = waiting.get(x.dtype, ([], 0))
+        if members and filled + x.nbytes > _MESSAGE_BYTES:
+            yield members
+            members, filled = [], 0
+        waiting[x.dtype] = ([*members, index], filled + x.nbytes)
+    yield from (members for members, _ in waiting.values())
 
 
 @op(_collectives.all_reduce, lift=True, collective=True)
 def _all_reduce(inputs, reduce, scale, groups, share):
     if _alone():
         return [_scaled(x, scale) for x in inputs]
-    split = _groups(groups, share)
-    inputs = [own(x) for x in inputs]
-    if reduce == "sum" and not any(x.dtype in LOW_PRECISION or x.dtype == jnp.bool_ for x in inputs):
-        # One call: XLA may send them as one message.
-        reduced = lax.psum(tuple(inputs), AXIS, axis_index_groups=split)
-    else:
-        reduced = [_reduced(x, reduce, split) for x in inputs]
-    return [_scaled(x, scale) for x in kept(reduced)]
+    results: list[Any] = [None] * len(inputs)
+    for members in _messages(inputs):
+        parts = [inputs[i].reshape(-1) for i in members]
+        whole = _reduced(parts[0] if len(parts) == 1 else jnp.concatenate(parts), reduce, _groups(groups, share))
+        for i, part in zip(members, jnp.split(whole, np.cumsum([p.size for p in parts])[:-1])):
+            results[i] = _scaled(part.reshape(inputs[i].shape), scale)
+    return results
 
 
 @op(_collectives.all_gather, collective=True)
 def _all_gather(input, dim, groups, share):
     if _alone():
         return input
-    return kept(lax.all_gather(own(input), AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share)))
+    return exchange(lambda x: lax.all_gather(x, AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share)), input)
 
 
 @op(_collectives.reduce_scatter, lift=True, collective=True)
 def _reduce_scatter(input, reduce, scale, dim, groups, share):
     if _alone():
         return _scaled(input, scale)
-    split, dtype, input = _groups(groups, share), input.dtype, own(input)
+    split, dtype = _groups(groups, share), input.dtype
     if reduce == "sum" and dtype != jnp.bool_:
-        wide = input.astype(jnp.float32) if dtype in LOW_PRECISION else input
-        part = lax.psum_scatter(wide, AXIS, scatter_dimension=dim, axis_index_groups=split, tiled=True)
-        return _scaled(kept(part).astype(dtype), scale)
-    whole = kept(_reduced(input, reduce, split))
+        wide = input.astype(jnp.float32) if dtype in LOW_PRECISION and on_cpu() else input
+        scatter = partial(lax.psum_scatter, axis_name=AXIS, scatter_dimension=dim, axis_index_groups=split, tiled=True)
+        return _scaled(exchange(scatter, wide).astype(dtype), scale)
+    whole = _reduced(input, reduce, split)
     length = input.shape[dim] // share
     return _scaled(lax.dynamic_slice_in_dim(whole, _place_in_group(split) * length, length, dim), scale)
 
@@ -174,7 +189,7 @@ def _all_to_all(input, split_dim, concat_dim, groups, share):
     if _alone():
         return input
     split = _groups(groups, share)
-    return kept(lax.all_to_all(own(input), AXIS, split_dim, concat_dim, axis_index_groups=split, tiled=True))
+    return exchange(lambda x: lax.all_to_all(x, AXIS, split_dim, concat_dim, axis_index_groups=split, tiled=True), input)
 
 
 @op(_collectives.collective_permute, collective=True)
@@ -183,7 +198,7 @@ def _collective_permute(input, pairs):
     routes = list(zip(pairs[::2], pairs[1::2]))
     if _alone():
         return input if (0, 0) in routes else jnp.zeros_like(input)
-    return kept(lax.ppermute(own(input), AXIS, routes))
+    return exchange(lambda x: lax.ppermute(x, AXIS, routes), input)
 
 
 @op(_collectives.collective_broadcast, collective=True)
@@ -192,17 +207,16 @@ def _collective_broadcast(inputs, root):
     if _alone():
         return list(inputs)
     mine = lax.axis_index(AXIS) == root
-    return kept([_sum_of_bits(jnp.where(mine, own(x), jnp.zeros_like(x))) for x in inputs])
+    return [_sum_of_bits(jnp.where(mine, x, jnp.zeros_like(x))) for x in inputs]
 
 
 def _sum_of_bits(x: jax.Array) -> jax.Array:
     if is_complex(x.dtype):
         return lax.complex(_sum_of_bits(x.real), _sum_of_bits(x.imag))
     if x.dtype == jnp.bool_:
-        return lax.psum(x.astype(jnp.int32), AXIS) > 0
+        return _sum_of_bits(x.astype(jnp.uint32)) > 0
     width = x.dtype.itemsize * 8
     carrier = jnp.dtype(f"uint{width}")
     bits = lax.bitcast_convert_type(x, carrier)
-    if width < 32:
-        return lax.bitcast_convert_type(lax.psum(bits.astype(jnp.uint32), AXIS).astype(carrier), x.dtype)
-    return lax.bitcast_convert_type(lax.psum(bits, AXIS), x.dtype)
+    total = exchange(lambda b: lax.psum(b, AXIS), bits.astype(jnp.uint32) if width < 32 else bits)
+    return lax.bitcast_convert_type(total.astype(carrier), x.dtype)

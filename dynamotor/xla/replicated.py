@@ -1,7 +1,10 @@
 """One program over all replicas: how a function with collectives is compiled, and what keeps XLA from being too clever about it.
 
->>> compiled = compile_replicated(lambda x: [jax.lax.psum(own(x), AXIS)], [array])
+>>> compiled = compile_replicated(lambda x: [exchange(lambda y: jax.lax.psum(y, AXIS), x)], [array])
 >>> compiled([array])       # the sum over all replicas, in each of them
+
+XLA takes the programs of all replicas for one and the same, but they may differ: in constants, in what is read afterwards, in
+what stands around the collectives. `exchange` makes all of them send the same messages in the same order.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
     avals = [layout.aval((1,), np.uint32), *[layout.aval(x.shape, x.dtype) for x in inputs]]
 
     def body(zero: jax.Array, *arrays: Any) -> list[jax.Array]:
-        _trace.zero, _trace.results = zero[0], []
-        return [*program(*arrays), _digest()]
+        _trace.zero = zero[0]
+        return [*program(*arrays), _trace.zero[None]]
 
     def stacked(*arrays: Any) -> list[jax.Array]:
         return [y[None] for y in body(*arrays)]
@@ -57,30 +60,27 @@ def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
 _trace = threading.local()
 
 
-def own(x: jax.Array) -> jax.Array:
-    """What a replica puts into a collective, of a kind that XLA cannot know before the run.
+def exchange(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """`collective(x)`, for one jax.lax collective over AXIS; every collective must be called through this.
 
-    XLA takes the programs of all replicas for one and the same, and would compute the sum of a constant by itself, though another
-    replica has another constant there. So the bits are combined with a zero that only the run knows.
+    A zero that only the run knows is mixed into what is sent: otherwise XLA computes the sum of a constant by itself, though
+    another replica has another constant there. Each result is mixed into the next zero, and the last zero is an output of the
+    program: XLA cannot reorder collectives, nor drop one that nothing reads here, while the other replicas wait for it.
     """
+    result = collective(_mixed(x, _trace.zero))
+    if result.size:
+        _trace.zero = _trace.zero & (result.reshape(-1)[0] != 0).astype(np.uint32)
+    return result
+
+
+def _mixed(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """x, in a way that XLA cannot see through: its bits, exclusive or the zero."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return jax.lax.complex(own(x.real), own(x.imag))
+        return jax.lax.complex(_mixed(x.real, zero), _mixed(x.imag, zero))
     if x.dtype == bool:
-        return x ^ (_trace.zero != 0)
+        return x ^ (zero != 0)
     carrier = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
-    bits = jax.lax.bitcast_convert_type(x, carrier) ^ _trace.zero.astype(carrier)
-    return jax.lax.bitcast_convert_type(bits, x.dtype)
-
-
-def kept(results: Any) -> Any:
-    """The results of a collective, marked as needed: XLA would drop one that nothing reads here, while the others wait for it."""
-    _trace.results.extend(jax.tree.leaves(results))
-    return results
-
-
-def _digest() -> jax.Array:
-    """A value that depends on every collective of the program."""
-    return jnp.stack([jnp.asarray(True), *[x.reshape(-1)[0] != 0 for x in _trace.results if x.size]])
+    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, carrier) ^ zero.astype(carrier), x.dtype)
 
 
 class _Layout:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import math
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -103,7 +105,7 @@ _lock = threading.RLock()
 
 
 def timeout_seconds() -> float:
-    """How long a replica may be silent, or late at a meeting, before it is given up: DYNAMOTOR_XLA_TIMEOUT, 100 s by default."""
+    """How long a replica may be silent, or late at the start, before it is given up: DYNAMOTOR_XLA_TIMEOUT, 100 s by default."""
     return float(os.environ.get("DYNAMOTOR_XLA_TIMEOUT", "100"))
 
 
@@ -159,7 +161,7 @@ def _join(where: Place) -> World:
         peers = Peers.connect((host, int(lifeline_port)), where.rank)
         world = World(where, store, peers)
         # jax ends the process when a replica is late: it is only started when all are here.
-        meet(world, "join", b"", range(where.size))
+        meet(world, "join", b"", range(where.size), limit)
         _start_jax(where, f"{host}:{jax_port}", limit)
         world.mesh = peers.guard(lambda: _greet(_mesh()))
     except (OSError, RuntimeError, ValueError) as error:
@@ -239,6 +241,7 @@ def abandon() -> None:
     world, _world = _world, None
     if world is not None and world.peers is not None:
         world.peers.close()
+        jax.distributed.shutdown()
 
 
 def _leave_at_exit() -> None:
@@ -258,8 +261,8 @@ def _disconnect(peers: Peers) -> None:
     peers.farewell()
 
 
-def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int]) -> list[bytes]:
-    """Exchange payloads with other replicas through the store; returns them in the order of `ranks`.
+def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int], limit: float = math.inf) -> list[bytes]:
+    """Exchange payloads with other replicas through the store; returns them in the order of `ranks`. `limit`: seconds to wait.
 
     DM640 when one of them is gone, DM642 when one does not come in time, DM643 when this replica is not among them.
     """
@@ -277,7 +280,8 @@ def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int]) -> list[b
     turn = world.serial[tag] = world.serial.get(tag, -1) + 1
     try:
         world.store.set(f"meet/{tag}/{turn}/{me}", payload)
-        payloads = [payload if other == me else _receive(world, f"meet/{tag}/{turn}/{other}", other, tag) for other in ranks]
+        keys = [f"meet/{tag}/{turn}/{other}" for other in ranks]
+        payloads = [payload if other == me else _receive(world, key, other, tag, limit) for other, key in zip(ranks, keys)]
         if turn:
             world.store.delete_key(f"meet/{tag}/{turn - 1}/{me}")
     except dist.DistStoreError as error:
@@ -285,23 +289,18 @@ def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int]) -> list[b
     return payloads
 
 
-def _receive(world: World, key: str, other: int, tag: str) -> bytes:
+def _receive(world: World, key: str, other: int, tag: str, limit: float) -> bytes:
     assert world.store is not None and world.peers is not None
-    waited, limit = 0.0, timeout_seconds()
-    while True:
-        try:
-            world.store.wait([key], datetime.timedelta(seconds=0.5))
-            return world.store.get(key)
-        except dist.DistStoreError:
-            waited += 0.5
-            if other in world.peers.dead or (other in world.peers.left and not world.store.check([key])):
-                raise world.peers.error() from None
-            if waited > limit:
-                raise XlaError(
-                    "DM642",
-                    f"replica {other} did not come to the rendezvous {tag!r} within {limit:.0f} s",
-                    cure="all replicas must reach it; see DYNAMOTOR_XLA_TIMEOUT",
-                ) from None
+    start, pause = time.monotonic(), 0.001
+    while not world.store.check([key]):
+        if (other in world.peers.dead or other in world.peers.left) and not world.store.check([key]):
+            raise world.peers.error()
+        if time.monotonic() - start > limit:
+            what = f"replica {other} did not come to the rendezvous {tag!r} within {limit:.0f} s"
+            raise XlaError("DM642", what, cure="start all replicas; see DYNAMOTOR_XLA_TIMEOUT")
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+    return world.store.get(key)
 
 
 def wait(arrays: Sequence[jax.Array]) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 150.0  # a run takes 5 to 15 s; this is for machines with much else to do
 
 
 def free_port() -> int:
