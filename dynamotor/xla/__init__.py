@@ -11,7 +11,7 @@ environment.apply()  # before anything starts jax
 from . import device, regions, start, step, sync, toplevel  # noqa: E402, F401
 from .callable_module import make_callable  # noqa: E402
 from .install import install_as_torch_xla  # noqa: E402
-from .persistent_cache import initialize_cache  # noqa: E402
+from .persistent_cache import initialize_cache, initialize_from_environment  # noqa: E402
 from .regions import compile  # noqa: E402
 from .step import compile_step  # noqa: E402
 from .toplevel import device_count, devices, launch, manual_seed, real_devices  # noqa: E402
@@ -39,3 +39,4 @@ make_callable(device, toplevel.device)
 make_callable(step, regions.step)
 make_callable(sync, toplevel.sync)
 analysis.start_from_environment()
+initialize_from_environment()

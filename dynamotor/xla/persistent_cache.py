@@ -51,6 +51,13 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
         jax.monitoring.register_event_listener(_count)
 
 
+def initialize_from_environment() -> None:
+    """What XLA_PERSISTENT_CACHE_PATH and XLA_PERSISTENT_CACHE_READ_ONLY=1 ask for."""
+    path = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
+    if path:
+        initialize_cache(path, readonly=os.environ.get("XLA_PERSISTENT_CACHE_READ_ONLY", "0") not in ("", "0"))
+
+
 def _count(event: str, **_: Any) -> None:
     name = _EVENTS.get(event)
     if name is not None:

@@ -109,6 +109,9 @@ def trace(function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Meta]
             nodes = [_node(result, importing) for result in results]
     finally:
         unsubscribe()
+    if lane.collective:
+        why = "it would have to be run by all replicas in step"
+        raise XlaError("DM669", f"{name} uses a collective", why=why, cure="reduce before or after it", where=metrics.user_line())
     positions = tuple(node.position if node.epoch == lane.epoch else lane.place(node) for node in nodes)
     graph = Graph.of(lane, positions)
     key = (tuple(lane.key), positions, len(leaves))

@@ -49,6 +49,13 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert run(folder, "readonly")[2] == value
 
 
+def test_the_environment_names_the_folder(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "c")}
+    program = "import torch, dynamotor.xla; print((torch.ones(3).to('xla') * 5).sum().item())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=100)
+    assert done.stdout == "15.0\n" and len(entries(tmp_path / "c")) == 1
+
+
 def test_readonly_writes_nothing(tmp_path):
     assert run(tmp_path, "readonly")[0] == 0 and entries(tmp_path) == []
 

@@ -72,6 +72,20 @@ def test_options(net, tmp_path):
     assert not (tmp_path / "functions/forward.mlir").exists() and not (tmp_path / "data/weights.pt").exists()
 
 
+def test_a_model_that_changes_its_buffers_keeps_them():
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.tensor(2.0))
+
+        def forward(self, x):
+            self.n.add_(1)
+            return x * self.n
+
+    program = exported_program_to_stablehlo(torch.export.export(Counting(), (torch.ones(3),)))
+    assert program(torch.ones(3)).tolist() == program(torch.ones(3)).tolist() == [3.0] * 3
+
+
 def test_random_models_are_refused():
     model = torch.nn.Dropout(0.5).train()
     with pytest.raises(DynamotorError, match="DM672"):

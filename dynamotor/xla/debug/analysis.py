@@ -3,7 +3,7 @@
 >>> with collect() as findings:
 ...     train()
 >>> print(findings[0])
-Compilation: new shapes: float32[8, 4] -> float32[6, 4]; 31 ops, run by mark_step at train.py:12 in train
+Compilation Analysis: new shapes: float32[8, 4] -> float32[6, 4]; 31 ops, run by mark_step at train.py:12 in train
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Finding:
     def __str__(self) -> str:
         at = f" at {self.line.filename}:{self.line.lineno} in {self.line.function}" if self.line else ""
         if self.kind == "Compilation":
-            return f"Compilation: {self.reason}; {self.nodes} ops, run by {self.cause}{at}"
+            return f"Compilation Analysis: {self.reason}; {self.nodes} ops, run by {self.cause}{at}"
         if self.kind == "Cut":
             advice = f"; {self.reason}" if self.reason else ""
-            return f"Cut: a graph of {self.nodes} ops ends because of {self.cause}{at}{advice}"
-        return f"Fallback: {self.cause} runs on the CPU ({self.reason}){at}"
+            return f"Execution Analysis: a graph of {self.nodes} ops is cut by {self.cause}{at}{advice}"
+        return f"Fallback Analysis: {self.cause} runs on the CPU ({self.reason}){at}"
 
 
 def finding_of(event: Event) -> Finding | None:
@@ -85,8 +85,7 @@ def start(file: TextIO | None = None) -> Callable[[], None]:
         finding = finding_of(event)
         if finding is not None:
             source = str(finding.line).partition("\n")[2] if finding.line else ""
-            print(f"{finding.kind} Analysis: {finding}" + (f"\n{source}" if source else ""), file=file or sys.stderr,
-            flush=True)
+            print(str(finding) + (f"\n{source}" if source else ""), file=file or sys.stderr, flush=True)
 
     return subscribe(listen)
 

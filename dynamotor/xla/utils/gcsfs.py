@@ -42,7 +42,8 @@ def _filesystem() -> Any:
             why="a gs:// path was used",
             cure="pip install dynamotor[gcs], or use a local path",
         ) from None
-    return gcsfs.GCSFileSystem()
+    # Other machines write to the same bucket: nothing that was listed before may be believed.
+    return gcsfs.GCSFileSystem(use_listings_cache=False)
 
 
 def _key(path: str) -> str:
