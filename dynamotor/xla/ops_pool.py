@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .dtypes import is_float
-from .lowering import op
+from .lowering import Unsupported, op
 from .numerics import per_dimension, wide
 
 aten = torch.ops.aten
@@ -150,6 +150,45 @@ def _adaptive_max_pool2d_backward(grad, x, indices):
 @op(aten.adaptive_max_pool3d_backward)
 def _adaptive_max_pool3d_backward(grad, x, indices):
     return _to_indices(grad, x.shape, indices, 3)
+
+
+def _fractional_starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
+    """Where the windows of one dimension start: (..., count) from samples in [0, 1) of shape (...), as Graham (2015) draws them."""
+    last = jnp.full((*sample.shape, min(count, 1)), size - kernel, jnp.int32)
+    if count < 2:
+        return last
+    alpha = jnp.asarray(size - kernel, sample.dtype) / jnp.asarray(count - 1, sample.dtype)
+    steps = ((jnp.arange(count - 1, dtype=sample.dtype) + sample[..., None]) * alpha).astype(jnp.int32)
+    return jnp.concatenate([steps - (sample * alpha).astype(jnp.int32)[..., None], last], axis=-1)
+
+
+def _fractional_max_pool(spatial: int, x, kernel_size, output_size, random_samples):
+    """Maxima and their positions; the samples are (N, C, dimensions), in two dimensions the width's first."""
+    if x.dtype not in (jnp.float32, jnp.float64):
+        raise Unsupported("aten calculates where windows start in low precision")
+    sizes, outer = x.shape[-spatial:], x.shape[:-spatial]
+    samples = random_samples.reshape(*outer, spatial)
+    index = jnp.zeros(x.shape, jnp.int32)
+    kernel, counts = per_dimension(kernel_size, spatial), per_dimension(output_size, spatial)
+    for dim in reversed(range(spatial)):
+        sample = samples[..., spatial - 1 - dim if spatial == 2 else dim]
+        starts = _fractional_starts(sample, sizes[dim], counts[dim], kernel[dim])
+        starts = starts.reshape(*outer, *(counts[dim] if d == dim else 1 for d in range(spatial)))
+        axis, best, where = len(outer) + dim, None, None
+        for offset in range(kernel[dim]):
+            at = starts + offset
+            value = jnp.take_along_axis(x, at, axis=axis)
+            place = jnp.take_along_axis(index, at, axis=axis) + at * math.prod(sizes[dim + 1:])
+            if best is not None:
+                better = (value > best) | (value != value)
+                value, place = jnp.where(better, value, best), jnp.where(better, place, where)
+            best, where = value, place
+        x, index = best, where
+    return x, index
+
+
+op(aten.fractional_max_pool2d)(partial(_fractional_max_pool, 2))
+op(aten.fractional_max_pool3d)(partial(_fractional_max_pool, 3))
 
 
 @op(aten.fractional_max_pool2d_backward)
