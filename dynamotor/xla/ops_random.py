@@ -1,7 +1,7 @@
 """Random numbers: every rule draws from the key of its call, so that a seed and a position in the program give the same numbers.
 
-Two 32-bit words are taken from each 64-bit draw, which halves the time of threefry (4.4 against 8.4 ms for a million on one CPU
-core; rbg takes 7.1).
+Two 32-bit words are taken from each 64-bit draw, which halves the time of threefry on a CPU (a mask of a million elements: 4.3 ms
+against 8.6 by jax.random.bernoulli).
 
 >>> torch.rand(3, device="xla")
 """
