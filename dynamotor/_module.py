@@ -52,6 +52,6 @@ def compile_module(
         "_dynamotor": dispatcher,
     }
     twin_class = type(cls)(f"Compiled{cls.__name__}", (cls,), members)
-    twin = twin_class.__new__(twin_class)
+    twin = object.__new__(twin_class)  # a `__new__` of the class is for new modules, and this is not one
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin

@@ -46,7 +46,8 @@ class GraphBuilder:
         return node
 
     def _unique(self, name: str) -> str:
-        """A placeholder's name is also its parameter's name in the generated code."""
+        """A placeholder's name is also its parameter's name in the generated code, whose first one is `self`."""
+        name = "self_" if name == "self" else name
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         return self._unique(f"{name}_{count}") if count else name
