@@ -153,7 +153,7 @@ def _adaptive_max_pool3d_backward(grad, x, indices):
 
 
 def _fractional_starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
-    """Where the windows of one dimension start: (..., count) from samples (...). Source: B. Graham, Fractional Max-Pooling, 2014."""
+    """Where the windows of one dimension start: (..., count) from samples (...); B. Graham, Fractional Max-Pooling, 2014."""
     last = jnp.full((*sample.shape, min(count, 1)), size - kernel, jnp.int32)
     if count < 2:
         return last
