@@ -1,0 +1,144 @@
+"""Elementwise ops, comparisons, activations and complex numbers against aten's CPU kernels, forward and gradient."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("jax", reason="the XLA rules need jax")
+
+from lowering_harness import check, check_opinfo  # noqa: E402
+
+from dynamotor.xla import ops_activation, ops_compare, ops_complex, ops_pointwise, promotion  # noqa: E402, F401
+
+nan, inf = float("nan"), float("inf")
+UNARY = "abs acos acosh angle asin asinh atan atanh ceil cos cosh deg2rad exp exp2 expm1 floor frac frexp isfinite isinf isnan isneginf isposinf log log10 log1p log2 logical_not nan_to_num neg rad2deg reciprocal round rsqrt sgn sign signbit sin sinc sinh sqrt square tan tanh trunc"
+BINARY = "add atan2 clamp clamp_max clamp_min copysign div eq float_power floor_divide fmax fmin fmod ge gt heaviside hypot isclose isin ldexp le logaddexp logaddexp2 logical_and logical_or logical_xor lt maximum minimum mul ne nextafter pow remainder rsub sub true_divide where __rpow__ __rmod__ __rdiv__"
+TERNARY = "addcdiv addcmul lerp mvlgamma"
+INTEGER = "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor gcd lcm"
+ACTIVATIONS = "logit sigmoid " + " ".join(f"nn.functional.{name}" for name in ["celu", "elu", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish", "prelu", "relu", "relu6", "selu", "silu", "softplus", "softshrink", "softsign", "tanhshrink", "threshold"])
+COMPLEX = "complex polar angle conj_physical sgn abs exp log sqrt sin tanh add mul div pow reciprocal sigmoid logaddexp"
+
+
+def agrees(name: str, dtype: torch.dtype, samples: int = 3) -> None:
+    mode = check_opinfo(name, dtype, samples)
+    assert not mode.wrong and not mode.refused
+
+
+@pytest.mark.parametrize("name", f"{UNARY} {BINARY} {TERNARY} {ACTIVATIONS} complex polar".split())
+def test_float_ops_and_their_gradients_equal_aten(name: str) -> None:
+    agrees(name, torch.float32)
+
+
+@pytest.mark.parametrize("name", f"{UNARY} {BINARY} {INTEGER}".split())
+def test_integer_ops_equal_aten(name: str) -> None:
+    agrees(name, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "exp", "rsqrt", "lerp", "clamp", "where", "eq", "remainder", "sign", "round", "bitwise_not", "logical_and", "nn.functional.gelu", "nn.functional.silu", "nn.functional.softplus", "nn.functional.elu"])
+def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
+    agrees(name, dtype, samples=2)
+
+
+@pytest.mark.parametrize("name", COMPLEX.split())
+def test_complex_ops_equal_aten(name: str) -> None:
+    agrees(name, torch.complex64)
+
+
+# Infinities, nan, both zeros, halves, and numbers whose quotient is not exact. No denormals: XLA's CPU kernels flush them to zero.
+FLOATS = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 3.0, -3.0, 7.9, -7.9, 1e-30, 1e30, 100.0, 20.5])
+INTEGERS = torch.tensor([0, 1, -1, 2, -2, 3, 7, -7, 63, 64, 65, 100, 127, -128, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1])
+EDGES_UNARY = [torch.sign, torch.sgn, torch.round, torch.frac, torch.trunc, torch.exp, torch.log, torch.log1p, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.sigmoid, torch.tanh, torch.sinc, torch.frexp, torch.signbit, torch.nan_to_num, torch.angle, torch.relu, torch.logical_not, torch.abs, F.softplus, F.elu, F.leaky_relu, F.hardshrink, F.hardswish, F.hardtanh, F.logsigmoid, F.mish]  # fmt: skip
+EDGES_BINARY = [torch.add, torch.mul, torch.true_divide, torch.floor_divide, torch.remainder, torch.pow, torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.atan2, torch.copysign, torch.hypot, torch.eq, torch.lt, torch.logaddexp, torch.xlogy, torch.heaviside, torch.nextafter]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", EDGES_UNARY, ids=lambda fn: fn.__name__)
+def test_special_values_of_one_argument(fn) -> None:
+    for x in (FLOATS, FLOATS.double(), FLOATS.bfloat16()):
+        check(fn, x)
+
+
+@pytest.mark.parametrize("fn", EDGES_BINARY, ids=lambda fn: fn.__name__)
+def test_special_values_of_two_arguments(fn) -> None:
+    ordinary = FLOATS[(FLOATS.abs() < 1e20) & (FLOATS.abs() != 1e-30) | FLOATS.isnan()]
+    with_infinities = torch.cat([ordinary, torch.tensor([inf, -inf])])
+    check(fn, with_infinities[:, None], with_infinities[None])
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc", None])
+def test_quotients_are_rounded_as_aten_does(mode: str | None) -> None:
+    ordinary = FLOATS[(FLOATS.abs() < 1e20) & (FLOATS.abs() != 1e-30)]
+    check(lambda x, y: torch.div(x, y, rounding_mode=mode), ordinary[:, None], ordinary[None])
+    check(lambda x, y: torch.div(x, y, rounding_mode=mode), INTEGERS[:, None], INTEGERS[None, 1:])
+    check(lambda x: torch.div(x, 49, rounding_mode=mode), torch.arange(-200.0, 200.0))
+
+
+@pytest.mark.parametrize("fn", [torch.pow, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.bitwise_xor, torch.maximum], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
+def test_integers_wrap_around_and_shift_as_aten_does(fn, dtype: torch.dtype) -> None:
+    values = INTEGERS.to(dtype).unique()
+    if fn is torch.pow:
+        check(lambda x: [torch.pow(x, n) for n in (0, 1, 2, 5, 64, 100)], values)
+        check(lambda x: torch.pow(2, x), values)
+    check(fn, values[:, None], values[None])
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, -1, -2, 0.5, -0.5, 1.5, -3, nan, inf])
+def test_powers_of_a_constant_exponent(exponent: float) -> None:
+    for x in (FLOATS, FLOATS.double(), FLOATS.bfloat16()):
+        check(torch.pow, x, exponent)
+
+
+def test_a_zero_imaginary_part_has_a_sign_on_branch_cuts() -> None:
+    z = torch.tensor([complex(a, b) for a in (-2.0, -0.5, 0.5, 2.0) for b in (0.0, -0.0)])
+    for fn in (torch.sqrt, torch.rsqrt, torch.log, torch.acos, torch.asin, torch.acosh, torch.atanh):
+        check(fn, z)
+
+
+SCALARS = [2, -1, 300, 2.5, True, 2 + 1j]
+
+
+@pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.true_divide, torch.maximum, torch.eq, torch.lt, lambda a, b: torch.where(a > 1, a, b), torch.pow], ids=str)
+def test_operands_of_two_types_are_promoted_as_torch_does(fn) -> None:
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
+    tensors = [(torch.rand(4) * 9).to(dtype) for dtype in kinds]
+    checked = 0
+    for a, b in itertools.product(tensors, [*tensors, *(t[0].clone() for t in tensors), *SCALARS]):
+        try:
+            fn(a, b)
+        except (RuntimeError, TypeError):  # a pair that aten refuses
+            continue
+        check(fn, a, b)
+        checked += 1
+    assert checked > 40
+
+
+def test_result_types_are_those_of_torch() -> None:
+    import jax.numpy as jnp
+
+    for a, b in itertools.product([jnp.ones(2, jnp.int8), jnp.ones(2, jnp.bfloat16), jnp.ones((), jnp.float64), True, 2, 2.5, 1j], repeat=2):
+        def as_torch(v):
+            return v if isinstance(v, (bool, int, float, complex)) else torch.ones(v.shape, dtype=promotion.dtype_of(v))
+
+        assert promotion.result_type(a, b) == torch.result_type(as_torch(a), as_torch(b)), (a, b)
+
+
+def test_clamp_with_crossing_and_nan_bounds() -> None:
+    for low, high in ((3.0, 1.0), (nan, 1.0), (None, nan), (-1, None), (-inf, inf)):
+        check(torch.clamp, FLOATS, low, high)
+
+
+def test_a_float_scalar_that_arrives_as_an_array_gives_the_same() -> None:
+    import jax.numpy as jnp
+
+    from dynamotor.xla.lowering import Spec, apply, find
+
+    x = jnp.arange(4, dtype=jnp.float32)
+    for op in (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor):
+        rule, out = find(op), Spec((4,), torch.float32)
+        assert rule.lifted
+        assert (apply(op, rule, (x, jnp.float32(2.5)), {}, out) == apply(op, rule, (x, 2.5), {}, out)).all()
