@@ -233,7 +233,7 @@ def _plain(default: Any) -> Any:
 def is_stub(found: Any) -> bool:
     """Whether a function only raises or passes; a class, whether all of its own methods do."""
     if inspect.isclass(found):
-        own = [f for f in vars(found).values() if inspect.isfunction(f)]
+        own: list[Any] = [f for f in vars(found).values() if inspect.isfunction(f)]
         own += [f.__func__ for f in vars(found).values() if isinstance(f, (classmethod, staticmethod))]
         return bool(own) and all(is_stub(f) for f in own)
     try:
@@ -252,7 +252,8 @@ def document() -> str:
         "# The API of torch_xla in dynamotor",
         "",
         "Written by `python -m dynamotor.tools.xla_api` from the docstrings. After `dynamotor.xla.install_as_torch_xla()`, or",
-        "under `python -m dynamotor run --torch-xla program.py`, every name stands below `torch_xla` as well as below `dynamotor.xla`.",
+        "under `python -m dynamotor run --torch-xla program.py`, every name stands below `torch_xla` as well as below",
+        "`dynamotor.xla`.",
     ]
     for title, entries in (("The documented API", DOCUMENTED), ("What later versions added", LATER)):
         lines += ["", f"## {title}", "", "| entry | where | what |", "|---|---|---|"]

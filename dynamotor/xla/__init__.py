@@ -4,20 +4,17 @@
 >>> model = MNIST().to("xla")
 """
 
-from . import environment
+from . import environment  # noqa: F401  (what it says comes before anything starts jax)
 
-environment.apply()  # before anything starts jax
-
-from . import device, regions, start, step, sync, toplevel  # noqa: E402, F401
-from .callable_module import make_callable  # noqa: E402
-from .install import install_as_torch_xla  # noqa: E402
-from .persistent_cache import initialize_cache, initialize_from_environment  # noqa: E402
-from .regions import compile  # noqa: E402
-from .step import compile_step  # noqa: E402
-from .toplevel import device_count, devices, launch, manual_seed, real_devices  # noqa: E402
-
-from . import amp, core, debug, distributed, experimental, runtime, utils  # noqa: E402, F401, I001
-from .debug import analysis, metrics as _report, profiler  # noqa: E402, F401
+# isort: split
+from . import amp, core, debug, device, distributed, experimental, regions, runtime, start, step, sync, toplevel, utils  # noqa: F401
+from .callable_module import make_callable
+from .debug import analysis
+from .install import install_as_torch_xla
+from .persistent_cache import initialize_cache, initialize_from_environment
+from .regions import compile
+from .step import compile_step
+from .toplevel import device_count, devices, launch, manual_seed, real_devices
 
 __all__ = [
     "compile",

@@ -1,10 +1,10 @@
-"""What environment variables say, applied once, before jax starts.
+"""What environment variables say, applied when this module is imported, before jax starts.
 
 PJRT_DEVICE=CPU|CUDA|GPU|TPU selects jax's platform; XRT_* variables of old programs are accepted and have no effect;
 XLA_USE_BF16 and XLA_DOWNCAST_BF16 are read in dtypes.py.
 
 >>> os.environ["PJRT_DEVICE"] = "CPU"
->>> apply()
+>>> import dynamotor.xla
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ def platforms(device: str) -> str:
     return found
 
 
-def select(device: str) -> None:
-    """Make jax use this device type from its first computation on."""
-    import jax
-
-    jax.config.update("jax_platforms", platforms(device))
-
-
 def apply() -> None:
-    """Read the variables. Does nothing that cannot be repeated; call before jax's first computation."""
+    """Read the variables and set jax up; must come before jax's first computation."""
     require_jax()
     # A process must be able to share its GPU with PyTorch and with its neighbours.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+
+    # int64 and float64 are aten's: constants that modules make while they are imported must not be narrowed.
+    jax.config.update("jax_enable_x64", True)
     device = os.environ.get("PJRT_DEVICE")
     if device:
-        select(device)
+        jax.config.update("jax_platforms", platforms(device))
     ignored = sorted(name for name in os.environ if name.startswith("XRT_"))
     if ignored:
         warnings.warn(
             f"{', '.join(ignored)}: variables of the XRT runtime have no effect; PJRT_DEVICE=CPU|CUDA|TPU selects the device",
             stacklevel=2,
         )
+
+
+apply()

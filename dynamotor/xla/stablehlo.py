@@ -82,7 +82,8 @@ class StableHLOGraphModule:
         if spec != treespec_loads(function.in_spec):
             why = f"{spec}, not {function.in_spec}"
             raise XlaError("DM672", f"{method_name} got other arguments than it was exported with", why=why)
-        sources = {"weight": self._bundle.state_dict, "constant": self._bundle.additional_constants, "input": inputs}
+        bundle = self._bundle
+        sources: dict[str, Any] = {"weight": bundle.state_dict, "constant": bundle.additional_constants, "input": inputs}
         device = jax_device(_DEVICE)
         arrays = [upload(sources[kind][key].detach().cpu(), device) for kind, key in function.places]
         call = self._compiled.get(method_name)

@@ -33,7 +33,7 @@ class Subgraph:
 
     graph: Graph
     program: Callable[..., list[Any]]
-    captured: list[XLATensor]
+    captured: list[torch.Tensor]
     scalars: list[float]
     outputs: list[Meta]
     key: tuple
@@ -45,7 +45,7 @@ class _Importing(TorchDispatchMode):
     def __init__(self, lane: Lane, name: str) -> None:
         super().__init__()
         self.lane, self.name = lane, name
-        self.captured: list[XLATensor] = []
+        self.captured: list[torch.Tensor] = []
         self._inside: dict[int, XLATensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -70,7 +70,7 @@ class _Importing(TorchDispatchMode):
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            target = kwargs.get(argument.name) if index >= len(args) else args[index]
+            target: Any = kwargs.get(argument.name) if index >= len(args) else args[index]
             if is_xla(target) and target._alias.lane is not self.lane:
                 raise XlaError(
                     "DM669",

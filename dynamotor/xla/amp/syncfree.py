@@ -57,10 +57,10 @@ class SGD(torch.optim.SGD):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._update_one(p, group)
+                    self._update_one(p, p.grad, group)
 
-    def _update_one(self, p: torch.Tensor, group: dict[str, Any]) -> None:
-        change = -p.grad if group["maximize"] else p.grad
+    def _update_one(self, p: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
+        change = -grad if group["maximize"] else grad
         if group["weight_decay"]:
             change = change.add(p, alpha=group["weight_decay"])
         momentum = group["momentum"]

@@ -132,7 +132,7 @@ class _Loop:
                 pairs += zip([t for t, m in zip(out, ys) if _smooth(m)], grad_ys)
                 pairs = [(o, g) for o, g in pairs if o.requires_grad]
                 into = [t for t, m in zip(inner, carry) if _smooth(m)] + wanted + [x[i] for i in wanted_x]
-                grads = [None] * len(into)
+                grads: Any = [None] * len(into)
                 if pairs:
                     grads = torch.autograd.grad([o for o, _ in pairs], into, [g for _, g in pairs], allow_unused=True)
             grads = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) if g is None else g for t, g in zip(into, grads)]

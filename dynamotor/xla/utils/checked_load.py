@@ -21,7 +21,7 @@ import torch
 from ...base.errors import XlaError
 
 # What numpy pickles its arrays and scalars with: data only.
-_NUMPY = [bytes, np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+_NUMPY: list[Any] = [bytes, np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
 _NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLqQefdFDSU"]
 
 

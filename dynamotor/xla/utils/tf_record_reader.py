@@ -130,10 +130,10 @@ def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
         raise XlaError("DM652", f"unknown compression {compression!r}", why='it is "", "ZLIB" or "GZIP"', cure="use one of them")
     file = generic_open(path, "rb")
     if compression == "GZIP":
-        return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size)  # type: ignore[arg-type,return-value]
+        return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size)  # type: ignore[type-var,return-value]
     if compression == "ZLIB":
-        return io.BufferedReader(_ZlibFile(file, 1 << 20), buffer_size)  # type: ignore[arg-type,return-value]
-    return io.BufferedReader(file, buffer_size)  # type: ignore[arg-type,return-value]
+        return io.BufferedReader(_ZlibFile(file, 1 << 20), buffer_size)  # type: ignore[type-var,return-value]
+    return io.BufferedReader(file, buffer_size)  # type: ignore[type-var,return-value]
 
 
 # ---- tf.train.Example on the wire: Example{1: Features{1: map<string, Feature{1: bytes, 2: float, 3: int64 lists}>}}

@@ -103,7 +103,12 @@ def as_list(value: Any) -> Any:
 
 def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], None]) -> None:
     """Call `fn` on every object inside nested dicts, lists, tuples, sets and objects that `select_fn` picks."""
-    for_each_instance_rewrite(value, select_fn, lambda v: (fn(v), v)[1])
+
+    def visit(found: Any) -> Any:
+        fn(found)
+        return found
+
+    for_each_instance_rewrite(value, select_fn, visit)
 
 
 def for_each_instance_rewrite(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> Any:
