@@ -9,7 +9,7 @@ TensorShim shim;
 enum { N_LIBRARIES = 2 };
 static void *libraries[N_LIBRARIES];
 
-enum { OBJECT_WORDS = 8, IMPL_WORDS = 22 };
+enum { OBJECT_WORDS = 8, IMPL_WORDS = 23 }; /* torch 2.11 has the key set in the last of 23 words, 2.13 in the 22nd */
 
 static void *impl_of_capsule(PyObject *aoti, PyObject *tensor) {
     PyObject *capsule = PyObject_CallMethod(aoti, "unsafe_alloc_void_ptr_from_tensor", "O", tensor);
