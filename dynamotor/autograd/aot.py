@@ -26,7 +26,7 @@ from .extract import extract
 from .joint import Joint, trace_joint
 from .partition import dependents, partition
 from .runtime import ForwardBackward, inference_callable, training_callable
-from .simplify import PASSES, advances_generator
+from .simplify import PASSES, has_effect
 
 Compiled = Callable[..., Any]
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
@@ -145,9 +145,9 @@ def _adopt_layouts(forward: torch.fx.GraphModule, saved_outputs: Sequence[int], 
 
 
 def _generators(joint: Joint, backward: set[torch.fx.Node]) -> list[torch.fx.Node]:
-    """Random ops that advance PyTorch's generator: they run in the forward whether or not anybody uses them."""
+    """Random ops that advance PyTorch's generator, and collectives: they run in the forward whether or not anybody uses them."""
     return [node for node in joint.gm.graph.nodes
-            if node.op == "call_function" and node not in backward and advances_generator(node)]
+            if node.op == "call_function" and node not in backward and has_effect(node)]
 
 
 def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:

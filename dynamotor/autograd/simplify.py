@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..base.registry import Registry
-from ..graph.op_facts import facts
+from ..graph.op_facts import facts, is_collective
 from ..graph.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -85,10 +85,12 @@ def merge_views(gm: torch.fx.GraphModule) -> None:
 
 
 def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
-    """Equal functional ops on equal arguments become one node; random ops never do."""
+    """Equal functional ops on equal arguments become one node; random ops never do, nor collectives (other ranks may not have
+    equal ones)."""
     seen: dict[Any, Node] = {}
     for node in gm.graph.nodes:
-        if node.op != "call_function" or (node.target is not operator.getitem and facts(node.target).random):
+        if node.op != "call_function" or is_collective(node.target) or (
+                node.target is not operator.getitem and facts(node.target).random):
             continue
         try:
             key = (node.target, _key(node.args), _key(tuple(node.kwargs.items())))
@@ -110,14 +112,16 @@ def _key(value: Any) -> Any:
 
 
 def remove_dead_code(gm: torch.fx.GraphModule) -> None:
-    """Erase nodes that nobody uses; aten's random ops stay, since they advance the generator."""
+    """Erase nodes that nobody uses; aten's random ops stay, since they advance the generator, and collectives."""
     for node in reversed(list(gm.graph.nodes)):
-        if node.op == "call_function" and not node.users and not advances_generator(node):
+        if node.op == "call_function" and not node.users and not has_effect(node):
             gm.graph.erase_node(node)
 
 
-def advances_generator(node: Node) -> bool:
-    """Whether a node draws from PyTorch's generator; attention without dropout only could."""
+def has_effect(node: Node) -> bool:
+    """Whether a node draws from PyTorch's generator (attention without dropout only could), or takes part in a collective."""
+    if is_collective(node.target):
+        return True
     if node.target is operator.getitem or node.target.namespace != "aten" or not facts(node.target).random:
         return False
     return not node.target.overloadpacket.__name__.startswith("_scaled_dot_product") or _draws_dropout(node)

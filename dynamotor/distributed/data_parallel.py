@@ -21,6 +21,7 @@ from ..base.errors import UsageError
 from ..base.events import counters, emit
 from ..base.log import log
 from .averager import Averager, averager_of
+from .collectives import has_collectives, overlap, sink_waits
 from .rewrite import BackwardRewriter
 from .split import cut
 from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
@@ -50,6 +51,10 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
     check_mode(options)
 
     def compile_graph(gm: fx.GraphModule, example_inputs: list[torch.Tensor]) -> Compiled:
+        if has_collectives(gm.graph):
+            sink_waits(gm.graph)
+            gm.recompile()
+            gm.meta["on_backward"] = _overlapping
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in example_inputs):
             return backend(gm, example_inputs)
         return Variants(gm, backend, options).prepare(example_inputs)
@@ -153,6 +158,11 @@ class Variants:
         stages = cut(_fresh(self.gm), inputs, list(parameters.values()), bucket_caps(averager.ddp), self.backend)
         _note("split", averager.reason)
         return Form(stages if stages is not None else self.plain or self._plain(inputs), False)
+
+
+def _overlapping(backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:
+    overlap(backward)
+    return lambda compiled: compiled
 
 
 def _note(mode: str, found: Any) -> None:

@@ -17,6 +17,7 @@ from torch import fx
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
 from .averager import Averager, Place
+from .collectives import overlap
 from .ops import bucket_start
 from .plan import Bucket, Plan, make_plan
 from .wrapper import Reason, bucket_caps
@@ -95,6 +96,7 @@ class BackwardRewriter:
         self.found: Plan | Reason = Reason("backend", "the backend does not differentiate the graph ahead of time")
 
     def __call__(self, backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:
+        overlap(backward)
         gradients = gradient_nodes(backward, self.names)
         self.found = self.averager.plan or self._plan(gradients)
         missing = self._missing(gradients)

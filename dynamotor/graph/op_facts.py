@@ -85,6 +85,11 @@ def _work_out(func: OpOverload) -> OpFacts:
     )
 
 
+def is_collective(target: object) -> bool:
+    """Whether a call is part of a collective: every rank makes it, in the same order, whether or not anybody uses the result."""
+    return isinstance(target, OpOverload) and target.namespace == "_c10d_functional"
+
+
 # In-place ops that only look at the same memory another way, and the view op that says how.
 VIEW_FORMS: dict[OpOverload, OpOverload] = {
     aten.t_.default: aten.t.default,

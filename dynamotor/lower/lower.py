@@ -13,6 +13,7 @@ from torch import fx
 
 from ..base.events import emit, listening
 from ..graph.info import GraphInfo
+from ..graph.op_facts import is_collective
 from . import ops_extern, ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_views  # noqa: F401  (rules register themselves)
 from .fusion import Group, fuse
 from .ir import ExternNode, Node, forget_expressions, loads_of, walk
@@ -62,7 +63,7 @@ def _needed(schedule: list[Node | ExternNode], wanted: set[str]) -> list[Node | 
 
 def _has_effect(entry: ExternNode) -> bool:
     target = getattr(entry.step.target, "target", entry.step.target)
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_collective(target)
 
 
 def _names(step: Step) -> set[str]:

@@ -1,0 +1,174 @@
+"""Functional collectives (`torch.distributed._functional_collectives`) in captured graphs: they stay, in order, and overlap.
+
+A call becomes two nodes, the start and its wait. Starts keep their order; a wait moves down to where its result is first used.
+
+>>> y = all_reduce(x, "sum", group)      # in compiled code
+    all_reduce = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '0')
+    ...                                  # what does not need y
+    y = torch.ops._c10d_functional.wait_tensor.default(all_reduce)
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import fx
+
+from ..capture.breaks import unsupported
+from ..capture.guards import IdIs
+from ..capture.values.base import MISSING, CallRule, Value, builtin_rule, call_finder
+from ..capture.values.constant import Constant
+from ..graph.op_facts import is_collective
+from ..lower.lowering import Lowering, lowerings
+
+_ops = torch.ops._c10d_functional
+_start_all_reduce, _start_broadcast = _ops.all_reduce.default, _ops.broadcast.default
+_start_all_gather, _start_reduce_scatter = _ops.all_gather_into_tensor.default, _ops.reduce_scatter_tensor.default
+_start_all_to_all = _ops.all_to_all_single.default
+_wait = _ops.wait_tensor.default
+_cat = torch.cat
+
+
+# What compiled code runs in place of the library's functions: the same ops without its wrapper class ---------------------------
+def _name(group: Any, tag: str) -> str:
+    """The group's name; answered while tracing."""
+    return functional._resolve_group_name(group, tag)
+
+
+def _size(group: Any, tag: str) -> int:
+    """The group's number of ranks; answered while tracing."""
+    return torch.distributed.distributed_c10d._get_group_size_by_name(_name(group, tag))
+
+
+def all_reduce(self, reduceOp, group, tag=""):
+    return _wait(_start_all_reduce(self, reduceOp.lower(), _name(group, tag)))
+
+
+def broadcast(self, src, group, tag=""):
+    return _wait(_start_broadcast(self, src, _name(group, tag)))
+
+
+def all_gather(self, gather_dim, group, tag=""):
+    gathered = _wait(_start_all_gather(self.contiguous(), _size(group, tag), _name(group, tag)))
+    return gathered if gather_dim == 0 else _cat(gathered.chunk(_size(group, tag), 0), gather_dim)
+
+
+def reduce_scatter(self, reduceOp, scatter_dim, group, tag=""):
+    if scatter_dim != 0:
+        self = _cat(self.chunk(_size(group, tag), scatter_dim))
+    return _wait(_start_reduce_scatter(self.contiguous(), reduceOp.lower(), _size(group, tag), _name(group, tag)))
+
+
+def all_to_all(self, output_split_sizes, input_split_sizes, group, tag=""):
+    ranks = _size(group, tag)
+    even = [self.shape[0] // ranks] * ranks
+    return _wait(_start_all_to_all(self.contiguous(), output_split_sizes or even, input_split_sizes or even, _name(group, tag)))
+
+
+# The functions that differentiate under a name of their own do so with the same ops, in PyTorch versions whose ops can.
+_POLYFILLS: dict[str, Callable[..., Any]] = {
+    "all_reduce": all_reduce, "broadcast": broadcast, "all_to_all_single": all_to_all,
+    "all_gather_tensor": all_gather, "all_gather_single": all_gather,
+    "reduce_scatter_tensor": reduce_scatter, "reduce_scatter_single": reduce_scatter,
+}
+if torch._C._dispatch_has_kernel_for_dispatch_key(_start_all_gather.name(), "Autograd"):
+    _POLYFILLS |= {f"{name}_autograd": fn for name, fn in _POLYFILLS.items() if name not in ("all_reduce", "broadcast")}
+
+
+@call_finder
+def _find_collective(fn: Any) -> CallRule | None:
+    if not isinstance(fn, types.FunctionType) or fn.__module__ != functional.__name__:
+        return None
+    if fn.__name__ == "wait_tensor":
+        return lambda trace, args, kwargs: args[0]  # what collectives give in compiled code is waited for
+    polyfill = _POLYFILLS.get(fn.__name__)
+    if polyfill is None:
+        return None
+    return lambda trace, args, kwargs: trace.call_python(polyfill, args, kwargs)
+
+
+def _answered(fn: Callable[..., Any]) -> None:
+    @builtin_rule(fn)
+    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        values = []
+        for value in (*args, *kwargs.values()):
+            real = value.real()
+            if real is MISSING and not value.is_constant():
+                raise unsupported("unsupported-value", "a process group made inside the captured region",
+                                  cure="make the group outside the compiled function")
+            if real is not MISSING and value.source is not None:
+                trace.reader.guard(IdIs(value.source, real))
+            values.append(value.as_constant() if real is MISSING else real)
+        return Constant(fn(*values))
+
+
+_answered(_name)
+_answered(_size)
+
+
+# In aten graphs ------------------------------------------------------------------------------------------------------------
+class OwnInput:
+    """Calls a collective on a copy of its input: it reads while later kernels write into the program's scratch memory."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.__name__ = f"own_input_{target.overloadpacket.__name__}"
+
+    def __call__(self, x: torch.Tensor, *args: Any) -> Any:
+        return self.target(x.clone(memory_format=torch.contiguous_format), *args)
+
+    def __repr__(self) -> str:
+        return f"OwnInput({self.target})"
+
+
+def _lowering(target: Any, call: Any) -> None:
+    def lower(ctx: Lowering, *args: Any) -> Any:
+        return ctx.extern(call, args, {})
+
+    lowerings.add(target, lower)
+
+
+for _target in (_start_all_gather, _start_reduce_scatter, _start_all_to_all, _start_broadcast):
+    _lowering(_target, OwnInput(_target))
+for _target in (_start_all_reduce, _wait):  # the first copies its input itself
+    _lowering(_target, _target)
+
+
+def has_collectives(graph: fx.Graph) -> bool:
+    """Whether a graph holds functional collectives."""
+    return any(node.op == "call_function" and is_collective(node.target) for node in graph.nodes)
+
+
+def sink_waits(graph: fx.Graph) -> None:
+    """Move each wait down to right before the first use of its result (or before gradients are switched on or off). Starts stay
+    in their order."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    switches = [node for node in graph.nodes if node.target is torch._C._set_grad_enabled]
+    for node in reversed(list(graph.nodes)):
+        if node.target is _wait and node.users:
+            stops = [*node.users, *(s for s in switches if position[s] > position[node])]
+            min(stops, key=position.__getitem__).prepend(node)
+
+
+def hoist_starts(graph: fx.Graph) -> None:
+    """Move each start of a functional graph up behind its last input or the collective before it, whichever is later."""
+    before: fx.Node | None = None
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_collective(node.target) or node.target is _wait:
+            continue
+        anchors = {arg for arg in (*node.all_input_nodes, before) if arg is not None and arg.op != "placeholder"}
+        last = next((other for other in reversed(graph.nodes) if other in anchors), None)
+        if last is not None:
+            last.append(node)
+        before = node
+
+
+def overlap(backward: fx.GraphModule) -> None:
+    """Let the collectives of a backward graph run beside what does not need them."""
+    if has_collectives(backward.graph):
+        hoist_starts(backward.graph)
+        sink_waits(backward.graph)
