@@ -89,6 +89,24 @@ def test_xm_save_gives_a_file_that_torch_loads(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["c", "f"]
 
 
+class Holder:
+    def __init__(self, tensor):
+        self.tensor, self.me, self.plain = tensor, self, [1, 2]
+
+
+def test_tensors_inside_of_objects_reach_the_cpu_too(tmp_path):
+    t = torch.ones(2, device="xla")
+    model, holder = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).to("xla"), Holder(t)
+    data = collections.UserDict({"a": t, "b": (t,), "pair": Pair(t, 1)})
+    xm.save([model, holder, data, t], tmp_path / "c")
+    loaded = torch.load(tmp_path / "c", weights_only=False)
+    assert loaded[0][0].weight.device.type == "cpu" and torch.equal(loaded[0][0].weight, model[0].weight.cpu())
+    assert isinstance(loaded[0][0].weight, torch.nn.Parameter)
+    assert loaded[1].tensor.device.type == "cpu" and loaded[1].plain == [1, 2]
+    assert loaded[2]["a"] is loaded[3] is loaded[2]["b"][0] is loaded[2]["pair"].a
+    assert holder.tensor is t and model[0].weight.device.type == "xla" and data["a"] is t
+
+
 def test_a_second_save_replaces_the_first_and_a_broken_one_does_not(tmp_path, monkeypatch):
     path = str(tmp_path / "c")
     xser.save([torch.ones(2, device="xla"), torch.ones(3)], path)

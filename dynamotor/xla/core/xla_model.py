@@ -244,7 +244,10 @@ def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: 
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    return to_cpu(tensor.detach()).requires_grad_(tensor.requires_grad)
+    on_cpu = to_cpu(tensor.detach())
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(on_cpu, tensor.requires_grad)
+    return on_cpu.requires_grad_(tensor.requires_grad)
 
 
 def send_cpu_data_to_device(datas: Any, device: str | torch.device, input_sharding: Any = None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -112,27 +113,68 @@ def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable
 
 
 def for_each_instance_rewrite(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> Any:
-    """A copy of nested containers where every object that `select_fn` picks is replaced by `fn(object)`.
+    """A copy of nested data where every object that `select_fn` picks is replaced by `fn(object)`, once for each object.
 
-    Containers keep their types (named tuples and ordered dicts too); objects that hold nothing picked stay the same objects.
+    Containers keep their types (named tuples and ordered dicts too). Other objects are looked into through their attributes:
+    those that hold something picked come back as shallow copies (a module, a dataclass), all others as they are.
     """
-    if select_fn(value):
-        return fn(value)
-    if isinstance(value, DataWrapper):
-        tensors = value.get_tensors()
-        return value.from_tensors([for_each_instance_rewrite(t, select_fn, fn) for t in tensors])
-    if isinstance(value, dict):
-        return _rebuild_dict(value, {k: for_each_instance_rewrite(v, select_fn, fn) for k, v in value.items()})
-    if isinstance(value, (list, tuple, set)):
-        new = [for_each_instance_rewrite(v, select_fn, fn) for v in value]
-        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
-    return value
+    return _Rewriter(select_fn, fn).rewrite(value)
 
 
-def _rebuild_dict(old: dict, new: dict) -> dict:
-    """`new`'s items in a dict of `old`'s type and attributes (a state dict carries `_metadata`)."""
-    if type(old) is dict:
-        return new
-    result = old.copy()
-    result.update(new)
-    return result
+class _Rewriter:
+    """One walk; what occurs twice, or contains itself, is rewritten once."""
+
+    _LEAVES = (torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float)
+
+    def __init__(self, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> None:
+        self._select, self._fn = select_fn, fn
+        self._done: dict[int, Any] = {}
+
+    def rewrite(self, value: Any) -> Any:
+        if id(value) in self._done:
+            return self._done[id(value)]
+        if self._select(value):
+            self._done[id(value)] = self._fn(value)
+        elif isinstance(value, DataWrapper):
+            self._done[id(value)] = value.from_tensors([self.rewrite(t) for t in value.get_tensors()])
+        elif isinstance(value, dict):
+            new = self._done[id(value)] = {} if type(value) is dict else value.copy()
+            new.update((k, self.rewrite(v)) for k, v in value.items())
+        elif isinstance(value, list):
+            new = self._done[id(value)] = [] if type(value) is list else copy.copy(value)
+            new[:] = [self.rewrite(v) for v in value]
+        elif isinstance(value, (tuple, set, frozenset)):
+            items = [self.rewrite(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        elif hasattr(value, "__dict__") and not isinstance(value, self._LEAVES):
+            return self._attributes(value)
+        else:
+            return value
+        return self._done[id(value)]
+
+    def _attributes(self, value: Any) -> Any:
+        self._done[id(value)] = value  # what an object that contains itself sees
+        old = vars(value)
+        new = {name: self.rewrite(v) for name, v in old.items() if self._holds(v)}
+        if not new:
+            return value
+        result = self._done[id(value)] = copy.copy(value)
+        vars(result).update(new)
+        return result
+
+    def _holds(self, value: Any, seen: set[int] | None = None) -> bool:
+        """Whether something picked is inside."""
+        seen = set() if seen is None else seen
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+        if self._select(value):
+            return True
+        if isinstance(value, DataWrapper):
+            return any(self._select(t) for t in value.get_tensors())
+        if isinstance(value, dict):
+            return any(self._holds(v, seen) for v in value.values())
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return any(self._holds(v, seen) for v in value)
+        inner = hasattr(value, "__dict__") and not isinstance(value, self._LEAVES)
+        return inner and any(self._holds(v, seen) for v in vars(value).values())
