@@ -196,7 +196,10 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     plan = _tile(kernel, x, r)
     tiles = -(-plan.x.size // plan.x.block)
     reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
-    single = sum(1 for p in kernel.phases if p.inner) == 1 and all(s.position is None for s in reductions)
+    passes = sum(1 for p in kernel.phases if p.inner)
+    if plan.looped and passes > 1 and tiles * 2 < PROGRAMS and plan.r.size > 4 * LOOP_TILE:
+        return _by_phases(kernel, x, new_buffer)
+    single = passes == 1 and all(s.position is None for s in reductions)
     chunks = min(PROGRAMS * 2 // tiles, -(-plan.r.size // (2 * plan.r.block))) if plan.looped and single else 1
     if chunks < 2 or not reductions:
         return [_piece(kernel, plan)]
@@ -212,6 +215,37 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     rest = (*kernel.phases[0].row, *(s for p in kernel.phases[1:] for s in p.row), *kernel.final, *kernel.final_once)
     second = Kernel("cols", x[:-1], (chunk,), x[-1:], (Phase(sums),), final=rest, params=kernel.params)
     return [_piece(first, plan, partial), *_rows(second, new_buffer)]
+
+
+def _by_phases(kernel: Kernel, x: Sequence[Var], new_buffer: NewBuffer) -> list[Piece]:
+    """Few long rows in several passes: a kernel a pass, which many programs can share; row results go through memory."""
+    at = flatten([Index.of(v) for v in x], contiguous_stride([v.size for v in x]))
+    count = numel(v.size for v in x)
+    ready: dict[int, Expr] = {}
+    pieces: list[Piece] = []
+    last = len(kernel.phases) - 1
+
+    def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
+        memo: dict[Expr, Expr] = {}
+        return tuple(replace(s, expr=rewrite(s.expr, lambda e: ready.get(e.args[0]) if e.op == "acc" else None, memo=memo))
+                     for s in statements)
+
+    for n, phase in enumerate(kernel.phases):
+        inner, row = swap(phase.inner), list(swap(phase.row))
+        made = [s for s in phase.inner if isinstance(s, Reduce)]
+        for s in made if n < last else ():
+            found = next((e for t in kernel.statements() for e in walk(t.expr) if e.op == "acc" and e.args[0] == s.id), None)
+            if found is not None:
+                name = new_buffer(TensorSpec.dense((count,), found.dtype))
+                row.append(Store(name, at, found, found.dtype))
+                ready[s.id] = load(name, at, found.dtype)
+        if inner and not made and not row:
+            k = Kernel("rows", (*kernel.outer, *kernel.middle, *kernel.inner)[:-1], (),
+                       (*kernel.outer, *kernel.middle, *kernel.inner)[-1:], (Phase(inner),), params=kernel.params)
+        else:
+            k = replace(kernel, phases=(Phase(inner, tuple(row)),), final=(), final_once=())
+        pieces += _plan(k, new_buffer)
+    return pieces
 
 
 def _room(reductions: Sequence[Reduce], count: int, new_buffer: NewBuffer) -> dict[int, tuple[str, torch.dtype]]:

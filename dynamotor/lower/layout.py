@@ -18,7 +18,8 @@ from ..graph.spec import TensorSpec, channels_last_stride
 from .rewrite import call, output_node, spec_of
 
 aten = torch.ops.aten
-_DTYPES = (torch.float32, torch.bfloat16)
+# Where convolutions run faster channels-last: oneDNN on a CPU, the tensor cores of a GPU.
+_DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 
 
 def is_channels_last(spec: TensorSpec | None) -> bool:
@@ -30,20 +31,21 @@ def is_channels_last(spec: TensorSpec | None) -> bool:
 
 
 def _wants_channels_last(node: fx.Node) -> bool:
-    """Whether a node is a convolution (or the backward of one) that oneDNN runs faster channels-last."""
+    """Whether a node is a convolution (or the backward of one) that runs faster channels-last."""
     if node.op != "call_function" or node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return False
     x = spec_of(node.args[1 if node.target is aten.convolution_backward.default else 0])
     if x is not None and len(x.shape) == 4 and x.shape[1] == 1:
         return False  # one channel is both layouts at once, and aten takes it for row-major
-    return x is not None and len(x.shape) == 4 and x.dtype in _DTYPES and x.device.type == "cpu" and x.numel > 0
+    return x is not None and len(x.shape) == 4 and x.dtype in _DTYPES.get(x.device.type, ()) and x.numel > 0
 
 
 def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
     """Make convolutions channels-last and carry the layout on."""
     graph = gm.graph
     onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-    if not onednn or not any(_wants_channels_last(node) for node in graph.nodes):
+    convolutions = [node for node in graph.nodes if _wants_channels_last(node)]
+    if not convolutions or (not onednn and spec_of(convolutions[0].args[0]).device.type == "cpu"):
         return
     output = output_node(graph)
     promised = {node: node.meta["val"] for node in output.all_input_nodes}
@@ -70,7 +72,7 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
 def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.Node]) -> None:
     """Give a convolution activations, incoming gradient and weight channels-last.
 
-    oneDNN would convert a row-major weight itself, at each of its calls and slower than a kernel of ours.
+    The library would convert a row-major weight itself, at each of its calls and slower than a kernel of ours.
     """
     activations = 2 if node.target is aten.convolution_backward.default else 1
     for position in range(activations + 1):
@@ -89,7 +91,7 @@ def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.
 
 
 def _channels_last_result(node: fx.Node) -> Any:
-    """What oneDNN gives for channels-last arguments: channels-last results, the weight's gradient too (measured)."""
+    """What oneDNN and cuDNN give for channels-last arguments: channels-last results, the weight's gradient too (measured)."""
     def relaid(spec: Any) -> Any:
         is_4d = isinstance(spec, TensorSpec) and len(spec.shape) == 4
         return spec.with_stride(channels_last_stride(spec.shape)) if is_4d else spec

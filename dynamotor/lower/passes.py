@@ -38,9 +38,9 @@ class Optimised:
 
 
 def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
-    """The passes that run for this kind of graph under the current settings. Those listed serve oneDNN and MKL: no GPU's."""
+    """The passes that run for this kind of graph under the current settings; most of them serve oneDNN and MKL."""
     if on_gpu:
-        return []
+        return [("channels-last layout", assign_layouts)] if config.layout_opt else []
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
