@@ -25,7 +25,7 @@ from .reasons import Reasons
 _executables: dict[tuple, execute.Executable] = {}
 _reasons = Reasons()
 lock = threading.RLock()
-# Added to every key: replication and SPMD put the shardings of the leaves here.
+# Added to every key: SPMD puts the shardings of the leaves here.
 key_extras: list[Callable[[list[Node]], Any]] = []
 
 
@@ -71,9 +71,9 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
     executable = _executables.get(key)
     inputs = [leaf.data for leaf in leaves]
     if scalars:
-        inputs.append(jax.device_put(execute.scalar_vector(scalars), devices.jax_device(lane.device)))
+        inputs.append(jax.device_put(execute.scalar_vector(scalars), devices.home(lane.device)))
     if draws:
-        inputs.append(jax.device_put(rng.take(lane.device), devices.jax_device(lane.device)))
+        inputs.append(jax.device_put(rng.take(lane.device), devices.home(lane.device)))
     try:
         if executable is None:
             graph = execute.Graph.of(lane, positions, donated)

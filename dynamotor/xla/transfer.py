@@ -64,7 +64,7 @@ def download(value: jax.Array, dtype: torch.dtype) -> torch.Tensor:
 def from_cpu(tensor: torch.Tensor, lane: Lane) -> Node:
     """A leaf with a copy of a CPU tensor."""
     metrics.counter("TransferToDevice")
-    return lane.leaf(upload(tensor, devices.jax_device(lane.device)), Meta.of(tensor.shape, tensor.dtype))
+    return lane.leaf(upload(tensor, devices.home(lane.device)), Meta.of(tensor.shape, tensor.dtype))
 
 
 def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:

@@ -157,7 +157,7 @@ def test_gradients_travel_through_collectives() -> None:
     """Against one process that holds both replicas' values."""
     run_replicas(PROGRAM + """
     values = [torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    weights = [torch.randn(8, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(9 + i)) for i in range(2)]
+    weights = [torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9 + i)) for i in range(2)]
 
     def compare(name, distributed, together):
         x = values[me].to("xla").requires_grad_()

@@ -1,0 +1,285 @@
+"""One program on several devices of a process: a mesh of devices, and how tensors lie on it. XLA divides the work accordingly.
+
+>>> xr.use_spmd()
+>>> mesh = Mesh(range(4), (2, 2), ("data", "model"))
+>>> mark_sharding(x, mesh, ("data", None))          # rows over the first axis, columns on each device
+>>> mark_sharding(linear.weight, mesh, ("model", None))
+
+Values are those of the same program on one device. Shardings are jax's NamedShardings; what is not marked is on all devices, or
+where XLA finds it best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ....base.errors import XlaError
+from ... import device as _devices
+from ... import metrics, replication, sync
+from ...ir import Node, record
+from ...lowering import op
+from ...tensor import XLATensor, is_xla, node_of, write
+from ...transfer import data_of
+
+Spec = Sequence[Any]
+
+_library = torch.library.Library("dynamotor_xla", "FRAGMENT")
+_library.define("sharding_constraint(Tensor input, int which) -> Tensor")
+_library.impl("sharding_constraint", lambda input, which: torch.empty_like(input), "Meta")
+_shardings: list[NamedSharding] = []
+
+
+@op(torch.ops.dynamotor_xla.sharding_constraint)
+def _sharding_constraint(input, which):
+    return jax.lax.with_sharding_constraint(input, _shardings[which])
+
+
+def _wrong(what: str, cure: str) -> XlaError:
+    return XlaError("DM649", what, where=metrics.user_line(), cure=cure)
+
+
+class Mesh:
+    """Devices in a grid. device_ids: numbers of devices, row by row; mesh_shape: sizes of the axes; axis_names: theirs."""
+
+    def __init__(self, device_ids: Sequence[int], mesh_shape: Sequence[int], axis_names: Sequence[str] | None = None) -> None:
+        self.device_ids = np.array(list(device_ids), dtype=np.int64)
+        self.mesh_shape = tuple(int(n) for n in mesh_shape)
+        names = tuple(axis_names) if axis_names is not None else tuple(f"axis{i}" for i in range(len(self.mesh_shape)))
+        if math.prod(self.mesh_shape) != len(self.device_ids) or len(set(self.device_ids.tolist())) != len(self.device_ids):
+            raise _wrong(
+                f"{len(self.device_ids)} device ids do not fill a mesh of {self.mesh_shape}", "name each device of it once"
+            )
+        if len(names) != len(self.mesh_shape) or len(set(names)) != len(names):
+            raise _wrong(f"axis names {names} do not fit a mesh of {self.mesh_shape}", "give each axis a name of its own")
+        self.axis_names = names
+        self._made: jax.sharding.Mesh | None = None
+
+    def size(self) -> int:
+        """The number of devices."""
+        return len(self.device_ids)
+
+    def shape(self) -> OrderedDict[str, int]:
+        """Sizes by axis name."""
+        return OrderedDict(zip(self.axis_names, self.mesh_shape))
+
+    def get_logical_mesh(self) -> np.ndarray:
+        """The device ids as a grid."""
+        return self.device_ids.reshape(self.mesh_shape)
+
+    def get_axis_name_idx(self, name: str) -> int | None:
+        """The number of an axis."""
+        return self.axis_names.index(name) if name in self.axis_names else None
+
+    def jax_mesh(self) -> jax.sharding.Mesh:
+        """The same as jax's mesh. DM649 when there are not so many devices."""
+        if self._made is None:
+            found = {d.id: d for d in _devices.local_devices()}
+            missing = [i for i in self.device_ids.tolist() if i not in found]
+            if missing:
+                raise _wrong(
+                    f"there are no devices {missing}, only {sorted(found)}", "XLA_FLAGS=--xla_force_host_platform_device_count=N"
+                )
+            grid = np.array([found[i] for i in self.device_ids.tolist()], dtype=object).reshape(self.mesh_shape)
+            self._made = jax.sharding.Mesh(grid, self.axis_names)
+        return self._made
+
+    def sharding(self, spec: Spec) -> NamedSharding:
+        """jax's sharding for a partition spec: an axis (name or number), several, or None for each dimension."""
+        named = [tuple(self._name(a) for a in axes) if isinstance(axes, (tuple, list)) else self._name(axes) for axes in spec]
+        used = [a for axes in named for a in (axes if isinstance(axes, tuple) else (axes,)) if a is not None]
+        if len(set(used)) != len(used):
+            raise _wrong(f"partition spec {tuple(spec)} uses an axis twice", "an axis can divide one dimension")
+        return NamedSharding(self.jax_mesh(), PartitionSpec(*named))
+
+    def _name(self, axis: Any) -> str | None:
+        if isinstance(axis, int) and not isinstance(axis, bool) and 0 <= axis < len(self.axis_names):
+            return self.axis_names[axis]
+        if axis is None or axis in self.axis_names:
+            return axis
+        raise _wrong(f"the mesh has no axis {axis!r}", f"axes are {self.axis_names}")
+
+    def __repr__(self) -> str:
+        return f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, axis_names={self.axis_names})"
+
+
+_global_mesh: list[Mesh] = []
+
+
+def set_global_mesh(mesh: Mesh) -> None:
+    """Remember a mesh for `get_global_mesh`."""
+    _global_mesh[:] = [mesh]
+
+
+def get_global_mesh() -> Mesh | None:
+    """The mesh of `set_global_mesh`, or None."""
+    return _global_mesh[0] if _global_mesh else None
+
+
+def get_1d_mesh(axis_name: str | None = None) -> Mesh:
+    """All devices in a row."""
+    ids = [d.id for d in _devices.local_devices()]
+    return Mesh(ids, (len(ids),), None if axis_name is None else (axis_name,))
+
+
+def _spread(mesh: jax.sharding.Mesh) -> None:
+    """From now on every value lies on the devices of this mesh: XLA programs have one order of devices."""
+    if replication.size() > 1:
+        raise _wrong("SPMD mode in several processes", "use one process that drives all devices")
+    if not _home or list(_home[0].mesh.devices.flat) != list(mesh.devices.flat):
+        _home[:] = [NamedSharding(mesh, PartitionSpec())]
+        _devices.set_home(_home[0])
+    if _leaf_shardings not in sync.key_extras:
+        sync.key_extras.append(_leaf_shardings)
+
+
+_home: list[NamedSharding] = []
+
+
+def _leaf_shardings(leaves: list[Node]) -> Any:
+    """The part of a program's key that says how its inputs lie; those that are not on all devices are put there, once."""
+    home = _home[0]
+    order = list(home.mesh.devices.flat)
+    for leaf in leaves:
+        sharding = leaf.data.sharding
+        if not isinstance(sharding, NamedSharding):
+            if len(sharding.device_set) == 1:
+                leaf.data = jax.device_put(leaf.data, home)
+        elif list(sharding.mesh.devices.flat) != order:
+            leaf.data = jax.device_put(leaf.data, home)
+    return tuple([leaf.data.sharding for leaf in leaves])
+
+
+def use_spmd() -> None:
+    """Let `xla:0` stand for all devices of the process: unmarked values are on all of them."""
+    if not _home:
+        _spread(get_1d_mesh().jax_mesh())
+
+
+def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+    """Lay a tensor out over a mesh, in place; the tensor is returned. Its value stays the same.
+
+    partition_spec: for each dimension the axis of the mesh (name or number) that divides it, several of them, or None.
+    Data is moved at once; a value that is yet to be computed is laid out so when it is. DM649 when the spec does not fit.
+    """
+    if not is_xla(t):
+        raise _wrong(f"mark_sharding needs an XLA tensor, got {t.device}", 'move it with .to("xla")')
+    if len(partition_spec) != t.dim():
+        raise _wrong(
+            f"partition spec {tuple(partition_spec)} for a tensor of {t.dim()} dimensions", "name an axis or None for each"
+        )
+    sharding = mesh.sharding(partition_spec)
+    _check_divisible(t, sharding)
+    _spread(mesh.jax_mesh())
+    return _lay_out(t, sharding)
+
+
+def _lay_out(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
+    alias, node = t._alias, node_of(t)  # type: ignore[attr-defined,arg-type]
+    if alias.parent is None and node.data is not None:
+        node.data = jax.device_put(node.data, sharding)
+        return t
+    if sharding not in _shardings:
+        _shardings.append(sharding)
+    # Not an in-place op: the value is the same, and autograd need not know.
+    write(alias, record(torch.ops.dynamotor_xla.sharding_constraint.default, (node, _shardings.index(sharding))))
+    return t
+
+
+def _check_divisible(t: torch.Tensor, sharding: NamedSharding) -> None:
+    try:
+        sharding.shard_shape(tuple(t.shape))
+    except ValueError as error:
+        raise _wrong(
+            f"shape {tuple(t.shape)} cannot be laid out as {sharding.spec}: {error}", "pad it, or leave it whole"
+        ) from None
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    """Put a tensor whole on every device again; it is returned."""
+    return _lay_out(t, _home[0]) if _home else t
+
+
+class ShardingSpec:
+    """How a loader lays its batches out: `apply` marks those tensors that have as many dimensions as the spec.
+
+    >>> MpDeviceLoader(loader, device, input_sharding=ShardingSpec(mesh, ("data", None)))
+    """
+
+    def __init__(self, mesh: Mesh, partition_spec: Spec, minibatch: bool = False) -> None:
+        self.mesh, self.partition_spec, self.minibatch = mesh, tuple(partition_spec), minibatch
+
+    def can_apply(self, t: torch.Tensor) -> bool:
+        """Whether a tensor has as many dimensions as the spec."""
+        return t.dim() == len(self.partition_spec)
+
+    def apply(self, t: torch.Tensor) -> None:
+        """Mark a tensor, if it fits."""
+        if self.can_apply(t):
+            mark_sharding(t, self.mesh, self.partition_spec)
+
+
+class XLAShard:
+    """The part of a tensor on one device. data: a CPU tensor; indices: which part of the whole; shard_device: where it lies."""
+
+    def __init__(self, data: torch.Tensor, indices: tuple[slice, ...], shard_device: str) -> None:
+        self.data, self.indices, self.shard_device = data, indices, shard_device
+
+
+class XLAShardedTensor:
+    """What can be said about how a tensor lies on the devices.
+
+    >>> XLAShardedTensor(x).sharding_spec
+    "PartitionSpec('data', None) over {'data': 2, 'model': 2}"
+    """
+
+    def __init__(self, t: torch.Tensor) -> None:
+        if not isinstance(t, XLATensor):
+            raise _wrong(f"{type(t).__name__} is not an XLA tensor", 'move it with .to("xla")')
+        self.global_tensor = t
+
+    @property
+    def _sharding(self) -> Any:
+        return data_of(self.global_tensor).sharding
+
+    @property
+    def partition_spec(self) -> tuple[Any, ...]:
+        """The axis or axes of each dimension, None for whole ones."""
+        spec = tuple(self._sharding.spec) if isinstance(self._sharding, NamedSharding) else ()
+        return spec + (None,) * (self.global_tensor.dim() - len(spec))
+
+    @property
+    def sharding_spec(self) -> str:
+        """The same in words; "" for a tensor on one device."""
+        sharding = self._sharding
+        return f"{sharding.spec} over {dict(sharding.mesh.shape)}" if isinstance(sharding, NamedSharding) else ""
+
+    @property
+    def sharding_type(self) -> str:
+        """ "REPLICATED", "TILED" or "PARTIAL" (divided along some axes and repeated along others)."""
+        sharding, shape = self._sharding, tuple(self.global_tensor.shape)
+        parts = math.prod(a // b for a, b in zip(shape, sharding.shard_shape(shape)) if b)
+        return "REPLICATED" if parts == 1 else "TILED" if parts == len(sharding.device_set) else "PARTIAL"
+
+    @property
+    def local_shards(self) -> list[XLAShard]:
+        """The parts on the devices of this process."""
+        whole = self.global_tensor.cpu()
+        return [
+            XLAShard(whole[shard.index], shard.index, str(shard.device))
+            for shard in data_of(self.global_tensor).addressable_shards
+        ]
+
+
+def wrap_if_sharded(t: Any) -> Any:
+    """An XLAShardedTensor around a tensor that is divided over devices; anything else as it is."""
+    if isinstance(t, XLATensor) and XLAShardedTensor(t).sharding_type != "REPLICATED":
+        return XLAShardedTensor(t)
+    return t
