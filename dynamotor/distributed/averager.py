@@ -37,7 +37,7 @@ def averager_of(ddp: DistributedDataParallel) -> Averager:
     """The module's averager; the first call attaches it."""
     found = ddp.__dict__.get(_KEY)
     if found is None:
-        found = Averager(ddp)
+        found = Averager(ddp._orig_mod if hasattr(type(ddp), "_dynamotor") else ddp)
         ddp.__dict__[_KEY] = found
         ddp.__dict__["_pre_forward"], ddp.__dict__["_post_forward"] = found.pre_forward, found.post_forward
     return found
