@@ -171,6 +171,7 @@ LATER = [
     Entry(
         "experimental.gradient_accumulation.gradient_accumulation", "train_step, iterable_tensors, model, carried_tensors=None"
     ),
+    Entry("experimental.scan_layers.scan_layers", "layers, input_data, partition_fn=None, is_layer_pure=False"),
     Entry("stablehlo.exported_program_to_stablehlo", "exported_model, options=None"),
     Entry("stablehlo.save_as_stablehlo", "exported_model, stablehlo_dir, options=None"),
     Entry("stablehlo.save_torch_model_as_stablehlo", "torchmodel, args, path, options=None"),

@@ -177,7 +177,7 @@ def exported_program_to_stablehlo(exported_model: Any, options: StableHLOExportO
 
     metas = [Meta.of(t.shape, t.dtype) for t in tensors if isinstance(t, torch.Tensor)]
     with torch.no_grad():
-        sub = trace(body, metas, _DEVICE, "the exported model")
+        sub = trace(body, metas, _DEVICE, "the exported model", keeps_arguments=False)
     exported = _export(sub, metas)
     places = [place for place, tensor in zip(places, tensors) if isinstance(tensor, torch.Tensor)]
     dtypes = [str(meta.dtype).removeprefix("torch.") for meta in sub.outputs]

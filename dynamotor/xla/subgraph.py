@@ -72,20 +72,31 @@ class _Importing(TorchDispatchMode):
                 continue
             target: Any = kwargs.get(argument.name) if index >= len(args) else args[index]
             if is_xla(target) and target._alias.lane is not self.lane:
-                raise XlaError(
-                    "DM669",
-                    f"{self.name} changes a tensor from outside in place ({func})",
-                    why="it is traced once and run many times: the change would be lost",
-                    cure="pass the tensor in and return its new value (batch norm: put the module in eval mode)",
-                    where=metrics.user_line(),
-                )
+                raise _lost_write(self.name, f"a tensor from outside ({func})")
 
 
-def trace(function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Meta], device: torch.device, name: str) -> Subgraph:
+def _lost_write(name: str, what: str) -> XlaError:
+    return XlaError(
+        "DM669",
+        f"{name} changes {what} in place",
+        why="it is traced once and run many times: the change would be lost",
+        cure="return the new value instead (batch norm: put the module in eval mode)",
+        where=metrics.user_line(),
+    )
+
+
+def trace(
+    function: Callable[[list[Any]], Sequence[Any]],
+    inputs: Sequence[Meta],
+    device: torch.device,
+    name: str,
+    keeps_arguments: bool = True,
+) -> Subgraph:
     """Run `function` once on tensors without values and return what it recorded.
 
-    function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors. DM669 where it
-    needs a value (`.item()`, an op without lowering) or changes tensors from outside. `name`: how errors call it.
+    function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors. `name`: how errors
+    call it. DM669 where it needs a value (`.item()`, an op without lowering), changes tensors from outside in place, or with
+    `keeps_arguments` its arguments.
     """
     lane = Lane(device)
     leaves = [lane.leaf(None, meta) for meta in inputs]
@@ -105,10 +116,13 @@ def trace(function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Meta]
     unsubscribe = subscribe(no_values)
     try:
         with using_lane(lane), importing:
-            results = function([wrap(Alias(leaf)) for leaf in leaves])
+            given = [wrap(Alias(leaf)) for leaf in leaves]
+            results = function(given)
             nodes = [_node(result, importing) for result in results]
     finally:
         unsubscribe()
+    if keeps_arguments and any(tensor._alias.node is not leaf for tensor, leaf in zip(given, leaves)):
+        raise _lost_write(name, "one of its arguments")
     if lane.collective:
         why = "it would have to be run by all replicas in step"
         raise XlaError("DM669", f"{name} uses a collective", why=why, cure="reduce before or after it", where=metrics.user_line())

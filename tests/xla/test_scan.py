@@ -11,6 +11,7 @@ from dynamotor.base.errors import DynamotorError  # noqa: E402
 from dynamotor.xla import metrics  # noqa: E402
 from dynamotor.xla.experimental.gradient_accumulation import gradient_accumulation  # noqa: E402
 from dynamotor.xla.experimental.scan import scan  # noqa: E402
+from dynamotor.xla.experimental.scan_layers import scan_layers  # noqa: E402
 
 F64 = torch.float64
 
@@ -84,11 +85,35 @@ def test_random_numbers_differ_and_the_backward_pass_sees_the_same():
     assert 0.4 < (values == 0).double().mean() < 0.6
 
 
+def test_layers_in_a_loop():
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.LayerNorm(4)) for _ in range(3)).double()
+    x = torch.randn(2, 4, dtype=F64)
+    y = x
+    for layer in layers:
+        y = layer(y)
+    y.pow(3).sum().backward()
+    expected = [p.grad.clone() for p in layers.parameters()]
+    layers.zero_grad()
+    layers = layers.to("xla")
+    z = scan_layers(layers, x.to("xla"))
+    z.pow(3).sum().backward()
+    torch.testing.assert_close(z.detach().cpu(), y.detach())
+    for p, g in zip(layers.parameters(), expected):
+        torch.testing.assert_close(p.grad.cpu(), g)
+    with pytest.raises(DynamotorError, match="DM674"):
+        scan_layers([torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)], x)
+    with pytest.raises(DynamotorError, match="DM669"):
+        scan_layers([torch.nn.BatchNorm1d(4).to("xla").double() for _ in range(2)], x.to("xla"))
+
+
 def test_what_cannot_be_traced_is_refused():
     total = torch.zeros(3, device="xla")
     init, xs = torch.zeros(3, device="xla"), torch.ones(2, 3, device="xla")
     with pytest.raises(DynamotorError, match="DM669"):
         scan(lambda c, x: (c, total.add_(x)), init, xs)
+    with pytest.raises(DynamotorError, match="DM669"):
+        scan(lambda c, x: (c.add_(x), x), init, xs)
     with pytest.raises(DynamotorError, match="DM669"):
         scan(lambda c, x: (c if x.sum().item() else x, x), init, xs)
     with pytest.raises(DynamotorError, match="DM671"):

@@ -126,7 +126,7 @@ class _Loop:
             grad_carry, sums, inner, x, grad_ys = parts
             with torch.enable_grad():
                 inner = [t.detach().requires_grad_(_smooth(m)) for t, m in zip(inner, carry)]
-                x = [t.detach().requires_grad_(_smooth(m)) for t, m in zip(x, x_metas)]
+                x = [t.detach().requires_grad_(i in wanted_x) for i, t in enumerate(x)]
                 new, out = self.step(inner, x)
                 pairs = list(zip([t for t, m in zip(new, carry) if _smooth(m)], grad_carry))
                 pairs += zip([t for t, m in zip(out, ys) if _smooth(m)], grad_ys)
