@@ -16,6 +16,7 @@ import torch
 from ..base.errors import XlaError
 from . import device as _devices
 from . import environment, metrics, replication
+from .distributed.spmd import xla_sharding
 from .persistent_cache import initialize_cache
 
 __all__ = [
@@ -171,6 +172,7 @@ def use_spmd(auto: bool | None = False) -> None:
     """
     if auto:
         raise XlaError("DM665", "automatic sharding is not available", why="jax has no such mode", cure="use mark_sharding")
+    xla_sharding.use_spmd()
     _spmd_mode.append(True)
 
 
