@@ -47,9 +47,6 @@ __all__ = [
 ]
 
 
-_spmd_mode: list[bool] = []
-
-
 def device_type() -> str:
     """What the devices are: "CPU", "CUDA" or "TPU"."""
     return _devices.platform()
@@ -173,12 +170,11 @@ def use_spmd(auto: bool | None = False) -> None:
     if auto:
         raise XlaError("DM665", "automatic sharding is not available", why="jax has no such mode", cure="use mark_sharding")
     xla_sharding.use_spmd()
-    _spmd_mode.append(True)
 
 
 def is_spmd() -> bool:
     """Whether SPMD mode is on."""
-    return bool(_spmd_mode)
+    return xla_sharding.is_spmd()
 
 
 def get_master_ip() -> str:

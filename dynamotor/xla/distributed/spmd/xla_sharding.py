@@ -163,6 +163,11 @@ def use_spmd() -> None:
         _spread(get_1d_mesh().jax_mesh())
 
 
+def is_spmd() -> bool:
+    """Whether SPMD mode is on: `use_spmd` was called, or something was marked."""
+    return bool(_home)
+
+
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
     """Lay a tensor out over a mesh, in place; the tensor is returned. Its value stays the same.
 
