@@ -111,6 +111,8 @@ LATER = [
     Entry("core.xla_model.xla_real_devices", "devices=None"),
     Entry("core.xla_model.is_xla_tensor", "tensor"),
     Entry("core.xla_model.unlazy", "tensors"),
+    Entry("core.xla_model.get_stablehlo", "tensors=None"),
+    Entry("core.xla_model.get_stablehlo_bytecode", "tensors=None"),
     Entry("core.xla_model.RateTracker", "smooth_factor=None"),
     Entry("runtime.device_type", ""),
     Entry("runtime.world_size", ""),

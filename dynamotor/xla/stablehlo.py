@@ -20,10 +20,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from ..base.errors import XlaError
-from .device import jax_device
+from .device import current_device, jax_device, lane_of
 from .dtypes import jax_dtype
+from .execute import Graph, to_function
 from .ir import Meta
 from .subgraph import Subgraph, trace
+from .sync import live_nodes
+from .tensor import node_of
 from .transfer import download, upload
 from .utils.checked_load import checked_load, damaged, with_checksums
 
@@ -199,6 +202,25 @@ def save_torch_model_as_stablehlo(
 ) -> None:
     """Export a module, as it runs on `args`, and write it to a folder."""
     save_as_stablehlo(torch.export.export(torchmodel, args), path, options)
+
+
+def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported:
+    """The program that the next barrier would run for these tensors (for all that wait, where none are given), exported by jax.
+
+    DM672 where nothing waits to be computed, or a collective does: that program belongs to all replicas.
+    """
+    device = tensors[0].device if tensors else torch.device("xla", current_device())
+    lane = lane_of(device)
+    nodes = [node_of(t) for t in tensors] if tensors else live_nodes(lane)  # type: ignore[arg-type]
+    positions = tuple(node.position for node in nodes if node.data is None and node.epoch == lane.epoch)
+    if not positions or lane.collective:
+        why = "a collective is part of it" if positions else "all values were computed already"
+        raise XlaError("DM672", "there is no program to show", why=why, cure="call it before mark_step and before reading values")
+    graph = Graph.of(lane, positions)
+    avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in graph.leaves]
+    avals += [jax.ShapeDtypeStruct((graph.scalars,), jax.numpy.float64)] if graph.scalars else []
+    avals += [jax.ShapeDtypeStruct((2,), jax.numpy.uint32)] if graph.random else []
+    return jax.export.export(jax.jit(to_function(graph), keep_unused=True))(*avals)
 
 
 class _Interpreter(torch.fx.Interpreter):

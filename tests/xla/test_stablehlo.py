@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("jax")
-import dynamotor.xla.start  # noqa: E402, F401
+import dynamotor.xla.core.xla_model as xm  # noqa: E402
 from dynamotor.base.errors import DynamotorError  # noqa: E402
 from dynamotor.xla.stablehlo import (  # noqa: E402
     StableHLOExportOptions,
@@ -58,6 +58,7 @@ def test_an_exported_program_computes_what_the_model_computes(net):
 
 
 def test_a_folder_is_enough(net, tmp_path):
+    pytest.importorskip("flatbuffers")
     save_torch_model_as_stablehlo(net, inputs(), str(tmp_path / "m"))
     x = inputs()
     same(StableHLOGraphModule.load(str(tmp_path / "m"))(*x), net(*x))
@@ -67,6 +68,7 @@ def test_a_folder_is_enough(net, tmp_path):
 
 
 def test_options(net, tmp_path):
+    pytest.importorskip("flatbuffers")
     options = StableHLOExportOptions(include_human_readable_text=False, save_weights=False)
     exported_program_to_stablehlo(torch.export.export(net, inputs()), options).save(str(tmp_path), options)
     assert not (tmp_path / "functions/forward.mlir").exists() and not (tmp_path / "data/weights.pt").exists()
@@ -84,6 +86,19 @@ def test_a_model_that_changes_its_buffers_keeps_them():
 
     program = exported_program_to_stablehlo(torch.export.export(Counting(), (torch.ones(3),)))
     assert program(torch.ones(3)).tolist() == program(torch.ones(3)).tolist() == [3.0] * 3
+
+
+def test_the_pending_program():
+    xm.mark_step()
+    x = torch.rand(3, 4).to("xla")
+    y, z = torch.tanh(x @ x.T) * 1.3, torch.rand(2, device="xla")
+    text = xm.get_stablehlo([y])
+    assert "stablehlo.tanh" in text and "stablehlo.dot_general" in text and "tensor<3x3xf32>" in text
+    assert xm.get_stablehlo_bytecode()[:4] == b"ML\xefR"
+    xm.mark_step()
+    assert y.shape == (3, 3) and z.shape == (2,)
+    with pytest.raises(DynamotorError, match="DM672"):
+        xm.get_stablehlo([y])
 
 
 def test_random_models_are_refused():

@@ -22,6 +22,7 @@ import torch
 from ...base.errors import XlaError
 from .. import device as _devices
 from .. import rng as _rng
+from .. import stablehlo as _stablehlo
 from .. import sync as _sync
 from ..collectives import (
     REDUCE_AND,
@@ -71,6 +72,8 @@ __all__ = [
     "get_memory_info",
     "get_ordinal",
     "get_rng_state",
+    "get_stablehlo",
+    "get_stablehlo_bytecode",
     "get_xla_supported_devices",
     "is_master_ordinal",
     "is_xla_tensor",
@@ -204,6 +207,16 @@ def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: b
     computed with the step. run_async: on a thread of its own, so that the next step need not wait.
     """
     _sync.add_step_closure(closure, args, run_async)
+
+
+def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The text of the program that the next barrier would run: for these tensors, or for all that wait to be computed."""
+    return str(_stablehlo.pending_program(tensors or ()).mlir_module())
+
+
+def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
+    """The same as `get_stablehlo` in StableHLO's portable bytecode."""
+    return _stablehlo.pending_program(tensors or ()).mlir_module_serialized
 
 
 def wait_device_ops(devices: Sequence[str | torch.device] = ()) -> None:
