@@ -18,7 +18,7 @@ import torch
 from jax import lax
 
 from .lowering import Spec, Unsupported, op
-from .promotion import cast, compute_dtype, elementwise, is_array
+from .promotion import cast, compute_dtype, elementwise, in_type, is_array
 
 aten = torch.ops.aten
 
@@ -198,9 +198,13 @@ def floor_divide(x, y):
 
 
 def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The quotient rounded towards zero. XLA divides by a constant through its reciprocal, which would make 49 / 49 less than
-    1: the divisor is hidden from it."""
-    return lax.div(*jnp.broadcast_arrays(x, y)) if is_integer(x) else jnp.trunc(x / lax.optimization_barrier(y))
+    """The quotient rounded towards zero. XLA divides by a constant through its reciprocal, which makes 20.5 / 20.5 less than
+    1: the quotient without the exact remainder tells."""
+    x, y = jnp.broadcast_arrays(x, y)
+    if is_integer(x):
+        return lax.div(x, y)
+    rounded, whole = jnp.trunc(x / y), jnp.round((x - lax.rem(x, y)) / y)
+    return jnp.where(jnp.abs(whole) > jnp.abs(rounded), whole, rounded)
 
 
 @elementwise(aten.remainder)
@@ -220,9 +224,12 @@ def _fmod(x, y):
 def _pow(base, exponent, *, out: Spec):
     """Small constant exponents become products and roots, as in aten's kernels."""
     dtype = compute_dtype(out.dtype)
-    if not is_array(exponent) and not isinstance(exponent, complex) and not jnp.issubdtype(dtype, jnp.integer):
+    number = not is_array(exponent) and not isinstance(exponent, complex)
+    if number and dtype != jnp.bool_ and not jnp.issubdtype(dtype, jnp.integer):
         return _power_of_constant(cast(base, dtype), float(exponent))
-    base, exponent = cast(base, dtype), cast(exponent, dtype)
+    base, exponent = cast(in_type(base, out), dtype), cast(in_type(exponent, out), dtype)
+    if dtype == jnp.bool_:
+        return base | ~exponent
     return _integer_power(base, exponent) if is_integer(base) else jnp.power(base, exponent)
 
 

@@ -88,15 +88,14 @@ def cast(value: Any, dtype: np.dtype) -> Any:
     return value
 
 
+def in_type(value: Any, out: Spec) -> Any:
+    """A tensor rounded to the type of the result and in the type that it is computed in; anything else as it is."""
+    return cast(cast(value, jax_dtype(out.dtype)), compute_dtype(out.dtype)) if is_array(value) else value
+
+
 def promoted(*values: Any) -> list[Any]:
-    """The values cast to the type that aten compares or combines them in; None stays None."""
-    dtype = compute_dtype(result_type(*(v for v in values if v is not None)))
-    return [cast(v, dtype) for v in values]
-
-
-def promoted_float(*values: Any) -> list[Any]:
-    """Like `promoted`, with integers and booleans in the default dtype."""
-    dtype = compute_dtype(float_dtype(result_type(*(v for v in values if v is not None))))
+    """The values cast to their common type, in which aten compares and chooses them; None stays None."""
+    dtype = jax_dtype(result_type(*(v for v in values if v is not None)))
     return [cast(v, dtype) for v in values]
 
 
@@ -111,12 +110,18 @@ def widened_float(x: jax.Array) -> jax.Array:
 
 
 def elementwise(*targets: Target, lift: bool = False) -> Callable[[Callable], Callable]:
-    """Register a rule whose positional tensors and numbers all arrive in the type that the result is computed in."""
+    """Register a rule whose positional tensors and numbers all arrive in the type that the result is computed in.
+
+    A tensor of a wider type (a 0-d float32 beside bfloat16) is rounded to the result's type first, as aten does, except in the
+    plain arithmetic that can be lifted, where aten does not either.
+    """
 
     def register(fn: Callable) -> Callable:
         @wraps(fn)
         def rule(*args: Any, out: Spec, **kwargs: Any) -> Any:
             dtype = compute_dtype(out.dtype)
+            if not lift:
+                args = tuple(in_type(a, out) for a in args)
             return fn(*(cast(a, dtype) for a in args), **kwargs)
 
         op(*targets, out=True, lift=lift)(rule)

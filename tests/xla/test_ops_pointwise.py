@@ -73,7 +73,8 @@ def test_special_values_of_two_arguments(fn) -> None:
 def test_quotients_are_rounded_as_aten_does(mode: str | None) -> None:
     ordinary = FLOATS[(FLOATS.abs() < 1e20) & (FLOATS.abs() != 1e-30)]
     check(lambda x, y: torch.div(x, y, rounding_mode=mode), ordinary[:, None], ordinary[None])
-    check(lambda x, y: torch.div(x, y, rounding_mode=mode), INTEGERS[:, None], INTEGERS[None, 1:])
+    whole = INTEGERS[INTEGERS != -(2**63)]  # aten itself dies of -2**63 / -1
+    check(lambda x, y: torch.div(x, y, rounding_mode=mode), whole[:, None], whole[None, 1:])
     check(lambda x: torch.div(x, 49, rounding_mode=mode), torch.arange(-200.0, 200.0))
 
 
