@@ -18,7 +18,7 @@ import torch
 from ..base.errors import DynamotorError
 from ..base.events import emit, listening
 from . import device as devices
-from . import execute, metrics, rng
+from . import execute, metrics, replication, rng
 from .ir import Lane, Node
 from .reasons import Reasons
 
@@ -174,6 +174,8 @@ def barrier(lane: Lane) -> None:
     """Block until the device of a lane is idle: a computation queued behind all others is waited for."""
     target = devices.jax_device(lane.device)
     try:
-        jax.block_until_ready([a for a in jax.live_arrays() if target in a.devices() and not a.is_deleted()])
+        replication.wait([a for a in jax.live_arrays() if target in a.devices() and not a.is_deleted()])
+    except DynamotorError:
+        raise
     except Exception as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error

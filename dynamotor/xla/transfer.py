@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from . import device as devices
-from . import execute, metrics, sync
+from . import execute, metrics, replication, sync
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .ir import Cut, Lane, Meta, Node, XlaError
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
@@ -95,7 +95,9 @@ def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
         return tensor
     metrics.counter("TransferFromDevice")
     try:
-        return download(data_of(tensor, cause), tensor.dtype)
+        data = data_of(tensor, cause)
+        replication.wait([data])
+        return download(data, tensor.dtype)
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
 
