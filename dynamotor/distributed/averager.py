@@ -11,6 +11,7 @@ compiled backward or, when a graph or its surroundings do not allow that, right 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from .. import _C
 from ..base.errors import DistributedError
 from ..base.events import counters, emit
 from ..base.log import log
+from ..runtime.memory import ResultPool, new_pool
 from .agreement import next_number, tell_all
 from .ops import number_of
 from .plan import Plan
@@ -58,6 +60,7 @@ class Averager:
         self.plan: Plan | None = None
         self.reason: Reason | None = None
         self.parameters: dict[str, torch.Tensor] = {}
+        self.pool: ResultPool | None = None
         self.step: Step | None = None  # of the backward that runs now
         self.late: Reason | None = None  # why this rank reduces after the backward from now on
         self._finished: list[Step] = []  # in the backward pass that runs now: more than one when forwards share a loss
@@ -110,6 +113,8 @@ class Averager:
         self.plan = plan
         named = reduced_parameters(self.ddp)
         self.parameters = {name: named[name] for name in plan.names}
+        kinds = Counter((bucket.nbytes, bucket.dtype) for bucket in plan.buckets if bucket.device.type == "cpu")
+        self.pool = new_pool({kind: 2 * count for kind, count in kinds.items()})
         emit("ddp", mode="ingraph", plan=plan)
 
     def be_late(self, reason: Reason) -> None:
@@ -162,7 +167,7 @@ class Averager:
         """The rewritten backward as one that gives a gradient per input again. `places`: where each of them comes from."""
 
         def backward(*inputs: torch.Tensor) -> tuple:
-            step = self.step = Step(self.plan, self.parameters, self.group) if self._may_start() else _Local()
+            step = self.step = self._new_step() if self._may_start() else _Local()
             try:
                 outs = compiled(*inputs)
             finally:
@@ -172,6 +177,9 @@ class Averager:
                           for place in places])
 
         return backward
+
+    def _new_step(self) -> Step:
+        return Step(self.plan, self.parameters, self.group, self.pool)  # type: ignore[arg-type]
 
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         """Called by the graph once a bucket's gradients are written."""
@@ -224,10 +232,10 @@ class Averager:
 
     def _average_rest(self, given: Sequence[torch.Tensor]) -> None:
         """Average what the parameters' gradients hold beyond `given`, which is averaged already."""
-        step = Step(self.plan, self.parameters, self.group)  # type: ignore[arg-type]
+        step = self._new_step()
         known = iter(given)
         for bucket in step.plan.buckets:
-            flat = torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+            flat = step.memory(bucket)
             for slot in bucket.slots:
                 torch.sub(self.parameters[slot.name].grad, next(known), out=slot.of(flat)).mul_(1.0 / self.group.size())
             step.send(flat)
@@ -260,7 +268,7 @@ class Averager:
         self._disarm()
         stamps = self._stamps()
         missing = [name for name, stamp in stamps.items() if stamp == self._before.get(name)]
-        step = Step(self.plan, self.parameters, self.group)  # type: ignore[arg-type]
+        step = self._new_step()
         with torch.no_grad():
             for i, bucket in enumerate(step.plan.buckets):
                 step.start(i, [None] * len(bucket.slots))

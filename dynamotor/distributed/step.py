@@ -14,16 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..base.config import config
 from ..base.errors import DistributedError
 from ..base.events import emit, listening
-from .plan import Plan, Slot
+from ..runtime.memory import ResultPool
+from .plan import Bucket, Plan, Slot
 
 
 class Step:
     """The all-reduces of one backward pass; `flats[i]` is bucket i's memory once it has started."""
 
-    def __init__(self, plan: Plan, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup) -> None:
-        self.plan, self.parameters, self.group = plan, parameters, group
+    def __init__(self, plan: Plan, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup,
+                 pool: ResultPool | None = None) -> None:
+        self.plan, self.parameters, self.group, self.pool = plan, parameters, group, pool
         self.flats: list[torch.Tensor] = []
         self._works: list[Any] = []
         self._scale = 1.0 / group.size()
@@ -37,10 +40,22 @@ class Step:
         about = self.plan.buckets[bucket]
         if len(self.flats) != bucket:
             raise AssertionError(f"bucket {bucket} starts after {len(self.flats)} others")
-        flat = torch.empty(about.numel, dtype=about.dtype, device=about.device)
-        for slot, grad in zip(about.slots, grads, strict=True):
-            self._pack(slot.of(flat), grad, self.parameters[slot.name].grad)
+        flat = self.memory(about)
+        held = [self.parameters[slot.name].grad for slot in about.slots]
+        parts = [slot.of(flat) for slot in about.slots]
+        if flat.is_cuda and None not in grads and all(h is None for h in held):  # two kernels instead of one a parameter
+            torch._foreach_copy_(parts, grads)
+            flat.mul_(self._scale)
+        else:
+            for part, grad, before in zip(parts, grads, held, strict=True):
+                self._pack(part, grad, before)
         return self.send(flat)
+
+    def memory(self, bucket: Bucket) -> torch.Tensor:
+        """Uninitialised memory of a bucket; on a CPU what an earlier step's gradients have left, if nobody holds it any more."""
+        if self.pool is None or bucket.device.type != "cpu" or not config.reuse_memory:
+            return torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        return self.pool.take((bucket.nbytes, bucket.dtype), (bucket.numel,), (1,))
 
     def _pack(self, into: torch.Tensor, grad: torch.Tensor | None, held: torch.Tensor | None) -> None:
         if grad is None and held is None:

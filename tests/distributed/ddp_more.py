@@ -1,0 +1,117 @@
+"""More of what the two processes run: things that change on the way, and what must be left alone."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ddp_cases import CAP, Plain, _comm_hook, _data, _gradient_hook, loss_of
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import dynamotor
+
+
+class Twins:
+    """The same model under eager DDP and under compiled DDP."""
+
+    def __init__(self, rank: int, **ddp: Any) -> None:
+        dynamotor.reset()
+        torch.manual_seed(0)
+        model = Plain().double()
+        self.rank = rank
+        self.eager, self.inner = (DDP(copy.deepcopy(model), bucket_cap_mb=CAP, **ddp) for _ in range(2))
+        self.ours = dynamotor.compile(self.inner, backend="aot_eager")
+
+    def data(self, step: int, rows: int = 6) -> torch.Tensor:
+        return _data(self.rank, step, torch.float64, rows)
+
+    def step(self, step: int, rows: int = 6) -> None:
+        for module in (self.eager, self.ours):
+            module.zero_grad()
+            loss_of(module(self.data(step, rows))).backward()
+
+    def apart(self, other: Any = None) -> float:
+        return max(float((p.grad - q.grad).abs().max())
+                   for p, q in zip(self.eager.parameters(), (other or self.inner).parameters(), strict=True))
+
+    def same(self) -> bool:
+        flat = torch.cat([p.grad.flatten() for p in self.inner.parameters()])
+        both = [torch.empty_like(flat) for _ in range(2)]
+        dist.all_gather(both, flat)
+        return torch.equal(*both)
+
+
+def changes(rank: int, what: str) -> tuple[float, bool]:
+    """Two steps, then a hook, then three more; the largest difference of gradients."""
+    twins = Twins(rank)
+    worst, same = 0.0, True
+    for step in range(5):
+        if step == 2:
+            for module in (twins.eager, twins.inner):
+                {"gradient hook": _gradient_hook, "comm hook": _comm_hook}[what](module)
+        twins.step(step)
+        worst, same = max(worst, twins.apart()), same and twins.same()
+    return worst, same
+
+
+def join(rank: int) -> float:
+    """Uneven inputs under `join`, then even ones."""
+    twins = Twins(rank)
+    twins.step(0)
+    for module in (twins.eager, twins.ours):
+        with module.join():
+            for step in range(2 + rank):
+                module.zero_grad()
+                loss_of(module(twins.data(step + 10))).backward()
+    worst = twins.apart() if rank == 1 else 0.0
+    twins.step(20)
+    return max(worst, twins.apart())
+
+
+def autograd_grad(rank: int) -> tuple[float, float]:
+    """`torch.autograd.grad` gives this rank's own gradients and leaves `.grad` alone."""
+    twins = Twins(rank)
+    twins.step(0)
+    eager, ours = (torch.autograd.grad(loss_of(m(twins.data(1))), list(n.parameters()))
+                   for m, n in ((twins.eager, twins.eager), (twins.ours, twins.inner)))
+    return max(float((a - b).abs().max()) for a, b in zip(eager, ours)), twins.apart()
+
+
+def many_shapes(rank: int) -> tuple[float, int]:
+    """More batch sizes than are compiled: the rest runs eager and is reduced all the same."""
+    twins = Twins(rank)
+    worst = 0.0
+    with dynamotor.config.patch(cache_size_limit=3):
+        for step in range(6):
+            twins.step(step, rows=2 + step)
+            worst = max(worst, twins.apart())
+    return worst, dynamotor.counters["frames"]["cache_limit"]
+
+
+def copies(rank: int) -> list[float]:
+    """Copied and unpickled modules train like the original."""
+    twins = Twins(rank)
+    twins.step(0)
+    others = [copy.deepcopy(twins.inner), pickle.loads(pickle.dumps(twins.inner)), copy.deepcopy(twins.ours)]
+    for other in others:
+        other.zero_grad()
+        loss_of(other(twins.data(1))).backward()
+    twins.step(1)
+    return [twins.apart(other) for other in others]
+
+
+def memory(rank: int) -> tuple[int, int]:
+    """How many pieces of memory the gradients of four steps had, and how many buckets there are."""
+    torch.manual_seed(0)
+    dynamotor.reset()
+    module = DDP(Plain(4), bucket_cap_mb=0.001)
+    compiled = dynamotor.compile(module, backend="aot_eager")
+    seen = set()
+    for step in range(4):
+        module.zero_grad()
+        loss_of(compiled(_data(rank, step, torch.float32))).backward()
+        seen |= {p.grad.untyped_storage().data_ptr() for p in module.parameters()}
+    return len(seen), len({p.grad.untyped_storage().data_ptr() for p in module.parameters()})

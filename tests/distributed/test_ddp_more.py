@@ -1,0 +1,37 @@
+"""What changes while training goes on, and what compiled DDP must leave as it is."""
+
+from __future__ import annotations
+
+import ddp_more
+import pytest
+from ddp_pair import Pair
+
+
+@pytest.mark.parametrize("what", ["gradient hook", "comm hook"])
+def test_hooks_registered_later_are_heeded(pair: Pair, what: str) -> None:
+    for worst, same in pair.run(ddp_more.changes, what):
+        assert worst <= 1e-12 and same
+
+
+def test_uneven_inputs_under_join(pair: Pair) -> None:
+    assert max(pair.run(ddp_more.join)) <= 1e-12
+
+
+def test_autograd_grad_gives_the_ranks_own_gradients(pair: Pair) -> None:
+    for result in pair.run(ddp_more.autograd_grad):
+        assert max(result) <= 1e-12
+
+
+def test_calls_beyond_the_cache_limit_are_reduced_too(pair: Pair) -> None:
+    for worst, uncompiled in pair.run(ddp_more.many_shapes):
+        assert worst <= 1e-12 and uncompiled > 0
+
+
+def test_copies_train_like_the_original(pair: Pair) -> None:
+    for differences in pair.run(ddp_more.copies):
+        assert max(differences) <= 1e-12
+
+
+def test_gradients_return_to_the_same_memory(pair: Pair) -> None:
+    for pieces, buckets in pair.run(ddp_more.memory):
+        assert pieces <= 2 * buckets
