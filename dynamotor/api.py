@@ -25,7 +25,7 @@ from .base.options import CompileOptions
 from .capture.frontend import make_dispatcher
 from .capture.marks import disable
 from .distributed.data_parallel import data_parallel
-from .runtime.memory import release_all as release_memory
+from .runtime import device_memory, memory
 
 __all__ = ["compile", "compile_fx", "disable", "reset"]
 
@@ -49,7 +49,8 @@ def compile(
     backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
     fullgraph: raise CaptureError instead of breaking the graph.
     dynamic: accepted as in `torch.compile`; programs are specialised to the shapes they see and a new shape compiles anew.
-    mode: as in `torch.compile`. options: fields of `dynamotor.config` that hold for this callable.
+    mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; the others change nothing.
+    options: fields of `dynamotor.config` that hold for this callable.
     disable: return `model` unchanged.
 
     Raises UsageError for a bad argument; compilation itself happens at the first call.
@@ -86,8 +87,10 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
     label = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
 
     def call(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        strict = {"strict": True} if settings.fullgraph else {}
-        with config.patch(**{**strict, **settings.options}), timed("backend"):
+        implied = {"strict": True} if settings.fullgraph else {}
+        if settings.mode in ("reduce-overhead", "max-autotune"):
+            implied["cuda_graphs"] = True
+        with config.patch(**{**implied, **settings.options}), timed("backend"):
             try:
                 compiled = function(gm, example_inputs)
             except DynamotorError:
@@ -135,4 +138,5 @@ def reset() -> None:
     counters.clear()
     phase_seconds.clear()
     forget_warnings()
-    release_memory()
+    memory.release_all()
+    device_memory.release_all()

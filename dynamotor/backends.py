@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, overload
 
 import torch
 
 from .autograd.aot import aot_compile
+from .base.config import config
 from .base.errors import UsageError
 from .base.registry import Registry
-from .codegen import compile_aten
+from .codegen import compile_aten, replayed
 from .graph.info import GraphInfo
 from .torch_compile_adapter import torch_backend, torch_backends
 
@@ -96,5 +98,16 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
 
 @register_backend
 def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
-    """The loop compiler: C++ kernels, oneDNN and MKL for convolutions and matrix products."""
-    return aot_compile(gm, list(example_inputs), compile_aten, static_inputs=static_inputs(gm))
+    """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix products."""
+    compile_graph = partial(compile_aten, cuda_graphs=config.cuda_graphs)
+    return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm))
+
+
+@register_backend
+def cudagraphs(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+    """As aot_eager, each graph replayed as one CUDA graph once it is warm."""
+
+    def run_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
+        return replayed(graph.forward, graph, info)
+
+    return aot_compile(gm, list(example_inputs), run_graph, static_inputs=static_inputs(gm))

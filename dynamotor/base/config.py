@@ -49,6 +49,8 @@ class Config:
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU); "triton" on CPU tensors
     # runs them in Triton's interpreter, very slowly: for tests.
     target: str = ""
+    # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time, more memory held.
+    cuda_graphs: bool = False
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.

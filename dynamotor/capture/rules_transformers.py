@@ -32,8 +32,14 @@ def _run_after(fn: Any) -> CallRule:
 
 
 def _traced(fn: Any) -> CallRule:
-    """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be taken."""
-    return lambda trace, args, kwargs: Constant(bool(args or kwargs))
+    """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be taken.
+
+    Without a tensor (no mask was given) there is no data to look at.
+    """
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        given = [v for v in (*args, *kwargs.values()) if not (isinstance(v, Constant) and v.as_constant() is None)]
+        return Constant(bool(given))
+    return rule
 
 
 _RULES = {

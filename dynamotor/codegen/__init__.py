@@ -18,6 +18,7 @@ from ..lower.lower import lower_graph
 from ..lower.lowering import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
+from ..runtime.cuda_graphs import GraphedCall
 from .folded import FoldedCall
 from .gpu_program import GpuProgram
 from .program import build_program
@@ -26,8 +27,10 @@ from .triton_plan import CannotPlan
 Compiled = Callable[..., tuple[Any, ...]]
 
 
-def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
+def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False) -> Compiled:
     """Compile one aten graph (contract 3); `gm` is rewritten in place. The result takes and returns real tensors.
+
+    cuda_graphs: on a GPU, warm calls are replayed as one CUDA graph.
 
     The steps: passes over the graph → lowering and fusion → kernels built in the background (C++ for a CPU, Triton for an
     NVIDIA GPU), call program written. When kernels cannot be built, the graph runs on aten kernels, with one warning; under
@@ -45,13 +48,27 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     with timed("codegen"):
         if on_gpu:
             try:
-                return GpuProgram(program, optimised.info, device, failed)
+                gpu_program = GpuProgram(program, optimised.info, device, failed)
+                return replayed(gpu_program, optimised.gm, optimised.info) if cuda_graphs else gpu_program
             except CannotPlan as why:
                 return _on_aten_kernels(optimised.gm, device, str(why))
         call: Compiled = build_program(program, optimised.info, failed)
         if optimised.fold is not None:
             call = FoldedCall(call, optimised.fold, gm, optimised.info)
     return call
+
+
+def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
+    """The call of a graph, replayed as one CUDA graph once it is warm; without a GPU the call as it is, said once."""
+    device, why_not = device_of(gm)
+    if device.type != "cuda" or why_not:
+        warn_once("cudagraphs", why_not or "there are no CUDA graphs without a GPU: calls run as they are")
+        counters["fallback"]["cudagraphs"] += 1
+        return call
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    written = {node.args[0] for node in gm.graph.nodes if node.op == "call_function" and node.target is COPY_}
+    mutated = frozenset(i for i, node in enumerate(placeholders) if node in written)
+    return GraphedCall(call, info.static_inputs, mutated, device)
 
 
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
