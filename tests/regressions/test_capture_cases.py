@@ -81,3 +81,11 @@ def test_an_exception_of_a_with_block_that_only_the_trace_raised_has_a_traceback
         return x + 1
     compiled = dynamotor.compile(f, backend=eager_backend)
     assert compiled(torch.ones(1)).item() == 2 == compiled(torch.ones(1)).item()
+
+
+def test_a_tensor_named_self() -> None:
+    def function(self, other):
+        return (self @ other).relu()
+
+    a, b = torch.randn(3, 3), torch.randn(3, 3, requires_grad=True)
+    torch.testing.assert_close(dynamotor.compile(function, backend="eager", fullgraph=True)(a, b), function(a, b))
