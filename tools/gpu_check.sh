@@ -1,10 +1,10 @@
 #!/bin/sh
 # Builds the C extension, then checks and measures on the GPU of this machine: one short call, one JSON file.
-#   tools/gpu_check.sh OUT.json [sections [more options]]    sections: kernels,dropout,models,bandwidth,overhead,bench (all)
+#   tools/gpu_check.sh OUT.json [sections [more options]]    sections: kernels,dropout,models,graphs,bandwidth,overhead,bench (all)
 set -e
 cd "$(dirname "$0")/.."
 out=${1:-gpu-check.json}
-sections=${2:-kernels,dropout,models,bandwidth,overhead,bench}
+sections=${2:-kernels,dropout,models,graphs,bandwidth,overhead,bench}
 python=${PYTHON:-python3}
 export DYNAMOTOR_CACHE_DIR=${DYNAMOTOR_CACHE_DIR:-$(mktemp -d)} HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 include=$($python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')

@@ -31,6 +31,8 @@ def compiler_of(name: str) -> Callable[[Any], Any]:
         return lambda model: model
     if name in ("dynamotor", "native"):
         return compile_
+    if name.startswith("dynamotor-"):
+        return lambda model: compile_(model, mode=name.removeprefix("dynamotor-"))
     if name == "aot_eager":
         return lambda model: compile_(model, backend="aot_eager")
     if name == "inductor":

@@ -172,6 +172,29 @@ def check_models() -> dict[str, Any]:
     return found
 
 
+def check_graphs() -> dict[str, Any]:
+    """CUDA graphs: results of changing inputs, and parameters after some training steps, are eager's."""
+    case = models.load("BertForMaskedLM", small=True, dropout=False)
+    plain, ours = case.model.cuda(), copy.deepcopy(case.model).cuda()
+    batches = [{k: v.cuda() for k, v in case.make_inputs(seed=n, train=True)[1].items()} for n in range(8)]
+    call = compile_(ours.eval(), mode="reduce-overhead")
+    with torch.no_grad():
+        worst = max(largest_error(flat(call(**b).logits), flat(plain.eval()(**b).logits)) for b in batches)
+    losses: dict[str, list[float]] = {}
+    for name, model, step in (("eager", plain, plain), ("ours", ours, call)):
+        model.train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for b in batches:
+            optimizer.zero_grad()
+            loss = step(**b).loss
+            loss.backward()
+            optimizer.step()
+            losses.setdefault(name, []).append(loss.item())
+    drift = largest_error([p.detach() for p in ours.parameters()], [p.detach() for p in plain.parameters()])
+    return {"error_out": worst, "error_parameters": drift, "losses": losses, "counts": dict(counters["cudagraphs"]),
+            "ok": worst < 1e-4 and drift < 1e-3 and counters["cudagraphs"]["replayed"] > 4}
+
+
 def milliseconds(fn: Callable[[], Any], repeat: int = 20) -> float:
     """GPU time of a call: the median of several, each behind a cleared cache and a pause in which the host gets ahead."""
     flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
@@ -238,7 +261,7 @@ def check_overhead() -> dict[str, Any]:
     model = transformers.BertModel(transformers.BertConfig(**sizes)).cuda().eval()
     ids = torch.randint(5, 100, (1, 16), device="cuda")
     found = {}
-    for name in ("eager", "dynamotor", "inductor"):
+    for name in ("eager", "dynamotor", "dynamotor-reduce-overhead", "inductor"):
         call = compiler_of(name)(model)
         with torch.no_grad():
             for _ in range(5):
@@ -271,7 +294,7 @@ def main() -> int:
     """Run the sections; 0 when every checked row is right."""
     parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_check")
     parser.add_argument("--json", default="gpu-check.json")
-    parser.add_argument("--sections", default="kernels,dropout,models,bandwidth,overhead,bench")
+    parser.add_argument("--sections", default="kernels,dropout,models,graphs,bandwidth,overhead,bench")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for the steady state of each bench row")
     parser.add_argument("--compilers", default="inductor,dynamotor")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
@@ -281,6 +304,7 @@ def main() -> int:
         return 0
     sections: dict[str, Callable[[], dict[str, Any]]] = {
         "kernels": check_kernels, "dropout": lambda: {"dropout": row("dropout", check_dropout)}, "models": check_models,
+        "graphs": lambda: {"graphs": row("graphs", check_graphs)},
         "bandwidth": check_bandwidth, "overhead": lambda: {"overhead": row("overhead", check_overhead)},
         "bench": lambda: check_bench(args.seconds, args.compilers)}
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
