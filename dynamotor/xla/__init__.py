@@ -4,6 +4,8 @@
 >>> model = MNIST().to("xla")
 """
 
+import torch
+
 from . import environment  # noqa: F401  (what it says comes before anything starts jax)
 
 # isort: split
@@ -32,6 +34,8 @@ __all__ = [
     "sync",
 ]
 
+# Libraries ask which torch_xla this is: the one for this PyTorch.
+__version__ = torch.__version__.partition("+")[0]
 make_callable(device, toplevel.device)
 make_callable(step, regions.step)
 make_callable(sync, toplevel.sync)

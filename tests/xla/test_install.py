@@ -47,7 +47,7 @@ def test_modules_are_the_same_objects(alias):
     assert xla_device is dynamotor.xla.core.xla_model.xla_device and xmp.spawn is dynamotor.xla.distributed.xla_multiprocessing.spawn
     assert torch_xla.utils.serialization.save.__module__ == "dynamotor.xla.utils.serialization"
     assert dynamotor.xla.utils.serialization.__spec__.name == "dynamotor.xla.utils.serialization"
-    assert callable(torch_xla.sync) and callable(torch_xla.device)
+    assert callable(torch_xla.sync) and callable(torch_xla.device) and torch_xla.__version__[0].isdigit()
 
 
 def test_it_can_be_installed_twice_and_taken_away():
@@ -129,3 +129,27 @@ def test_a_missing_jax_is_a_coded_error(tmp_path):
     text = "import sys; sys.modules['jax'] = None\nimport importlib.util as u\nreal = u.find_spec\nu.find_spec = lambda n, *a: None if n == 'jax' else real(n, *a)\nimport dynamotor.xla"
     done = run(tmp_path, text)
     assert "DM659" in done.stderr and "pip install dynamotor[xla]" in done.stderr
+
+
+LAUNCHED = """
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    def work(index):
+        t = torch.ones(2, device=xm.xla_device()) * (xr.global_ordinal() + 1)
+        print(index, xr.world_size(), xm.all_reduce(xm.REDUCE_SUM, t).tolist(), flush=True)
+
+    if __name__ == "__main__":
+        torch_xla.launch(work)
+"""
+
+
+@pytest.mark.parametrize("how", ["torchrun", "spawn"])
+def test_launch(tmp_path, how):
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    command = ["-m", "dynamotor", "run", "--torch-xla"]
+    done = run(tmp_path, LAUNCHED, *(torchrun if how == "torchrun" else []), *command, CPU_NUM_DEVICES="2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if line.endswith("]") and line[0] in "01") == ["0 2 [3.0, 3.0]", "1 2 [3.0, 3.0]"]
