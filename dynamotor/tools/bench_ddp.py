@@ -119,7 +119,8 @@ def rows_of(job: dict[str, Any], where: str, cell: dict[str, Any], fitted: Link 
         return [{"model": job["model"], "link": where, "mode": "-", "note": cell.get("error") or cell["skipped"],
                  "ok": "skipped" in cell}]
     eager, inductor = (cell["times"].get(mode, {}).get("step") for mode in ("eager", "inductor"))
-    rows = []
+    rows = [{"model": job["model"], "link": where, "mode": mode, "note": text, "ok": mode not in OURS}
+            for mode, text in cell.get("errors", {}).items()]
     for mode, times in cell["times"].items():
         step = times["step"]
         row: dict[str, Any] = {"model": job["model"], "link": where, "mode": mode, "note": "", "ok": True}

@@ -93,9 +93,22 @@ class Rank:
         return middle - began, time.perf_counter() - middle
 
     # Measurements ----------------------------------------------------------------------------------------------------------
-    def rounds(self, modes: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    def start(self, modes: Sequence[str]) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
+        """A compiled module for each mode, and what was raised by those whose first step fails on any rank."""
+        modules, errors = {mode: self.wrap(mode) for mode in modes}, {}
+        for mode in modes:
+            try:
+                self.step(modules[mode])
+            except Exception as error:  # the other modes are still worth measuring
+                errors[mode] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            everybody: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everybody, errors)
+            errors = {name: text for each in everybody for name, text in each.items()}
+        return {mode: module for mode, module in modules.items() if mode not in errors}, errors
+
+    def rounds(self, modules: dict[str, torch.nn.Module]) -> dict[str, dict[str, list[float]]]:
         """Seconds a step for each mode, with and without synchronisation, in turns whose order changes from round to round."""
-        modules = {mode: self.wrap(mode) for mode in modes}
+        modes = list(modules)
         times: dict[str, dict[str, list[float]]] = {mode: {"step": [], "alone": [], "forward": []} for mode in modes}
         for warm_up in (True, False):
             for turn in range(2 if warm_up else self.job["rounds"]):
@@ -210,12 +223,16 @@ def main() -> None:
     dist.init_process_group("nccl" if job["device"] == "cuda" else "gloo", init_method=job["init"], rank=job["rank"],
                             world_size=job["world"], timeout=timedelta(seconds=job["timeout"]))
     rank = Rank(job)
-    result: dict[str, Any] = {"link": rank.link(), "times": slowest(rank.rounds(job["modes"])),
-                              "compiled": dict(counters["ddp"]), "fallback": dict(counters["fallback"])}
-    result["stamps"] = {mode: rank.stamps(mode) for mode in job["modes"]}
-    result["nbytes"] = next((rank.plan_bytes(mode) for mode in job["modes"] if mode == "ingraph"), [])
+    result: dict[str, Any] = {"link": rank.link()}
+    modules, result["errors"] = rank.start(job["modes"])
+    result["times"] = slowest(rank.rounds(modules))
+    result |= {"compiled": dict(counters["ddp"]), "fallback": dict(counters["fallback"])}
+    modes = list(modules)
+    modules.clear()
+    result["stamps"] = {mode: rank.stamps(mode) for mode in modes}
+    result["nbytes"] = next((rank.plan_bytes(mode) for mode in modes if mode == "ingraph"), [])
     if job["device"] == "cuda":
-        result["profile"] = {mode: rank.profile(mode) for mode in job["modes"]}
+        result["profile"] = {mode: rank.profile(mode) for mode in modes}
     dist.barrier()
     if rank.rank == 0:
         print(json.dumps(result))

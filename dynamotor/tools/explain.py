@@ -24,6 +24,7 @@ class Explanation:
     guards: list[list[str]] = field(default_factory=list)
     break_reasons: list[Any] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
+    gradients: list[str] = field(default_factory=list)  # inside DistributedDataParallel: how each graph's are reduced
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -45,6 +46,7 @@ class Explanation:
             f"{sum(len(g) for g in self.guards)} guards"
         ]
         lines += [f"break {i + 1}: {reason}" for i, reason in enumerate(self.break_reasons)]
+        lines += [f"gradients are reduced {text}" for text in self.gradients]
         if self.fallbacks:
             lines.append(
                 "aten kernels used for lack of a lowering: " + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common())
@@ -62,12 +64,13 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         before, seconds_before = Counter(counters["fallback"]), dict(phase_seconds)
-        with collect("capture", "break") as events:
+        with collect("capture", "break", "ddp") as events:
             compile_(fn, **compile_options)(*args, **kwargs)
         found = Explanation()
         for event in events:
             _note(found, event)
-        found.fallbacks = Counter(counters["fallback"]) - before
+        more = Counter(counters["fallback"]) - before
+        found.fallbacks = Counter({name: n for name, n in more.items() if not name.startswith("ddp.")})  # those are in `gradients`
         found.seconds = {k: v - seconds_before.get(k, 0.0) for k, v in phase_seconds.items() if v > seconds_before.get(k, 0.0)}
         return found
 
@@ -77,6 +80,9 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
 def _note(found: Explanation, event: Event) -> None:
     if event.kind == "break":
         found.break_reasons.append(event.data.get("reason"))
+    elif event.kind == "ddp":
+        reason, plan = event.data.get("reason"), event.data.get("plan")
+        found.gradients.append(f"{event.data['mode']}: {plan.summary if plan else reason.text}")
     elif event.data.get("graph") is not None:
         found.graphs.append(event.data["graph"])
         found.guards.append([str(g) for g in event.data.get("guards", ())])

@@ -34,6 +34,11 @@ def test_a_mode_that_did_not_compile_fails_its_row() -> None:
     assert not row["ok"] and "not compiled" in row["note"]
 
 
+def test_a_mode_that_fails_costs_its_row_only() -> None:
+    rows = bench_ddp.rows_of(JOB, "none", {**CELL, "errors": {"inductor": "AssertionError: x"}}, None)
+    assert [row["mode"] for row in rows] == ["inductor", "eager", "ingraph"] and rows[0]["note"].endswith("x") and rows[0]["ok"]
+
+
 def test_a_cell_that_cannot_be_shaped_is_skipped_and_an_error_is_not() -> None:
     assert bench_ddp.rows_of(JOB, "200", {"skipped": "no shaped link here"}, None)[0]["ok"]
     assert not bench_ddp.rows_of(JOB, "200", {"error": "died"}, None)[0]["ok"]

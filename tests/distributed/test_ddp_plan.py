@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
-from dynamotor import DynamotorError, UsageError, compile
+from dynamotor import DynamotorError, UsageError, compile, explain
 from dynamotor.distributed.plan import make_plan
 from dynamotor.distributed.rewrite import gradient_nodes
 from dynamotor.distributed.simulate import Link, Profile, Sample, calibrate, simulate
@@ -143,3 +145,17 @@ def test_the_command_prints_the_plan_and_a_simulation(tmp_path: Path, capsys: py
 def test_the_command_says_what_a_program_lacks(tmp_path: Path) -> None:
     with pytest.raises(DynamotorError, match="DM710"):
         ddp_plan.main(arguments(tmp_path, "model = None\n"))
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[None]:
+    ddp_plan.fake_group(4)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_explain_tells_how_gradients_are_reduced(four_ranks: None) -> None:
+    model, x = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]), torch.randn(2, 8)
+    assert "gradients are reduced ingraph: 1 buckets, 6 parameters" in str(explain(DDP(model))(x))
+    text = str(explain(DDP(model, find_unused_parameters=True))(x))
+    assert "gradients are reduced split: find_unused_parameters=True" in text and "aten kernels" not in text
