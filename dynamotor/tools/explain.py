@@ -70,7 +70,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
         for event in events:
             _note(found, event)
         more = Counter(counters["fallback"]) - before
-        found.fallbacks = Counter({name: n for name, n in more.items() if not name.startswith("ddp.")})  # those are in `gradients`
+        found.fallbacks = Counter({name: n for name, n in more.items() if not name.startswith("ddp.")})  # in `gradients`
         found.seconds = {k: v - seconds_before.get(k, 0.0) for k, v in phase_seconds.items() if v > seconds_before.get(k, 0.0)}
         return found
 
