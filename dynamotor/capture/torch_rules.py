@@ -88,8 +88,8 @@ REFUSED: dict[Any, tuple[str, str]] = {
 }
 
 # Functions of these packages run as they are: they work on gradients, files or processes, between graphs.
-_NATIVE_PACKAGES = ("torch.distributed.fsdp", "torch.optim", "torch.nn.utils.clip_grad", "torch.amp.grad_scaler",
-                    "torch.utils.data", "torch.utils.tensorboard")
+_NATIVE_PACKAGES = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.optim", "torch.nn.utils.clip_grad",
+                    "torch.amp.grad_scaler", "torch.utils.data", "torch.utils.tensorboard")
 
 # Tensor methods that need data, change autograd's or the storage's state, or hand out memory.
 REFUSED_METHODS: dict[str, tuple[str, str]] = {

@@ -116,10 +116,11 @@ class BackwardRewriter:
         named = [name for name in self.names if name is not None]
         if len(set(named)) < len(named):
             return Reason("twice", "a parameter is two inputs of the graph")
-        outside = [name for name in self.parameters if name not in named]
+        wanted = self.averager.plan.names if self.averager.plan else tuple(self.parameters)
+        outside = [name for name in wanted if name not in named]
         if outside:
             return Reason("several_graphs", f"not every parameter is used in one graph ({_some(outside)} are not)")
-        unused = [name for name in self.parameters if name not in gradients]
+        unused = [name for name in wanted if name not in gradients]
         if unused:
             return Reason("unused", f"parameters without a gradient: {_some(unused)}")
         return None

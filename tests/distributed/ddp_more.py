@@ -115,3 +115,49 @@ def memory(rank: int) -> tuple[int, int]:
         loss_of(compiled(_data(rank, step, torch.float32))).backward()
         seen |= {p.grad.untyped_storage().data_ptr() for p in module.parameters()}
     return len(seen), len({p.grad.untyped_storage().data_ptr() for p in module.parameters()})
+
+
+def called_inside(rank: int) -> tuple[float, dict[str, int], int]:
+    """A compiled function that calls a DDP module which is not compiled itself."""
+    twins = Twins(rank)
+
+    def loss(x):
+        return loss_of(twins.inner(x * 1.0))
+
+    compiled = dynamotor.compile(loss, backend="aot_eager")
+    worst = 0.0
+    for step in range(3):
+        twins.eager.zero_grad()
+        twins.inner.zero_grad()
+        loss_of(twins.eager(twins.data(step) * 1.0)).backward()
+        compiled(twins.data(step)).backward()
+        worst = max(worst, twins.apart())
+    return worst, dict(dynamotor.counters["ddp"]), sum(dynamotor.counters["breaks"].values())
+
+
+def frozen_later(rank: int) -> str:
+    """A parameter is frozen after the plan was made: DDP does not allow that, and says so."""
+    twins = Twins(rank)
+    twins.step(0)
+    twins.inner.module.layers[3].weight.requires_grad_(False)
+    twins.inner.zero_grad()
+    try:
+        loss_of(twins.ours(twins.data(1))).backward()
+    except dynamotor.DynamotorError as error:
+        return error.code
+    return "no error"
+
+
+def two_modules(rank: int) -> tuple[float, bool, dict[str, int]]:
+    """Two DDP modules that train in turns and feed each other, as a generator and its critic do."""
+    twins = [Twins(rank), Twins(rank)]
+    worst, same = 0.0, True
+    for step in range(3):
+        for run in ("eager", "ours"):
+            first, second = (getattr(t, run) for t in twins)
+            for t in twins:
+                getattr(t, run).zero_grad()
+            loss_of(second(first(twins[0].data(step)))).backward()
+        worst = max(worst, *(t.apart() for t in twins))
+        same = same and all(t.same() for t in twins)
+    return worst, same, dict(dynamotor.counters["ddp"])

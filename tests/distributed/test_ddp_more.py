@@ -35,3 +35,17 @@ def test_copies_train_like_the_original(pair: Pair) -> None:
 def test_gradients_return_to_the_same_memory(pair: Pair) -> None:
     for pieces, buckets in pair.run(ddp_more.memory):
         assert pieces <= 2 * buckets
+
+
+def test_a_compiled_function_around_a_ddp_module(pair: Pair) -> None:
+    for worst, modes, breaks in pair.run(ddp_more.called_inside):
+        assert worst <= 1e-12 and modes == {"ingraph": 1} and breaks == 1
+
+
+def test_a_parameter_frozen_later_is_an_error_with_a_code(pair: Pair) -> None:
+    assert pair.run(ddp_more.frozen_later) == ["DM704", "DM704"]
+
+
+def test_two_modules_that_feed_each_other(pair: Pair) -> None:
+    for worst, same, modes in pair.run(ddp_more.two_modules):
+        assert worst <= 1e-12 and same and modes == {"ingraph": 2}
