@@ -46,6 +46,7 @@ def _libdevice() -> types.SimpleNamespace:
 
     interpreter_builder.options = InterpreterOptions(debug=True, sanitize_overflow=False)  # assertions are evaluated
     interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
+    interpreter_builder.create_splat = _splat
 
     def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -53,13 +54,20 @@ def _libdevice() -> types.SimpleNamespace:
             shape = args[0].handle.data.shape
             result = function(*data).numpy().reshape(np.broadcast_shapes(shape, *(a.handle.data.shape for a in args)))
             handle = TensorHandle(result, args[0].handle.dtype.scalar)
-            kind = tl.block_type(args[0].dtype, list(result.shape)) if result.shape else args[0].dtype
-            return tl.tensor(handle, kind)
+            is_block = any(a.type.is_block() for a in args)
+            return tl.tensor(handle, tl.block_type(args[0].dtype, list(result.shape)) if is_block else args[0].dtype)
 
         return call
 
     table = {name: wrap(getattr(torch, name)) for name in _FROM_TORCH}
     return types.SimpleNamespace(**table, rint=wrap(torch.round), div_rn=wrap(torch.div))
+
+
+def _splat(result: Any, source: Any) -> Any:
+    """One number in every place of a tile; the interpreter's own takes a comparison's result for a float."""
+    from triton.runtime.interpreter import TensorHandle
+
+    return TensorHandle(np.full(result.shape, source.data.reshape(-1)[0], dtype=source.data.dtype), source.dtype.scalar)
 
 
 def _rounded(truncate: Callable[..., Any]) -> Callable[..., Any]:
