@@ -9,6 +9,7 @@ what stands around the collectives. `exchange` makes all of them send the same m
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,23 +39,27 @@ def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
         compiled = jax.jit(program, keep_unused=True).lower(*inputs).compile()
         return lambda arrays: compiled(*arrays)
     layout, axis = _Layout(world.mesh), PartitionSpec(AXIS)
-    ins = (axis, *[layout.spec(x.ndim) for x in inputs])
-    avals = [layout.aval((1,), np.uint32), *[layout.aval(x.shape, x.dtype) for x in inputs]]
+    sent = [i for i, x in enumerate(inputs) if math.prod(x.shape)]
+    ins = (axis, *[layout.sharding(inputs[i].shape).spec for i in sent])
+    avals = [layout.aval((1,), np.uint32), *[layout.aval(inputs[i].shape, inputs[i].dtype) for i in sent]]
 
     def body(zero: jax.Array, *arrays: Any) -> list[jax.Array]:
         _trace.zero = zero[0]
-        return [*program(*arrays), _trace.zero[None]]
+        values: list[Any] = [jnp.zeros(x.shape, x.dtype) for x in inputs]
+        for i, array in zip(sent, arrays):
+            values[i] = array
+        return [*program(*values), _trace.zero[None]]
 
     def stacked(*arrays: Any) -> list[jax.Array]:
         return [y[None] for y in body(*arrays)]
 
     shapes = jax.eval_shape(jax.shard_map(stacked, mesh=world.mesh, in_specs=ins, out_specs=axis, check_vma=False), *avals)
-    outs = [layout.spec(y.ndim - 1) for y in shapes]
+    outs = [layout.sharding(y.shape[1:]).spec for y in shapes]
     function = jax.shard_map(body, mesh=world.mesh, in_specs=ins, out_specs=outs, check_vma=False)
     lowered = jax.jit(function, keep_unused=True).lower(*avals)
     # Replicas may compile different programs around the same collectives: they must not wait for each other's autotuning.
     options = {"xla_gpu_shard_autotuning": False} if world.mesh.devices.flat[0].platform == "gpu" else None
-    return _runner(lowered.compile(compiler_options=options), world.peers, layout)
+    return _runner(lowered.compile(compiler_options=options), sent, world.peers, layout)
 
 
 _trace = threading.local()
@@ -86,32 +91,29 @@ def _mixed(x: jax.Array, zero: jax.Array) -> jax.Array:
 class _Layout:
     """Arrays of one replica as shards of global ones: concatenated along the first dimension.
 
-    Scalars, which have none, are declared replicated; inside shard_map this only says that each replica passes its own.
+    Scalars have none: they are declared replicated, which inside shard_map only says that each replica passes its own. Empty
+    arrays are not passed at all: XLA's compiler crashes on them in programs of several devices (jaxlib 0.11.2).
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self.size = mesh.size
-        self.sharded, self.scalar = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+        self.sharded, self.whole = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
 
-    def spec(self, ndim: int) -> PartitionSpec:
-        return self.sharding(ndim).spec
-
-    def sharding(self, ndim: int) -> NamedSharding:
-        return self.sharded if ndim else self.scalar
+    def sharding(self, local: tuple[int, ...]) -> NamedSharding:
+        return self.sharded if local and math.prod(local) else self.whole
 
     def shape(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        return (local[0] * self.size, *local[1:]) if local else ()
+        return (local[0] * self.size, *local[1:]) if self.sharding(local) is self.sharded else local
 
     def aval(self, local: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(self.shape(local), dtype, sharding=self.sharding(len(local)))
+        return jax.ShapeDtypeStruct(self.shape(local), dtype, sharding=self.sharding(local))
 
     def globalize(self, array: jax.Array) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(self.shape(array.shape), self.sharding(array.ndim), [array])
+        return jax.make_array_from_single_device_arrays(self.shape(array.shape), self.sharding(array.shape), [array])
 
 
-def _runner(compiled: Any, peers: Peers, layout: _Layout) -> Compiled:
+def _runner(compiled: Any, sent: list[int], peers: Peers, layout: _Layout) -> Compiled:
     on_cpu = layout.sharded.mesh.devices.flat[0].platform == "cpu"
-
     zero = layout.globalize(jnp.zeros(1, np.uint32))
 
     def call(inputs: list[jax.Array]) -> list[jax.Array]:
@@ -121,7 +123,7 @@ def _runner(compiled: Any, peers: Peers, layout: _Layout) -> Compiled:
         return results
 
     def run(arrays: list[jax.Array]) -> list[jax.Array]:
-        inputs = [layout.globalize(array) for array in arrays]
+        inputs = [layout.globalize(arrays[i]) for i in sent]
         return [result.addressable_data(0) for result in peers.guard(lambda: call(inputs))[:-1]]
 
     return run

@@ -29,7 +29,7 @@ def environment(**more: str) -> dict[str, str]:
         if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "XLA_FLAGS")
     }
     return env | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",
