@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..base.events import emit
-from . import metrics, replicated, replication, rng
+from . import metrics, persistent_cache, replicated, replication, rng
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
 
 
@@ -156,6 +156,7 @@ def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
 def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        persistent_cache.watch()
         return jax.jit(function, donate_argnums=graph.donated, keep_unused=True).lower(*inputs).compile()
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+import zlib
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,13 +23,16 @@ _EVENTS = {
     "/jax/compilation_cache/cache_misses": "PersistentCacheMiss",
 }
 _listening: list[bool] = []
+_readonly: list[bool] = []
+_DAMAGED = "Error reading persistent compilation cache entry"  # how jax's warning begins
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 def initialize_cache(path: str, readonly: bool = False) -> None:
     """Keep compiled programs in the folder `path` (made where missing), and look there before compiling.
 
-    readonly: look, but write nothing. A damaged entry is compiled anew, with a warning. DM661 where the folder cannot be used.
-    Counters: PersistentCacheHit, and PersistentCacheMiss for a program that had to be compiled.
+    readonly: look, but write nothing. A damaged entry is compiled anew, with a warning (DM675). DM661 where the folder cannot be
+    used. Counters: PersistentCacheHit, PersistentCacheMiss (a program was compiled), PersistentCacheDamaged.
     """
     path = os.path.abspath(os.path.expanduser(path))
     try:
@@ -42,6 +48,7 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
             why="it is no folder that can be read" if readonly else "it is no folder that can be read and written",
             cure="give another path, or readonly=True for a cache that others fill",
         )
+    _readonly[:] = [True] if readonly else []
     jax.config.update("jax_compilation_cache_dir", path)
     # jax writes what took at least so long to compile: everything, or with readonly nothing.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", sys.float_info.max if readonly else 0.0)
@@ -56,6 +63,47 @@ def initialize_from_environment() -> None:
     path = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
     if path:
         initialize_cache(path, readonly=os.environ.get("XLA_PERSISTENT_CACHE_READ_ONLY", "0") not in ("", "0"))
+
+
+def watch() -> None:
+    """Within `warnings.catch_warnings()`: what jax says of a damaged entry becomes a coded warning with the user's line, and
+    the entry is removed, so that the program that is compiled now takes its place."""
+    warnings.filterwarnings("always", message=_DAMAGED)
+    show = warnings.showwarning
+
+    def explained(message: Any, *args: Any, **kwargs: Any) -> None:
+        if _DAMAGED in str(message):
+            message = type(message)(str(_damaged_entry(str(message))))
+        show(message, *args, **kwargs)
+
+    warnings.showwarning = explained
+
+
+def _damaged_entry(reason: str) -> XlaError:
+    metrics.counter("PersistentCacheDamaged")
+    folder = Path(jax.config.jax_compilation_cache_dir or "")
+    removed = [entry.name for entry in folder.glob("*-cache") if _is_damaged(entry) and _remove(entry)]
+    cure = "nothing: the program is compiled anew" + (f"; removed {', '.join(removed)}" if removed else "; remove the folder")
+    return XlaError("DM675", f"the compilation cache {folder} is damaged", why=reason, cure=cure, where=metrics.user_line())
+
+
+def _is_damaged(entry: Path) -> bool:
+    """Whether an entry cannot be decompressed. Where jax compresses with zstandard nothing is known."""
+    data = entry.read_bytes()
+    if data.startswith(_ZSTANDARD):
+        return False
+    try:
+        zlib.decompress(data)
+    except zlib.error:
+        return True
+    return False
+
+
+def _remove(entry: Path) -> bool:
+    if _readonly:
+        return False
+    entry.unlink(missing_ok=True)
+    return True
 
 
 def _count(event: str, **_: Any) -> None:

@@ -44,9 +44,22 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert run(folder) == [1, 0, value]
     stored = entries(folder)
     assert len(stored) == 1
-    for name in stored:  # damaged entries are compiled anew
-        (folder / name).write_bytes((folder / name).read_bytes()[:50])
-    assert run(folder, "readonly")[2] == value
+    damaged = (folder / stored[0]).read_bytes()[:50]
+    (folder / stored[0]).write_bytes(damaged)
+    assert run(folder, "readonly")[2] == value and (folder / stored[0]).read_bytes() == damaged
+    assert run(folder)[2] == value
+    assert run(folder) == [1, 0, value]
+
+
+def test_a_damaged_entry_is_a_coded_warning(tmp_path):
+    run(tmp_path)
+    (entry,) = entries(tmp_path)
+    (tmp_path / entry).write_bytes(b"nothing of sense")
+    program = PROGRAM.replace('warnings.simplefilter("ignore")', "")
+    (tmp_path / "p.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, str(tmp_path / "p.py"), str(tmp_path), ""], capture_output=True, text=True, env=env)
+    assert "DM675" in done.stderr and "p.py:" in done.stderr and f"removed {entry}" in done.stderr, done.stderr
 
 
 def test_the_environment_names_the_folder(tmp_path):
