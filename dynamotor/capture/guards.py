@@ -445,7 +445,8 @@ class Distinct(Guard):
 
 
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the byte past the last that a strided tensor may touch; tensors without storage name their memory by a number."""
+    """First byte and the byte past the last that a strided tensor may touch; tensors without storage name their memory by a
+    number."""
     if hasattr(type(tensor), "_memory_token"):
         token = tensor._memory_token()
         return token, token + 1

@@ -41,7 +41,8 @@ typedef struct {
     int32_t (*get_sizes)(TensorHandle, int64_t **);
     int32_t (*get_strides)(TensorHandle, int64_t **);
     size_t (*element_size)(int32_t dtype); /* may be missing */
-    bool (*requires_grad)(const void *impl);
+    bool (*requires_grad)(const void *impl); /* NULL in builds that do not export it */
+    PyGetSetDef *requires_grad_attribute;
     getter version; /* of the getset descriptor torch.Tensor._version */
     void *version_closure;
 } TensorShim;

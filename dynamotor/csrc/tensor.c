@@ -113,10 +113,24 @@ static bool find_functions(void) {
     shim.get_sizes = torch_symbol("aoti_torch_get_sizes");
     shim.get_strides = torch_symbol("aoti_torch_get_strides");
     shim.element_size = torch_symbol("aoti_torch_dtype_element_size");
-    /* No shim function reads requires_grad: c10::TensorImpl::requires_grad() const. */
+    /* No shim function reads requires_grad. Newer builds export c10::TensorImpl::requires_grad() const, older ones leave the
+     * C function behind Python's attribute. */
     shim.requires_grad = torch_symbol("_ZNK3c1010TensorImpl13requires_gradEv");
+    PyObject *attribute = shim.tensor_type != NULL ? PyObject_GetAttrString((PyObject *)shim.tensor_type, "requires_grad") : NULL;
+    if (attribute != NULL && Py_IS_TYPE(attribute, &PyGetSetDescr_Type))
+        shim.requires_grad_attribute = ((PyGetSetDescrObject *)attribute)->d_getset;
+    PyErr_Clear(); /* the type keeps its descriptor alive */
+    Py_XDECREF(attribute);
     return shim.get_dtype && shim.get_device_type && shim.get_device_index && shim.get_dim && shim.get_sizes &&
-           shim.get_strides && shim.requires_grad;
+           shim.get_strides && (shim.requires_grad || shim.requires_grad_attribute);
+}
+
+static bool tensor_requires_grad(PyObject *tensor, void *impl) {
+    if (LIKELY(shim.requires_grad != NULL)) return shim.requires_grad(impl);
+    PyObject *answer = shim.requires_grad_attribute->get(tensor, shim.requires_grad_attribute->closure);
+    if (answer == NULL) PyErr_Clear();
+    Py_XDECREF(answer);
+    return answer == Py_True;
 }
 
 bool tensor_matches(PyObject *tensor, const TensorFacts *facts) {
@@ -128,7 +142,7 @@ bool tensor_matches(PyObject *tensor, const TensorFacts *facts) {
     int64_t ndim, *sizes, *strides;
     if (shim.get_dtype(handle, &dtype) || dtype != facts->dtype) return false;
     if (shim.get_dim(handle, &ndim) || ndim != facts->ndim) return false;
-    if (shim.requires_grad(impl) != facts->requires_grad) return false;
+    if (tensor_requires_grad(tensor, impl) != facts->requires_grad) return false;
     if (shim.get_sizes(handle, &sizes) || shim.get_strides(handle, &strides)) return false;
     const int64_t *want_size = facts->dims, *want_stride = facts->dims + ndim;
     for (int64_t i = 0; i < ndim; i++) {

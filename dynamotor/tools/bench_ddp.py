@@ -1,6 +1,6 @@
 """`python -m dynamotor bench --ddp`: models × modes × bandwidths of data-parallel training, all modes in turns in one job.
 
-On a CPU the ranks are joined by gloo; a bandwidth in Mbit/s is a veth pair between two network namespaces shaped with `tc tbf`
+On a CPU the ranks are joined by gloo; a bandwidth in Mbit/s puts each into a network namespace whose link is shaped with `tc tbf`
 (needs root; such cells are skipped with that word elsewhere). On CUDA each rank has a GPU and NCCL.
 
     python -m dynamotor bench --ddp --models bert4,resnet18 --bandwidths none,200,1000 --json ddp.json --picture ddp.svg
@@ -30,7 +30,7 @@ from .ddp_picture import timeline
 from .measure import quartiles
 
 MODES = ("eager", "inductor", *OURS)
-COLUMNS = ("model", "link", "mode", "ms", "vs eager", "spread", "vs inductor", "exposed ms", "first/last ready",
+COLUMNS = ("model", "link", "mode", "ms", "vs eager", "spread", "vs inductor", "vs off", "exposed ms", "first/last ready",
            "simulated ms", "note")
 
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modes", default="eager,inductor,ingraph,split,off", help="with --ddp: modes, comma-separated")
     parser.add_argument("--bandwidths", default="none", help="with --ddp: Mbit/s or none, comma-separated")
     parser.add_argument("--rounds", type=int, default=15, help="with --ddp: rounds of all modes")
-    parser.add_argument("--world", type=int, default=2, help="with --ddp: number of ranks (shaped links: 2)")
+    parser.add_argument("--world", type=int, default=2, help="with --ddp: number of ranks")
     parser.add_argument("--bucket-mb", type=float, default=None, help="with --ddp: DDP's bucket_cap_mb")
     parser.add_argument("--picture", default=None, help="with --ddp: SVG of the bucket time lines")
 
@@ -51,21 +51,25 @@ def _sh(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def shaped(mbit: float) -> Iterator[list[list[str]]]:
-    """Two network namespaces joined by a link of this rate; gives what each rank's command begins with."""
-    names = [f"dm{os.getpid() % 10000}{side}" for side in "ab"]
+def shaped(mbit: float, world: int) -> Iterator[list[list[str]]]:
+    """A network namespace for each rank, joined by a switch, each sending at this rate; gives what a rank's command begins with."""
+    switch, *ranks = names = [f"dm{os.getpid() % 10000}{side}" for side in ("s", *range(world))]
+    at_switch = ("ip", "netns", "exec", switch, "ip", "link")
     try:
         for name in names:
             _sh("ip", "netns", "add", name)
-        _sh("ip", "link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
-        for i, name in enumerate(names):
+        _sh(*at_switch, "add", "bridge", "type", "bridge")
+        _sh(*at_switch, "set", "bridge", "up")
+        for i, name in enumerate(ranks):
             inside = ("ip", "netns", "exec", name)
+            _sh("ip", "link", "add", name, "netns", name, "type", "veth", "peer", "name", name, "netns", switch)
+            _sh(*at_switch, "set", name, "master", "bridge", "up")
             _sh(*inside, "ip", "addr", "add", f"10.77.0.{i + 1}/24", "dev", name)
             _sh(*inside, "ip", "link", "set", name, "up")
             _sh(*inside, "ip", "link", "set", "lo", "up")
             _sh(*inside, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", f"{mbit}mbit", "burst", "128kb",
                 "latency", "400ms")
-        yield [["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={name}"] for name in names]
+        yield [["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={name}"] for name in ranks]
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
@@ -80,7 +84,7 @@ def link(name: str, world: int) -> Iterator[tuple[list[list[str]], str]]:
     if name == "none":
         yield [[]] * world, f"tcp://127.0.0.1:{port}"
         return
-    with shaped(float(name)) as prefixes:
+    with shaped(float(name), world) as prefixes:
         yield prefixes, f"tcp://10.77.0.1:{port}"
 
 
@@ -118,7 +122,7 @@ def rows_of(job: dict[str, Any], where: str, cell: dict[str, Any], fitted: Link 
     if "times" not in cell:
         return [{"model": job["model"], "link": where, "mode": "-", "note": cell.get("error") or cell["skipped"],
                  "ok": "skipped" in cell}]
-    eager, inductor = (cell["times"].get(mode, {}).get("step") for mode in ("eager", "inductor"))
+    eager = cell["times"].get("eager", {}).get("step")
     rows = [{"model": job["model"], "link": where, "mode": mode, "note": text, "ok": mode not in OURS}
             for mode, text in cell.get("errors", {}).items()]
     for mode, times in cell["times"].items():
@@ -127,8 +131,9 @@ def rows_of(job: dict[str, Any], where: str, cell: dict[str, Any], fitted: Link 
         row["ms"] = _median(step) * 1e3
         if eager:
             row["low"], row["vs_eager"], row["high"] = quartiles([e / s for e, s in zip(eager, step)])
-        if inductor:
-            row["vs_inductor"] = _median([i / s for i, s in zip(inductor, step)])
+        for other in ("inductor", "off"):
+            if other in cell["times"]:
+                row[f"vs_{other}"] = _median([o / s for o, s in zip(cell["times"][other]["step"], step)])
         row["exposed_ms"] = max(0.0, _median([s - a for s, a in zip(step, times["alone"])])) * 1e3
         stamps = [s for s in cell["stamps"][mode] if "ready" in s]
         if len(stamps) > 1:
@@ -175,7 +180,7 @@ def table_row(row: dict[str, Any]) -> list[str]:
     spread = f"{row['low']:.2f}-{row['high']:.2f}" if "low" in row else "-"
     where = "unshaped" if row["link"] == "none" else f"{row['link']} Mbit/s"
     return [row["model"], where, row["mode"], number("ms"), number("vs_eager", ".3f"), spread, number("vs_inductor", ".3f"),
-            number("exposed_ms"), number("ready_fraction", ".2f"), number("simulated_ms"), row["note"][:90]]
+            number("vs_off", ".3f"), number("exposed_ms"), number("ready_fraction", ".2f"), number("simulated_ms"), row["note"][:90]]
 
 
 def render(rows: list[list[str]]) -> str:
@@ -194,12 +199,11 @@ def main(args: argparse.Namespace) -> int:
     cells = []
     for name in names:
         for where in args.bandwidths.split(","):
-            world = 2 if where != "none" else args.world
-            job = {"model": name, "small": args.small, "batch": args.batch, "modes": modes, "rounds": args.rounds, "world": world,
-                   "device": args.device, "amp": args.amp, "bucket_mb": args.bucket_mb, "threads": 1, "timeout": args.timeout}
+            job = {"model": name, "small": args.small, "batch": args.batch, "modes": modes, "rounds": args.rounds,
+                   "world": args.world, "device": args.device, "amp": args.amp, "bucket_mb": args.bucket_mb, "threads": 1, "timeout": args.timeout}
             print(f"{name}, {where} ...", file=sys.stderr, flush=True)
             cells.append((job, where, run_cell(job, where, args.timeout)))
-    fitted = calibration([(where, cell) for _, where, cell in cells], 2)
+    fitted = calibration([(where, cell) for _, where, cell in cells], args.world)
     rows = [row for job, where, cell in cells for row in rows_of(job, where, cell, fitted)]
     print(render([table_row(row) for row in rows]))
     if fitted is not None and fitted.error is not None:

@@ -12,6 +12,7 @@ import argparse
 import copy
 import gc
 import json
+import os
 import platform
 import statistics
 import sys
@@ -184,9 +185,10 @@ def measure(case: Case, phase: str, small: bool, seconds: float) -> dict[str, An
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the bench; 0 when every row was measured. The result is written after each row, so that a row that dies loses no other."""
+    """Run the bench; 0 when every row was measured. The result is written after each row: one that dies loses no other."""
     rows: list[dict[str, Any]] = []
     phases = args.phase.split(",")
+    torch.set_float32_matmul_precision(args.precision)
     path = Path(args.json or "dynamotor-bench-xla.json")
     for case in names_of("small" if args.models == "twelve" else args.models):
         for phase in phases:
@@ -217,6 +219,8 @@ def _result(rows: list[dict[str, Any]], phases: list[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": f"{platform_name()} {jax.devices()[0].device_kind}",
         "threads": torch.get_num_threads(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "rows": rows,
         "summary": summary,
     }

@@ -19,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="regular expression of op names")
     parser.add_argument("--every", type=int, default=1, help="take each n-th cell")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one cell")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", default="")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -209,12 +211,22 @@ def main() -> int:
         work(args.samples)
         return 0
     start, rows = time.time(), []
-    for row in run_all(cells(args.dtypes.split(","), args.only)[:: args.every], args.samples, args.timeout):
+    todo = cells(args.dtypes.split(","), args.only)[:: args.every]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for found in pool.map(lambda i: _shard(todo[i :: args.jobs], args), range(args.jobs)):
+            rows += found
+    return report(rows, args, time.time() - start)
+
+
+def _shard(todo: list[tuple[str, str, str]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of some cells, printed as they come when they did not pass."""
+    rows = []
+    for row in run_all(todo, args.samples, args.timeout):
         if row["samples"]:
             rows.append(row)
         if row["status"] != "pass":
             print(f"{row['status']:>6} {row['op']} {row['dtype']}: {row['reason'].splitlines()[0][:160]}", flush=True)
-    return report(rows, args, time.time() - start)
+    return rows
 
 
 def report(rows: list[dict[str, Any]], args: argparse.Namespace, seconds: float) -> int:

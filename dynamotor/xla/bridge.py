@@ -30,6 +30,7 @@ from . import (
     transfer,
 )
 from .ir import Lane, Meta, Node
+from .numerics import precision_settings
 from .partition import Piece, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, new_root, value, wrap, write
 
@@ -154,6 +155,7 @@ class Program:
         self.donated = tuple([position for position, index in enumerate(self.order) if index in written])
         self.graph = execute.Graph.of(lane, tuple(positions), self.donated)
         self.executable: execute.Executable | None = None
+        self.settings: Any = None  # those that it was compiled under
         self.set_scalars(lane.scalars)
 
     def set_scalars(self, scalars: Sequence[float]) -> None:
@@ -169,8 +171,10 @@ class Program:
             tensor = inputs[self.order[position]]
             if value(tensor._alias).owners != 1:
                 arrays[position] = jax.numpy.copy(arrays[position])
+        settings = precision_settings()
         executable = self.executable
-        if executable is None:
+        if executable is None or settings != self.settings:
+            self.settings = settings
             executable = self.executable = execute.compile_graph(self.graph, arrays)
             emit("xla.program", program=self, inputs=inputs)
         results = sync.execute_now(executable, arrays)

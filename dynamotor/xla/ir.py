@@ -21,16 +21,12 @@ import jax.numpy as jnp
 import torch
 from torch.utils._pytree import tree_map
 
-from ..base.errors import DynamotorError
+from ..base.errors import XlaError
 from . import metrics
 from .dtypes import TORCH_TO_JAX, jax_dtype
 from .lowering import Lowering, Spec, Unsupported, apply, find
 
 Constant = Any
-
-
-class XlaError(DynamotorError):
-    """DM6xx: the XLA device, its bridge or its distributed runtime could not do what was asked."""
 
 
 class Meta:

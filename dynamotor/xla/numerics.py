@@ -26,11 +26,26 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
+_SINGLE = (jnp.dtype(jnp.float32), jnp.dtype(jnp.complex64))
+
+
 def matmul_precision(dtype: np.dtype) -> jax.lax.Precision | None:
     """float32 products keep all their bits unless `torch.set_float32_matmul_precision` (or `allow_tf32`) allows fewer."""
-    if jnp.dtype(dtype) not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.complex64)):
+    if jnp.dtype(dtype) not in _SINGLE:
         return None
     return jax.lax.Precision.HIGHEST if torch.get_float32_matmul_precision() == "highest" else jax.lax.Precision.DEFAULT
+
+
+def convolution_precision(dtype: np.dtype) -> jax.lax.Precision | None:
+    """float32 convolutions keep all their bits unless `torch.backends.cudnn.allow_tf32` (PyTorch's default) allows fewer."""
+    if jnp.dtype(dtype) not in _SINGLE:
+        return None
+    return jax.lax.Precision.DEFAULT if torch.backends.cudnn.allow_tf32 else jax.lax.Precision.HIGHEST
+
+
+def precision_settings() -> tuple[str, bool]:
+    """PyTorch's settings that the lowerings read: part of every key of an executable."""
+    return torch.get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
 
 
 def per_dimension(value: int | Sequence[int], count: int) -> tuple[int, ...]:

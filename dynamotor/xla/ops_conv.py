@@ -18,7 +18,7 @@ import torch
 
 from .dtypes import is_float
 from .lowering import op
-from .numerics import matmul_precision, on_cpu, per_dimension, wide
+from .numerics import convolution_precision, on_cpu, per_dimension, wide
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def _forward(x: jax.Array, weight: jax.Array, window: Window, by_offset: bool) -
     return jax.lax.conv_general_dilated(
         x, weight, window.stride, [(p, p) for p in window.padding], rhs_dilation=window.dilation,
         feature_group_count=window.groups, dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
-        precision=matmul_precision(x.dtype),
+        precision=convolution_precision(x.dtype),
     )
 
 
@@ -62,7 +62,7 @@ def _by_offset(x: jax.Array, weight: jax.Array, window: Window) -> jax.Array:
 
 def _channels(x: jax.Array, weight: jax.Array, groups: int) -> jax.Array:
     """(..., C) by (O, C / groups): a product, one a group, or for depthwise kernels a multiplication."""
-    precision = matmul_precision(x.dtype)
+    precision = convolution_precision(x.dtype)
     if groups == 1:
         return jnp.einsum("...c,oc->...o", x, weight, precision=precision)
     if weight.shape == (groups, 1) and x.shape[-1] == groups:

@@ -114,16 +114,25 @@ class _Layout:
 
 def _runner(compiled: Any, sent: list[int], peers: Peers, layout: _Layout) -> Compiled:
     on_cpu = layout.sharded.mesh.devices.flat[0].platform == "cpu"
-    zero = layout.globalize(jnp.zeros(1, np.uint32))
+    zero = jnp.zeros(1, np.uint32)
+    # The runtime's executable takes this replica's arrays as they are: a tenth of the time that making global ones takes.
+    execute = getattr(compiled.runtime_executable(), "execute_sharded", None)
 
-    def call(inputs: list[jax.Array]) -> list[jax.Array]:
-        results = compiled(zero, *inputs)
+    def directly(inputs: list[jax.Array]) -> list[jax.Array]:
+        return [parts[0] for parts in execute(inputs).disassemble_into_single_device_arrays()]
+
+    def through_jax(inputs: list[jax.Array]) -> list[jax.Array]:
+        return [result.addressable_data(0) for result in compiled(*[layout.globalize(array) for array in inputs])]
+
+    call = through_jax if execute is None else directly
+
+    def work(inputs: list[jax.Array]) -> list[jax.Array]:
+        results = call(inputs)
         if on_cpu:  # gloo's errors belong to this line; on GPUs the host runs ahead
             jax.block_until_ready(results)
         return results
 
     def run(arrays: list[jax.Array]) -> list[jax.Array]:
-        inputs = [layout.globalize(arrays[i]) for i in sent]
-        return [result.addressable_data(0) for result in peers.guard(lambda: call(inputs))[:-1]]
+        return peers.guard(lambda: work([zero, *[arrays[i] for i in sent]]))[:-1]
 
     return run

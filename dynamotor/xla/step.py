@@ -134,7 +134,7 @@ class _Replayed:
 def _stand_ins(lane: Lane, tensors: Sequence[XLATensor]) -> Iterator[list[Node]]:
     """While on, the tensors stand for leaves of a lane, which are yielded."""
     kept = [t._alias for t in tensors]
-    if any(alias.root is not None for alias in kept) or len({id(alias) for alias in kept}) < len(kept):
+    if len({id(alias.root or alias) for alias in kept}) < len(kept):
         raise XlaError(
             "DM618",
             "the training step cannot be recorded as one graph",

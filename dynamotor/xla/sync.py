@@ -20,6 +20,7 @@ from ..base.events import emit, listening
 from . import device as devices
 from . import execute, metrics, replication, rng
 from .ir import Lane, Node
+from .numerics import precision_settings
 from .reasons import Reasons
 
 _executables: dict[tuple, execute.Executable] = {}
@@ -67,7 +68,8 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
     positions = tuple([node.position for node in outputs])
     # Written in place and held by nobody else: the result may take the buffer over.
     donated = _donated(lane) if lane.replaced else ()
-    key = (tuple(lane.key), positions, donated, tuple([extra(leaves) for extra in key_extras]))
+    extras = tuple([extra(leaves) for extra in key_extras])
+    key = (tuple(lane.key), positions, donated, precision_settings(), extras)
     executable = _executables.get(key)
     inputs = [leaf.data for leaf in leaves]
     if scalars:

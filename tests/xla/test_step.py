@@ -1,0 +1,112 @@
+"""compile_step and compile_optimizer: whole steps as one executable, equal to lazy training."""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+from dynamotor.base.errors import XlaError  # noqa: E402
+from dynamotor.xla import metrics  # noqa: E402
+from dynamotor.xla.step import compile_optimizer, compile_step  # noqa: E402
+from dynamotor.xla.sync import sync  # noqa: E402
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.07, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.013),
+    "adam_capturable": lambda p: torch.optim.Adam(p, lr=0.013, capturable=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.013, weight_decay=0.03, capturable=True),
+}
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
+
+
+def lazy_losses(model, optimizer, batches, change=None):
+    losses = []
+    for index, (x, y) in enumerate(batches):
+        if index == 4 and change:
+            change(optimizer)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        sync()
+        losses.append(loss.item())
+    return losses
+
+
+def batches():
+    torch.manual_seed(1)
+    return [(torch.randn(8, 6).to("xla"), torch.randint(0, 3, (8,)).to("xla")) for _ in range(7)]
+
+
+def slower(optimizer):
+    optimizer.param_groups[0]["lr"] *= 0.37
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_compiled_step_trains_as_the_lazy_device_does_and_compiles_once(name):
+    data = batches()
+    one, two = network().to("xla"), network().to("xla")
+    expected = lazy_losses(one, OPTIMIZERS[name](one.parameters()), data, slower)
+    optimizer = OPTIMIZERS[name](two.parameters())
+    step = compile_step(two, torch.nn.functional.cross_entropy, optimizer)
+    losses, compiled = [], []
+    for index, (x, y) in enumerate(data):
+        if index == 4:
+            slower(optimizer)
+        losses.append(step(x, y).item())
+        compiled.append(metrics.counters["UncachedCompile"])
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert compiled[1] == compiled[-1], "a step after the second compiled again"
+    for mine, other in zip(two.state_dict().values(), one.state_dict().values()):
+        torch.testing.assert_close(mine.cpu(), other.cpu(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_optimizer_steps_as_eager_does():
+    model = network()
+    device = copy.deepcopy(model).to("xla")
+    optimizer, mine = OPTIMIZERS["sgd"](model.parameters()), OPTIMIZERS["sgd"](device.parameters())
+    step = compile_optimizer(mine)
+    for _ in range(4):
+        x = torch.randn(8, 6)
+        for net, update, inputs in ((model, optimizer.step, x), (device, step, x.to("xla"))):
+            net.zero_grad()
+            net(inputs).square().sum().backward()
+            update()
+    for a, b in zip(device.parameters(), model.parameters()):
+        torch.testing.assert_close(a.detach().cpu(), b.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_lazy_adam_compiles_no_step_after_the_second():
+    model = network().to("xla")
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    data = batches()
+    lazy_losses(model, optimizer, data[:3])
+    before = metrics.counters["UncachedCompile"]
+    lazy_losses(model, optimizer, data[3:])
+    assert metrics.counters["UncachedCompile"] == before
+
+
+def test_a_model_on_the_cpu_is_refused_with_a_code():
+    model = network()
+    with pytest.raises(XlaError, match="DM617"):
+        compile_step(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_step_that_reads_data_is_refused_with_a_code():
+    model = network().to("xla")
+
+    def loss_fn(output, target):
+        return output.sum() * (1.0 if output.sum().item() > 0 else 2.0)
+
+    step = compile_step(model, loss_fn, OPTIMIZERS["sgd"](model.parameters()))
+    x, y = batches()[0]
+    step(x, y)
+    with pytest.raises(XlaError, match="DM618"):
+        step(x, y)
+    assert type(next(model.parameters())._alias.node.data).__name__ != "NoneType"
