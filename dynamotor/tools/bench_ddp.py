@@ -52,7 +52,7 @@ def _sh(*words: str) -> None:
 
 @contextlib.contextmanager
 def shaped(mbit: float, world: int) -> Iterator[list[list[str]]]:
-    """A network namespace for each rank, joined by a switch, each sending at this rate; gives what a rank's command begins with."""
+    """A network namespace for each rank, joined by a switch, each sending at this rate; gives how a rank's command begins."""
     switch, *ranks = names = [f"dm{os.getpid() % 10000}{side}" for side in ("s", *range(world))]
     at_switch = ("ip", "netns", "exec", switch, "ip", "link")
     try:
@@ -180,7 +180,8 @@ def table_row(row: dict[str, Any]) -> list[str]:
     spread = f"{row['low']:.2f}-{row['high']:.2f}" if "low" in row else "-"
     where = "unshaped" if row["link"] == "none" else f"{row['link']} Mbit/s"
     return [row["model"], where, row["mode"], number("ms"), number("vs_eager", ".3f"), spread, number("vs_inductor", ".3f"),
-            number("vs_off", ".3f"), number("exposed_ms"), number("ready_fraction", ".2f"), number("simulated_ms"), row["note"][:90]]
+            number("vs_off", ".3f"), number("exposed_ms"), number("ready_fraction", ".2f"), number("simulated_ms"),
+            row["note"][:90]]
 
 
 def render(rows: list[list[str]]) -> str:
@@ -200,7 +201,8 @@ def main(args: argparse.Namespace) -> int:
     for name in names:
         for where in args.bandwidths.split(","):
             job = {"model": name, "small": args.small, "batch": args.batch, "modes": modes, "rounds": args.rounds,
-                   "world": args.world, "device": args.device, "amp": args.amp, "bucket_mb": args.bucket_mb, "threads": 1, "timeout": args.timeout}
+                   "world": args.world, "device": args.device, "amp": args.amp, "bucket_mb": args.bucket_mb, "threads": 1,
+                   "timeout": args.timeout}
             print(f"{name}, {where} ...", file=sys.stderr, flush=True)
             cells.append((job, where, run_cell(job, where, args.timeout)))
     fitted = calibration([(where, cell) for _, where, cell in cells], args.world)
