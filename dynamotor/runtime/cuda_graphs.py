@@ -57,7 +57,12 @@ class CudaRecorder:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool[0], stream=pool[1], capture_error_mode="thread_local"):
                 results = call()
-        return graph.replay, results
+
+        def replay() -> None:
+            with torch.cuda.device(self.device):
+                graph.replay()
+
+        return replay, results
 
     def stream(self) -> int:
         """See Recorder."""

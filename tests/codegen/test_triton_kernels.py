@@ -62,10 +62,19 @@ def test_a_transposed_copy_has_tiles_of_two_axes():
     assert "[:, None]" in function.source and "[None, :]" in function.source
 
 
-def test_softmax_keeps_its_row_in_registers_and_loops_over_a_long_one():
+def test_softmax_keeps_its_row_in_registers_and_loops_over_a_long_one(monkeypatch):
     (short,) = check(lambda x: torch.softmax(x, -1), R(6, 40))
+    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
     (long,) = check(lambda x: torch.softmax(x, -1), R(2, 20000))
     assert "for " not in short.source and long.source.count("for base") == 3
+
+
+def test_few_long_rows_take_launches_for_each_pass():
+    functions = check(lambda x: torch.softmax(x, -1), R(2, 20000))
+    assert len(functions) == 5 and max(f.grid for f in functions) > 4
+    x, w = R(3, 2, 9000), R(2)
+    norm = torch.ops.aten._native_batch_norm_legit_functional
+    check(lambda x, w: norm(x, w, w, w, w, True, 0.1, 1e-5), x, w, tolerance=1e-4)
 
 
 def test_long_sums_are_shared_by_programs():
