@@ -174,7 +174,9 @@ def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
         return aten._native_batch_norm_legit.no_stats(*inputs[:3], *inputs[5:])
     if not bound["training"]:
         inputs.pop(5)
-        return aten._native_batch_norm_legit_no_training.default(*inputs)
+        out = aten._native_batch_norm_legit_no_training.default(*inputs)[0]
+        nothing = torch.empty(0, dtype=out.dtype, device=out.device)
+        return out, nothing, nothing.clone()
     try:
         node = record(aten._native_batch_norm_legit_functional.default, to_nodes(inputs))
     except Refused as refused:
