@@ -35,7 +35,7 @@ _KEY = "_dynamotor_averager"
 Place = tuple[int, int] | int
 
 
-def averager_of(ddp: DistributedDataParallel) -> Averager:
+def averager_of(ddp: Any) -> Averager:
     """The module's averager; the first call attaches it."""
     found = ddp.__dict__.get(_KEY)
     if found is None:
@@ -61,7 +61,7 @@ class Averager:
         self.reason: Reason | None = None
         self.parameters: dict[str, torch.Tensor] = {}
         self.pool: ResultPool | None = None
-        self.step: Step | None = None  # of the backward that runs now
+        self.step: Step | _Local | None = None  # of the backward that runs now
         self.late: Reason | None = None  # why this rank reduces after the backward from now on
         self._finished: list[Step] = []  # in the backward pass that runs now: more than one when forwards share a loss
         self._ran = False  # a graph that reduces ran in this forward
@@ -210,8 +210,8 @@ class Averager:
                 kept.append(average if held is None else held.copy_(average))
             result.append(row)
         if not self._finished:
-            held = [p.grad is not None for p in self.parameters.values()]
-            Variable._execution_engine.queue_callback(functools.partial(self._check, _C.tensor_stamps(kept), held))
+            before = [p.grad is not None for p in self.parameters.values()]
+            Variable._execution_engine.queue_callback(functools.partial(self._check, _C.tensor_stamps(kept), before))
         self._finished.append(step)
         return result
 
@@ -219,8 +219,8 @@ class Averager:
     def _check(self, stamps: bytes, held: Sequence[bool]) -> None:
         """See whether gradients are what the steps gave; more may have come from outside of the graph, not averaged."""
         steps, self._finished = self._finished, []
-        now = [p.grad for p in self.parameters.values()]
-        if any(g is None for g in now) or (len(steps) == 1 and _C.tensor_stamps(now) == stamps):
+        now = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if len(now) < len(self.parameters) or (len(steps) == 1 and _C.tensor_stamps(now) == stamps):
             return
         with torch.no_grad():
             given = _given(steps, held)
@@ -237,7 +237,8 @@ class Averager:
         for bucket in step.plan.buckets:
             flat = step.memory(bucket)
             for slot in bucket.slots:
-                torch.sub(self.parameters[slot.name].grad, next(known), out=slot.of(flat)).mul_(1.0 / self.group.size())
+                whole: Any = self.parameters[slot.name].grad
+                torch.sub(whole, next(known), out=slot.of(flat)).mul_(1.0 / self.group.size())
             step.send(flat)
         for before, (name, more) in zip(given, step.wait().items(), strict=True):
             self.parameters[name].grad = before + more

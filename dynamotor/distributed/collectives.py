@@ -34,7 +34,7 @@ _cat = torch.cat
 
 
 # What compiled code runs in place of the library's functions: the same ops without its wrapper class ---------------------------
-def _name(group: Any, tag: str) -> str:
+def _name(group: Any, tag: str) -> Any:
     """The group's name; answered while tracing."""
     return functional._resolve_group_name(group, tag)
 
@@ -70,7 +70,7 @@ def all_to_all(self, output_split_sizes, input_split_sizes, group, tag=""):
 
 
 # The functions that differentiate under a name of their own do so with the same ops, in PyTorch versions whose ops can.
-_POLYFILLS: dict[str, Callable[..., Any]] = {
+_POLYFILLS: dict[str, Any] = {
     "all_reduce": all_reduce, "broadcast": broadcast, "all_to_all_single": all_to_all,
     "all_gather_tensor": all_gather, "all_gather_single": all_gather,
     "reduce_scatter_tensor": reduce_scatter, "reduce_scatter_single": reduce_scatter,

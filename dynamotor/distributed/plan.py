@@ -18,7 +18,7 @@ import torch
 from ..graph.layout import is_dense
 from ..graph.spec import TensorSpec, contiguous_stride
 
-_reinterpret = torch._C._dynamo.guards._reinterpret_tensor
+_reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

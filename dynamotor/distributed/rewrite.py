@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
@@ -40,9 +41,9 @@ def gradient_nodes(backward: fx.GraphModule, names: Sequence[str | None]) -> dic
 
 def _move_up(node: fx.Node) -> None:
     chain = []
-    while node.op == "call_function" and (node.target is operator.getitem or facts(node.target).is_view):
+    while node.target is operator.getitem or (isinstance(node.target, OpOverload) and facts(node.target).is_view):
         chain.append(node)
-        node = node.args[0]
+        node = node.all_input_nodes[0]
     for later in reversed(chain):
         if node.op != "placeholder":
             node.append(later)

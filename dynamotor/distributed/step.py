@@ -43,8 +43,9 @@ class Step:
         flat = self.memory(about)
         held = [self.parameters[slot.name].grad for slot in about.slots]
         parts = [slot.of(flat) for slot in about.slots]
-        if flat.is_cuda and None not in grads and all(h is None for h in held):  # two kernels instead of one a parameter
-            torch._foreach_copy_(parts, grads)
+        given = [grad for grad in grads if grad is not None]
+        if flat.is_cuda and len(given) == len(parts) and all(h is None for h in held):  # two kernels, not one a parameter
+            torch._foreach_copy_(parts, given)
             flat.mul_(self._scale)
         else:
             for part, grad, before in zip(parts, grads, held, strict=True):
@@ -58,12 +59,14 @@ class Step:
         return self.pool.take((bucket.nbytes, bucket.dtype), (bucket.numel,), (1,))
 
     def _pack(self, into: torch.Tensor, grad: torch.Tensor | None, held: torch.Tensor | None) -> None:
-        if grad is None and held is None:
-            into.zero_()
-        elif grad is None or held is None:
-            torch.mul(grad if held is None else held, self._scale, out=into)
-        else:
+        if grad is not None and held is not None:
             torch.add(held, grad, out=into).mul_(self._scale)
+            return
+        only = held if grad is None else grad
+        if only is None:
+            into.zero_()
+        else:
+            torch.mul(only, self._scale, out=into)
 
     def send(self, flat: torch.Tensor) -> torch.Tensor:
         """Start the all-reduce of a packed bucket."""

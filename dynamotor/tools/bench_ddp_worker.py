@@ -33,11 +33,12 @@ def load(name: str, small: bool, batch: int | None) -> models.ModelCase:
     if name != "bert4":
         return models.load(name, small=small, batch=batch)
     case = models.load("BertForMaskedLM", small=small, batch=batch)
-    case.model.bert.encoder.layer = case.model.bert.encoder.layer[:4]
+    encoder: Any = case.model.bert.encoder  # type: ignore[union-attr]
+    encoder.layer = encoder.layer[:4]
     return case
 
 
-def compiler_of(mode: str) -> Callable[[torch.nn.Module], torch.nn.Module]:
+def compiler_of(mode: str) -> Callable[[Any], Any]:
     """What a mode makes of a DDP module."""
     if mode == "eager":
         return lambda module: module
@@ -80,7 +81,7 @@ class Rank:
         with torch.autocast(self.device.type, dtype=self.amp) if self.amp else contextlib.nullcontext():
             return self.case.loss(module(*self.args, **self.kwargs))
 
-    def step(self, module: torch.nn.Module, sync: bool = True) -> tuple[float, float]:
+    def step(self, module: Any, sync: bool = True) -> tuple[float, float]:
         """Seconds of the forward and of the backward, from a common start of all ranks."""
         dist.barrier()
         began = time.perf_counter()
