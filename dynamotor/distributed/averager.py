@@ -137,13 +137,17 @@ class Averager:
                 and not ddp._join_config.enable and not ddp._comm_hooks)
 
     def pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """DDP's own, its complaint about parameters without gradients with a code."""
+        """DDP's own, with codes for its complaint about parameters without gradients and for a rank that is gone."""
         try:
             return type(self.ddp)._pre_forward(self.ddp, *inputs, **kwargs)
         except RuntimeError as error:
-            if "Expected to have finished reduction" not in str(error):
+            if "Expected to have finished reduction" in str(error):
+                raise self._without_gradient("some parameters", error) from error
+            if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
                 raise
-            raise self._without_gradient("some parameters", error) from error
+            raise DistributedError(
+                "DM703", f"rank {self.group.rank()} could not synchronise with the others before a forward",
+                why=str(error).splitlines()[0], cure="another rank died or stopped; see its own error") from error
 
     def post_forward(self, output: Any) -> Any:
         """DDP's own, with its reducer left out where the plan takes its place."""

@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ddp_cases import CAP, Plain, Unused, _data, loss_of
+from ddp_cases import CAP, Normed, Plain, Unused, _data, loss_of
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dynamotor
 from dynamotor import DynamotorError
 
 
-def _compiled(model: Any = Plain, **ddp: Any) -> Any:
+def _compiled(model: Any = Plain, mode: str = "auto", **ddp: Any) -> Any:
     torch.manual_seed(0)
     dynamotor.reset()
-    return dynamotor.compile(DDP(model(), **{"bucket_cap_mb": CAP, **ddp}), backend="aot_eager")
+    return dynamotor.compile(DDP(model(), **{"bucket_cap_mb": CAP, **ddp}), backend="aot_eager",
+                             options={"ddp": mode})
 
 
 def _train(module: Any, rank: int, steps: int = 3) -> str:
@@ -48,9 +49,9 @@ def without_gradient_later(rank: int) -> str:
     return f"{first}, {_train(module, rank, steps=2)}"
 
 
-def dies_in_backward(rank: int) -> str:
+def dies_in_backward(rank: int, mode: str = "auto") -> str:
     """Rank 1 is gone in the middle of its second backward."""
-    module = _compiled()
+    module = _compiled(mode=mode)
     assert _train(module, rank, steps=1) == "no error"
     out = module(_data(rank, 1, torch.float32))
     if rank == 1:
@@ -59,7 +60,20 @@ def dies_in_backward(rank: int) -> str:
         loss_of(out).backward()
     except DynamotorError as error:
         return error.code
+    except RuntimeError:  # DDP's own reducer has waited: its error, which nothing of ours stands around
+        return "RuntimeError"
     return "no error"
+
+
+def dies_before_forward(rank: int) -> str:
+    """Rank 1 is gone between two steps; DDP broadcasts buffers before a forward."""
+    module = _compiled(Normed)
+    assert _train(module, rank, steps=2) == "no error"
+    dist.barrier()
+    if rank == 1:
+        os._exit(0)
+    time.sleep(0.5)
+    return _train(module, rank, steps=1)
 
 
 def hangs_in_backward(rank: int, seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import ddp_failures as failures
 import pytest
@@ -35,11 +36,14 @@ def test_one_rank_that_cannot_makes_all_leave_it_to_ddp(pair: Pair) -> None:
         assert code == "no error" and set(modes) == {"split"} and same
 
 
-def test_a_rank_that_dies_in_backward(fresh_pair: Pair) -> None:
+@pytest.mark.parametrize(("function", "arguments", "answer"), [
+    (failures.dies_in_backward, (), "DM703"), (failures.dies_in_backward, ("split",), "RuntimeError"),
+    (failures.dies_before_forward, (), "DM703")], ids=["in the graph", "split", "before a forward"])
+def test_a_rank_that_dies(fresh_pair: Pair, function: Any, arguments: tuple[str, ...], answer: str) -> None:
     began = time.monotonic()
     for pipe in fresh_pair.pipes:
-        pipe.send((failures.dies_in_backward, ()))
-    assert fresh_pair._answer(fresh_pair.pipes[0], 25.0) == "DM703"
+        pipe.send((function, arguments))
+    assert fresh_pair._answer(fresh_pair.pipes[0], 25.0) == answer
     assert time.monotonic() - began < 20.0
 
 
