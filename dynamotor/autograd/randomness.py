@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from ..base.config import config
 from ..graph import prims  # noqa: F401  (it defines torch.ops.dynamotor)
 from ..graph.shape_tensor import ShapeTensor
+from ..graph.spec import device_with_index
 from .recorder import GraphRecorder, record_rule
 
 aten = torch.ops.aten
@@ -72,7 +73,7 @@ def _rand(recorder: GraphRecorder, func: OpOverload, size: Any, *, dtype: Any = 
     dtype = dtype or torch.get_default_dtype()
     if not _ours(None, device) or dtype not in _WIDE:
         return NotImplemented
-    drawn = uniform(recorder, size, torch.device(device or "cpu"))
+    drawn = uniform(recorder, size, device_with_index(device or "cpu"))
     return drawn if dtype is torch.float32 else recorder.call(aten._to_copy.default, drawn, dtype=dtype)
 
 

@@ -87,8 +87,6 @@ def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
     device = next((d for d in found if d.type != "cpu"), torch.device("cpu"))
     if any(fixed for d, fixed in found.items() if d != device) or sum(d.type != "cpu" for d in found) > 1:
         return device, f"the graph has tensors on {' and '.join(str(d) for d in found)}"
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
     if device.type == "cuda" and not triton_build.triton_version():
         return device, "triton is not installed (pip install triton)"
     return device, "" if device.type in ("cpu", "cuda") else f"there is no code generator for {device.type} yet"

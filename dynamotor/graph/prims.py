@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from .shapes import shape_rule
-from .spec import CPU, TensorSpec, numel
+from .spec import CPU, TensorSpec, device_with_index, numel
 
 _library = torch.library.Library("dynamotor", "DEF")
 _library.define("new_seed(*, Device? device=None) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
@@ -59,10 +59,10 @@ _library.impl("rand", rand, "CompositeExplicitAutograd")
 
 @shape_rule(torch.ops.dynamotor.new_seed.default)
 def _new_seed_shape(*, device: torch.device | None = None) -> TensorSpec:
-    return TensorSpec.dense((1,), torch.int64, torch.device(device or CPU))
+    return TensorSpec.dense((1,), torch.int64, device_with_index(device or CPU))
 
 
 @shape_rule(torch.ops.dynamotor.rand.default)
 def _rand_shape(seed: TensorSpec, stream: int, size: Sequence[int], *, dtype: torch.dtype | None = None,
                 device: torch.device | None = None) -> TensorSpec:
-    return TensorSpec.dense(tuple(size), dtype or torch.float32, torch.device(device or seed.device))
+    return TensorSpec.dense(tuple(size), dtype or torch.float32, device_with_index(device or seed.device))

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from .layout import iterated_stride, preserved_stride, suggested_stride
 from .shapes import PASS, ShapeRule, UnsupportedOp, infer_by_meta_kernel, shape_rule, shape_rules
-from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride
+from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index
 
 aten = torch.ops.aten
 
@@ -149,7 +149,7 @@ def _like(x: TensorSpec, value: Any = None, *, memory_format: torch.memory_forma
                   torch.contiguous_format: contiguous_stride}[memory_format](x.shape)
     else:
         stride = preserved_stride(x)
-    return TensorSpec(x.shape, stride, options.get("dtype") or x.dtype, torch.device(options.get("device") or x.device))
+    return TensorSpec(x.shape, stride, options.get("dtype") or x.dtype, device_with_index(options.get("device") or x.device))
 
 
 @shape_rule(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default,

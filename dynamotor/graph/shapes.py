@@ -20,7 +20,7 @@ from ..base.errors import DynamotorError
 from ..base.registry import Registry
 from .layout import iterated_stride
 from .op_facts import facts
-from .spec import CPU, TensorSpec
+from .spec import CPU, TensorSpec, device_with_index
 
 aten = torch.ops.aten
 PASS = object()
@@ -163,7 +163,7 @@ def _device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:
     """The device asked for, else the first tensor's with dimensions, else the first tensor's, else the default."""
     asked = kwargs.get("device")
     if asked is not None:
-        return torch.device(asked)
+        return device_with_index(asked)
     fallback = None
     stack = list(reversed([*args, *kwargs.values()]))
     while stack:
@@ -174,4 +174,4 @@ def _device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:
             fallback = fallback or value.device
         elif isinstance(value, (tuple, list)):
             stack.extend(reversed(value))
-    return fallback or torch.get_default_device()
+    return fallback or device_with_index(torch.get_default_device())

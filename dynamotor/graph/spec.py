@@ -14,6 +14,14 @@ import torch
 CPU = torch.device("cpu")
 
 
+def device_with_index(device: torch.device | str) -> torch.device:
+    """The device that a tensor made there reports: "cuda" alone is the current GPU."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides of a shape, in elements; a dimension of size 0 counts as 1, as in PyTorch."""
     stride, step = [], 1
