@@ -196,7 +196,15 @@ class Averager:
         if self.late is not None:
             self._schedule()
             return False
-        return not _is_autograd_grad(next(iter(self.parameters.values())))
+        return self._accumulates()
+
+    def _accumulates(self) -> bool:
+        """Whether the backward that runs adds to `.grad`: `torch.autograd.grad` and `backward(inputs=...)` do not."""
+        node = torch.autograd.graph.get_gradient_edge(next(iter(self.parameters.values()))).node
+        try:
+            return torch._C._will_engine_execute_node(node)
+        except RuntimeError:  # so it answers for leaves under torch.autograd.grad
+            return False
 
     def _gradients(self, step: Step | _Local) -> list[list[torch.Tensor | None]]:
         """Bucket by bucket what autograd gets. A gradient that a parameter holds is written in place, autograd gets None."""
@@ -263,7 +271,7 @@ class Averager:
             self._armed = None
 
     def _schedule(self) -> None:
-        if not self._scheduled:
+        if not self._scheduled and self._accumulates():
             self._scheduled = True
             Variable._execution_engine.queue_callback(self._reduce_all)
 
@@ -312,12 +320,3 @@ def _given(steps: Sequence[Step], held: Sequence[bool]) -> list[torch.Tensor]:
         later = [slot.of(flat) for slot, flat in step.slots()]
         total = [b if kept else a + b for a, b, kept in zip(total, later, held, strict=True)]
     return total
-
-
-def _is_autograd_grad(parameter: torch.Tensor) -> bool:
-    """Whether `torch.autograd.grad` runs, which must leave parameters alone, and not `backward`."""
-    try:
-        torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(parameter).node)
-    except RuntimeError:
-        return True
-    return False

@@ -71,12 +71,18 @@ def join(rank: int) -> float:
     return max(worst, twins.apart())
 
 
-def autograd_grad(rank: int) -> tuple[float, float]:
-    """`torch.autograd.grad` gives this rank's own gradients and leaves `.grad` alone."""
+def autograd_grad(rank: int, late: bool) -> tuple[float, float]:
+    """`torch.autograd.grad` gives this rank's own gradients; it and `backward(inputs=...)` leave parameters' `.grad` alone."""
     twins = Twins(rank)
     twins.step(0)
+    if late:  # a hook that changes nothing makes the rank reduce after the backward
+        next(twins.inner.parameters()).register_hook(lambda grad: None)
+        twins.step(3)
     eager, ours = (torch.autograd.grad(loss_of(m(twins.data(1))), list(n.parameters()))
                    for m, n in ((twins.eager, twins.eager), (twins.ours, twins.inner)))
+    for module in (twins.eager, twins.ours):
+        x = twins.data(2).requires_grad_()
+        loss_of(module(x)).backward(inputs=[x])
     return max(float((a - b).abs().max()) for a, b in zip(eager, ours)), twins.apart()
 
 

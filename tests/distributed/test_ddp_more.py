@@ -17,8 +17,9 @@ def test_uneven_inputs_under_join(pair: Pair) -> None:
     assert max(pair.run(ddp_more.join)) <= 1e-12
 
 
-def test_autograd_grad_gives_the_ranks_own_gradients(pair: Pair) -> None:
-    for result in pair.run(ddp_more.autograd_grad):
+@pytest.mark.parametrize("late", [False, True])
+def test_autograd_grad_gives_the_ranks_own_gradients(pair: Pair, late: bool) -> None:
+    for result in pair.run(ddp_more.autograd_grad, late):
         assert max(result) <= 1e-12
 
 
