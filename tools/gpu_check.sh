@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the C extension, then checks and measures on the GPU of this machine: one short call, one JSON file.
 #   tools/gpu_check.sh OUT.json [sections [more options]]    sections: kernels,dropout,models,graphs,bandwidth,overhead,bench (all)
+# The operator database is a run of its own: python -m dynamotor.tools.gpu_opinfo --json docs/results/gpu-opinfo.json
 set -e
 cd "$(dirname "$0")/.."
 out=${1:-gpu-check.json}
