@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from . import dispatch, fallback, metrics, transfer
+from ..base.config import config
+from . import dispatch, fallback, metrics, sync, transfer
 from .device import lane_of
 from .dispatch import specials, to_nodes
+from .dtypes import TORCH_TO_JAX
 from .ir import Node, Refused, XlaError, record, unpack
 from .tensor import Alias, Handler, XLATensor, new_root, node_of, value, wrap, write
 
@@ -65,15 +67,19 @@ def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Ten
 
 
 def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any) -> XLATensor:
-    """A CPU tensor as a new xla tensor."""
+    """A CPU tensor as a new xla tensor. A loop that never marks its steps is flushed here, before it keeps all values alive."""
     lane = lane_of(device)
+    if len(lane.nodes) > config.xla_trace_limit and not lane.recording:
+        sync.flush(lane, "trace limit")
     if source.device.type != "cpu":
         source = source.cpu()
     return wrap(new_root(transfer.from_cpu(source.to(dtype), lane)))
 
 
 def cast(node: Node, dtype: torch.dtype) -> Node:
-    """A node as a dtype."""
+    """A node as a dtype. XlaError DM609 for a dtype that XLA has not."""
+    if dtype not in TORCH_TO_JAX:
+        raise XlaError("DM609", f"XLA has no type for {dtype}", where=metrics.user_line(), cure="use another dtype")
     return node if node.meta.dtype is dtype else record(aten._to_copy.default, (node,), {"dtype": dtype})
 
 

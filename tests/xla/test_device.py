@@ -1,0 +1,137 @@
+"""The device: what users see of it beside single ops (those are in test_ops_*.py and test_writes.py)."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+
+from dynamotor import config, xla  # noqa: E402
+from dynamotor.base.errors import XlaError  # noqa: E402
+from dynamotor.xla import metrics, transfer  # noqa: E402
+
+
+def test_tensors_are_made_printed_and_read_as_on_other_devices():
+    x = torch.tensor([1.5, 2.5], device="xla")
+    assert str(x) == "tensor([1.5000, 2.5000], device='xla:0')"
+    assert (x.device.type, x.is_xla, x.tolist(), x[1].item(), float(x.sum())) == ("xla", True, [1.5, 2.5], 2.5, 4.0)
+    assert torch.arange(3, device="xla").dtype is torch.int64
+    assert torch.equal(x.cpu(), torch.tensor([1.5, 2.5]))
+    with pytest.raises(TypeError, match="cpu"):
+        x.numpy()
+
+
+def test_copies_and_pickles_keep_values_and_flags():
+    parameter = torch.nn.Parameter(torch.randn(3, device="xla"))
+    for other in (copy.deepcopy(parameter), pickle.loads(pickle.dumps(parameter))):
+        assert other.requires_grad and torch.equal(other.detach().cpu(), parameter.detach().cpu())
+        with torch.no_grad():
+            other.add_(1)
+        assert not torch.equal(other.detach().cpu(), parameter.detach().cpu())
+
+
+def test_mixed_devices_name_the_other_tensor_and_the_users_line():
+    x = torch.ones(2, device="xla")
+    with pytest.raises(XlaError, match=r"Input tensor is not an XLA tensor: torch.FloatTensor") as caught:
+        x + torch.ones(2)
+    assert caught.value.code == "DM613" and caught.value.where.filename == __file__
+    linear = torch.nn.Linear(2, 2)
+    with pytest.raises(XlaError, match="DM613"):
+        linear(x)
+
+
+def test_zero_dimensional_cpu_tensors_mix_as_numbers():
+    x = torch.ones(2, device="xla")
+    assert (x * torch.tensor(2.5)).tolist() == [2.5, 2.5]
+
+
+def test_wrong_shapes_raise_what_eager_raises():
+    x = torch.ones(2, 3, device="xla")
+    with pytest.raises(RuntimeError, match="broadcast"):
+        x + torch.ones(4, 5, device="xla")
+    with pytest.raises(RuntimeError):
+        x.view(5)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.ones(2, dtype=torch.int64, device="xla").add_(1.5)
+
+
+def test_constants_that_are_equal_but_not_the_same_do_not_share_a_program():
+    x = torch.arange(6.0).view(2, 3)
+    device = x.to("xla")
+    assert torch.equal(device.sum(-1).cpu(), x.sum(-1))
+    assert torch.equal(device.sum(-2).cpu(), x.sum(-2))
+    assert (device + 1).dtype is torch.float32
+    ints = torch.arange(3, device="xla")
+    assert [(ints + n).dtype for n in (1, 1.0, True)] == [torch.int64, torch.float32, torch.int64]
+    assert str((torch.ones(1, device="xla") * -0.0).cpu()) == "tensor([-0.])"
+    assert str((torch.ones(1, device="xla") * 0.0).cpu()) == "tensor([0.])"
+
+
+def test_scalars_that_change_do_not_compile_again():
+    x = torch.ones(3).to("xla")
+    (x * 0.7 + 0.3).cpu()
+    before = metrics.counters["UncachedCompile"]
+    for value in (0.71, 0.9, 123.4):
+        assert (x * value + 0.3).tolist() == pytest.approx([value + 0.3] * 3)
+    assert metrics.counters["UncachedCompile"] == before
+
+
+def test_an_op_of_unknown_shape_runs_on_the_cpu_counted_or_refused_when_strict():
+    x = torch.tensor([3, 0, 2], device="xla")
+    before = metrics.counters["aten::nonzero"]
+    assert x.nonzero().tolist() == [[0], [2]]
+    assert metrics.counters["aten::nonzero"] == before + 1
+    with config.patch(xla_strict=True), pytest.raises(XlaError, match="DM610") as caught:
+        x.nonzero()
+    assert caught.value.where.filename == __file__
+
+
+def test_a_dtype_that_xla_has_not_is_refused_with_a_code():
+    with pytest.raises(XlaError, match="DM609"):
+        torch.ones(2, device="xla").to(torch.complex32)
+
+
+def test_a_loop_that_never_marks_a_step_is_flushed_at_the_limit():
+    xla.sync()
+    with config.patch(xla_trace_limit=50):
+        for _ in range(40):
+            x = torch.ones(2).to("xla")
+            for _ in range(10):
+                x = x + 1
+            assert len(x._alias.lane.nodes) <= 70
+        assert x.tolist() == [11.0, 11.0]
+
+
+def test_what_a_user_holds_is_never_donated():
+    x = torch.zeros(4, device="xla")
+    xla.sync()
+    held, clone = transfer.array(x), x.clone()
+    x.add_(1)
+    xla.sync()
+    x.add_(1)
+    xla.sync()
+    assert held.tolist() == [0, 0, 0, 0] and clone.tolist() == [0, 0, 0, 0] and x.tolist() == [2, 2, 2, 2]
+
+
+def test_step_closures_run_after_the_barrier_in_order():
+    seen = []
+    x = torch.ones(2, device="xla") * 3
+    from dynamotor.xla.sync import add_step_closure
+
+    add_step_closure(lambda value: seen.append(("first", value.tolist())), args=(x,))
+    add_step_closure(lambda: seen.append(("second", transfer.node_of(x).data is not None)))
+    assert seen == []
+    xla.sync()
+    assert seen == [("first", [3.0, 3.0]), ("second", True)]
+
+
+def test_random_state_repeats_and_differs_between_steps():
+    from dynamotor.xla import rng
+
+    rng.set_state(5)
+    one = torch.randn(4, device="xla").cpu()
+    two = torch.randn(4, device="xla").cpu()
+    rng.set_state(5)
+    assert torch.equal(torch.randn(4, device="xla").cpu(), one) and not torch.equal(one, two)
