@@ -200,9 +200,9 @@ class Averager:
 
     def _accumulates(self) -> bool:
         """Whether the backward that runs adds to `.grad`: `torch.autograd.grad` and `backward(inputs=...)` do not."""
-        node = torch.autograd.graph.get_gradient_edge(next(iter(self.parameters.values()))).node
+        nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in self.parameters.values() if p.requires_grad)
         try:
-            return torch._C._will_engine_execute_node(node)
+            return any(map(torch._C._will_engine_execute_node, nodes))
         except RuntimeError:  # so it answers for leaves under torch.autograd.grad
             return False
 
