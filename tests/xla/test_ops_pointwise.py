@@ -103,7 +103,7 @@ def test_a_zero_imaginary_part_has_a_sign_on_branch_cuts() -> None:
 SCALARS = [2, -1, 300, 2.5, True, 2 + 1j]
 
 
-@pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.true_divide, torch.maximum, torch.eq, torch.lt, lambda a, b: torch.where(a > 1, a, b), torch.pow], ids=str)
+@pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.true_divide, torch.maximum, torch.eq, torch.lt, lambda a, b: torch.where(a > 1, a, b), torch.pow], ids=lambda fn: fn.__name__)
 def test_operands_of_two_types_are_promoted_as_torch_does(fn) -> None:
     kinds = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
     tensors = [(torch.rand(4) * 9).to(dtype) for dtype in kinds]
