@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS ?= 2
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test lint bench clean
+.PHONY: all setup demo test test-all lint bench clean
 all: test
 
 $(VENV)/.packages: requirements-dev.txt Makefile
@@ -29,6 +29,9 @@ demo: setup
 test: setup
 	$(BIN)/ruff check dynamotor tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile
+
+test-all: setup
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "slow or not slow"
 
 lint: setup
 	$(BIN)/ruff check dynamotor tests

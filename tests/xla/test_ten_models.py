@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("programs") / "ten_models.py"
 EXACT = "--xla_backend_optimization_level=0 --xla_cpu_max_isa=AVX"
 GROUPS = [
