@@ -72,10 +72,15 @@ def test_constants_that_are_equal_but_not_the_same_do_not_share_a_program():
 def test_scalars_that_change_do_not_compile_again():
     x = torch.ones(3).to("xla")
     xla.sync()  # what earlier tests left pending would be part of the first graph
-    (x * 0.7 + 0.3).cpu()
+
+    def run(value):  # outside of an assertion, which would keep intermediate tensors alive
+        return (x * value + 0.3).tolist()
+
+    run(0.7)
     before = metrics.counters["UncachedCompile"]
     for value in (0.71, 0.9, 123.4):
-        assert (x * value + 0.3).tolist() == pytest.approx([value + 0.3] * 3)
+        result = run(value)
+        assert result == pytest.approx([value + 0.3] * 3)
     assert metrics.counters["UncachedCompile"] == before
 
 
