@@ -6,6 +6,7 @@ This is the one module of the package that may import what the project stands be
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,15 +18,34 @@ from .base.events import counters
 from .codegen import compile_aten
 
 
-def dynamotor_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """The `torch.compile` backend: differentiates and compiles a graph that `torch.compile` captured.
+def backend_for_torch_compile(backend: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """A backend `(gm, example_inputs) -> callable` of ours in the form that `torch.compile` calls.
 
     Graphs with symbolic sizes run their captured operations in eager PyTorch (counted as a fallback).
     """
-    if not all(isinstance(x, torch.Tensor) for x in example_inputs):
-        counters["fallback"]["torch.compile: symbolic sizes"] += 1
-        return gm.forward
-    return aot_compile(gm, list(example_inputs), compile_aten)
+
+    def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        if not all(isinstance(x, torch.Tensor) for x in example_inputs):
+            counters["fallback"]["torch.compile: symbolic sizes"] += 1
+            return gm.forward
+        return backend(gm, list(example_inputs))
+
+    return compile_graph
+
+
+dynamotor_backend = backend_for_torch_compile(functools.partial(aot_compile, compile_graph=compile_aten))
+
+
+def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:
+    """Let `torch.compile` capture tensors of a subclass as it does plain ones, without looking inside."""
+    from torch._dynamo.variables import builder
+
+    wrap = builder.VariableBuilder._wrap
+
+    def wrap_plain(self: Any, value: Any) -> Any:
+        return self.wrap_tensor(value) if type(value) is subclass else wrap(self, value)
+
+    builder.VariableBuilder._wrap = wrap_plain
 
 
 def torch_backend(name: str) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ RANK = {
     "codegen": 3,
     "xla": 4,
     "distributed": 4,
-    "torch_compile_adapter": 5,
+    "torch_compile_adapter": 4,
     "torch_compile_xla": 5,
     "backends": 6,
     "_module": 6,
@@ -32,7 +32,7 @@ RANK = {
     "__main__": 10,
 }
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch_xla")
-MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py", "torch_compile_xla.py"}
+MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 

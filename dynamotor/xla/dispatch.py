@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from ..base.registry import Registry
 from . import fallback, metrics, tensor, transfer
-from .dtypes import TORCH_TO_JAX
 from .ir import Node, Refused, XlaError, record, unpack
 from .lowering import decompositions, find
 from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, write
 
 aten = torch.ops.aten
-specials: dict[Any, Handler] = {}
+specials: Registry[Any, Handler] = Registry("special handler")
 # Arguments that mean nothing on a device with opaque memory; a generator of another device is refused by _convert.
 _NOT_RECORDED = frozenset(("device", "layout", "pin_memory", "memory_format", "non_blocking"))
 
@@ -351,15 +351,6 @@ def handler_of(func: Any) -> Handler:
     if handler is None:
         handler = tensor.handlers[id(func)] = classify(func)
     return handler
-
-
-def is_lowered(func: Any) -> bool:
-    """Whether an overload can be recorded (for some arguments): asked by the bridge before it traces."""
-    return classify(func) is not lacking or _is_known(func)
-
-
-def supported(dtype: torch.dtype) -> bool:
-    return dtype in TORCH_TO_JAX
 
 
 tensor.classify = classify

@@ -47,7 +47,8 @@ def _table() -> dict[torch.dtype, np.dtype]:
 
 TORCH_TO_JAX = _table()
 JAX_TO_TORCH = {jax: dtype for dtype, jax in _NATIVE.items()}
-LOW_PRECISION = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
+# What aten computes in float32 and rounds once.
+LOW_PRECISION = tuple(jnp.dtype(t) for t in (jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2))
 
 
 def jax_dtype(dtype: torch.dtype) -> np.dtype:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -46,7 +46,6 @@ class Graph:
     collective: bool
     device: torch.device
     donated: tuple[int, ...] = ()
-    names: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, lane: Lane, outputs: Sequence[int], donated: tuple[int, ...] = ()) -> Graph:
@@ -167,18 +166,13 @@ def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], lis
     if len(executable.local_devices()) > 1:
         return lambda arrays: compiled(*arrays)
     execute = getattr(executable, "execute_sharded", None)
-    if execute is None or not _unpacks(execute):
+    if execute is None:  # a jaxlib without the plain interface
         return lambda arrays: compiled(*arrays)
 
     def run(arrays: list[jax.Array]) -> list[jax.Array]:
         return [parts[0] for parts in execute(arrays).disassemble_into_single_device_arrays()]
 
     return run
-
-
-def _unpacks(execute: Any) -> bool:
-    """Whether this jaxlib has the plain execution interface (0.4.14 to 0.11 do)."""
-    return True
 
 
 def failure(error: BaseException, code: str, what: str) -> XlaError:

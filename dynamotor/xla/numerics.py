@@ -6,7 +6,7 @@ dtype('float32')
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from .dtypes import LOW_PRECISION
 
 
 def wide(x: jax.Array | None) -> jax.Array | None:
-    """float16 and bfloat16 as float32, anything else (None too) as it is: aten computes these in float32 and rounds once."""
+    """float16, bfloat16 and float8 as float32, others (None too) as they are: aten computes these in float32 and rounds once."""
     return x.astype(jnp.float32) if x is not None and x.dtype in LOW_PRECISION else x
 
 
@@ -46,6 +46,17 @@ def convolution_precision(dtype: np.dtype) -> jax.lax.Precision | None:
 def precision_settings() -> tuple[str, bool]:
     """PyTorch's settings that the lowerings read: part of every key of an executable."""
     return torch.get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
+
+
+def contract(multiply: Callable[..., jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+    """A product with float32 accumulation: float16 and bfloat16 give float32 (the caller rounds once), other types stay.
+
+    `multiply` is `jnp.matmul`, or another function of two operands that knows `precision=` and `preferred_element_type=`.
+    """
+    if x.dtype in LOW_PRECISION and x.dtype == y.dtype and not on_cpu():
+        return multiply(x, y, preferred_element_type=jnp.float32)
+    x, y = wide(x), wide(y)
+    return multiply(x, y, precision=matmul_precision(jnp.result_type(x, y)))
 
 
 def per_dimension(value: int | Sequence[int], count: int) -> tuple[int, ...]:

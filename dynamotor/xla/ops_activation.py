@@ -17,7 +17,8 @@ import torch
 from jax import lax
 
 from .lowering import op
-from .promotion import elementwise, widened
+from .numerics import wide
+from .promotion import elementwise
 
 aten = torch.ops.aten
 
@@ -90,13 +91,13 @@ def _leaky_relu(x, slope=0.01):
 
 @op(aten.leaky_relu_backward)
 def _leaky_relu_backward(grad, x, slope, is_result):
-    return jnp.where(widened(x) > 0, widened(grad), widened(grad) * slope)
+    return jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
 
 
 @op(aten.rrelu_with_noise_backward)
 def _rrelu_with_noise_backward(grad, x, noise, lower, upper, training, is_result):
     if training and upper - lower > 1e-6:
-        return widened(noise) * widened(grad)
+        return wide(noise) * wide(grad)
     return _leaky_relu_backward(grad, x, (lower + upper) / 2, is_result)
 
 
@@ -108,7 +109,7 @@ def _prelu(x, weight):
 @op(aten._prelu_kernel_backward)
 def _prelu_backward(grad, x, weight):
     """Gradients of the input and, before it is summed to the weight's shape, of the weight."""
-    grad, x, weight = widened(grad), widened(x), widened(weight)
+    grad, x, weight = wide(grad), wide(x), wide(weight)
     return jnp.where(x > 0, grad, weight * grad), jnp.where(x > 0, 0, x * grad)
 
 
@@ -162,7 +163,7 @@ def _elu(x, alpha=1, scale=1, input_scale=1):
 @op(aten.elu_backward)
 def _elu_backward(grad, alpha, scale, input_scale, is_result, x):
     """`x` is the input, or the result where `is_result`."""
-    grad, x = widened(grad), widened(x)
+    grad, x = wide(grad), wide(x)
     slope = input_scale * (x + alpha * scale) if is_result else input_scale * alpha * scale * jnp.exp(x * input_scale)
     return jnp.where(x <= 0, grad * slope, grad * scale)
 
@@ -207,7 +208,7 @@ def _mish_backward(grad, x):
 @op(aten.log_sigmoid_forward, out=True)
 def _log_sigmoid(x, *, out):
     """The result and e^-|x|, which aten keeps for the backward on the CPU; elsewhere that buffer is empty."""
-    x = widened(x)
+    x = wide(x)
     small = jnp.exp(-jnp.abs(x))
     buffer = small if out[1].shape == x.shape else jnp.zeros(out[1].shape, x.dtype)
     return jnp.minimum(x, 0) - jnp.log1p(small), buffer
@@ -216,7 +217,7 @@ def _log_sigmoid(x, *, out):
 @op(aten.log_sigmoid_backward)
 def _log_sigmoid_backward(grad, x, buffer):
     """The buffer is not read: it may be empty."""
-    return widened(grad) * lax.logistic(-widened(x))
+    return wide(grad) * lax.logistic(-wide(x))
 
 
 @elementwise(aten.gelu)
@@ -238,27 +239,27 @@ def _gelu_backward(grad, x, *, approximate="none"):
 
 @op(aten.glu)
 def _glu(x, dim=-1):
-    value, gate = jnp.split(widened(x), 2, dim)
+    value, gate = jnp.split(wide(x), 2, dim)
     return value * lax.logistic(gate)
 
 
 @op(aten.glu_backward)
 def _glu_backward(grad, x, dim):
-    value, gate = jnp.split(widened(x), 2, dim)
-    grad, gate = widened(grad), lax.logistic(gate)
+    value, gate = jnp.split(wide(x), 2, dim)
+    grad, gate = wide(grad), lax.logistic(gate)
     return jnp.concatenate([grad * gate, grad * value * gate * (1 - gate)], dim)
 
 
 @op(aten.glu_jvp)
 def _glu_jvp(result, x, dx, dim):
-    _, gate = jnp.split(widened(x), 2, dim)
-    dvalue, dgate = jnp.split(widened(dx), 2, dim)
+    _, gate = jnp.split(wide(x), 2, dim)
+    dvalue, dgate = jnp.split(wide(dx), 2, dim)
     gate = lax.logistic(gate)
-    return dvalue * gate + dgate * (1 - gate) * widened(result)
+    return dvalue * gate + dgate * (1 - gate) * wide(result)
 
 
 @op(aten.glu_backward_jvp)
 def _glu_backward_jvp(grad_x, grad, x, dgrad, dx, dim):
     """The derivative of `glu_backward` along (dgrad, dx)."""
-    along = (widened(dgrad), widened(dx))
-    return jax.jvp(lambda g, v: _glu_backward(g, v, dim), (widened(grad), widened(x)), along)[1]
+    along = (wide(dgrad), wide(dx))
+    return jax.jvp(lambda g, v: _glu_backward(g, v, dim), (wide(grad), wide(x)), along)[1]

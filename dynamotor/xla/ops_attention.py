@@ -8,24 +8,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from .dtypes import LOW_PRECISION
 from .lowering import Unsupported, op
-from .numerics import matmul_precision, on_cpu, wide
+from .numerics import contract, wide
 
 aten = torch.ops.aten
 
 
 def _einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """A product that gives float32 (float64 for float64) from low precision."""
-    if x.dtype in LOW_PRECISION and x.dtype == y.dtype and not on_cpu():
-        return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
-    x, y = wide(x), wide(y)
-    return jnp.einsum(subscripts, x, y, precision=matmul_precision(jnp.result_type(x, y)))
+    return contract(partial(jnp.einsum, subscripts), x, y)
 
 
 def _scores(query: jax.Array, key: jax.Array, mask: jax.Array | None, is_causal: bool, scale: float) -> jax.Array:

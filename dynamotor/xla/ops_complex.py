@@ -15,21 +15,22 @@ import torch
 from jax import lax
 
 from .lowering import op
+from .numerics import wide
 from .ops_pointwise import is_complex
-from .promotion import widened, widened_float
+from .promotion import widened_float
 
 aten = torch.ops.aten
 
 
 @op(aten.complex)
 def _complex(real, imag):
-    return lax.complex(*jnp.broadcast_arrays(widened(real), widened(imag)))
+    return lax.complex(*jnp.broadcast_arrays(wide(real)(imag)))
 
 
 @op(aten.polar.default)
 def _polar(size, angle):
     """size·e^(i·angle)."""
-    size, angle = widened(size), widened(angle)
+    size, angle = wide(size)(angle)
     return lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
 
 

@@ -13,16 +13,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .dtypes import LOW_PRECISION
 from .indexing import WITHIN
 from .lowering import Spec, Unsupported, op
+from .numerics import wide
 
 aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32) if x.dtype in LOW_PRECISION else x
 
 
 @op(aten.embedding)
@@ -33,7 +29,7 @@ def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse
 @op(aten.embedding_renorm)
 def _embedding_renorm(weight, indices, max_norm, norm_type):
     """Rows that are looked up are scaled down to a norm of at most `max_norm`."""
-    rows = _wide(weight.at[indices.reshape(-1)].get(**WITHIN))
+    rows = wide(weight.at[indices.reshape(-1)].get(**WITHIN))
     norm = jnp.linalg.norm(rows, norm_type, 1, keepdims=True)
     scaled = jnp.where(norm > max_norm, rows * (max_norm / (norm + 1e-7)), rows)
     return weight.at[indices.reshape(-1)].set(scaled.astype(weight.dtype), **WITHIN)
@@ -41,7 +37,7 @@ def _embedding_renorm(weight, indices, max_norm, norm_type):
 
 def add_rows(grad: jax.Array, indices: jax.Array, count: int, padding_idx: int, scale_grad_by_freq: bool) -> jax.Array:
     """(count, columns): row i is the sum of the rows of `grad` (n, columns) whose index is i; the padding row stays zero."""
-    rows = _wide(grad)
+    rows = wide(grad)
     if scale_grad_by_freq:
         frequency = jnp.zeros(count, jnp.int32).at[indices].add(1, **WITHIN)
         rows = rows / frequency.at[indices].get(**WITHIN).astype(rows.dtype)[:, None]
@@ -64,13 +60,13 @@ def _embedding_bag(
     bags = out[0].shape[0]
     bag = _bag_of(offsets[:bags], indices.size)
     counted = indices != padding_idx
-    rows = _wide(weight.at[indices].get(**WITHIN))
+    rows = wide(weight.at[indices].get(**WITHIN))
     size = jnp.zeros(bags, jnp.int64).at[bag].add(counted, **WITHIN)
     largest = jnp.zeros((bags, weight.shape[1]), jnp.int64)
     if mode == MAX:
         value, largest = _largest(rows, indices, bag, counted, bags)
     else:
-        rows = rows if per_sample_weights is None else rows * _wide(per_sample_weights)[:, None]
+        rows = rows if per_sample_weights is None else rows * wide(per_sample_weights)[:, None]
         value = jnp.zeros((bags, rows.shape[1]), rows.dtype).at[bag].add(jnp.where(counted[:, None], rows, 0), **WITHIN)
         value = value / size.clip(1).astype(rows.dtype)[:, None] if mode == MEAN else value
     return value, *_extras(bag, size, largest, mode, out[1:])
@@ -103,7 +99,7 @@ def _extras(bag: jax.Array, size: jax.Array, largest: jax.Array, mode: int, out:
 def _embedding_bag_dense_backward(
     grad, indices, offset2bag, bag_size, largest, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx=-1
 ):
-    grad = _wide(grad)
+    grad = wide(grad)
     if mode == MAX:
         used = (bag_size[: grad.shape[0]] > 0)[:, None]
         rows = jnp.where(used, largest[: grad.shape[0]], num_weights)
@@ -112,7 +108,7 @@ def _embedding_bag_dense_backward(
     if mode == MEAN:
         grad = grad / bag_size[: grad.shape[0]].clip(1).astype(grad.dtype)[:, None]
     rows = grad.at[offset2bag].get(**WITHIN)
-    rows = rows if per_sample_weights is None else rows * _wide(per_sample_weights)[:, None]
+    rows = rows if per_sample_weights is None else rows * wide(per_sample_weights)[:, None]
     return add_rows(rows, indices, num_weights, padding_idx, scale_grad_by_freq)
 
 
@@ -136,5 +132,5 @@ def _bag_of(offsets: jax.Array, count: int) -> jax.Array:
 
 @op(aten._embedding_bag_per_sample_weights_backward)
 def _embedding_bag_per_sample_weights_backward(grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1):
-    rows = _wide(weight.at[indices].get(**WITHIN)) * _wide(grad.at[offset2bag].get(**WITHIN))
+    rows = wide(weight.at[indices].get(**WITHIN)) * wide(grad.at[offset2bag].get(**WITHIN))
     return jnp.where(indices != padding_idx, rows.sum(1), 0)

@@ -16,8 +16,9 @@ import torch
 
 from . import ops_activation, ops_compare, ops_matmul, ops_pointwise, ops_special
 from .lowering import Lowering, Spec, lowerings, op
+from .numerics import wide
 from .ops_reduce import _linalg_vector_norm, _max, _powsum
-from .promotion import cast, widened
+from .promotion import cast
 
 aten = torch.ops.aten
 # The modules whose rules for one tensor are taken from the registry: they must be there first.
@@ -83,10 +84,10 @@ def _steps(update: Callable[..., tuple[Any, ...]], lists: tuple[list[Any], ...],
     used = [entries for entries in lists if entries]
     columns: list[list[Any]] = [[] for _ in used]
     for index, old in enumerate(zip(*used)):
-        param, grad, *state = (widened(value) for value in old)
+        param, grad, *state = (wide(value) for value in old)
         if grad_scale is not None:
             grad = grad / cast(grad_scale, grad.dtype)
-        param, *state = update(widened(steps[index]) if steps else None, param, -grad if maximize else grad, *state)
+        param, *state = update(wide(steps[index]) if steps else None, param, -grad if maximize else grad, *state)
         for column, was, now in zip(columns, old, (param, grad, *state)):
             column.append(now if found_inf is None else jnp.where(found_inf == 1, was.astype(now.dtype), now))
     return [value for column in columns for value in column]

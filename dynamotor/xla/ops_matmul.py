@@ -9,19 +9,15 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .dtypes import LOW_PRECISION
 from .lowering import op
-from .numerics import matmul_precision, on_cpu, wide
+from .numerics import contract, matmul_precision, wide
 
 aten = torch.ops.aten
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.matmul` with float32 accumulation: float16 and bfloat16 give float32 (the caller rounds once), other types stay."""
-    if x.dtype in LOW_PRECISION and x.dtype == y.dtype and not on_cpu():
-        return jnp.matmul(x, y, preferred_element_type=jnp.float32)
-    x, y = wide(x), wide(y)
-    return jnp.matmul(x, y, precision=matmul_precision(jnp.result_type(x, y)))
+    return contract(jnp.matmul, x, y)
 
 
 def _plus(base: jax.Array, beta: float, alpha: float, value: jax.Array) -> jax.Array:

@@ -20,8 +20,9 @@ from jax.scipy import special
 
 from .dtypes import jax_dtype
 from .lowering import Spec, Unsupported, op
+from .numerics import wide
 from .ops_compare import truth
-from .promotion import cast, compute_dtype, float_dtype, promoted, result_type, widened
+from .promotion import cast, compute_dtype, float_dtype, promoted, result_type
 
 aten = torch.ops.aten
 
@@ -142,7 +143,7 @@ def _min_dim(x, dim, keepdim=False, *, out: tuple[Spec, Spec]):
 
 def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     """Variance and mean in two passes. `correction`: what is taken off the number of elements, 1 for None."""
-    x, over = widened(x), axes(x, dim)
+    x, over = wide(x), axes(x, dim)
     mean = jnp.mean(x, over, keepdims=True)
     away = x - mean
     squares = away.real**2 + away.imag**2 if jnp.iscomplexobj(x) else away * away
@@ -201,7 +202,7 @@ def _normed(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
     """aten casts the input to `dtype` before it takes the norm."""
     if dtype is not None:
         x = x.astype(jax_dtype(dtype))
-    return widened(x)
+    return wide(x)
 
 
 @op(aten.linalg_vector_norm)
@@ -228,7 +229,7 @@ def _dist(x, y, p=2):
 @op(aten.renorm)
 def _renorm(x, p, dim, maxnorm):
     """Slices along `dim` whose p-norm is above `maxnorm` are scaled down to it."""
-    x = widened(x)
+    x = wide(x)
     norms = vector_norm(x, p, [d for d in range(x.ndim) if d != dim % x.ndim], keepdim=True)
     return x * jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1).astype(norms.dtype)
 

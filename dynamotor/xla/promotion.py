@@ -19,19 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .dtypes import jax_dtype, torch_dtype
+from .dtypes import LOW_PRECISION, jax_dtype, torch_dtype
 from .lowering import Spec, Target, op
 
 _WRAPPED = {bool: torch.bool, int: torch.int64}
-_HALVES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
     """The type that aten computes in to give `dtype`: float32 for the types below it, the type itself otherwise."""
     held = jax_dtype(dtype)
-    if torch_dtype(held) in _HALVES:
-        return jnp.dtype(jnp.float32)
-    return held
+    return jnp.dtype(jnp.float32) if held in LOW_PRECISION else held
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -99,13 +96,8 @@ def promoted(*values: Any) -> list[Any]:
     return [cast(v, dtype) for v in values]
 
 
-def widened(x: jax.Array) -> jax.Array:
-    """A tensor in the type that aten computes in: float16 and bfloat16 as float32."""
-    return cast(x, compute_dtype(torch_dtype(x.dtype)))
-
-
 def widened_float(x: jax.Array) -> jax.Array:
-    """Like `widened`, with integers and booleans in the default dtype."""
+    """In the type that aten computes in, with integers and booleans in the default dtype."""
     return cast(x, compute_dtype(float_dtype(torch_dtype(x.dtype))))
 
 

@@ -1,14 +1,13 @@
 """Ops that the general rules of dispatch do not describe: copies, reads of data, aliases without an op, batch norm's hidden
 writes.
 
->>> @special(aten.detach.default)
+>>> @specials.register(aten.detach.default)
 ... def _detach(func, args, kwargs):
 ...     return wrap(args[0]._alias)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,39 +18,28 @@ from .device import lane_of
 from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
 from .ir import Node, Refused, XlaError, record, unpack
-from .tensor import Alias, Handler, XLATensor, new_root, node_of, value, wrap, write
+from .tensor import XLATensor, new_root, value, wrap, write
 
 aten = torch.ops.aten
 
 
-def special(*funcs: Any) -> Callable[[Handler], Handler]:
-    """Register a handler `(func, args, kwargs)` of overloads."""
-
-    def register(handler: Handler) -> Handler:
-        for func in funcs:
-            specials[func] = handler
-        return handler
-
-    return register
-
-
-@special(aten.detach.default, aten.lift_fresh.default, aten.lift.default, aten._to_dense.default)
+@specials.register(aten.detach.default, aten.lift_fresh.default, aten.lift.default, aten._to_dense.default)
 def _same(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return wrap(args[0]._alias)
 
 
-@special(aten.alias.default)
+@specials.register(aten.alias.default)
 def _alias(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return wrap(args[0]._alias)
 
 
-@special(aten.clone.default)
+@specials.register(aten.clone.default)
 def _clone(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     """Values never change: a copy is another root with the same value."""
     return wrap(new_root(value(args[0]._alias)))
 
 
-@special(aten._to_copy.default)
+@specials.register(aten._to_copy.default)
 def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Tensor:
     kwargs = kwargs or {}
     source, device = args[0], kwargs.get("device")
@@ -83,7 +71,7 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
     return node if node.meta.dtype is dtype else record(aten._to_copy.default, (node,), {"dtype": dtype})
 
 
-@special(aten.copy_.default)
+@specials.register(aten.copy_.default)
 def _copy_(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
     target, source = args[:2]
     if type(target) is not XLATensor:
@@ -104,7 +92,7 @@ def _check_broadcast(node: Node, target: torch.Tensor) -> None:
         torch.empty(node.meta.shape, device="meta").expand(target._alias.meta.shape)  # raises aten's error
 
 
-@special(aten.copy.default)
+@specials.register(aten.copy.default)
 def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     target, source = args[:2]
     result = wrap(new_root(value(target._alias)))
@@ -112,17 +100,17 @@ def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return result
 
 
-@special(aten._copy_from.default)
+@specials.register(aten._copy_from.default)
 def _copy_from(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
     return _copy_(func, (args[1], args[0]), None)
 
 
-@special(aten._local_scalar_dense.default)
+@specials.register(aten._local_scalar_dense.default)
 def _item(func: Any, args: tuple, kwargs: Any) -> Any:
     return transfer.to_cpu(args[0], "item").item()
 
 
-@special(aten.equal.default)
+@specials.register(aten.equal.default)
 def _equal(func: Any, args: tuple, kwargs: Any) -> bool:
     one, other = args
     if one.shape != other.shape:
@@ -130,7 +118,7 @@ def _equal(func: Any, args: tuple, kwargs: Any) -> bool:
     return bool(torch.all(torch.eq(one, other)).item())
 
 
-@special(aten.split.Tensor)
+@specials.register(aten.split.Tensor)
 def _split(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
     tensor, size, dim = _with_dim(args, kwargs)
     length = tensor.shape[dim]
@@ -139,7 +127,7 @@ def _split(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATen
     return [_slice(tensor, dim, start, min(start + size, length)) for start in range(0, max(length, 1), size)]
 
 
-@special(aten.split_with_sizes.default)
+@specials.register(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
     tensor, sizes, dim = _with_dim(args, kwargs)
     if sum(sizes) != tensor.shape[dim]:
@@ -154,7 +142,7 @@ def _split_with_sizes(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> 
     return parts
 
 
-@special(aten.unbind.int)
+@specials.register(aten.unbind.int)
 def _unbind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[XLATensor]:
     tensor = args[0]
     dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
@@ -170,7 +158,7 @@ def _slice(tensor: XLATensor, dim: int, start: int, end: int) -> XLATensor:
     return dispatch.view(aten.slice.Tensor, (tensor, dim, start, end), None)
 
 
-@special(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
+@specials.register(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     """The schema of native_batch_norm hides that training writes the running statistics: the functional op returns them."""
     bound = _bind(func, args, kwargs)
@@ -193,7 +181,7 @@ def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     return tuple(wrap(new_root(item)) for item in (out, save_mean, save_rstd))
 
 
-@special(aten._batch_norm_with_update.default)
+@specials.register(aten._batch_norm_with_update.default)
 def _batch_norm_with_update(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     bound = _bind(func, args, kwargs)
     inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var")]
@@ -214,12 +202,12 @@ def _bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, An
     }
 
 
-@special(aten.index.Tensor, aten.index_put.default)
+@specials.register(aten.index.Tensor, aten.index_put.default)
 def _index(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     return dispatch.plain(func, (args[0], _on_lane_of(args[0], args[1]), *args[2:]), kwargs)
 
 
-@special(aten.index_put_.default, aten._index_put_impl_.default)
+@specials.register(aten.index_put_.default, aten._index_put_impl_.default)
 def _index_put_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     dispatch.functionals[id(func)] = aten.index_put.default if func is aten.index_put_.default else aten._index_put_impl.default
     return dispatch.in_place(func, (args[0], _on_lane_of(args[0], args[1]), *args[2:]), kwargs)
@@ -232,7 +220,7 @@ def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:
     ]
 
 
-@special(aten.resize_.default)
+@specials.register(aten.resize_.default)
 def _resize_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     """Keeps the first elements in row-major order, as aten does; new ones are zero."""
     tensor, size = args[0], list(args[1])
@@ -252,13 +240,13 @@ def _resize_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return tensor
 
 
-@special(aten.set_.source_Tensor)
+@specials.register(aten.set_.source_Tensor)
 def _set_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     args[0].data = args[1]
     return args[0]
 
 
-@special(
+@specials.register(
     aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.default, aten.set_.source_Tensor_storage_offset
 )
 def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
@@ -271,32 +259,22 @@ def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
     )
 
 
-@special(aten.record_stream.default)
+@specials.register(aten.record_stream.default)
 def _record_stream(func: Any, args: tuple, kwargs: Any) -> None:
     return None
 
 
-@special(aten.is_pinned.default)
+@specials.register(aten.is_pinned.default)
 def _is_pinned(func: Any, args: tuple, kwargs: Any) -> bool:
     return False
 
 
-@special(aten._has_compatible_shallow_copy_type.default)
+@specials.register(aten._has_compatible_shallow_copy_type.default)
 def _compatible(func: Any, args: tuple, kwargs: Any) -> bool:
     return type(args[0]) is type(args[1])
 
 
-def make_alias(node: Node) -> Alias:
-    """A root for a node: what other modules wrap."""
-    return new_root(node)
-
-
-def pending(tensor: XLATensor) -> bool:
-    """Whether a tensor's value still has to be computed."""
-    return node_of(tensor).data is None
-
-
-@special(aten.expand.default)
+@specials.register(aten.expand.default)
 def _expand(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """In a backward pass the result has memory of its own: it may become a parameter's gradient, which programs change in place.
     (Autograd copies an expanded gradient when it sees its strides; here all tensors look contiguous.)"""
@@ -315,14 +293,14 @@ _VIEWS_IN_PLACE = {
 }
 
 
-@special(*_VIEWS_IN_PLACE)
+@specials.register(*_VIEWS_IN_PLACE)
 def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """`x.squeeze_()`: the tensor itself becomes a view of what it was."""
     args[0].data = dispatch.view(_VIEWS_IN_PLACE[func], args, kwargs)
     return args[0]
 
 
-@special(aten.bernoulli_.float)
+@specials.register(aten.bernoulli_.float)
 def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """The only in-place op whose argument has a default that its functional twin has not."""
     bound = _bind(func, args, kwargs)

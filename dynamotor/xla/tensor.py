@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..base.registry import Registry
 from .ir import Lane, Meta, Node, record
 
 aten = torch.ops.aten
@@ -74,7 +75,8 @@ def queue(root: Alias) -> None:
 
 
 Inverse = Callable[..., Node]
-inverses: dict[Any, Inverse] = {}
+# View overload -> `rule(base, new, *args, **kwargs) -> Node`: the base after its view was set to `new`.
+inverses: Registry[Any, Inverse] = Registry("inverse of a view")
 
 
 def write(alias: Alias, node: Node) -> None:

@@ -6,12 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from . import device as devices
 from . import execute, metrics, replication, sync
@@ -100,11 +97,6 @@ def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
         return download(data, tensor.dtype)
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
-
-
-def to_cpu_tree(data: Any) -> Any:
-    """All xla tensors of nested lists, tuples and dicts as CPU tensors: one flush for all."""
-    return tree_map(lambda x: to_cpu(x) if isinstance(x, torch.Tensor) else x, data)
 
 
 def array(tensor: XLATensor) -> jax.Array:

@@ -1,6 +1,6 @@
 """View ops: what a write to a view does to the value that it views, one row an op.
 
->>> @inverse(aten.select.int)
+>>> @inverses.register(aten.select.int)
 ... def _select(base, new, dim, index):
 ...     return record(aten.select_scatter.default, (base, new, dim, index))
 """
@@ -8,29 +8,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .ir import Node, XlaError, record
-from .tensor import Inverse, inverses
+from .tensor import inverses
 
 aten = torch.ops.aten
 
 
-def inverse(*views: Any) -> Callable[[Inverse], Inverse]:
-    """Register `rule(base, new, *args, **kwargs) -> Node` for view overloads: the base after its view was set to `new`."""
-
-    def register(rule: Inverse) -> Inverse:
-        for view in views:
-            inverses[view] = rule
-        return rule
-
-    return register
-
-
-@inverse(
+@inverses.register(
     aten.view.default,
     aten._reshape_alias.default,
     aten.unsqueeze.default,
@@ -42,53 +30,53 @@ def _reshaped(base: Node, new: Node, *args: Any) -> Node:
     return record(aten.view.default, (new, list(base.meta.shape)))
 
 
-@inverse(aten.alias.default)
+@inverses.register(aten.alias.default)
 def _alias(base: Node, new: Node) -> Node:
     return new
 
 
-@inverse(aten.t.default)
+@inverses.register(aten.t.default)
 def _t(base: Node, new: Node) -> Node:
     return record(aten.t.default, (new,))
 
 
-@inverse(aten.transpose.int)
+@inverses.register(aten.transpose.int)
 def _transpose(base: Node, new: Node, dim0: int, dim1: int) -> Node:
     return record(aten.transpose.int, (new, dim0, dim1))
 
 
-@inverse(aten.permute.default)
+@inverses.register(aten.permute.default)
 def _permute(base: Node, new: Node, dims: list[int]) -> Node:
     order = [dim % len(dims) for dim in dims]
     return record(aten.permute.default, (new, sorted(range(len(order)), key=order.__getitem__)))
 
 
-@inverse(aten._conj.default)
+@inverses.register(aten._conj.default)
 def _conj(base: Node, new: Node) -> Node:
     return record(aten.conj_physical.default, (new,))
 
 
-@inverse(aten._neg_view.default)
+@inverses.register(aten._neg_view.default)
 def _neg_view(base: Node, new: Node) -> Node:
     return record(aten.neg.default, (new,))
 
 
-@inverse(aten.view_as_real.default)
+@inverses.register(aten.view_as_real.default)
 def _view_as_real(base: Node, new: Node) -> Node:
     return record(aten.view_as_complex.default, (new,))
 
 
-@inverse(aten.view_as_complex.default)
+@inverses.register(aten.view_as_complex.default)
 def _view_as_complex(base: Node, new: Node) -> Node:
     return record(aten.view_as_real.default, (new,))
 
 
-@inverse(aten.view.dtype)
+@inverses.register(aten.view.dtype)
 def _view_dtype(base: Node, new: Node, dtype: torch.dtype) -> Node:
     return record(aten.view.dtype, (new, base.meta.dtype))
 
 
-@inverse(aten.expand.default)
+@inverses.register(aten.expand.default)
 def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -> Node:
     if math.prod(base.meta.shape) == math.prod(new.meta.shape):
         return record(aten.view.default, (new, list(base.meta.shape)))
@@ -101,7 +89,7 @@ def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -
 
 
 def _scatter(view: Any, scatter: Any) -> None:
-    @inverse(view)
+    @inverses.register(view)
     def rule(base: Node, new: Node, *args: Any, **kwargs: Any) -> Node:
         return record(scatter, (base, new, *args), kwargs)
 
@@ -112,7 +100,7 @@ _scatter(aten.diagonal.default, aten.diagonal_scatter.default)
 _scatter(aten.as_strided.default, aten.as_strided_scatter.default)
 
 
-@inverse(aten.unfold.default)
+@inverses.register(aten.unfold.default)
 def _unfold(base: Node, new: Node, dim: int, size: int, step: int) -> Node:
     if step < size:
         raise XlaError(

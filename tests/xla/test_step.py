@@ -109,4 +109,4 @@ def test_a_step_that_reads_data_is_refused_with_a_code():
     step(x, y)
     with pytest.raises(XlaError, match="DM618"):
         step(x, y)
-    assert type(next(model.parameters())._alias.node.data).__name__ != "NoneType"
+    assert all(p.cpu().isfinite().all() for p in model.parameters())  # the refused step has not taken them

@@ -99,8 +99,13 @@ def _write(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor, torch
     return rng.choice(writes)
 
 
+def _sine(x: torch.Tensor) -> torch.Tensor:
+    """In double precision, since a float32 sine of an integer may be rounded in two ways, depending on the processor's vector width."""
+    return x.sin() if x.is_complex() else x.double().sin()
+
+
 def _fresh(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return rng.choice([lambda x, y: x * 2, lambda x, y: x + y, lambda x, y: x.sin(), lambda x, y: x.clone(), lambda x, y: x.sum(0) if x.dim() else x * 3])
+    return rng.choice([lambda x, y: x * 2, lambda x, y: x + y, lambda x, y: _sine(x), lambda x, y: x.clone(), lambda x, y: x.sum(0) if x.dim() else x * 3])
 
 
 def _step(pool: Pool, rng: random.Random) -> Step | None:
