@@ -119,16 +119,21 @@ class Dictionary(Plain):
         return {"out": hidden, "norm": hidden.square().mean(1)}
 
 
+def here() -> torch.device:
+    """Where this process computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
 def _data(rank: int, step: int, dtype: torch.dtype, rows: int = 6) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(rows, D, generator=generator).to(dtype)
+    return torch.randn(rows, D, generator=generator).to(here(), dtype)
 
 
 def loss_of(out: Any) -> torch.Tensor:
     """A loss in which each output element weighs differently."""
     if isinstance(out, dict):
         return sum(loss_of(value) for value in out.values())
-    weights = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).reshape(out.shape)
+    weights = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).reshape(out.shape)
     return (out.square() * weights).mean()
 
 
@@ -211,7 +216,7 @@ CASES: dict[str, Case] = {
     "frozen": Case(before=_freeze),
     "ignored": Case(before=_ignore, unequal=("layers.2.weight",)),
     "buffers": Case(Normed),
-    "no buffer broadcast": Case(Normed, forward_sync_buffers=False),
+    "no buffer broadcast": Case(Normed, broadcast_buffers=False),
     "dictionary": Case(Dictionary, backward=backward_keyword),
     "bf16": Case(dtype=torch.bfloat16),
     "float32": Case(dtype=torch.float32),
@@ -235,15 +240,16 @@ CASES: dict[str, Case] = {
 
 def _pair_of_modules(case: Case, wrap: str, backend: str, mode: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
-    model = case.model().to(case.dtype)
+    model = case.model().to(here(), case.dtype)
+    options = {**case.ddp, "device_ids": [here().index]} if here().type == "cuda" else case.ddp
     if case.before:
         case.before(model)
     compiler = lambda m: dynamotor.compile(m, backend=backend, options={"ddp": mode})  # noqa: E731
-    eager = DDP(copy.deepcopy(model), **case.ddp)
+    eager = DDP(copy.deepcopy(model), **options)
     inner = copy.deepcopy(model)
     if case.before:  # attributes of the module, not of its parameters
         case.before(inner)
-    ours = DDP(compiler(inner), **case.ddp) if wrap == "inside" else DDP(inner, **case.ddp)
+    ours = DDP(compiler(inner), **options) if wrap == "inside" else DDP(inner, **options)
     if case.after:
         case.after(eager)
         case.after(ours)

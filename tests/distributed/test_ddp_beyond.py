@@ -7,7 +7,7 @@ import operator
 import ddp_beyond
 import pytest
 import torch
-from ddp_pair import Pair
+from ranks import Pair
 from torch import fx
 
 from dynamotor.distributed.collectives import hoist_starts, sink_waits

@@ -8,7 +8,7 @@ from typing import Any
 
 import ddp_failures as failures
 import pytest
-from ddp_pair import Pair
+from ranks import Pair
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_rank_that_dies(fresh_pair: Pair, function: Any, arguments: tuple[str,
     began = time.monotonic()
     for pipe in fresh_pair.pipes:
         pipe.send((function, arguments))
-    assert fresh_pair._answer(fresh_pair.pipes[0], 25.0) == answer
+    assert fresh_pair.answer(fresh_pair.pipes[0], 25.0) == answer
     assert time.monotonic() - began < 20.0
 
 

@@ -6,7 +6,7 @@ import ddp_cases
 import pytest
 import torch
 from ddp_cases import CASES, compare
-from ddp_pair import Pair
+from ranks import Pair
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.1}
 

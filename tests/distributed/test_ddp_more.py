@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ddp_more
 import pytest
-from ddp_pair import Pair
+from ranks import Pair
 
 
 @pytest.mark.parametrize("what", ["gradient hook", "comm hook"])

@@ -4,7 +4,7 @@ other programs share the machine."""
 from __future__ import annotations
 
 import ddp_overlap
-from ddp_pair import Pair
+from ranks import Pair
 
 
 def test_buckets_start_inside_the_compiled_backward(pair: Pair) -> None:
