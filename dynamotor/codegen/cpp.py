@@ -79,7 +79,7 @@ def structure(kernel: Kernel) -> str:
             (names[s.buffer], index_text(s.index))
             if isinstance(s, Store)
             else (
-                (s.id, s.kind, s.across, index_text(s.position))
+                (s.id, s.kind, s.across, index_text(s.position), s.top)
                 if isinstance(s, Reduce)
                 else (s.id,)
                 if isinstance(s, Scratch)

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from ..lower.index import Div, Index, Loaded, Mod, Var
 from ..lower.ir import BOOL, Expr
 from .cpp_ops import ctype, literal, operation
+from .scopes import ValueScope
 
-Names = dict[Expr, tuple[str, int]]
 
-
-class Scope:
+class Scope(ValueScope[tuple[str, int]]):
     """One block: its lines, the values computed in it and the C++ names of the variables it binds."""
 
     def __init__(
@@ -26,22 +25,12 @@ class Scope:
         vector: Var | None = None,
         closed: bool = False,
     ) -> None:
-        self.parent, self.width, self.vector = parent, width, vector
+        super().__init__(parent)
+        self.width, self.vector = width, vector
         self.own = dict(bound)
         self.bound: dict[Var, str] = {**(parent.bound if parent else {}), **self.own}
         self.lines: list[str] = []
-        self.values: Names = {}
         self.closed = closed  # nothing may be moved out of this block (it runs under a condition)
-
-    def find(self, e: Expr) -> tuple[str, int] | None:
-        """(name, width) of a value that is already there."""
-        scope: Scope | None = self
-        while scope is not None:
-            found = scope.values.get(e)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
 
 
 class Body:

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from ..base.errors import InternalError
 from ..lower.ir import BOOL, F32, F64, I32, I64, Expr
+from .scopes import no_text
 
 SCALAR = {F32: "float", F64: "double", I32: "int", I64: "i64", BOOL: "int"}
 VECTOR = {F32: "F", F64: "D", I32: "I", I64: "L", BOOL: "I"}
@@ -117,12 +117,7 @@ def operation(e: Expr, operands: list[str], result: str, width: int) -> str:
         return f"at({operands[0]},{e.args[1]},{str(e.args[2]).lower()})"
     text = TEXT.get(name)
     if text is None:
-        raise InternalError(
-            "DM920",
-            f"no C++ text for the operation {name}",
-            why="a lowering uses an op that codegen/cpp_ops.py lacks",
-            cure="report it; backend='aot_eager' runs without the native compiler",
-        )
+        raise no_text(name, "C++", "cpp_ops.py")
     return text.format(*operands)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Div, Index, Loaded, Mod, Var
 from ..lower.ir import BOOL, I64, Expr, Store, make
+from .scopes import ValueScope
 from .triton_ops import COMPUTE, MEMORY, literal, operation
 
 Axes = frozenset[str]
@@ -50,28 +51,18 @@ class Name:
     axes: Axes
 
 
-class Scope:
+class Scope(ValueScope[Name]):
     """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not touched."""
 
     def __init__(self, parent: Scope | None = None, bound: Mapping[Var, Name] | None = None, closed: bool = False,
                  masks: tuple[Name, ...] = (), indent: int = 1) -> None:
-        self.parent, self.closed = parent, closed
+        super().__init__(parent)
+        self.closed = closed
         self.own = dict(bound or {})
         self.bound: dict[Var, Name] = {**(parent.bound if parent else {}), **self.own}
         self.masks: tuple[Name, ...] = (*(parent.masks if parent else ()), *masks)
-        self.values: dict[Expr, Name] = {}
         self.indent = indent
         self.lines: list[str] = parent.lines if closed and parent else []
-
-    def find(self, e: Expr) -> Name | None:
-        """A value that is already there."""
-        scope: Scope | None = self
-        while scope is not None:
-            found = scope.values.get(e)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
 
     def line(self, text: str) -> None:
         """Append a line."""

@@ -208,7 +208,7 @@ class TileEmitter:
                 self._statement(s, inner, row)
         row.line(f"for base in range(0, {plan.per_chunk if shared else plan.r.size}, {plan.r.block}):")
         row.lines += [*head.lines, *inner.lines]
-        for s in reductions:
+        for s in sorted(reductions, key=lambda s: s.top is not None):  # maxima before what is relative to them
             self._collect(s, f"a{s.id}", f"at{s.id}", row)
         self.written |= {s.buffer for s in phase.inner if isinstance(s, Store)}
 
@@ -256,12 +256,16 @@ class TileEmitter:
         text = self.body.full_tile(value) if lanes else f"tl.broadcast_to({value.text}, [{self.plan.x.block}, 1])"
         reduced = {"x"} if s.across else {"r"}
         mask = " & ".join(m.text for m in scope.masks if m.text.endswith("_in") and m.axes <= reduced)
-        return f"tl.where({mask}, {text}, {self._start(s)})" if mask else text
+        neutral = reduce_start("max", s.expr.dtype) if s.top is not None else self._start(s)
+        return f"tl.where({mask}, {text}, {neutral})" if mask else text
 
     def _accumulate(self, s: Reduce, scope: Scope) -> None:
         """One tile of a loop into the accumulator."""
         value = self._masked_tile(s, scope, lanes=True)
         best, at = f"a{s.id}", f"at{s.id}"
+        if s.top is not None:  # stands before its maximum, which still is that of the tiles so far
+            scope.line(f"{best} = exp_sum(a{s.top}, {best}, {value})")
+            return
         if s.position is None:
             scope.line(f"{best} = {combine(s.kind, s.expr.dtype, best, value)}")
             return
@@ -280,6 +284,10 @@ class TileEmitter:
 
     def _collect(self, s: Reduce, tile: str, positions: str, row: Scope, masked: Scope | None = None) -> None:
         """One value a row from a tile of accumulators."""
+        if s.top is not None:
+            tile = f"{tile} * tl.exp(a{s.top} - {row.values[self._acc(s.top)].text})"
+            self._complete(s, across_tile("sum", s.expr.dtype, tile, 1), row)
+            return
         if s.position is None:
             self._complete(s, across_tile(s.kind, s.expr.dtype, tile, 1), row)
             return

@@ -12,8 +12,8 @@ import math
 
 import torch
 
-from ..base.errors import InternalError
 from ..lower.ir import BOOL, COMPUTE_TYPE, F32, F64, I32, I64, Expr
+from .scopes import no_text
 
 COMPUTE = {F32: "tl.float32", F64: "tl.float64", I32: "tl.int32", I64: "tl.int64", BOOL: "tl.int1"}
 POINTER = {
@@ -94,6 +94,12 @@ def product(a, b):
     return a * b
 
 @triton.jit
+def exp_sum(top, total, x):
+    """The sum of exponentials relative to a running maximum `top`, with that of x; afterwards relative to the new maximum."""
+    down = tl.exp(tl.where(x == top, 0.0, -tl.abs(x - top)))
+    return tl.where(x > top, total * down + 1, total + down)
+
+@triton.jit
 def floordiv_int(a, b):
     """Division by a positive or negative number, rounded down."""
     q = a // b
@@ -168,18 +174,13 @@ def operation(e: Expr, operands: list[str]) -> str:
         return f"tl.{name}imum({operands[0]}, {operands[1]})"
     text = TEXT.get(name)
     if text is None:
-        raise InternalError(
-            "DM920",
-            f"no Triton text for the operation {name}",
-            why="a lowering uses an op that codegen/triton_ops.py lacks",
-            cure="report it; backend='aot_eager' runs without the native compiler",
-        )
+        raise no_text(name, "Triton", "triton_ops.py")
     return text.format(*operands)
 
 
 def reduce_start(kind: str, dtype: torch.dtype) -> str:
     """The neutral element."""
-    if kind in ("sum", "any"):
+    if kind in ("sum", "any", "exp_sum"):
         return literal(0, dtype)
     if kind in ("prod", "all"):
         return literal(1, dtype)

@@ -13,7 +13,7 @@ import torch
 
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
-from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, rewrite, walk
+from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, op, rewrite, walk
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
 from .triton_kernel import Piece, Plan
@@ -38,7 +38,10 @@ def power_of_two(n: int) -> int:
 def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the next."""
     overwrites = _keeps_what_it_overwrites(kernel)
-    pieces = _plan(one_row(_plain_columns(_without_scratch(kernel))), new_buffer)
+    kernel = one_row(_plain_columns(_without_scratch(kernel)))
+    if _tile(kernel, *_axes(kernel)).looped:
+        kernel = with_exp_sums(kernel)
+    pieces = _plan(kernel, new_buffer)
     if overwrites and any(piece.plan.looped for piece in pieces):
         raise CannotPlan("a value of a long row is kept while what it was computed from is overwritten")
     return pieces
@@ -149,6 +152,32 @@ def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
     return False
 
 
+# -- softmax over long rows ---------------------------------------------------------------------------------------------
+def with_exp_sums(kernel: Kernel) -> Kernel:
+    """A maximum and the sums of exponentials relative to it in one pass over the row, where they were two."""
+    phases = list(kernel.phases)
+    for n in range(len(phases) - 2, -1, -1):
+        first, second = phases[n], phases[n + 1]
+        tops = {s.id: s for s in first.inner if isinstance(s, Reduce) and s.kind == "max" and not s.across}
+        sums = [(s, _relative_to(s, tops)) for s in second.inner]
+        if not sums or any(top is None for _, top in sums):
+            continue
+        added = tuple(Reduce(s.id, "exp_sum", tops[top].expr, top=top) for s, top in sums)
+        phases[n : n + 2] = [Phase((*added, *first.inner), (*first.row, *second.row))]
+    return replace(kernel, phases=tuple(phases))
+
+
+def _relative_to(s: Statement, tops: Mapping[int, Reduce]) -> int | None:
+    """The maximum m in a sum of exp(x - m) over the x that it is the maximum of."""
+    if not isinstance(s, Reduce) or s.kind != "sum" or s.across or s.expr.op != "exp":
+        return None
+    (inside,) = s.expr.args
+    if inside.op != "sub" or inside.args[1].op != "acc":
+        return None
+    top = inside.args[1].args[0]
+    return top if top in tops and tops[top].expr is inside.args[0] else None
+
+
 # -- rows and columns ---------------------------------------------------------------------------------------------------
 def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows") -> Plan:
     """Tile sizes for rows `x` over `r`."""
@@ -211,10 +240,21 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
     chunk = Var("chunk", chunks)
     at = flatten([Index.of(v) for v in (chunk, *x)], contiguous_stride([chunks, *(v.size for v in x)]))
-    sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in reductions)
+    found = {s.id: load(partial[s.id][0], at, partial[s.id][1]) for s in reductions}
     rest = (*kernel.phases[0].row, *(s for p in kernel.phases[1:] for s in p.row), *kernel.final, *kernel.final_once)
-    second = Kernel("cols", x[:-1], (chunk,), x[-1:], (Phase(sums),), final=rest, params=kernel.params)
+    second = Kernel("cols", x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params)
     return [_piece(first, plan, partial), *_rows(second, new_buffer)]
+
+
+def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Phase, ...]:
+    """The chunks' results put together: sums of exponentials each relative to its own chunk's maximum, in a second pass."""
+    plain = tuple(Reduce(s.id, s.kind, found[s.id]) for s in reductions if s.top is None)
+    relative = []
+    for s in reductions:
+        if s.top is not None:
+            top = make("acc", (s.top, "row", Index({}, 0)), s.expr.dtype)
+            relative.append(Reduce(s.id, "sum", op("mul", found[s.id], op("exp", op("sub", found[s.top], top)))))
+    return (Phase(plain), *([Phase(tuple(relative))] if relative else []))
 
 
 def _by_phases(kernel: Kernel, x: Sequence[Var], new_buffer: NewBuffer) -> list[Piece]:

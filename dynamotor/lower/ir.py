@@ -338,6 +338,7 @@ class Reduce:
 
     across: the accumulator lives through all rows (template rows) or all of `middle` (template cols), one an index of
     `inner` when it stands among a phase's inner statements, one number when it stands among its row statements.
+    top: for the kind "exp_sum", the sum of exp(expr - maximum): the id of that maximum, gathered in the same pass.
     """
 
     id: int
@@ -345,6 +346,7 @@ class Reduce:
     expr: Expr
     position: Index | None = None  # argmax, argmin: the number that is reported
     across: bool = False
+    top: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

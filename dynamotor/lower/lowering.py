@@ -23,7 +23,22 @@ from ..graph.info import GraphInfo
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, aten_call_target, is_layout_agnostic
 from .index import Index, Var
-from .ir import COMPUTE_TYPE, Expr, ExternNode, Node, ReduceKind, cast, const, loads_of, round_to, total_cost
+from .ir import (
+    COMPUTE_TYPE,
+    Body,
+    Expr,
+    ExternNode,
+    Node,
+    ReduceKind,
+    cast,
+    compare,
+    const,
+    loads_of,
+    op,
+    round_to,
+    select,
+    total_cost,
+)
 from .program import Buffer, BufRef, ExternStep
 from .value import Value, expand, is_dense
 
@@ -83,6 +98,7 @@ class Lowering:
         self.node: fx.Node | None = None
         self.spec: Any = None
         self.mutated: list[str] = []
+        self.on_gpu = config.target == "triton"  # or some tensor of the graph lies on one
         self._names: Counter[str] = Counter()
 
     # -- names and buffers ------------------------------------------------------------------------------------------
@@ -163,12 +179,16 @@ class Lowering:
             e = const(NEUTRAL[kind], COMPUTE_TYPE[dtype])
             return Value(tuple(1 if d in gone else x.shape[d] for d in range(rank)) if keepdim else shape, dtype, lambda index: e)
         order = [kept.index(d) if d in kept else len(kept) + gone.index(d) for d in range(rank)]
+        full = tuple(1 if d in gone else x.shape[d] for d in range(rank))
+        picked = picked_element(x, gone[0]) if kind == "sum" and len(gone) == 1 and fn is None else None
+        if picked is not None:  # a sum of zeros and one element is that element
+            at = (lambda i: picked((*i[: gone[0]], *i[gone[0] + 1 :]))) if keepdim else picked
+            return Value(full if keepdim else shape, dtype, lambda i: cast(at(i), COMPUTE_TYPE[dtype]))
 
         def body(index: tuple[Index, ...]) -> Expr:
             e = cast(x.at(tuple(index[p] for p in order)), compute)
             return fn(e) if fn else e
 
-        full = tuple(1 if d in gone else x.shape[d] for d in range(rank))
         buffer = self.new_buffer(TensorSpec.dense(shape, dtype))
         self.add(Node(buffer.name, shape, body, buffer.spec.stride, dtype, kind, reduced, origin=str(self.node)))
         result = Value(shape, dtype, ref=BufRef.whole(buffer))
@@ -342,6 +362,26 @@ def _dtypes(node: fx.Node, args: Any) -> list[torch.dtype]:
     return [leaf.dtype for leaf in leaves if isinstance(leaf, Value | TensorSpec)]
 
 
+def picked_element(x: Value, dim: int) -> Body | None:
+    """For a value that is zero but at one computed position along `dim`: that element, as a function of the other indices."""
+    if x.recipe is None or x.shape[dim] < 2:
+        return None
+    along = Var("along", x.shape[dim])
+
+    def element(index: tuple[Index, ...]) -> Expr | None:
+        e = x.recipe((*index[:dim], Index.of(along), *index[dim:]))
+        if e.op != "select" or e.args[0].op != "eq" or e.args[2].op != "const" or e.args[2].args[0] != 0:
+            return None
+        (here, place), value = e.args[0].args, e.args[1]
+        if here.op != "index" or here.args[0] != Index.of(along) or along in place.vars or along in value.vars:
+            return None
+        inside = op("and", compare("ge", place, const(0, place.dtype)), compare("lt", place, const(along.size, place.dtype)))
+        return select(inside, value, e.args[2])
+
+    probe = tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(x.shape) if d != dim)
+    return None if element(probe) is None else element
+
+
 class NumberResult:
     """A number that an extern call gives at run time."""
 
@@ -373,6 +413,7 @@ def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str], tuple[Any, ...]]:
     """Run the rules over the graph; gives the state, the input buffers' names and the outputs."""
     ctx = Lowering(info)
+    ctx.on_gpu = ctx.on_gpu or any(_is_on_gpu(node) for node in gm.graph.nodes)
     ctx.readers = count_readers(gm.graph)
     output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
     flat_outputs = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
@@ -408,6 +449,11 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
     outputs = tuple(_output(ctx, n, env, targets) for n in flat_outputs)
     _mutate(ctx, copies, env, targets)
     return ctx, inputs, outputs
+
+
+def _is_on_gpu(node: fx.Node) -> bool:
+    spec = node.meta.get("val")
+    return any(isinstance(s, TensorSpec) and s.device.type == "cuda" for s in (spec if isinstance(spec, tuple) else (spec,)))
 
 
 def _constant(ctx: Lowering, gm: fx.GraphModule, node: fx.Node) -> Value:

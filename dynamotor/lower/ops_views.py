@@ -17,6 +17,7 @@ from .program import BufRef
 from .value import Value
 
 aten = torch.ops.aten
+MAX_PARTS = 8  # what is joined by one kernel; each element asks for each part whether it is the one
 
 
 def _dim(x: Value, dim: int) -> int:
@@ -229,7 +230,8 @@ def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
         raise Decline("nothing to join")
     if any(p.dtype is not ctx.spec.dtype for p in parts):
         parts = [ctx.pointwise(lambda e: e, p, shape=p.shape) for p in parts]
-    if len(parts) > 8 or (dim == len(parts[0].shape) - 1 and any(p.shape[dim] % 16 for p in parts[:-1])):
+    unaligned = dim == len(parts[0].shape) - 1 and any(p.shape[dim] % 16 for p in parts[:-1])
+    if len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu):  # a vector of a CPU lies in one part
         raise Decline("many or unaligned parts")
     if len(parts) == 1:
         return ctx.pointwise(lambda e: e, parts[0])
@@ -253,7 +255,7 @@ def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
 @lowering(aten.stack.default)
 def _stack(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(parts[0].shape) + 1
-    if len(parts) > 4:
+    if len(parts) > (MAX_PARTS if ctx.on_gpu else 4):
         raise Decline("many parts")
     return _nested(ctx, [_unsqueeze_at(p, dim) for p in parts], dim)
 

@@ -22,10 +22,11 @@ RefMap = Callable[[BufRef], BufRef | None]
 class Value:
     """A tensor of the program. Exactly one of `ref` (memory), `body` (computed) and `base` (view) says what it is."""
 
-    __slots__ = ("shape", "dtype", "body", "base", "index_map", "ref_map", "_ref", "stride", "origin", "_memo")
+    __slots__ = ("shape", "dtype", "body", "base", "index_map", "ref_map", "recipe", "_ref", "stride", "origin", "_memo")
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None) -> None:
         self.shape, self.dtype, self.body, self._ref = tuple(shape), dtype, body, ref
+        self.recipe = body  # what it was computed by, also once it is memory: for rules that can do without reading it
         self.base: Value | None = None
         self.index_map: IndexMap | None = None
         self.ref_map: RefMap | None = None

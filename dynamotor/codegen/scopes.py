@@ -1,0 +1,43 @@
+"""What the C++ and the Triton emitters share: scopes that remember values, and the error for an operation without text.
+
+>>> outer = ValueScope(None); inner = ValueScope(outer)
+>>> outer.values[e] = "v1"; inner.find(e)
+'v1'
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from ..base.errors import InternalError
+from ..lower.ir import Expr
+
+Known = TypeVar("Known")
+
+
+class ValueScope(Generic[Known]):
+    """A block of generated text that sees what was computed in it and in the blocks around it."""
+
+    def __init__(self, parent: ValueScope[Known] | None) -> None:
+        self.parent = parent
+        self.values: dict[Expr, Known] = {}
+
+    def find(self, e: Expr) -> Known | None:
+        """A value that is already there."""
+        scope: ValueScope[Known] | None = self
+        while scope is not None:
+            found = scope.values.get(e)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+
+def no_text(operation: str, language: str, table: str) -> InternalError:
+    """The error for an operation of the loop IR that a target's table lacks."""
+    return InternalError(
+        "DM920",
+        f"no {language} text for the operation {operation}",
+        why=f"a lowering uses an op that codegen/{table} lacks",
+        cure="report it; backend='aot_eager' runs without the native compiler",
+    )
