@@ -13,6 +13,7 @@ from ..base.errors import BuildError
 from ..base.events import counters, emit, timed
 from ..base.log import warn_once
 from ..graph.info import GraphInfo
+from ..graph.op_facts import meets_ranks
 from ..graph.spec import TensorSpec
 from ..lower.lower import lower_graph
 from ..lower.lowering import COPY_
@@ -61,6 +62,10 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
 def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     """The call of a graph, replayed as one CUDA graph once it is warm; without a GPU the call as it is, said once."""
     device, why_not = device_of(gm)
+    if any(node.op == "call_function" and meets_ranks(node.target) for node in gm.graph.nodes):
+        counters["fallback"]["cudagraphs.collectives"] += 1
+        emit("fallback", what="cudagraphs", reason="the graph holds collectives, whose handles live on the host")
+        return call
     if device.type != "cuda" or why_not:
         warn_once("cudagraphs", why_not or "there are no CUDA graphs without a GPU: calls run as they are")
         counters["fallback"]["cudagraphs"] += 1

@@ -90,6 +90,11 @@ def is_collective(target: object) -> bool:
     return isinstance(target, OpOverload) and target.namespace == "_c10d_functional"
 
 
+def meets_ranks(target: object) -> bool:
+    """Whether a call takes part in communication, our own ops for gradient buckets (`distributed/ops.py`) among them."""
+    return is_collective(target) or isinstance(target, OpOverload) and target.name().startswith("dynamotor::bucket_")
+
+
 # In-place ops that only look at the same memory another way, and the view op that says how.
 VIEW_FORMS: dict[OpOverload, OpOverload] = {
     aten.t_.default: aten.t.default,
