@@ -1,7 +1,8 @@
 """One rank of the data-parallel bench: `python -m dynamotor.tools.bench_ddp_worker '{"rank": 0, ...}'`.
 
-All modes train copies of one model in turns. The last line that rank 0 prints is JSON: times of each round (the slowest rank's),
-bucket time stamps, measured all-reduces and, on CUDA, how much of the communication ran beside other kernels.
+All modes train copies of one model in turns. Rank 0 prints a line of JSON as soon as it knows more: times of each round (the
+slowest rank's), bucket time stamps, measured all-reduces, how much of the communication ran beside computation. With a
+`deadline` (seconds since 1970) what no longer fits is left out, and first figures of each mode are printed as it starts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,19 +24,31 @@ from ..api import compile as compile_
 from ..base.events import collect, counters
 from . import models
 from .bench_worker import AMP
+from .ddp_overlap import MARKER, evidence, trace_events
 
 OURS = ("ingraph", "split", "off")
 LINK_SIZES = (512 << 10, 1 << 20, 2 << 20, 5 << 20, 10 << 20, 25 << 20)
 
 
 def load(name: str, small: bool, batch: int | None) -> models.ModelCase:
-    """A model of the bench's list, or "bert4": BERT-base's first four layers."""
+    """A model of the bench's list, or "bert4": BERT-base's first four layers, or "mlp": six linear layers, to try things."""
+    if name == "mlp":
+        return _mlp(batch or 4)
     if name != "bert4":
         return models.load(name, small=small, batch=batch)
     case = models.load("BertForMaskedLM", small=small, batch=batch)
     encoder: Any = case.model.bert.encoder  # type: ignore[union-attr]
     encoder.layer = encoder.layer[:4]
     return case
+
+
+def _mlp(batch: int) -> models.ModelCase:
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(256, 256), torch.nn.GELU())]
+
+    def make_inputs(seed: int = 0, train: bool = False) -> models.Inputs:
+        return (torch.randn(batch, 256, generator=torch.Generator().manual_seed(seed)),), {}
+
+    return models.ModelCase("mlp", torch.nn.Sequential(*layers), make_inputs, lambda out: out.square().mean(), "-")
 
 
 def compiler_of(mode: str) -> Callable[[Any], Any]:
@@ -54,8 +67,6 @@ class Rank:
         self.job, self.rank = job, job["rank"]
         self.cuda = job["device"] == "cuda"
         self.device = torch.device("cuda", self.rank) if self.cuda else torch.device("cpu")
-        if self.cuda:
-            torch.cuda.set_device(self.device)
         torch.manual_seed(0)
         self.case = load(job["model"], job["small"], job["batch"])
         self.model = self.case.model.train().to(self.device)
@@ -82,42 +93,77 @@ class Rank:
             return self.case.loss(module(*self.args, **self.kwargs))
 
     def step(self, module: Any, sync: bool = True) -> tuple[float, float]:
-        """Seconds of the forward and of the backward, from a common start of all ranks."""
+        """Seconds of the forward and of the backward, from a common start of all ranks. A GPU is not waited for in between:
+        all of its step counts as backward."""
         dist.barrier()
         began = time.perf_counter()
         with contextlib.nullcontext() if sync else module.no_sync():
             loss = self.forward(module)
-            self.wait()
-            middle = time.perf_counter()
+            middle = began if self.cuda else time.perf_counter()
             loss.backward()
         self.wait()
         return middle - began, time.perf_counter() - middle
 
-    # Measurements ----------------------------------------------------------------------------------------------------------
-    def start(self, modes: Sequence[str]) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
-        """A compiled module for each mode, and what was raised by those whose first step fails on any rank."""
-        modules, errors = {mode: self.wrap(mode) for mode in modes}, {}
-        for mode in modes:
-            try:
-                self.step(modules[mode])
-            except Exception as error:  # the other modes are still worth measuring
-                errors[mode] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            everybody: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everybody, errors)
-            errors = {name: text for each in everybody for name, text in each.items()}
-        return {mode: module for mode, module in modules.items() if mode not in errors}, errors
+    def left(self) -> float:
+        """Seconds until the deadline, as the first rank sees it."""
+        if self.job.get("deadline") is None:
+            return float("inf")
+        found = [self.job["deadline"] - time.time()]
+        dist.broadcast_object_list(found, src=0, device=self.device)
+        return found[0]
 
-    def rounds(self, modules: dict[str, torch.nn.Module]) -> dict[str, dict[str, list[float]]]:
-        """Seconds a step for each mode, with and without synchronisation, in turns whose order changes from round to round."""
+    # Measurements ----------------------------------------------------------------------------------------------------------
+    def start(self, mode: str) -> tuple[torch.nn.Module | None, str]:
+        """A compiled module, or what its first two steps raised on any rank."""
+        module, text = None, ""
+        try:
+            module = self.wrap(mode)
+            for _ in range(2):
+                self.step(module)
+        except Exception as error:  # the other modes are still worth measuring
+            text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, text)
+        text = next(filter(None, everybody), "")
+        return (None if text else module), text
+
+    def start_all(self, say: Callable[[dict[str, Any]], None]) -> dict[str, torch.nn.Module]:
+        """Start one mode after the other, as long as the time that the slowest one took is left."""
+        modules: dict[str, torch.nn.Module] = {}
+        seconds: dict[str, float] = {}
+        errors: dict[str, str] = {}
+        for mode in self.job["modes"]:
+            left = self.left()
+            if left < max(seconds.values(), default=0.0):
+                errors[mode] = f"not started: {left:.0f} s were left"
+                continue
+            began = time.perf_counter()
+            module, text = self.start(mode)
+            seconds[mode] = time.perf_counter() - began
+            if module is None:
+                errors[mode] = text
+            else:
+                modules[mode] = module
+            say({"errors": errors, "start_seconds": seconds, "compiled": dict(counters["ddp"]),
+                 "fallback": dict(counters["fallback"])})
+            if self.job.get("deadline") is not None and len(modules) > 1:
+                say({"times": slowest(self.rounds(modules, 5))})
+        return modules
+
+    def rounds(self, modules: dict[str, torch.nn.Module], count: int) -> dict[str, dict[str, list[float]]]:
+        """Seconds a step for each mode, in turns whose order changes from round to round; on a CPU also of a step without
+        synchronisation. Stops early when a quarter of a minute is left."""
         modes = list(modules)
         times: dict[str, dict[str, list[float]]] = {mode: {"step": [], "alone": [], "forward": []} for mode in modes}
-        for warm_up in (True, False):
-            for turn in range(2 if warm_up else self.job["rounds"]):
-                for mode in (*modes[turn % len(modes):], *modes[:turn % len(modes)]):
-                    forward, backward = self.step(modules[mode])
-                    alone = self.step(modules[mode], sync=False)
-                    if not warm_up:
-                        times[mode]["step"].append(forward + backward)
+        for turn in range(-2, count):
+            if turn > 3 and self.left() < 15.0:
+                break
+            for mode in (*modes[turn % len(modes):], *modes[:turn % len(modes)]):
+                step = sum(self.step(modules[mode]))
+                alone = (0.0, 0.0) if self.cuda else self.step(modules[mode], sync=False)
+                if turn >= 0:
+                    times[mode]["step"].append(step)
+                    if not self.cuda:
                         times[mode]["alone"].append(sum(alone))
                         times[mode]["forward"].append(alone[0])
         return times
@@ -154,15 +200,6 @@ class Rank:
             found.setdefault(number, {"backward": ended - began})[what] = at - began
         return [found[number] for number in sorted(found, key=lambda n: found[n].get("ready", 0.0))]
 
-    def plan_bytes(self, mode: str) -> list[int]:
-        """Bytes of each bucket of our plan."""
-        if mode != "ingraph":
-            return []
-        module = self.wrap(mode)
-        with collect("ddp") as events:
-            self.forward(module).backward()
-        return [bucket.nbytes for e in events if "plan" in e.data for bucket in e.data["plan"].buckets]
-
     def link(self) -> list[tuple[int, float]]:
         """(bytes, seconds) of all-reduces of several sizes, each the best of five."""
         found = []
@@ -178,36 +215,18 @@ class Rank:
             found.append((nbytes, best))
         return found
 
-    def profile(self, mode: str) -> dict[str, float]:
-        """On CUDA: milliseconds of collectives and of other kernels in one step, and of both at once."""
-        module = self.wrap(mode)
-        for _ in range(3):
-            self.step(module)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-            self.step(module)
-        spans = [(e.name, e.time_range.start, e.time_range.end) for e in found.events()
-                 if e.device_type == torch.autograd.DeviceType.CUDA]
-        return overlap_of(spans)
-
-
-def overlap_of(spans: Sequence[tuple[str, float, float]]) -> dict[str, float]:
-    """Of kernels (name, start, end in µs): milliseconds of collectives, of other kernels, and of both at once."""
-    collective = merged([(a, b) for name, a, b in spans if "nccl" in name.lower()])
-    other = merged([(a, b) for name, a, b in spans if "nccl" not in name.lower()])
-    both = sum(max(0.0, min(b, d) - max(a, c)) for a, b in collective for c, d in other)
-    return {"collectives_ms": sum(b - a for a, b in collective) / 1e3, "kernels_ms": sum(b - a for a, b in other) / 1e3,
-            "both_ms": both / 1e3}
-
-
-def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Intervals without overlaps."""
-    result: list[tuple[float, float]] = []
-    for a, b in sorted(spans):
-        if result and a <= result[-1][1]:
-            result[-1] = result[-1][0], max(b, result[-1][1])
-        else:
-            result.append((a, b))
-    return result
+    def profile(self, module: torch.nn.Module) -> dict[str, Any]:
+        """The second of two steps as the profiler sees it: what of the communication runs beside computation."""
+        activity = torch.profiler.ProfilerActivity.CUDA if self.cuda else torch.profiler.ProfilerActivity.CPU
+        self.step(module)
+        dist.barrier()
+        with torch.profiler.profile(activities=[activity]) as found:
+            self.forward(module).backward()
+            self.wait()
+            getattr(torch.ones(1, device=self.device), MARKER)()
+            self.forward(module).backward()
+            self.wait()
+        return evidence(trace_events(found))
 
 
 def slowest(times: Any) -> Any:
@@ -218,25 +237,39 @@ def slowest(times: Any) -> Any:
             for mode in times}
 
 
+def say(part: dict[str, Any]) -> None:
+    """A line for whoever started the bench."""
+    if dist.get_rank() == 0:
+        print(json.dumps(part), flush=True)
+
+
 def main() -> None:
+    """Measure what the job asks for."""
     job = json.loads(sys.argv[1])
     torch.set_num_threads(job["threads"])
-    dist.init_process_group("nccl" if job["device"] == "cuda" else "gloo", init_method=job["init"], rank=job["rank"],
-                            world_size=job["world"], timeout=timedelta(seconds=job["timeout"]))
+    cuda = job["device"] == "cuda"
+    if cuda:
+        torch.cuda.set_device(job["rank"])
+    dist.init_process_group("nccl" if cuda else "gloo", init_method=job["init"], rank=job["rank"], world_size=job["world"],
+                            timeout=timedelta(seconds=job["timeout"]),
+                            device_id=torch.device("cuda", job["rank"]) if cuda else None)
     rank = Rank(job)
-    result: dict[str, Any] = {"link": rank.link()}
-    modules, result["errors"] = rank.start(job["modes"])
-    result["times"] = slowest(rank.rounds(modules))
-    result |= {"compiled": dict(counters["ddp"]), "fallback": dict(counters["fallback"])}
-    modes = list(modules)
+    say({"link": rank.link()})
+    with collect("ddp") as events:
+        modules = rank.start_all(say)
+    plans = [e.data["plan"] for e in events if "plan" in e.data]
+    say({"times": slowest(rank.rounds(modules, job["rounds"])),
+         "nbytes": [bucket.nbytes for bucket in plans[0].buckets] if plans else []})
+    if job["profile"]:
+        found: dict[str, Any] = {}
+        for mode, module in modules.items():
+            if rank.left() > 5.0:
+                found[mode] = rank.profile(module)
+                say({"profile": found})
+    modes = [] if cuda else list(modules)  # the host's time stamps say nothing about a GPU
     modules.clear()
-    result["stamps"] = {mode: rank.stamps(mode) for mode in modes}
-    result["nbytes"] = next((rank.plan_bytes(mode) for mode in modes if mode == "ingraph"), [])
-    if job["device"] == "cuda":
-        result["profile"] = {mode: rank.profile(mode) for mode in modes}
+    say({"stamps": {mode: rank.stamps(mode) for mode in modes}})
     dist.barrier()
-    if rank.rank == 0:
-        print(json.dumps(result))
     dist.destroy_process_group()
 
 

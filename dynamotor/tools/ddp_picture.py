@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
-LEFT, WIDTH, ROW, GAP = 190, 820, 14, 26
+LEFT, WIDTH, ROW, GAP = 250, 820, 14, 26
 _COMPUTE, _WAIT = "#c9d4e3", "#d9822b"
 
 Stamps = Sequence[Mapping[str, float]]
@@ -32,10 +33,37 @@ def timeline(cells: Sequence[tuple[str, Mapping[str, Stamps]]]) -> str:
             y += ROW
         parts.append(_text(LEFT, y + 4, f"0 .. {WIDTH / scale * 1e3:.0f} ms from the start of the backward"))
         y += GAP + 8
-    size = f'width="{LEFT + WIDTH + 20}" height="{y}"'
+    return _page(parts, y, "grey: the backward; orange: a bucket from ready to reduced; the tick: ready")
+
+
+def lanes(cells: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> str:
+    """One panel a model, two lanes a mode: when kernels ran (grey) and when collectives did (orange), one training step.
+
+    A mode is what `ddp_overlap.evidence` gives; the modes of a panel share its scale.
+    """
+    parts: list[str] = []
+    y = 34
+    for title, modes in cells:
+        scale = WIDTH / (max((about["step_ms"] for about in modes.values()), default=0.0) or 1.0)
+        parts.append(_text(10, y, title, bold=True))
+        y += 8
+        for mode, about in modes.items():
+            share = "" if about["share"] is None else f", {about['share']:.0%} of {about['collectives_ms']:.2f} ms covered"
+            parts.append(_text(20, y + ROW, mode + share))
+            for lane, colour in (("kernels", _COMPUTE), ("collectives", _WAIT)):
+                parts += [_bar(LEFT + a * scale, y + 4, (b - a) * scale, ROW - 4, colour) for a, b in about["lanes"][lane]]
+                y += ROW - 2
+            y += 6
+        parts.append(_text(LEFT, y + 6, f"0 .. {WIDTH / scale:.1f} ms from the start of the step"))
+        y += GAP + 8
+    return _page(parts, y, "grey: kernels; orange: collectives")
+
+
+def _page(parts: Sequence[str], height: int, legend: str) -> str:
+    size = f'width="{LEFT + WIDTH + 20}" height="{height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">'
-    legend = (_text(LEFT, 14, "grey: the backward; orange: a bucket from ready to reduced; the tick: ready"),)
-    return "\n".join([head, f'<rect width="100%" height="{y}" fill="white"/>', *legend, *parts, "</svg>"]) + "\n"
+    ground = f'<rect width="100%" height="{height}" fill="white"/>'
+    return "\n".join([head, ground, _text(LEFT, 14, legend), *parts, "</svg>"]) + "\n"
 
 
 def _mode(parts: list[str], y: int, rows: Stamps, scale: float) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ddp_cases import CAP, Normed, Plain, Unused, _data, loss_of
+from ddp_cases import CAP, Normed, Plain, Unused, _data, here, loss_of
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dynamotor
@@ -18,7 +18,7 @@ from dynamotor import DynamotorError
 def _compiled(model: Any = Plain, mode: str = "auto", **ddp: Any) -> Any:
     torch.manual_seed(0)
     dynamotor.reset()
-    return dynamotor.compile(DDP(model(), **{"bucket_cap_mb": CAP, **ddp}), backend="aot_eager",
+    return dynamotor.compile(DDP(model().to(here()), **{"bucket_cap_mb": CAP, **ddp}), backend="aot_eager",
                              options={"ddp": mode})
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from dynamotor.distributed.simulate import Link
 from dynamotor.tools import bench_ddp
-from dynamotor.tools.bench_ddp_worker import merged, overlap_of
-from dynamotor.tools.ddp_picture import timeline
+from dynamotor.tools.ddp_overlap import evidence, merged
+from dynamotor.tools.ddp_picture import lanes, timeline
 
 JOB = {"model": "m", "world": 2}
 STAMPS = [{"ready": 0.01, "done": 0.03, "backward": 0.04}, {"ready": 0.03, "done": 0.05, "backward": 0.04}]
@@ -52,12 +52,33 @@ def test_the_simulation_uses_the_fitted_link() -> None:
     assert bench_ddp.predicted(CELL, Link(1e12), 2) == pytest.approx(0.07, rel=1e-3)
 
 
+def event(name: str, start: float, end: float, cat: str = "kernel") -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": end - start}
+
+
+TRACE = [event("ncclDevKernel_AllReduce", 10, 20), event("void sinh_kernel_cuda", 90, 100), event("gemm", 1_000, 11_000),
+         event("gemm", 13_000, 21_000), event("ncclDevKernel_AllReduce", 6_000, 16_000), event("ncclDevKernel", 15_000, 17_000),
+         event("cudaLaunchKernel", 0, 90_000, "cuda_runtime"), {"ph": "M", "name": "process_name"}]
+
+
 def test_communication_beside_kernels_is_what_both_cover() -> None:
-    spans = [("gemm", 0, 10_000), ("gemm", 12_000, 20_000), ("ncclDevKernel", 5_000, 15_000), ("ncclDevKernel", 14_000, 16_000)]
-    assert overlap_of(spans) == {"collectives_ms": 11.0, "kernels_ms": 18.0, "both_ms": 9.0}
+    found = evidence(TRACE)
+    assert (found["collectives_ms"], found["kernels_ms"], found["both_ms"], found["count"]) == (11.0, 18.0, 9.0, 2)
+    assert found["share"] == pytest.approx(9 / 11) and found["step_ms"] == 20.0
+    assert found["lanes"] == {"kernels": [[0.0, 10.0], [12.0, 20.0]], "collectives": [[5.0, 16.0]]}
+    assert evidence([])["share"] is None
     assert merged([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
+
+
+def test_figures_that_came_before_an_error_stay() -> None:
+    cell = {key: value for key, value in CELL.items() if key != "stamps"} | {"error": "no more within 9 s", "profile": {}}
+    rows = bench_ddp.rows_of(JOB, "none", cell, None)
+    assert [(row["mode"], row["ok"]) for row in rows] == [("-", False), ("eager", True), ("ingraph", True)]
+    assert bench_ddp.rows_of(JOB, "none", {"errors": {}}, None)[0]["note"] == "nothing"
 
 
 def test_the_picture_is_well_formed() -> None:
     root = ElementTree.fromstring(timeline([("bert4 <200>", {"eager": STAMPS, "off": []}), ("r", {"ingraph": STAMPS})]))
     assert sum(child.tag.endswith("rect") for child in root) >= 10
+    root = ElementTree.fromstring(lanes([("bert <32>", {"ingraph": evidence(TRACE), "off": evidence([])})]))
+    assert sum(child.tag.endswith("rect") for child in root) == 4
