@@ -1,15 +1,15 @@
 #!/bin/sh
-# Builds the C extension, then checks and measures on the GPU of this machine: one short call, one JSON file.
-#   tools/gpu_check.sh OUT.json [sections [more options]]    sections: kernels,dropout,models,graphs,bandwidth,overhead,bench (all)
-# The operator database is a run of its own: python -m dynamotor.tools.gpu_opinfo --json docs/results/gpu-opinfo.json
+# Builds the C extension for this machine's Python and runs one of the GPU's tools; docs/gpu.md has the commands and their order.
+#   tools/gpu_check.sh check  --json OUT.json                     kernels, dropout, CUDA graphs, reduced models: are they right?
+#   tools/gpu_check.sh bench  --json OUT.json --modes train       the figures beside eager and torch.compile
+#   tools/gpu_check.sh opinfo --json OUT.json --budget 500        PyTorch's operator database
 set -e
 cd "$(dirname "$0")/.."
-out=${1:-gpu-check.json}
-sections=${2:-kernels,dropout,models,graphs,bandwidth,overhead,bench}
+tool=$1
+shift
 python=${PYTHON:-python3}
 export DYNAMOTOR_CACHE_DIR=${DYNAMOTOR_CACHE_DIR:-$(mktemp -d)} HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 include=$($python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
 suffix=$($python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
 ${CC:-gcc} -shared -fPIC -O2 -std=gnu11 -fvisibility=hidden -I"$include" dynamotor/csrc/*.c -ldl -o "dynamotor/_C$suffix"
-if [ $# -gt 2 ]; then shift 2; else set --; fi
-$python -X faulthandler -m dynamotor.tools.gpu_check --json "$out" --sections "$sections" "$@"
+exec $python -X faulthandler -m "dynamotor.tools.gpu_$tool" "$@"

@@ -36,6 +36,7 @@ class GpuWriter(Writer):
     def __init__(self, program: Program, info: GraphInfo, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.launches: dict[str, tuple[TritonFunction, int, tuple[int, ...]]] = {}
+        self.facts: dict[str, dict[str, Any]] = {}  # function -> what it fuses, the bytes it is given, its launch: for reports
         super().__init__(program, info)
         self.numbers = [n for n in program.inputs if self.on_gpu and program.buffers[n].spec.device.type == "cpu"]
         self.static -= set(self.numbers)
@@ -46,6 +47,10 @@ class GpuWriter(Writer):
         row = (step.function, len(step.args), step.ints)
         name = next((known for known, other in self.launches.items() if other == row), None) or f"k{len(self.launches)}"
         self.launches[name] = row
+        if step.function.name not in self.facts:
+            nbytes = sum(s.extent * s.dtype.itemsize for s in (self.program.buffers[n].spec for n in dict.fromkeys(step.args)))
+            self.facts[step.function.name] = {"note": step.note, "bytes": nbytes, "grid": step.function.grid,
+                                              "warps": step.function.warps}
         arguments = [*step.args, "stream"] if self.on_gpu else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
@@ -91,7 +96,7 @@ class GpuProgram(CallProgram):
     def _memory(self) -> memory.Arena:
         return device_memory.arena_of(self.device) if self.device.type == "cuda" else memory.arena
 
-    def _start_builds(self) -> dict[str, str]:
+    def _start_builds(self) -> dict[str, Any]:
         functions = {f.name: f for f, _, _ in self._writer.launches.values()}
         self.triton_source = HELPERS + "".join(f.source for f in functions.values())
         self.builds = {}
@@ -100,7 +105,7 @@ class GpuProgram(CallProgram):
             for f in functions.values():
                 job = triton_build.TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, arch, debug=f.checks)
                 self.builds[f.name] = (job, triton_build.start_kernel(job))
-        return {"triton": self.triton_source}
+        return {"triton": self.triton_source, "kernels": self._writer.facts}
 
     def _built(self) -> dict[str, Any]:
         found: dict[str, Any] = {"new": functools.partial(_new, self.device),

@@ -1,6 +1,6 @@
-"""What a GPU machine is asked in one short run: are kernels and models right, how fast are they. Writes JSON as it goes.
+"""Are kernels and models right on this machine's GPU? Writes JSON as it goes; tools/gpu_bench measures how fast they are.
 
-python -m dynamotor.tools.gpu_check --json gpu.json --sections kernels,models,bandwidth,overhead,bench
+python -m dynamotor.tools.gpu_check --json gpu.json --sections kernels,dropout,graphs,models
 
 Each section survives the failure of its rows; a row that failed says why.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -24,13 +23,20 @@ from ..api import compile as compile_
 from ..api import reset
 from ..base.config import config
 from ..base.events import counters, phase_seconds
-from . import bench, models
-from .bench_worker import compiler_of
+from . import models
 from .numerics import Errors, largest_error
 
-SMALL_MODELS = ("BertForMaskedLM", "GPT2LMHeadModel", "resnet18", "vit_base_patch16_224", "T5ForConditionalGeneration",
-                "LlamaForCausalLM", "convnext_tiny", "swin_tiny_patch4_window7_224", "mobilenetv3_large_100")
-BENCH_MODELS = (("resnet50", 32), ("BertForMaskedLM", 32), ("vit_base_patch16_224", 32), ("GPT2LMHeadModel", 16))
+SMALL_MODELS = (
+    "BertForMaskedLM",
+    "GPT2LMHeadModel",
+    "resnet18",
+    "vit_base_patch16_224",
+    "T5ForConditionalGeneration",
+    "LlamaForCausalLM",
+    "convnext_tiny",
+    "swin_tiny_patch4_window7_224",
+    "mobilenetv3_large_100",
+)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -54,8 +60,22 @@ def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
         "map bf16": (lambda x, y: F.gelu(x) + y, [randn(512, 768, dtype=bf16), randn(768, dtype=bf16)]),
         "unaligned": (lambda x: x * 2 + 1, [randn(100001)[1:]]),
         "transpose": (lambda x: x.transpose(1, 2).contiguous() + 1, [randn(8, 300, 130)]),
-        "functions": (lambda x: (x.exp(), x.abs().log1p(), x.sin(), x.erf(), x.abs().sqrt(), x.atan(), x.round(), x.floor(),
-                                 torch.pow(x.abs(), 1.7), torch.expm1(x), torch.rsqrt(x.abs() + 1)), [randn(3000)]),
+        "functions": (
+            lambda x: (
+                x.exp(),
+                x.abs().log1p(),
+                x.sin(),
+                x.erf(),
+                x.abs().sqrt(),
+                x.atan(),
+                x.round(),
+                x.floor(),
+                torch.pow(x.abs(), 1.7),
+                torch.expm1(x),
+                torch.rsqrt(x.abs() + 1),
+            ),
+            [randn(3000)],
+        ),
         "integers": (lambda i: (i // 7, i % -5, i * 3 - 1, (i > 50) & (i < 90), i.clamp(3, 100)), [index]),
         "float64": (lambda x: (x.double().exp() * 0.1 + 2.0, x.double().sum()), [randn(1000)]),
         "row sums": (lambda x: (x.sum(1), x.amax(1), x.mean(1), x.var(1), x.argmax(1)), [randn(300, 1000)]),
@@ -64,14 +84,22 @@ def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
         "total": (lambda x: (x.sum(), (x * x).mean(), x.amax()), [randn(3000, 1001)]),
         "softmax": (lambda x: torch.softmax(x * 0.125, -1), [randn(12, 128, 128, dtype=bf16)]),
         "layer norm": (lambda x, w, b: F.layer_norm(x, (768,), w, b), [randn(500, 768), randn(768), randn(768)]),
-        "gradients of layer norm": (lambda x, w, b: F.layer_norm(x, (768,), w, b) * x,
-                                    [randn(1000, 768), randn(768), randn(768)]),
-        "gradients of cross entropy": (lambda x, t: F.cross_entropy(x * 2, t),
-                                       [randn(200, 1000), torch.randint(0, 1000, (200,), device="cuda")]),
-        "gradients of convolution": (lambda x, w: F.relu(F.conv2d(x, w, padding=1)).square(),
-                                     [randn(4, 16, 20, 20), randn(32, 16, 3, 3)]),
-        "gradients of attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
-                                   [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)]),
+        "gradients of layer norm": (
+            lambda x, w, b: F.layer_norm(x, (768,), w, b) * x,
+            [randn(1000, 768), randn(768), randn(768)],
+        ),
+        "gradients of cross entropy": (
+            lambda x, t: F.cross_entropy(x * 2, t),
+            [randn(200, 1000), torch.randint(0, 1000, (200,), device="cuda")],
+        ),
+        "gradients of convolution": (
+            lambda x, w: F.relu(F.conv2d(x, w, padding=1)).square(),
+            [randn(4, 16, 20, 20), randn(32, 16, 3, 3)],
+        ),
+        "gradients of attention": (
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
+            [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)],
+        ),
         "group norm": (lambda x, w, b: F.group_norm(x, 8, w, b), [randn(4, 64, 14, 14), randn(64), randn(64)]),
         "batch norm": (lambda x, m, v: F.batch_norm(x, m, v, training=False), [randn(4, 64, 9, 9), randn(64), randn(64).abs()]),
         "cross entropy": (lambda x, t: F.cross_entropy(x, t), [randn(200, 1000), torch.randint(0, 1000, (200,), device="cuda")]),
@@ -79,8 +107,10 @@ def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
         "gather": (lambda x, i: x.gather(1, i[:, :20] % 30), [randn(4, 30), index]),
         "padding": (lambda x: F.pad(x, (1, 2, 3, 4)) + 1, [randn(5, 60, 70)]),
         "products": (lambda x, w, b: F.relu(F.linear(x, w, b)) @ w, [randn(64, 32), randn(48, 32), randn(48)]),
-        "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
-                      [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)]),
+        "attention": (
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
+            [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)],
+        ),
         "convolution": (lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [randn(4, 16, 20, 20), randn(32, 16, 3, 3)]),
         "exotic": (lambda x: (x.cumsum(1), x.sort(1)[0], torch.topk(x, 5).values), [randn(30, 40)]),
         "flat float16": (lambda x: (x.half() * 3).float() + x, [randn(5000)]),
@@ -157,8 +187,15 @@ def check_model(name: str, train: bool, amp: bool) -> dict[str, Any]:
     eagers = Errors.of(step(plain, plain, args, amp), wanted, plain if train else None, reference)
     errors = Errors.of(step(ours, compile_(ours), args, amp), wanted, ours if train else None, reference)
     fine = errors.fine(eagers, 5e-2 if amp else 1e-3)
-    return {"error_out": errors.out, "error_grad": errors.grad, "eager_out": eagers.out, "eager_grad": eagers.grad, "ok": fine,
-            "graphs": counters["capture"]["graphs"], "breaks": sum(counters["breaks"].values())}
+    return {
+        "error_out": errors.out,
+        "error_grad": errors.grad,
+        "eager_out": eagers.out,
+        "eager_grad": eagers.grad,
+        "ok": fine,
+        "graphs": counters["capture"]["graphs"],
+        "breaks": sum(counters["breaks"].values()),
+    }
 
 
 def check_models() -> dict[str, Any]:
@@ -191,122 +228,31 @@ def check_graphs() -> dict[str, Any]:
             optimizer.step()
             losses.setdefault(name, []).append(loss.item())
     drift = largest_error([p.detach() for p in ours.parameters()], [p.detach() for p in plain.parameters()])
-    return {"error_out": worst, "error_parameters": drift, "losses": losses, "counts": dict(counters["cudagraphs"]),
-            "ok": worst < 1e-4 and drift < 1e-3 and counters["cudagraphs"]["replayed"] > 4}
-
-
-def milliseconds(fn: Callable[[], Any], repeat: int = 20) -> float:
-    """GPU time of a call: the median of several, each behind a cleared cache and a pause in which the host gets ahead."""
-    flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
-    for _ in range(3):
-        fn()
-    times = []
-    for _ in range(repeat):
-        flush.zero_()
-        torch.cuda._sleep(4_000_000)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        fn()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
-def bandwidth_cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor], int]]:
-    """Large kernels: function, inputs, and the fewest bytes that it can move."""
-    bf16 = torch.bfloat16
-    x, s = randn(16384, 4096, dtype=bf16), randn(8192, 8192, dtype=bf16)
-    w, b = randn(4096, dtype=bf16), randn(4096, dtype=bf16)
-    big, logits = randn(128 << 20, dtype=bf16), randn(8192, 50257, dtype=bf16)
-    target = torch.randint(0, 50257, (8192,), device="cuda")
-
     return {
-        "copy": (lambda x: x + 1, [big], 2 * big.nbytes),
-        "softmax 8192x8192": (lambda x: torch.softmax(x, -1), [s], 2 * s.nbytes),
-        "layer norm 16384x4096": (lambda x, w, b: F.layer_norm(x, (4096,), w, b), [x, w, b], 2 * x.nbytes),
-        "gradients of layer norm": (lambda x, w, b: F.layer_norm(x, (4096,), w, b), [x, w, b], 5 * x.nbytes),
-        "gelu dropout residual": (lambda x, y: F.dropout(F.gelu(x), 0.1) + y, [big, big + 1], 3 * big.nbytes),
-        "gradients of cross entropy": (lambda x, t: F.cross_entropy(x.float(), t), [logits, target], 3 * logits.nbytes),
-        "column sums 65536x1024": (lambda x: x.sum(0), [x.view(65536, 1024)], x.nbytes),
-        "transpose 8192x8192": (lambda x: x.t().contiguous(), [s], 2 * s.nbytes),
+        "error_out": worst,
+        "error_parameters": drift,
+        "losses": losses,
+        "counts": dict(counters["cudagraphs"]),
+        "ok": worst < 1e-4 and drift < 1e-3 and counters["cudagraphs"]["replayed"] > 4,
     }
-
-
-def check_bandwidth() -> dict[str, Any]:
-    """GB/s of large kernels beside a copy's and torch.compile's."""
-    pair = torch.empty(2, 1 << 30, dtype=torch.int8, device="cuda")
-    copy_rate = pair.nbytes / milliseconds(lambda: pair[1].copy_(pair[0])) / 1e6
-    found: dict[str, Any] = {"copy GB/s": round(copy_rate)}
-
-    def one(name: str, fn: Callable[..., Any], inputs: list[torch.Tensor], nbytes: int) -> dict[str, Any]:
-        run = gradients if name.startswith("gradients") else lambda call, given: call(*given)
-        result: dict[str, Any] = {}
-        for compiler in ("eager", "dynamotor", "inductor"):
-            call = compiler_of(compiler)(fn)
-            result[f"{compiler} GB/s"] = round(nbytes / milliseconds(lambda: run(call, inputs)) / 1e6)  # noqa: B023
-        result["of copy"] = round(result["dynamotor GB/s"] / copy_rate, 3)
-        return result
-
-    for name, (fn, inputs, nbytes) in bandwidth_cases().items():
-        found[name] = row(name, lambda: one(name, fn, inputs, nbytes))  # noqa: B023
-        torch.compiler.reset()
-    return found
-
-
-def check_overhead() -> dict[str, Any]:
-    """Host microseconds of a call of a 12-layer BERT with 32 channels: the GPU has next to nothing to do."""
-    transformers = __import__("transformers")
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
-    model = transformers.BertModel(transformers.BertConfig(**sizes)).cuda().eval()
-    ids = torch.randint(5, 100, (1, 16), device="cuda")
-    found = {}
-    for name in ("eager", "dynamotor", "dynamotor-reduce-overhead", "inductor"):
-        call = compiler_of(name)(model)
-        with torch.no_grad():
-            for _ in range(5):
-                call(ids)
-            torch.cuda.synchronize()
-            times = []
-            for _ in range(30):
-                start = time.perf_counter()
-                call(ids)
-                times.append(time.perf_counter() - start)
-                torch.cuda.synchronize()
-        found[f"{name} us"] = round(statistics.median(times) * 1e6)
-    return found
-
-
-def check_bench(seconds: float, compilers: str) -> dict[str, Any]:
-    """The models of the goals: autocast training and inference, beside eager and torch.compile, each in a process of its own."""
-    rows = []
-    for name, batch in BENCH_MODELS:
-        for phase in ("train", "infer"):
-            for compiler in compilers.split(","):
-                job = {"model": name, "phase": phase, "compiler": compiler, "device": "cuda", "amp": "bf16", "batch": batch,
-                       "small": False, "seconds": seconds}
-                rows.append(bench.measure(job, warm=False, timeout=150))
-                print(" ".join(bench.table_row(rows[-1])), flush=True)
-    return {"rows": rows}
 
 
 def main() -> int:
     """Run the sections; 0 when every checked row is right."""
     parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_check")
     parser.add_argument("--json", default="gpu-check.json")
-    parser.add_argument("--sections", default="kernels,dropout,models,graphs,bandwidth,overhead,bench")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for the steady state of each bench row")
-    parser.add_argument("--compilers", default="inductor,dynamotor")
+    parser.add_argument("--sections", default="kernels,dropout,graphs,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU in this machine: nothing is checked")
         return 0
     sections: dict[str, Callable[[], dict[str, Any]]] = {
-        "kernels": check_kernels, "dropout": lambda: {"dropout": row("dropout", check_dropout)}, "models": check_models,
+        "kernels": check_kernels,
+        "dropout": lambda: {"dropout": row("dropout", check_dropout)},
+        "models": check_models,
         "graphs": lambda: {"graphs": row("graphs", check_graphs)},
-        "bandwidth": check_bandwidth, "overhead": lambda: {"overhead": row("overhead", check_overhead)},
-        "bench": lambda: check_bench(args.seconds, args.compilers)}
+    }
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     wrong = 0
     with config.patch(strict=args.strict):
@@ -319,8 +265,6 @@ def main() -> int:
                     wrong += "error" in found or not found.get("ok", True)
                     trace = "".join(f"\n      {line}" for line in found.pop("trace", []))
                     print(f"{name}: {label}: {found}{trace}", flush=True)
-                elif name != "bench":
-                    print(f"{name}: {label}: {found}", flush=True)
     print(f"{wrong} rows are wrong; {args.json} holds the figures")
     return int(wrong > 0)
 

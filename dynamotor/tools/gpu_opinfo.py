@@ -29,8 +29,10 @@ from ..base.events import collect, counters
 
 TOLERANCE = {"float64": (1e-7, 1e-7), "float32": (1e-4, 1e-4), "bfloat16": (2e-2, 2e-2), "float16": (5e-3, 5e-3)}
 # Ops whose results are random or uninitialised: compared by shape and dtype.
-UNCERTAIN = re.compile("rand|bernoulli|multinomial|normal|dropout|empty|rrelu|uniform|cauchy|exponential|geometric|svd|pca|"
-                       "resize_|fractional|eig|qr|lu_|householder|ldl")
+UNCERTAIN = re.compile(
+    "rand|bernoulli|multinomial|normal|dropout|empty|rrelu|uniform|cauchy|exponential|geometric|svd|pca|"
+    "resize_|fractional|eig|qr|lu_|householder|ldl"
+)
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -97,8 +99,19 @@ def drive(number: int, args: argparse.Namespace, deadline: float) -> list[dict[s
     rows: list[dict[str, Any]] = []
     first = number
     while first < len(_database()) and time.monotonic() < deadline:
-        command = [sys.executable, "-m", "dynamotor.tools.gpu_opinfo", "--worker", f"{first},{args.workers}",
-                   "--dtypes", args.dtypes, "--device", args.device, "--samples", str(args.samples)]
+        command = [
+            sys.executable,
+            "-m",
+            "dynamotor.tools.gpu_opinfo",
+            "--worker",
+            f"{first},{args.workers}",
+            "--dtypes",
+            args.dtypes,
+            "--device",
+            args.device,
+            "--samples",
+            str(args.samples),
+        ]
         at: dict[str, Any] | None = None
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
             for line in worker.stdout or ():
@@ -139,8 +152,13 @@ def main() -> int:
         rows = [row for found in pool.map(lambda n: drive(n, args, deadline), range(args.workers)) for row in found]
     summary = {dtype: dict(Counter(r["status"] for r in rows if r["dtype"] == dtype)) for dtype in args.dtypes.split(",")}
     bad = [r for r in rows if r["status"] != "pass"]
-    report = {"torch": torch.__version__, "device": args.device, "summary": summary, "not passed": bad,
-              "left to aten": sorted({r["op"] for r in rows if r.get("fell_back")})}
+    report = {
+        "torch": torch.__version__,
+        "device": args.device,
+        "summary": summary,
+        "not passed": bad,
+        "left to aten": sorted({r["op"] for r in rows if r.get("fell_back")}),
+    }
     Path(args.json).write_text(json.dumps(report, indent=1))
     print(json.dumps(summary), *(f"{r['status']}: {r['op']} {r['dtype']}: {r['reason']}" for r in bad), sep="\n")
     return int(any(r["status"] == "wrong" for r in rows))

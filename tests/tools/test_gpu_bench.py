@@ -1,0 +1,144 @@
+"""The GPU bench on a CPU with tiny models: every way that a row takes, so that no slip shows up first on a GPU."""
+
+import json
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the models need transformers")
+
+from dynamotor.tools import gpu_bars, gpu_bench, gpu_bench_worker, gpu_kernels
+from dynamotor.tools.gpu_programs import BATCH, distance, group_of
+
+JOB = {"device": "cpu", "tiny": True, "seconds": 0.05, "peer": "eager", "cold": True, "batch": 2, "model": "BertForMaskedLM"}
+
+
+def rows_of(mode, **more):
+    job = {**JOB, "mode": mode, "deadline": time.time() + 600, **more}
+    found = {}
+    for row in gpu_bench_worker.MODES[mode](job)():
+        found[f"{row['mode']}/{row['model']}"] = json.loads(json.dumps(row))
+    return found
+
+
+def test_a_model_in_training_and_without_dropout():
+    (row,) = rows_of("train").values()
+    assert set(row["ms"]) == set(row["cold_s"]) | {"eager"} == {"eager", "ours", "peer"}
+    assert row["speedup"] > 0 and row["graphs"] == 1 and row["profile"]["ours"]["top"] and "errors" not in row
+    found = rows_of("errors")
+    assert (
+        gpu_bars.errors_hold(found["errors/BertForMaskedLM"]) and found["errors/BertForMaskedLM"]["errors"]["ours"]["grad"] < 0.1
+    )
+
+
+def test_a_model_in_inference_prepared_before_it_is_timed():
+    (row,) = rows_of("infer", cold=False, optimizer="").values()
+    assert row["cold_s"] == {} and row["errors"]["ours"]["out"] < 0.05 and "ratio" in row
+
+
+def test_kernels_and_host_time():
+    found = rows_of("kernels", only=["softmax", "layer norm fwd+bwd"])
+    assert len(found) == 2 and all(row["errors"]["ours"]["out"] < 0.05 for row in found.values())
+    (row,) = rows_of("overhead").values()
+    assert set(row["host_us"]) == {"eager", "ours", "peer", "ours graphs"}
+
+
+def test_a_kernel_that_fails_costs_its_row(monkeypatch):
+    def broken(*given):
+        raise ValueError("no")
+
+    case = gpu_kernels.KernelCase(broken, [torch.ones(2)], 8)
+    monkeypatch.setattr(gpu_kernels, "cases", lambda device, tiny: {"broken": case})
+    assert "ValueError: no" in rows_of("kernels")["kernels/broken"]["error"]
+
+
+class Played:
+    """A worker that answers from a script, without a process."""
+
+    script = {}
+    started = []
+
+    def __init__(self, job):
+        self.job = job
+        self.started.append(job["model"])
+        row = {"mode": job["mode"], "model": job["model"], **self.script.get(job["model"], {})}
+        self.messages = [{"ready": 1}, {"compiled": 1}, {"row": row}, {"done": 1}]
+        if row.get("dies"):
+            self.messages[2:] = [None]
+        self.process = self
+
+    def next(self, deadline):
+        return self.messages.pop(0)
+
+    def go(self):
+        pass
+
+    def poll(self):
+        return 1
+
+    def end(self):
+        return "a last word"
+
+
+def timed_row(ours, cold=(1.0, 4.0)):
+    return {
+        "ms": {"eager": 2.0, "ours": ours, "peer": 1.0},
+        "speedup": 2.0 / ours,
+        "peer_speedup": 2.0,
+        "ratio": 1.0 / ours,
+        "ratio_spread": [1, 1],
+        "cold_s": dict(zip(("ours", "peer"), cold, strict=True)),
+    }
+
+
+@pytest.fixture
+def played(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_bench, "Worker", Played)
+    Played.script, Played.started = {name: timed_row(0.8) for name in BATCH}, []
+
+    def run(*options):
+        args = gpu_bench.arguments().parse_args(["--device", "cpu", "--json", str(tmp_path / "out.json"), *options])
+        code = gpu_bench.Session(args).run()
+        return code, json.loads((tmp_path / "out.json").read_text())
+
+    return run
+
+
+def test_all_models_give_the_means_and_the_bars(played):
+    code, report = played("--modes", "train,infer")
+    assert code == 0 and len(report["rows"]) == 16 and report["summary"]["train"]["ratio"] == 1.25
+    assert all(report["summary"]["bars"].values()) and len(report["summary"]["bars"]) == 8
+    Played.script["resnet50"] = timed_row(1.25, cold=(3.0, 4.0))
+    code, report = played("--modes", "train", "--merge", "there is no such file")
+    assert not report["summary"]["bars"]["train: every model >= 0.85"] and report["summary"]["train"]["behind"] == [
+        [0.8, "resnet50"]
+    ]
+
+
+def test_a_worker_that_dies_costs_its_row_and_later_runs_are_merged(played, tmp_path):
+    Played.script["resnet50"] = {"dies": True}
+    code, report = played("--modes", "train", "--models", "resnet50,convnext_base")
+    assert code == 1 and "a last word" in report["rows"]["train/resnet50"]["error"]
+    (tmp_path / "out.json").rename(tmp_path / "first.json")
+    Played.script["resnet50"] = timed_row(0.5)
+    code, report = played("--modes", "train", "--models", "resnet50", "--no-cold", "--merge", str(tmp_path / "first.json"))
+    assert code == 0 and set(report["rows"]) == {"train/resnet50", "train/convnext_base"}
+    assert report["rows"]["train/resnet50"]["ratio"] == 2
+
+
+def test_what_no_time_is_left_for_is_not_started(played):
+    code, report = played("--modes", "train,kernels", "--budget", "5")
+    assert code == 1 and not Played.started and len(report["not run"]) == 9
+    code, report = played("--modes", "")
+    assert code == 0 and report["rows"] == {}
+
+
+def test_distances_and_kinds_of_kernels():
+    a = {"out0": torch.ones(4), "grad w": torch.ones(4), "grad tiny": torch.full((2,), 1e-9)}
+    b = {**a, "grad tiny": torch.full((2,), 2e-9)}
+    assert distance(a, a) == {"out": 0, "grad": 0, "worst gradient": 0}
+    assert distance(b, a)["worst gradient"] < 1e-5
+    assert distance({**a, "out0": torch.tensor([1, 1, 1, float("nan")])}, a)["out"] == float("inf")
+    assert group_of("sm90_xmma_fprop_implicit_gemm_bf16") == "convolution" and group_of("nvjet_tst_128x256") == "matmul"
+    assert group_of("k0123456789ab") == "generated" and group_of("vectorized_elementwise_kernel") == "other"
