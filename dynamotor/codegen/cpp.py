@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..base.config import config
-from ..lower.ir import Expr, Kernel, Reduce, Scratch, Store, walk
+from ..lower.ir import Expr, Kernel, Reduce, Scan, Scratch, Store, walk
 from .cpp_cols import ColsEmitter
-from .cpp_kernel import RowsEmitter
+from .cpp_kernel import Emitter, RowsEmitter
 from .cpp_prelude import prelude
+from .cpp_scan import ScanEmitter
 
 # Flags that the text is written for; the runtime adds the user's `config.cxx_flags`.
 FLAGS: tuple[str, ...] = (
@@ -44,6 +45,7 @@ class CFunction:
     random: bool = False
 
 
+EMITTERS: dict[str, type[Emitter]] = {"rows": RowsEmitter, "cols": ColsEmitter, "scan": ScanEmitter}
 _memo: dict[str, CFunction] = {}
 
 
@@ -81,6 +83,8 @@ def structure(kernel: Kernel) -> str:
             else (
                 (s.id, s.kind, s.across, index_text(s.position), s.top)
                 if isinstance(s, Reduce)
+                else (s.id, s.kind, index_text(s.position))
+                if isinstance(s, Scan)
                 else (s.id,)
                 if isinstance(s, Scratch)
                 else ()
@@ -114,7 +118,7 @@ def emit_kernel(kernel: Kernel) -> CFunction:
     found = _memo.get(key)
     if found is None:
         name = "k" + hashlib.sha256(key.encode()).hexdigest()[:12]
-        emitter = (ColsEmitter if kernel.template == "cols" else RowsEmitter)(kernel)
+        emitter = EMITTERS[kernel.template](kernel)
         text = emitter.function(name)
         found = CFunction(name, text, tuple(emitter.types), frozenset(emitter.body.widths), emitter.body.random)
         if len(_memo) > 4096:

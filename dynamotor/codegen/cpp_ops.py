@@ -136,7 +136,7 @@ def reduce_start(kind: str, dtype: torch.dtype) -> str:
         return literal(False if dtype is BOOL else 0, dtype)
     if kind in ("prod", "all"):
         return literal(True if dtype is BOOL else 1, dtype)
-    low = kind in ("max", "argmax")
+    low = kind in ("max", "argmax", "logaddexp")
     if dtype.is_floating_point:
         return literal(-math.inf if low else math.inf, dtype)
     bits = 63 if dtype is I64 else 31
@@ -150,6 +150,7 @@ COMBINE = {
     "prod": "{0}*{1}",
     "max": "max_({0},{1})",
     "min": "min_({0},{1})",
+    "logaddexp": "logaddexp_({0},{1})",
     "any": "{0}|{1}",
     "all": "{0}&{1}",
 }

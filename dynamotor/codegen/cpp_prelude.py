@@ -149,6 +149,8 @@ template<class E> INL E floordiv1(E a,E b){ if(b==0) return a/b; E m=__builtin_f
  if(d!=0){ E f=__builtin_floor(d); if(d-f>(E)0.5) f+=1; return f; } return __builtin_copysign((E)0,a/b); }
 template<class E> INL E rem1(E a,E b){ E m=__builtin_fmod(a,b); if(m!=0&&(b<0)!=(m<0)) m+=b; return m; }
 LANE2(floordivf_,floordiv1<float>,floordiv1<double>) LANE2(remf_,rem1<float>,rem1<double>)
+template<class E> INL E logaddexp1(E a,E b){ E m=max_(a,b),d=min_(a,b); return d!=m||m-m==0?m+log1p_(exp_(d-m)):m; }
+LANE2(logaddexp_,logaddexp1<float>,logaddexp1<double>)
 template<class E> INL E idiv1(E a,E b){ E q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
 template<class E> INL E irem1(E a,E b){ E r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
 template<class E> INL E itrunc1(E a,E b){ return a/b; }

@@ -15,8 +15,9 @@ from ..graph.spec import TensorSpec
 from ..lower.ir import Kernel, loads_of
 from ..lower.program import Buffer, LoopStep, Program, Step
 from .cpp import structure
-from .triton_kernel import Piece, TritonFunction, emit_function
+from .triton_kernel import Piece, TileEmitter, TritonFunction
 from .triton_plan import plan_kernel
+from .triton_scan import ScanTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,11 @@ def _canonical(piece: Piece) -> str:
     """A key without the names of buffers and variables."""
     order = {p[0]: n for n, p in enumerate(piece.params)}
     return f"{structure(piece.kernel)}\n{[(n, order[b]) for n, b in piece.partial.items()]}"
+
+
+def emit_function(piece: Piece, name: str) -> TritonFunction:
+    """The Triton function of one launch, under this name."""
+    return (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece).function(name)
 
 
 def _named(piece: Piece) -> TritonFunction:

@@ -3,6 +3,7 @@
     map      every position on its own; one axis, or two where accesses are contiguous along different variables
     rows     tiles of rows `x`; each phase is one pass over `r`, whole in registers or in a loop; `chunks` share a row
     across   few programs loop over all rows and put sums across them aside, which another kernel adds up
+    scan     tiles of rows, gone through in order with running results (triton_scan.py)
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Plan:
     row (rows), or all programs (across); per_chunk: positions of r, or of x, that each takes.
     """
 
-    form: Literal["map", "rows", "across"]
+    form: Literal["map", "rows", "across", "scan"]
     x: Axis
     r: Axis | None = None
     looped: bool = False
@@ -90,13 +91,17 @@ class TileEmitter:
         """The whole function."""
         top = Scope()
         top.line("pid = tl.program_id(0)" + (".to(tl.int64)" if self.plan.wide else ""))
-        {"map": self._map, "rows": self._rows, "across": self._across}[self.plan.form](top)
+        self.write(top)
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(self.streams)))]
         text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *top.lines]) + "\n"
         signature = (*(POINTER[p[1]] for p in self.params), *("i64" for _ in self.streams))
         return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
 
     # -- forms -------------------------------------------------------------------------------------------------------
+    def write(self, top: Scope) -> None:
+        """The lines of the function."""
+        {"map": self._map, "rows": self._rows, "across": self._across}[self.plan.form](top)
+
     def _map(self, top: Scope) -> None:
         plan = self.plan
         if plan.r is None:
@@ -106,7 +111,7 @@ class TileEmitter:
             bound, masks = self.body.bind(plan.x, f"(pid // {tiles}) * {plan.x.block}", top)
             more, more_masks = self.body.bind(plan.r, f"(pid % {tiles}) * {plan.r.block}", top)
             bound, masks = {**bound, **more}, (*masks, *more_masks)
-        scope = self._open(top, bound, masks, 1, FINAL, ONCE, ROW)
+        scope = self.open(top, bound, masks, 1, FINAL, ONCE, ROW)
         for s in self.kernel.statements():
             self.body.store(s, scope, known=True)
         top.lines += scope.lines
@@ -119,7 +124,7 @@ class TileEmitter:
         if plan.chunks > 1:
             top.line(f"chunk = pid // {tiles}")
         bound, masks = self.body.bind(plan.x, f"{at} * {plan.x.block}", top)
-        row = self._open(top, bound, masks, 1, ROW, FINAL, ONCE)
+        row = self.open(top, bound, masks, 1, ROW, FINAL, ONCE)
         self._passes(row)
         if plan.chunks > 1:
             for n, buffer in self.partial.items():
@@ -140,14 +145,14 @@ class TileEmitter:
         outside = top
         if not plan.looped:
             bound, masks = self.body.bind(plan.r, "", top)
-            outside = self._open(top, bound, masks, 1)
+            outside = self.open(top, bound, masks, 1)
         for s in (*lanes, *numbers):
             width = plan.r.block if s in lanes else 1
             start = reduce_start(s.kind, s.expr.dtype)
             outside.line(f"a{s.id} = tl.full([{plan.x.block}, {width}], {start}, {COMPUTE[s.expr.dtype]})")
         loop = Scope(outside, indent=2)
         bound, masks = self.body.bind(plan.x, f"(pid * {plan.per_chunk} + step)", loop)
-        row = self._open(outside, bound, masks, 2, ROW)
+        row = self.open(outside, bound, masks, 2, ROW)
         self._passes(row)
         outside.line(f"for step in range(0, {plan.per_chunk}, {plan.x.block}):")
         outside.lines += [*loop.lines, *row.lines]
@@ -163,7 +168,7 @@ class TileEmitter:
             top.lines += outside.lines
 
     @staticmethod
-    def _open(parent: Scope, bound: Mapping[Var, Name], masks: tuple[Name, ...], indent: int, *pseudo: Var) -> Scope:
+    def open(parent: Scope, bound: Mapping[Var, Name], masks: tuple[Name, ...], indent: int, *pseudo: Var) -> Scope:
         """A scope that binds loop variables, and says which accumulators may be read in it."""
         return Scope(parent, {**bound, **{v: Name("", NOTHING) for v in pseudo}}, masks=masks, indent=indent)
 
@@ -174,7 +179,7 @@ class TileEmitter:
         inner = row
         if not plan.looped and plan.form == "rows":
             bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk}" if plan.chunks > 1 else "", row)
-            inner = self._open(row, bound, masks, row.indent)
+            inner = self.open(row, bound, masks, row.indent)
             inner.lines = row.lines
         for phase in self.kernel.phases:
             if not plan.looped:
@@ -193,14 +198,14 @@ class TileEmitter:
         head = Scope(row, indent=row.indent + 1)
         shared = plan.form == "rows" and plan.chunks > 1
         bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk} + base" if shared else "base", head)
-        inner = self._open(row, bound, masks, row.indent + 1)
+        inner = self.open(row, bound, masks, row.indent + 1)
         reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
         for s in reductions:
             tile = f"[{plan.x.block}, {plan.r.block}]"
             dtype = "tl.int32" if s.position is not None and s.expr.dtype is BOOL else COMPUTE[s.expr.dtype]
             row.line(f"a{s.id} = tl.full({tile}, {self._start(s)}, {dtype})")
             if s.position is not None:
-                row.line(f"at{s.id} = tl.full({tile}, {self._last_position}, {self._position_type})")
+                row.line(f"at{s.id} = tl.full({tile}, {self._last_position}, {self.position_type})")
         for s in phase.inner:
             if s in reductions:
                 self._accumulate(s, inner)
@@ -225,12 +230,12 @@ class TileEmitter:
                 return
             tile = self.body.define(value, NOTHING, scope)
             at = self.body.index(s.position, scope)
-            positions = self.body.full_tile(self.body.define(f"({at.text}).to({self._position_type})", at.axes, scope))
+            positions = self.body.full_tile(self.body.define(f"({at.text}).to({self.position_type})", at.axes, scope))
             self._collect(s, tile.text, positions, row, masked=scope)
 
     # -- reductions --------------------------------------------------------------------------------------------------
     @property
-    def _position_type(self) -> str:
+    def position_type(self) -> str:
         return "tl.int64" if self.plan.wide else "tl.int32"
 
     @property
@@ -271,7 +276,7 @@ class TileEmitter:
             return
         tile = self.body.define(value, NOTHING, scope).text
         index = self.body.index(s.position, scope)
-        here = self.body.full_tile(self.body.define(f"({index.text}).to({self._position_type})", index.axes, scope))
+        here = self.body.full_tile(self.body.define(f"({index.text}).to({self.position_type})", index.axes, scope))
         mask, _ = self.body.mask(scope, frozenset("r"))
         if mask:
             here = self.body.define(f"tl.where({mask}, {here}, {self._last_position})", NOTHING, scope).text
@@ -306,9 +311,3 @@ class TileEmitter:
         row.values[self._acc(s.id)] = name
         for e in self.accs.get(s.id, ()):
             row.values[e] = name
-
-
-def emit_function(piece: Piece, name: str) -> TritonFunction:
-    """The Triton function of one piece."""
-    return TileEmitter(piece).function(name)
-

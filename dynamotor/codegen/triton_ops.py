@@ -90,6 +90,10 @@ def minimum(a, b):
     return tl.where((a < b) | (a != a), a, b)
 
 @triton.jit
+def plus(a, b):
+    return a + b
+
+@triton.jit
 def product(a, b):
     return a * b
 
@@ -98,6 +102,25 @@ def exp_sum(top, total, x):
     """The sum of exponentials relative to a running maximum `top`, with that of x; afterwards relative to the new maximum."""
     down = tl.exp(tl.where(x == top, 0.0, -tl.abs(x - top)))
     return tl.where(x > top, total * down + 1, total + down)
+
+@triton.jit
+def logaddexp(a, b):
+    """log(exp(a) + exp(b)); two infinities of one sign are that infinity."""
+    top = maximum(a, b)
+    down = minimum(a, b)
+    finite = (down != top) | (top - top == 0)
+    return tl.where(finite, libdevice.log1p(tl.exp(tl.where(finite, down - top, 0.0))) + top, top)
+
+@triton.jit
+def last_largest(a, i, b, j):
+    """The larger of two with its position, the later of equals; a NaN counts as larger than all."""
+    take = (b != b) | ((a == a) & (b >= a))
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+@triton.jit
+def last_smallest(a, i, b, j):
+    take = (b != b) | ((a == a) & (b <= a))
+    return tl.where(take, b, a), tl.where(take, j, i)
 
 @triton.jit
 def floordiv_int(a, b):
@@ -184,7 +207,7 @@ def reduce_start(kind: str, dtype: torch.dtype) -> str:
         return literal(0, dtype)
     if kind in ("prod", "all"):
         return literal(1, dtype)
-    low = kind in ("max", "argmax")
+    low = kind in ("max", "argmax", "logaddexp")
     if dtype.is_floating_point:
         return literal(-math.inf if low else math.inf, dtype)
     if dtype is BOOL:
@@ -200,6 +223,18 @@ def combine(kind: str, dtype: torch.dtype, a: str, b: str) -> str:
             return f"{a} | {b}" if kind == "max" else f"{a} & {b}"
         return f"{kind}imum({a}, {b})" if dtype.is_floating_point else f"tl.{kind}imum({a}, {b})"
     return {"sum": f"{a} + {b}", "prod": f"{a} * {b}", "any": f"{a} | {b}", "all": f"{a} & {b}"}[kind]
+
+
+# Functions of two elements (or pairs of them) that tl.associative_scan takes.
+SCAN_BY = {
+    "sum": "plus",
+    "prod": "product",
+    "max": "maximum",
+    "min": "minimum",
+    "logaddexp": "logaddexp",
+    "argmax": "last_largest",
+    "argmin": "last_smallest",
+}
 
 
 def across_tile(kind: str, dtype: torch.dtype, tile: str, axis: int) -> str:

@@ -39,7 +39,7 @@ def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the next."""
     overwrites = _keeps_what_it_overwrites(kernel)
     kernel = one_row(_plain_columns(_without_scratch(kernel)))
-    if _tile(kernel, *_axes(kernel)).looped:
+    if kernel.template == "rows" and _tile(kernel, *_axes(kernel)).looped:
         kernel = with_exp_sums(kernel)
     pieces = _plan(kernel, new_buffer)
     if overwrites and any(piece.plan.looped for piece in pieces):
@@ -48,6 +48,8 @@ def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
 
 
 def _plan(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
+    if kernel.template == "scan":
+        return [_piece(kernel, _tile(kernel, kernel.outer, kernel.inner, "scan"))]
     reductions = [s for s in kernel.statements() if isinstance(s, Reduce)]
     across = [s for s in reductions if s.across]
     if across:
@@ -193,7 +195,7 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows"
             looped, r_block = False, power_of_two(row)
             x_block = max(min(x_block, WHOLE_ROW // r_block), 1)
     else:
-        looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE and form == "rows")
+        looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE and form != "across")
         r_block = LOOP_TILE if looped else power_of_two(row)
         x_block = min(power_of_two(rows), max(1, 1024 // r_block))
         while x_block > 1 and rows // x_block < PROGRAMS:

@@ -34,6 +34,7 @@ class Member:
     """A node in a group: its expression and where it stores, over the group's variables.
 
     level: "full" (every element of the nest), "row" (one value a row), "final" (per kept element, after all rows), "once".
+    reduced: the variables that it reduces, or scans along.
     """
 
     node: Node
@@ -57,7 +58,7 @@ class Group:
         self.members: list[Member] = []
         self.by_buffer: dict[str, Member] = {}
         self.template: str | None = None  # None while there is no reduction
-        self.loop: frozenset[Var] = frozenset()  # rows: the inner variables; cols: the middle ones
+        self.loop: frozenset[Var] = frozenset()  # rows, scan: the inner variables; cols: the middle ones
         self._names = 0
         self._accesses: dict[str, list[Index]] | None = None
 
@@ -127,7 +128,8 @@ class Group:
         """The member that the node would be under this mapping."""
         count = len(node.shape)
         kept = frozenset(v for o in node.own[:count] for v in env[o].vars())
-        reduced = frozenset(v for o in node.own[count:] for v in env[o].vars())
+        gone = node.own[count:] if node.scan is None else (node.own[node.along],)
+        reduced = frozenset(v for o in gone for v in env[o].vars())
         store = flatten([env[o] for o in node.own[:count]], node.stride, node.offset)
         member = Member(node, env, node.evaluate().subst(env), store, FULL, reduced)
         used = kept | reduced
@@ -135,7 +137,7 @@ class Group:
             return member
         if node.reduce is not None:
             return Refuse("a reduction of part of the nest")
-        if self.template is None:
+        if self.template in (None, "scan"):
             return Refuse("smaller than the nest")
         rest = self.big_vars - self.loop
         if self.template == "rows" and used == rest and not self._reads_across(member):
@@ -176,6 +178,8 @@ class Group:
         self.by_buffer[member.node.buffer] = member
         if member.is_reduction:
             adopt_template(self, member)
+        elif member.node.scan is not None:
+            self.template, self.loop = "scan", member.reduced
 
 
 def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
@@ -266,7 +270,7 @@ def same_elements(group: Group, m: Member) -> Refuse | None:
 @rule
 def fits_template(group: Group, m: Member) -> Refuse | None:
     """A reduction must reduce the inner loops, the other loops, or all of them."""
-    if not m.is_reduction or group.template is None:
+    if not m.is_reduction or group.template in (None, "scan"):
         return None
     everything = group.big_vars
     if group.template == "cols":
@@ -289,6 +293,17 @@ def fits_template(group: Group, m: Member) -> Refuse | None:
 def _only_inner_columns(group: Group, m: Member) -> bool:
     """Whether column sums may become the across sums of a rows group."""
     return all(x.level == FULL for x in group.members) and not m.node.reduce.startswith("arg")
+
+
+@rule
+def scans_alone(group: Group, m: Member) -> Refuse | None:
+    """A kernel of running sums has no reductions, and all of its scans run along the same variables in the same order."""
+    if m.is_reduction:
+        return Refuse("a reduction beside a scan") if group.template == "scan" else None
+    if m.node.scan is None or group.template is None:
+        return None
+    others = [x.env[x.node.own[x.node.along]] for x in group.members if x.node.scan is not None]
+    return None if others and others[0] == m.env[m.node.own[m.node.along]] else Refuse("scans along another dimension")
 
 
 @rule

@@ -273,6 +273,7 @@ def loads_of(root: Expr) -> list[Expr]:
 
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logaddexp"]
 Body = Callable[[tuple[Index, ...]], Expr]
 
 
@@ -281,6 +282,7 @@ class Node:
     """Defines one buffer by a loop over `shape` (and, for a reduction, over `reduced` too).
 
     `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the buffer.
+    scan: the result is the running sum (or ...) of the values along dimension `along`.
     `after`: names of nodes that must run before although this one does not read them (writes into inputs).
     """
 
@@ -291,6 +293,8 @@ class Node:
     memory: torch.dtype
     reduce: ReduceKind | None = None
     reduced: tuple[int, ...] = ()
+    scan: ScanKind | None = None
+    along: int = 0
     offset: int = 0
     after: frozenset[str] = frozenset()
     origin: str = ""
@@ -357,7 +361,20 @@ class Scratch:
     expr: Expr
 
 
-Statement = Store | Reduce | Scratch
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The running `kind` of expr along the inner loops, this element included; read back as the expression scan(id).
+
+    Positions (argmax, argmin) are those of the last of equal values, as cummax and cummin report them.
+    """
+
+    id: int
+    kind: str
+    expr: Expr
+    position: Index | None = None
+
+
+Statement = Store | Reduce | Scratch | Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,12 +391,13 @@ class Kernel:
 
     template "rows": for each index of `outer` (in parallel) the phases, each a pass over `inner`.
     template "cols": for each index of `outer` and `inner` (in vectors) one pass over `middle`.
+    template "scan": for each index of `outer` one pass over `inner` in order; its statements are scans and stores.
     `final`: statements over the kept loops once the across accumulators are complete (rows: `inner`; cols: `outer` and
     `inner`); `final_once`: statements done once, after that.
     params: (buffer, memory type, written) in the order of `ptrs`.
     """
 
-    template: Literal["rows", "cols"]
+    template: Literal["rows", "cols", "scan"]
     outer: tuple[Var, ...]
     middle: tuple[Var, ...]
     inner: tuple[Var, ...]

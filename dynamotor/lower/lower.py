@@ -14,7 +14,7 @@ from torch import fx
 from ..base.events import emit, listening
 from ..graph.info import GraphInfo
 from ..graph.op_facts import is_collective
-from . import ops_extern, ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_views  # noqa: F401  (rules register themselves)
+from . import ops_extern, ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_scan, ops_views  # noqa: F401  (rules register themselves)
 from .fusion import Group, fuse
 from .ir import ExternNode, Node, forget_expressions, loads_of, walk
 from .lowering import Lowering, lower_nodes

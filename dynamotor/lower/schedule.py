@@ -22,9 +22,11 @@ from .ir import (
     Kernel,
     Phase,
     Reduce,
+    Scan,
     Scratch,
     Statement,
     Store,
+    cast,
     load,
     loads_of,
     make,
@@ -66,6 +68,11 @@ class _Builder:
                 ordered.remove(fast)
                 ordered.append(fast)
             self.outer, self.middle, self.inner = [], [], ordered
+        elif g.template == "scan":
+            first = next(m for m in g.members if m.node.scan is not None)
+            steps = first.env[first.node.own[first.node.along]].terms
+            self.outer, self.middle = [v for v in ordered if v not in g.loop], []
+            self.inner = sorted(g.loop, key=lambda v: -steps[v])
         elif g.template == "rows":
             self.outer, self.middle = [v for v in ordered if v not in g.loop], []
             self.inner = _with_last([v for v in ordered if v in g.loop], fast_var(g.members, g.loop))
@@ -107,6 +114,11 @@ class _Builder:
                 value = make("acc", (self.ids[name], rank, where), COMPUTE_TYPE[m.node.memory])
                 if rank == ROW:
                     self.reduce_level[self.ids[name]] = self.level(e)
+            elif m.node.scan is not None:
+                loops = [*self.outer, *self.inner]
+                where = flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
+                kept = torch.int64 if m.node.scan.startswith("arg") else e.dtype
+                value = cast(make("scan", (self.ids[name], where), kept), COMPUTE_TYPE[m.node.memory])
             else:
                 value = e
             self.values[name] = round_to(value, m.node.memory) if config.exact else value
@@ -145,6 +157,9 @@ class _Builder:
         for m in self.group.members:
             if m.is_reduction and m.node.buffer not in self.duplicates:
                 self._reduction(m, inner, row)
+            elif m.node.scan is not None:
+                name, place = m.node.buffer, m.env[m.node.own[m.node.along]]
+                inner.setdefault(0, []).append(Scan(self.ids[name], m.node.scan, self.exprs[name], place))
         for m in self.stored:
             store = Store(m.node.buffer, m.store, self.values[m.node.buffer], m.node.memory)
             where = self.group.result_level(m)
@@ -159,7 +174,7 @@ class _Builder:
         if self.group.template == "rows":
             phases = self._keep_for_later(phases)
         kernel = Kernel(
-            "cols" if self.group.template == "cols" else "rows",
+            self.group.template or "rows",
             tuple(self.outer),
             tuple(self.middle),
             tuple(self.inner),
@@ -307,7 +322,7 @@ def merge_loops(kernel: Kernel) -> Kernel:
 def _indices(s: Statement) -> Iterable[Index]:
     if isinstance(s, Store):
         yield s.index
-    if isinstance(s, Reduce) and s.position is not None:
+    if isinstance(s, Reduce | Scan) and s.position is not None:
         yield s.position
     for e in walk(s.expr):
         yield from e.indices()
@@ -329,7 +344,7 @@ def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
         s = replace(s, expr=s.expr.subst(env))
         if isinstance(s, Store):
             s = replace(s, index=s.index.subst(env))
-        if isinstance(s, Reduce) and s.position is not None:
+        if isinstance(s, Reduce | Scan) and s.position is not None:
             s = replace(s, position=s.position.subst(env))
         return s
 

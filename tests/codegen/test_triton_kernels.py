@@ -115,3 +115,16 @@ def test_parts_of_any_length_are_joined_in_one_launch():
     check(lambda a, b, c: torch.cat([a * 2, b.exp(), c], 1).relu(), a, b, c)
     assert len(check(lambda a, b, c: torch.cat([a, b, c], 1), a, b, c)) == 1
     assert len(check(lambda *x: torch.stack(x, 1) + 1, *(R(4, 3) for _ in range(6)))) == 1
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((3, 300), 1), ((150, 9), 0)])
+def test_running_results_are_carried_from_tile_to_tile(monkeypatch, shape, dim):
+    monkeypatch.setattr(triton_plan, "LOOP_TILE", 128)
+    x = torch.randint(0, 9, shape).float()
+    (function,) = check(lambda x: torch.cumsum(x, dim), x)
+    assert "for base" in function.source
+    check(lambda x: torch.cumprod(x * 0.2, dim), x)
+    check(lambda x: torch.cummax(x, dim), x.long())
+    x[1, 2], x[2] = float("nan"), -float("inf")
+    check(lambda x: (*torch.cummax(x, dim), *torch.cummin(x, dim)), x)
+    check(lambda x: torch.logcumsumexp(x, dim), x[:, :5] if dim else x[:, :2])

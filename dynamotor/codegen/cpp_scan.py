@@ -1,0 +1,68 @@
+"""The C++ function of a "scan" kernel: rows in parallel, each gone through in order with running results.
+
+for (row) { a0 = 0; for (i) { a0 = a0 + x[i]; y[i] = a0 * 2; } }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph.spec import numel
+from ..lower.index import Var
+from ..lower.ir import Expr, Kernel, Scan
+from .cpp_body import Scope
+from .cpp_kernel import Emitter
+from .cpp_ops import COMBINE, ctype, reduce_start
+
+
+class ScanEmitter(Emitter):
+    """The "scan" template."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
+
+    def function(self, name: str) -> str:
+        """The whole C++ function."""
+        k = self.kernel
+        row = Scope(self.top, [(v, self.vars[v]) for v in k.outer])
+        for s in k.statements():
+            if isinstance(s, Scan):
+                row.lines.append(f"{ctype(s.expr.dtype, 1)} a{s.id}={reduce_start(s.kind, s.expr.dtype)};")
+                row.lines += [f"i64 a{s.id}at=0;"] if s.kind.startswith("arg") else []
+        self._nest(k.inner, row)
+        tasks = numel(v.size for v in k.outer)
+        head = self.decode("task", k.outer, self.vars) if k.outer else ""
+        loop = f"{self.pragma(tasks)}for(i64 task=0;task<{tasks};task++){{{head}{''.join(row.lines)}}}"
+        return f'extern "C" void {name}(void**P,const i64*ints){{{self.pointers()}\n{"".join(self.top.lines)}{loop}}}\n'
+
+    def _nest(self, loops: Sequence[Var], parent: Scope) -> None:
+        v, name = loops[0], self.vars[loops[0]]
+        scope = Scope(parent, [(v, name)])
+        if len(loops) > 1:
+            self._nest(loops[1:], scope)
+        else:
+            for s in self.kernel.phases[0].inner:
+                if isinstance(s, Scan):
+                    self._step(s, scope)
+                else:
+                    self.store(s, scope)
+        parent.lines.append(f"for(i64 {name}=0;{name}<{v.size};{name}++){{{''.join(scope.lines)}}}")
+
+    def _step(self, s: Scan, scope: Scope) -> None:
+        """One element more in a running result."""
+        value, best = self.body.value(s.expr, scope), f"a{s.id}"
+        if s.kind.startswith("arg"):  # the last of equal values; a NaN stays, and a later one takes its place
+            sign = ">=" if s.kind == "argmax" else "<="
+            place = self.body.index(s.position, scope)
+            scope.lines.append(
+                f"if({value}!={value}||({best}=={best}&&{value}{sign}{best})){{{best}={value};{best}at={place};}}"
+            )
+            result, kept = f"{best}at", "i64"
+        else:
+            scope.lines.append(f"{best}={COMBINE[s.kind].format(best, value)};")
+            result, kept = best, ctype(s.expr.dtype, 1)
+        if s.id in self.scans:
+            name = self.body.fresh()
+            scope.lines.append(f"const {kept} {name}={result};")
+            scope.values[self.scans[s.id]] = name, 1
