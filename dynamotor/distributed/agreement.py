@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..base.errors import DistributedError
+from .blame import user_line
 from .wrapper import group_timeout
 
 _count: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -51,4 +52,4 @@ def _read(store: Any, topic: str, rank: int, group: dist.ProcessGroup) -> dict[s
             "DM702", f"rank {rank} did not say how it reduces its gradients",
             why=f"nothing under {topic!r} within {group_timeout(group).total_seconds():.0f} s ({type(error).__name__})",
             cure="every rank must compile the same model with the same options and reach this step; see that rank's own error",
-        ) from error
+            where=user_line()) from error

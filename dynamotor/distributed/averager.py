@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,11 @@ from ..base.events import counters, emit
 from ..base.log import log
 from ..runtime.memory import ResultPool, new_pool
 from .agreement import next_number, tell_all
+from .blame import coded, install, user_line
 from .ops import number_of
 from .plan import Plan
 from .step import Step
-from .wrapper import Reason, has_gradient_hooks, reduced_parameters
+from .wrapper import Reason, has_gradient_hooks, reduced_parameters, wire_settings
 
 _KEY = "_dynamotor_averager"
 # Where an output of the rewritten backward goes: (bucket, position in it), or the position of a plain output.
@@ -39,6 +40,7 @@ def averager_of(ddp: Any) -> Averager:
     """The module's averager; the first call attaches it."""
     found = ddp.__dict__.get(_KEY)
     if found is None:
+        install()
         found = Averager(ddp._orig_mod if hasattr(type(ddp), "_dynamotor") else ddp)
         ddp.__dict__[_KEY] = found
         ddp.__dict__["_pre_forward"], ddp.__dict__["_post_forward"] = found.pre_forward, found.post_forward
@@ -91,22 +93,29 @@ class Averager:
         """Settle with the other ranks how gradients are reduced: a plan if all have the same, natively if any cannot."""
         mine = ({"plan": proposal.digest, "text": proposal.summary} if isinstance(proposal, Plan)
                 else {"reason": proposal.code, "text": proposal.text})
+        mine["ddp"] = wire_settings(self.ddp)
         self._topic = f"ddp/{next_number(self.group)}"
         notes = tell_all(self.group, self._topic, mine)
         refusing = [rank for rank, note in enumerate(notes) if "reason" in note]
         if refusing:
+            self._refuse_others(notes, "ddp", "ddp")
             rank = self.group.rank() if isinstance(proposal, Reason) else refusing[0]
             text = notes[rank]["text"] if isinstance(proposal, Reason) else f"rank {rank}: {notes[rank]['text']}"
             self.reason = Reason(notes[rank]["reason"], text)
             return
-        other = next((rank for rank, note in enumerate(notes) if note["plan"] != mine["plan"]), None)
+        self._refuse_others(notes, "plan", "text")
+        self.adopt(proposal)  # type: ignore[arg-type]
+
+    def _refuse_others(self, notes: Sequence[Mapping[str, Any]], key: str, text: str) -> None:
+        """DM701 unless all ranks told the same under `key`."""
+        mine = notes[self.group.rank()]
+        other = next((rank for rank, note in enumerate(notes) if note[key] != mine[key]), None)
         if other is not None:
             raise DistributedError(
                 "DM701", f"rank {self.group.rank()} and rank {other} would reduce different gradient buckets",
-                why=f"{mine['text']} here, {notes[other]['text']} there",
-                cure="give every rank the same model, the same bucket sizes and the same program; options={'ddp': 'split'} "
-                     "leaves the buckets to DDP")
-        self.adopt(proposal)  # type: ignore[arg-type]
+                why=f"{mine[text]} here, {notes[other][text]} there",
+                cure="give every rank the same model, the same arguments of DistributedDataParallel and the same program",
+                where=user_line())
 
     def adopt(self, plan: Plan) -> None:
         """Reduce by this plan from now on."""
@@ -141,13 +150,10 @@ class Averager:
         try:
             return type(self.ddp)._pre_forward(self.ddp, *inputs, **kwargs)
         except RuntimeError as error:
-            if "Expected to have finished reduction" in str(error):
-                raise self._without_gradient("some parameters", error) from error
-            if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
+            better = coded(error, "before a forward, while the ranks synchronised")
+            if better is None:
                 raise
-            raise DistributedError(
-                "DM703", f"rank {self.group.rank()} could not synchronise with the others before a forward",
-                why=str(error).splitlines()[0], cure="another rank died or stopped; see its own error") from error
+            raise better from error
 
     def post_forward(self, output: Any) -> Any:
         """DDP's own, with its reducer left out where the plan takes its place."""
@@ -292,13 +298,10 @@ class Averager:
                 else:
                     parameter.grad.copy_(average)
         if missing:
-            raise self._without_gradient(", ".join(missing[:5]))
-
-    def _without_gradient(self, names: str, error: Exception | None = None) -> DistributedError:
-        return DistributedError(
-            "DM704", f"{names} of the DistributedDataParallel module got no gradient in the last step",
-            why=str(error).splitlines()[0] if error else "the loss does not depend on them",
-            cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)")
+            raise DistributedError(
+                "DM704", f"{', '.join(missing[:5])} of the DistributedDataParallel module got no gradient in this step",
+                why="the loss does not depend on them",
+                cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)")
 
 
 class _Local:

@@ -45,6 +45,14 @@ def bucket_caps(ddp: DistributedDataParallel) -> tuple[int, ...]:
     return (first, ddp.bucket_bytes_cap) if first < ddp.bucket_bytes_cap else (ddp.bucket_bytes_cap,)
 
 
+def wire_settings(ddp: DistributedDataParallel) -> str:
+    """What all ranks must have alike when DDP's own reducer does the work: it sends other things otherwise, or nothing."""
+    text = f"find_unused_parameters={ddp.find_unused_parameters}, static_graph={ddp.static_graph}"
+    if ddp.find_unused_parameters and not ddp.static_graph:  # otherwise the first rank's buckets are everybody's
+        text += f", bucket sizes {bucket_caps(ddp)}"
+    return f"{text}, {len(reduced_parameters(ddp))} parameters"
+
+
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Whether a user looks at or changes the parameter's gradient on its way."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
@@ -65,6 +73,8 @@ _NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("python_reducer", "DDP's Python reducer is on", lambda d: d._use_python_reducer),
     ("optimizer_in_backward", "the optimizer runs in the backward",
      lambda d: any(hasattr(p, "_in_backward_optimizers") for p in d._module_parameters)),
+    ("frozen_since", "parameters were frozen or unfrozen after the DistributedDataParallel module was made",
+     lambda d: len(reduced_parameters(d)) != d._get_ddp_logging_data()["num_parameter_tensors"]),
     ("param_hook", "a parameter has gradient hooks", lambda d: any(map(has_gradient_hooks, reduced_parameters(d).values()))),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,8 +28,21 @@ def _train(module: Any, rank: int, steps: int = 3) -> str:
         for step in range(steps):
             loss_of(module(_data(rank, step, torch.float32))).backward()
     except DynamotorError as error:
-        return error.code
+        return code_of(error)
     return "no error"
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "in the graph": {}, "split": {"mode": "split"}, "off": {"mode": "off"},
+    "in the graph, bucket view": {"gradient_as_bucket_view": True}, "static graph": {"static_graph": True},
+    "off, bucket view": {"mode": "off", "gradient_as_bucket_view": True}, "unused parameters": {"find_unused_parameters": True},
+}
+
+
+def code_of(error: DynamotorError) -> str:
+    """The code, and whether the error says why, what to do and where: the line of this file that was running."""
+    told = error.why and error.cure and error.where and error.where.filename == __file__ and "loss_of" in str(error.where)
+    return error.code if told else f"{error.code} without a cause, a cure or the line: {error}"
 
 
 def other_plan(rank: int) -> str:
@@ -36,33 +50,40 @@ def other_plan(rank: int) -> str:
     return _train(_compiled(bucket_cap_mb=CAP * (1 + rank)), rank)
 
 
-def without_gradient(rank: int) -> str:
+def other_settings(rank: int, both: dict[str, Any], one: dict[str, Any]) -> str:
+    """Rank 1 has other arguments, and DDP itself would reduce."""
+    return _train(_compiled(**both, **(one if rank == 1 else {})), rank)
+
+
+def without_gradient(rank: int, variant: str = "in the graph") -> str:
     """A parameter that no loss sees, and DDP was not told."""
-    return _train(_compiled(Unused), rank)
+    return _train(_compiled(Unused, **VARIANTS[variant]), rank)
 
 
-def without_gradient_later(rank: int) -> str:
+def without_gradient_later(rank: int, variant: str = "in the graph") -> str:
     """All parameters are used at first, then one is not."""
-    module = _compiled()
+    module = _compiled(**VARIANTS[variant])
     first = _train(module, rank, steps=2)
     module.module.layers[-1].forward = lambda x: x
     return f"{first}, {_train(module, rank, steps=2)}"
 
 
-def dies_in_backward(rank: int, mode: str = "auto") -> str:
-    """Rank 1 is gone in the middle of its second backward."""
-    module = _compiled(mode=mode)
-    assert _train(module, rank, steps=1) == "no error"
-    out = module(_data(rank, 1, torch.float32))
-    if rank == 1:
-        out.register_hook(lambda grad: os._exit(0))
-    try:
-        loss_of(out).backward()
-    except DynamotorError as error:
-        return error.code
-    except RuntimeError:  # DDP's own reducer has waited: its error, which nothing of ours stands around
-        return "RuntimeError"
-    return "no error"
+def dies_in_backward(rank: int) -> dict[str, str]:
+    """Rank 1 is gone in the middle of a backward; the other one runs into it with a module of each kind."""
+    modules = {name: _compiled(**variant) for name, variant in VARIANTS.items()}
+    for module in modules.values():
+        assert _train(module, rank, steps=2) == "no error"
+    outs = {name: module(_data(rank, 2, torch.float32)) for name, module in modules.items()}
+    found = {}
+    for name, out in outs.items():
+        if rank == 1:
+            out.register_hook(lambda grad: os._exit(0))
+        try:
+            loss_of(out).backward()
+            found[name] = "no error"
+        except DynamotorError as error:
+            found[name] = code_of(error)
+    return found
 
 
 def dies_before_forward(rank: int) -> str:
@@ -76,20 +97,22 @@ def dies_before_forward(rank: int) -> str:
     return _train(module, rank, steps=1)
 
 
-def hangs_in_backward(rank: int, seconds: float) -> str:
-    """Rank 1 stays in its second backward for longer than the group waits."""
-    module = _compiled()
-    assert _train(module, rank, steps=1) == "no error"
-    out = module(_data(rank, 1, torch.float32))
-    if rank == 1:
-        time.sleep(seconds)
-        return "slept"
-    began = time.monotonic()
-    try:
-        loss_of(out).backward()
-    except DynamotorError as error:
-        return f"{error.code} after {time.monotonic() - began:.0f} s"
-    return "no error"
+def hangs_in_backward(rank: int) -> dict[str, str]:
+    """Rank 1 stays away from a backward for longer than its group waits; each kind of module has a group of its own."""
+    found = {}
+    for name, variant in VARIANTS.items():
+        module = _compiled(process_group=dist.new_group(timeout=timedelta(seconds=1.5)), **variant)
+        assert _train(module, rank, steps=2) == "no error"
+        out = module(_data(rank, 2, torch.float32))
+        began = time.monotonic()
+        try:
+            if rank == 0:
+                loss_of(out).backward()
+            found[name] = "no error"
+        except DynamotorError as error:
+            found[name] = code_of(error) if time.monotonic() - began < 8.0 else "too late"
+        dist.barrier()
+    return found
 
 
 def never_compiles(rank: int) -> str:

@@ -1,0 +1,95 @@
+"""What goes wrong between ranks gets a code, a cure and the user's line, in every mode.
+
+DDP's reducer fails inside autograd's engine, below anything of ours. So the engine object that Python calls is replaced by one
+that looks at what comes out of it.
+
+>>> install()
+>>> loss.backward()        # another rank died: DistributedError DM703 at this line
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from ..base.errors import DistributedError, UserLine
+
+# What DDP's reducer complains about: a part of its text, code, what happened, what to do.
+_NO_GRADIENT = "some parameters of the DistributedDataParallel module got no gradient in the last step"
+_COMPLAINTS = (
+    ("static_graph set to True", "DM704", _NO_GRADIENT,
+     "static_graph=True is for programs that use the same parameters in each step; leave it out"),
+    ("Expected to have finished reduction", "DM704", _NO_GRADIENT,
+     "DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)"),
+    ("Expected to mark a variable ready only once", "DM705", "a parameter got its gradient twice in one backward",
+     "one forward for each backward with find_unused_parameters=True or a reentrant checkpoint; or static_graph=True"),
+    ("Your training graph has changed", "DM705", "another set of parameters got gradients than in the first step",
+     "static_graph=True is for programs that use the same parameters in each step; leave it out"),
+)
+# How process groups put it; gloo has no error type of its own, and not all of its texts name it.
+_GROUP_FAILURES = ("gloo", "NCCL", "Application timeout caused pair closure", "Connection closed by peer",
+                   "Connection reset by peer", "Socket Timeout")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def user_line() -> UserLine | None:
+    """The innermost line of the running program that is neither ours nor PyTorch's."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, _TORCH, "<")) and name != contextlib.__file__:
+            return UserLine(name, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_group_failure(error: BaseException) -> bool:
+    """Whether a process group says that another rank is gone or late."""
+    text = str(error)
+    return isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and any(part in text for part in _GROUP_FAILURES)
+
+
+def coded(error: RuntimeError, doing: str) -> DistributedError | None:
+    """The error as one of ours, with the user's line; None when ranks and DDP have no part in it."""
+    if isinstance(error, DistributedError):
+        return DistributedError(error.code, error.what, why=error.why, cure=error.cure, where=error.where or user_line())
+    for part, code, what, cure in _COMPLAINTS:
+        if part in str(error):
+            return DistributedError(code, what, why=first_line(error), cure=cure, where=user_line())
+    if is_group_failure(error):
+        return DistributedError(
+            "DM703", f"rank {dist.get_rank()} failed {doing}", why=first_line(error),
+            cure="another rank died, stopped or runs another program; see its own error. The gradients of this step are lost",
+            where=user_line())
+    return None
+
+
+class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
+    """Autograd's engine; failures between ranks come out of it coded."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().run_backward(*args, **kwargs)
+        except RuntimeError as error:
+            better = coded(error, "in a backward, while gradients were reduced")
+            if better is None:
+                raise
+            raise better from error.__cause__ or error
+
+
+def install() -> None:
+    """From now on this process runs its backwards through an engine that translates; once is enough."""
+    if not isinstance(Variable._execution_engine, _Engine):
+        Variable._execution_engine = _Engine()
