@@ -128,8 +128,15 @@ def _batch_norm(x: jax.Array, weight, bias, running_mean, running_var, training:
         mean, variance = _moments(x, _channel_axes(x))
     else:
         mean, variance = _per_channel(running_mean, x), _per_channel(running_var, x)
-    output = _affine((x - mean) * jax.lax.rsqrt(variance + eps), _per_channel(weight, x), _per_channel(bias, x))
+    output = (x - mean) * _scale(jax.lax.rsqrt(variance + eps), _per_channel(weight, x))
+    output = output if bias is None else output + wide(_per_channel(bias, x))
     return output, mean.reshape(-1), variance.reshape(-1)
+
+
+def _scale(rstd: jax.Array, weight: jax.Array | None) -> jax.Array:
+    """What a channel is multiplied with. One factor, not two in a row: XLA merges those where nobody else reads the first product,
+    so that a forward pass alone would be rounded differently from one that shares a program with its backward."""
+    return rstd if weight is None else rstd * wide(weight)
 
 
 def _updated(x: jax.Array, running: jax.Array | None, value: jax.Array, momentum: float) -> jax.Array | None:
@@ -192,10 +199,14 @@ def _batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, 
         mean, rstd = _per_channel(save_mean, x), _per_channel(save_invstd, x)
     else:
         mean, rstd = _per_channel(running_mean, x), jax.lax.rsqrt(_per_channel(running_var, x) + eps)
-    axes, normal = _channel_axes(x), (x - mean) * rstd
-    inner = grad if weight is None else grad * _per_channel(weight, x)
-    dx = _normal_gradient(inner, normal, rstd, axes) if train else inner * rstd
-    return dx, jnp.sum(grad * normal, axis=axes), jnp.sum(grad, axis=axes)
+    axes, centred = _channel_axes(x), x - mean
+    slope = jnp.sum(grad * centred, axis=axes, keepdims=True)
+    if train:
+        count = math.prod(x.shape[i] for i in axes)
+        dx = grad - jnp.mean(grad, axis=axes, keepdims=True) - centred * (slope * jnp.square(rstd) / count)
+    else:
+        dx = grad
+    return dx * _scale(rstd, _per_channel(weight, x)), (slope * rstd).reshape(-1), jnp.sum(grad, axis=axes)
 
 
 @op(aten.batch_norm_backward)
