@@ -11,6 +11,7 @@ an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec`
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,11 +54,7 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
             return found
     except TypeError:  # an argument that cannot be hashed
         key = None
-    rule = shape_rules.get(func)
-    result = PASS if rule is None else rule(*args, **kwargs)
-    if result is PASS:
-        result = infer_by_meta_kernel(func, args, kwargs)
-    result = _laid_out(result)
+    result = _infer_as_on_cpu(func, args, kwargs) if _on_xla((args, kwargs)) else _infer(func, args, kwargs)
     if key is not None:
         if len(_memo) >= _MEMO_LIMIT:
             _memo.clear()
@@ -65,13 +62,36 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     return result
 
 
-def _laid_out(result: Any) -> Any:
-    """XLA tensors have no strides of their own: they always present themselves as row-major."""
-    if type(result) is tuple:
-        return tuple([_laid_out(item) for item in result])
-    if type(result) is TensorSpec and result.device.type == "xla":
-        return TensorSpec.dense(result.shape, result.dtype, result.device)
-    return result
+def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    rule = shape_rules.get(func)
+    result = PASS if rule is None else rule(*args, **kwargs)
+    return infer_by_meta_kernel(func, args, kwargs) if result is PASS else result
+
+
+def _on_xla(value: Any) -> bool:
+    kind = type(value)
+    if kind is TensorSpec:
+        return value.device.type == "xla"
+    if kind is tuple or kind is list:
+        return any(map(_on_xla, value))
+    if kind is dict:
+        return any(map(_on_xla, value.values()))
+    return kind is torch.device and value.type == "xla"
+
+
+def _infer_as_on_cpu(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """XLA tensors report the shapes, strides and types that CPU tensors would."""
+    result = _infer(func, _moved(args, CPU), {name: _moved(value, CPU) for name, value in kwargs.items()})
+    return _moved(result, _device_of_result(args, kwargs))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    kind = type(value)
+    if kind is TensorSpec:
+        return replace(value, device=device)
+    if kind is tuple or kind is list:
+        return kind([_moved(v, device) for v in value])
+    return device if kind is torch.device else value
 
 
 def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -30,6 +30,7 @@ from . import (
     transfer,
 )
 from .ir import Lane, Meta, Node
+from .layout import preserved
 from .numerics import precision_settings
 from .partition import Piece, device_of, partition, record_graph
 from .tensor import Alias, XLATensor, new_root, value, wrap, write
@@ -100,10 +101,11 @@ class Const:
 
 @dataclass(frozen=True)
 class Result:
-    """A graph's output: the executable's index-th result, as a new tensor."""
+    """A graph's output: the executable's index-th result, as a new tensor with these strides (None: row-major)."""
 
     index: int
     meta: Meta
+    stride: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Input:
     """A graph's output: the call's index-th argument, or a new tensor with its value."""
 
     index: int
+    stride: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,14 +144,14 @@ class Program:
         self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in self.slots])
         positions: dict[int, int] = {}
 
-        def plan(node: Node) -> Any:
+        def plan(node: Node, stride: tuple[int, ...] | None = None) -> Any:
             if node in argument:
-                return Input(argument[node])
+                return Input(argument[node], stride)
             if node.data is not None:
-                return Plain(wrap(new_root(_shared(devices.lane_of(self.device).leaf(node.data, node.meta)))))
-            return Result(positions.setdefault(node.position, len(positions)), node.meta)
+                return Plain(wrap(new_root(_shared(devices.lane_of(self.device).leaf(node.data, node.meta)), stride)))
+            return Result(positions.setdefault(node.position, len(positions)), node.meta, stride)
 
-        self.outputs = [plan(value(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
+        self.outputs = [plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
         self.updates = [(index, plan(node)) for index, node in updates]
         self.random = lane.draws > 0
         written = {index for index, _ in updates} if donate else set()
@@ -207,9 +210,9 @@ class Program:
 
     def _output(self, output: Any, results: list[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
         if type(output) is Result:
-            return wrap(Alias(lane.leaf(results[output.index], output.meta)))
+            return wrap(Alias(lane.leaf(results[output.index], output.meta), stride=output.stride))
         if type(output) is Input:
-            return wrap(new_root(value(inputs[output.index]._alias)))
+            return wrap(new_root(value(inputs[output.index]._alias), output.stride))
         return output.value
 
 

@@ -15,7 +15,8 @@ from torch._decomp import decomposition_table
 
 from ..base.registry import Registry
 from . import fallback, metrics, tensor, transfer
-from .ir import Node, Refused, XlaError, record, unpack
+from .ir import UNKNOWN, Node, Refused, XlaError, record, unpack
+from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find
 from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, write
 
@@ -66,11 +67,12 @@ def _lane(args: Any) -> Any:
     raise AssertionError("an op reached the xla device without an xla tensor")
 
 
-def results(node: Node) -> Any:
-    """Tensors for what an instruction gives, with memory of their own."""
-    if type(node.meta) is tuple:
-        return tuple([None if item is None else wrap(new_root(item)) for item in unpack(node)])
-    return wrap(new_root(node))
+def results(node: Node, strides: Any = None) -> Any:
+    """Tensors for what an instruction gives, with memory of their own; `strides` as `layout.of_result` gives them."""
+    if type(node.meta) is not tuple:
+        return wrap(new_root(node, strides))
+    laid = zip(unpack(node), strides or [None] * len(node.meta))
+    return tuple([None if item is None else wrap(new_root(item, stride)) for item, stride in laid])
 
 
 def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
@@ -79,9 +81,12 @@ def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
         node = record(func, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
     except Refused as refused:
         return _without_lowering(func, args, kwargs, str(refused))
+    strides = node.instruction.strides
+    if strides is not None or kwargs or strided(args):
+        strides = of_result(func, node.instruction, args, kwargs)
     if type(node.meta) is not tuple:
-        return wrap(new_root(node))
-    return _as_schema(func, args, results(node))
+        return wrap(new_root(node, strides))
+    return _as_schema(func, args, results(node, strides))
 
 
 def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:
@@ -118,12 +123,25 @@ def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, rea
     if decomposition is not None:
         result = decomposition(*args, **(kwargs or {}))
         if result is not NotImplemented:
-            return result
+            return result if _is_composite(func) else _laid_out(func, args, kwargs or {}, result)
     if _is_composite(func):
         result = func.decompose(*args, **(kwargs or {}))
         if result is not NotImplemented:
             return result
     return fallback.run_on_cpu(func, args, kwargs, reason)
+
+
+def _laid_out(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
+    """What a decomposition gave, with the strides of the op's own kernel."""
+    strides = of_op(func, args, kwargs)
+    flat, tree = torch.utils._pytree.tree_flatten(result)
+    strides = strides if type(strides) is list else [strides] * len(flat)
+    if UNKNOWN in strides or len(strides) != len(flat):
+        return result
+    for at, (made, stride) in enumerate(zip(flat, strides)):
+        if type(made) is XLATensor and made._alias.stride != stride:
+            flat[at] = wrap(new_root(value(made._alias), stride))
+    return torch.utils._pytree.tree_unflatten(flat, tree)
 
 
 def _is_composite(func: Any) -> bool:
@@ -139,7 +157,8 @@ def view(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """A view op: a new alias on the same root."""
     parent = args[0]._alias
     node = record(func, (value(parent), *args[1:]), kwargs)
-    return wrap(Alias(node, parent, func, args[1:], kwargs))
+    stride, offset = of_view(func, node.instruction, parent, args, kwargs)
+    return wrap(Alias(node, parent, func, args[1:], kwargs, stride, offset))
 
 
 def in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
@@ -225,10 +244,13 @@ def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
 
 def make(func: Any, args: tuple, kwargs: dict[str, Any], lane: Any) -> XLATensor:
     """Run a factory (an op without tensor arguments): recorded on a lane, or made on the CPU and copied."""
+    memory_format = kwargs.get("memory_format")
     kwargs = {name: value for name, value in kwargs.items() if name not in _NOT_RECORDED}
     args = tuple([list(a) if isinstance(a, (list, tuple)) else a for a in args])
     try:
-        return wrap(new_root(record(func, args, kwargs, lane)))
+        node = record(func, args, kwargs, lane)
+        asked = {"memory_format": memory_format} if memory_format else None
+        return wrap(new_root(node, of_result(func, node.instruction, args, asked) if asked else None))
     except Refused as refused:
         fallback.count(func, str(refused), lane)
         return wrap(new_root(transfer.from_cpu(func(*args, **kwargs, device=torch.device("cpu")), lane)))

@@ -12,6 +12,7 @@ import torch
 from .device import lane_of
 from .dispatch import make, specials
 from .specials import to_device
+from .storage import memory_of
 
 aten = torch.ops.aten
 _library = torch.library.Library("_", "IMPL")
@@ -21,9 +22,10 @@ _aten = torch.library.Library("aten", "IMPL")
 def _factory(func: Any, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op whose arguments hold no xla tensor but whose result shall be one."""
     device = kwargs.pop("device", None)
+    lane = lane_of(device if device is not None else "xla")
     if func is aten.empty_strided.default:
-        func, args = aten.empty.memory_format, args[:1]
-    return make(func, args, kwargs, lane_of(device if device is not None else "xla"))
+        return memory_of(args[0], args[1], kwargs, lane)
+    return make(func, args, kwargs, lane)
 
 
 def _to_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..base.config import config
 from ..base.events import counters, emit
-from . import metrics, transfer
+from . import layout, metrics, transfer
 from .ir import Cut, Lane, XlaError
 from .tensor import XLATensor, new_root, wrap, write
 
@@ -42,7 +42,9 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
     def device(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return originals[id(value)] if id(value) in originals else wrap(new_root(_leaf(value, lane)))
+        if id(value) in originals:
+            return originals[id(value)]
+        return wrap(new_root(transfer.from_cpu(value, lane), layout.of_tensor(value)))
 
     return tree_map(device, result)
 
@@ -67,10 +69,6 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
     return name
 
 
-def _leaf(value: torch.Tensor, lane: Lane | None) -> Any:
-    return transfer.from_cpu(value, lane)
-
-
 def _write_back(
     func: Any, args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -89,7 +87,7 @@ def _write_back(
     for host, mine in pairs:
         if type(mine) is XLATensor:
             if tuple(host.shape) != tuple(mine.shape):
-                mine.data = wrap(new_root(transfer.from_cpu(host, mine._alias.lane)))
+                mine.data = wrap(new_root(transfer.from_cpu(host, mine._alias.lane), layout.of_tensor(host)))
             else:
                 write(mine._alias, transfer.from_cpu(host, mine._alias.lane))
     return pairs

@@ -27,6 +27,7 @@ from .dtypes import TORCH_TO_JAX, jax_dtype
 from .lowering import Lowering, Spec, Unsupported, apply, find
 
 Constant = Any
+UNKNOWN = object()
 
 
 class Meta:
@@ -58,7 +59,7 @@ class Instruction:
     or None.
     """
 
-    __slots__ = ("func", "uid", "rule", "template", "inputs", "metas", "refused", "scalars", "double", "uses")
+    __slots__ = ("func", "uid", "rule", "template", "inputs", "metas", "refused", "scalars", "double", "uses", "strides")
     all: list[Instruction] = []
 
     def __init__(
@@ -71,6 +72,7 @@ class Instruction:
         self.metas, self.refused = metas, refused
         self.scalars = 0  # how many lifted scalars it takes, and whether as float64
         self.double = _is_double(metas)
+        self.strides: Any = UNKNOWN  # layout.py: what the results of row-major tensors report
 
     def show(self, names: list[str] | None = None) -> str:
         """The call as Python text; `names` for the inputs."""

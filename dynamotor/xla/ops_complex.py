@@ -24,13 +24,13 @@ aten = torch.ops.aten
 
 @op(aten.complex)
 def _complex(real, imag):
-    return lax.complex(*jnp.broadcast_arrays(wide(real)(imag)))
+    return lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag)))
 
 
 @op(aten.polar.default)
 def _polar(size, angle):
     """size·e^(i·angle)."""
-    size, angle = wide(size)(angle)
+    size, angle = wide(size), wide(angle)
     return lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
 
 

@@ -18,6 +18,7 @@ import torch
 from ..graph.module import graph_module
 from ..graph.spec import TensorSpec
 from . import device as devices
+from . import layout
 from .ir import Cut, Lane, Meta
 from .tensor import Alias, XLATensor, wrap
 
@@ -49,8 +50,8 @@ def _specs(node: torch.fx.Node) -> list[TensorSpec]:
 
 def leaf(lane: Lane, spec: TensorSpec) -> XLATensor:
     """A tensor that stands for an input of the graph that is being recorded."""
-    alias = Alias(lane.leaf(None, Meta.of(spec.shape, spec.dtype)))
-    return wrap(alias)
+    node = lane.leaf(None, Meta.of(spec.shape, spec.dtype))
+    return wrap(Alias(node, stride=layout.short(spec), offset=spec.offset))
 
 
 class Recording:

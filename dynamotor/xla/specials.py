@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from ..base.config import config
-from . import dispatch, fallback, metrics, sync, transfer
+from ..graph.shapes import infer_spec
+from . import dispatch, fallback, layout, metrics, sync, transfer
 from .device import lane_of
 from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
 from .ir import Node, Refused, XlaError, record, unpack
-from .tensor import XLATensor, new_root, value, wrap, write
+from .tensor import Alias, XLATensor, new_root, value, wrap, write
 
 aten = torch.ops.aten
 
@@ -36,7 +37,16 @@ def _alias(func: Any, args: tuple, kwargs: Any) -> XLATensor:
 @specials.register(aten.clone.default)
 def _clone(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     """Values never change: a copy is another root with the same value."""
-    return wrap(new_root(value(args[0]._alias)))
+    alias = args[0]._alias
+    return wrap(new_root(value(alias), _copied(alias, (kwargs or {}).get("memory_format"))))
+
+
+def _copied(alias: Alias, memory_format: torch.memory_format | None) -> tuple[int, ...] | None:
+    """The strides of a copy."""
+    if memory_format is None or memory_format is torch.preserve_format:
+        return layout.preserved(alias)
+    asked = {"memory_format": memory_format}
+    return layout.short(infer_spec(aten.clone.default, (layout.spec_of(alias),), asked))
 
 
 @specials.register(aten._to_copy.default)
@@ -45,23 +55,22 @@ def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Ten
     source, device = args[0], kwargs.get("device")
     dtype = kwargs.get("dtype") or source.dtype
     if type(source) is not XLATensor:
-        return to_device(source, dtype, device)
+        return to_device(source, dtype, device, kwargs.get("memory_format"))
     if device is None or (torch.device(device).type == "xla" and lane_of(device) is source._alias.lane):
-        return wrap(new_root(cast(value(source._alias), dtype)))
+        return wrap(new_root(cast(value(source._alias), dtype), _copied(source._alias, kwargs.get("memory_format"))))
     host = transfer.to_cpu(source)
     if torch.device(device).type == "xla":
-        return to_device(host, dtype, device)
+        return to_device(host, dtype, device, kwargs.get("memory_format"))
     return aten._to_copy.default(host, **{**kwargs, "dtype": dtype})
 
 
-def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any) -> XLATensor:
+def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any, memory_format: Any = None) -> XLATensor:
     """A CPU tensor as a new xla tensor. A loop that never marks its steps is flushed here, before it keeps all values alive."""
     lane = lane_of(device)
     if len(lane.nodes) > config.xla_trace_limit and not lane.recording:
         sync.flush(lane, "trace limit")
-    if source.device.type != "cpu":
-        source = source.cpu()
-    return wrap(new_root(transfer.from_cpu(source.to(dtype), lane)))
+    source = source.to("cpu", dtype, memory_format=memory_format or torch.preserve_format)
+    return wrap(new_root(transfer.from_cpu(source, lane), layout.of_tensor(source)))
 
 
 def cast(node: Node, dtype: torch.dtype) -> Node:
@@ -95,7 +104,7 @@ def _check_broadcast(node: Node, target: torch.Tensor) -> None:
 @specials.register(aten.copy.default)
 def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     target, source = args[:2]
-    result = wrap(new_root(value(target._alias)))
+    result = wrap(new_root(value(target._alias), layout.preserved(target._alias)))
     _copy_(aten.copy_.default, (result, source), None)
     return result
 
@@ -172,25 +181,28 @@ def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
         nothing = torch.empty(0, dtype=out.dtype, device=out.device)
         return out, nothing, nothing.clone()
     try:
-        node = record(aten._native_batch_norm_legit_functional.default, to_nodes(inputs))
+        return _normalised(inputs, mean, variance)
     except Refused as refused:
         return fallback.run_on_cpu(aten._native_batch_norm_legit.default, tuple(inputs), None, str(refused))
-    out, save_mean, save_rstd, new_mean, new_variance = unpack(node)
-    write(mean._alias, new_mean)
-    write(variance._alias, new_variance)
-    return tuple(wrap(new_root(item)) for item in (out, save_mean, save_rstd))
+
+
+def _normalised(inputs: list[Any], mean: torch.Tensor, variance: torch.Tensor) -> tuple:
+    """Batch norm in training: (output, saved mean, saved 1/deviation); the running statistics are written."""
+    func = aten._native_batch_norm_legit_functional.default
+    node = record(func, to_nodes(inputs))
+    strides = layout.of_result(func, node.instruction, tuple(inputs), None) or [None] * 3
+    items = unpack(node)
+    for statistic, new in zip((mean, variance), items[3:]):
+        write(statistic._alias, new)
+    return tuple([wrap(new_root(item, stride)) for item, stride in zip(items[:3], strides)])
 
 
 @specials.register(aten._batch_norm_with_update.default)
 def _batch_norm_with_update(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     bound = _bind(func, args, kwargs)
     inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var")]
-    node = record(aten._native_batch_norm_legit_functional.default, to_nodes([*inputs, True, bound["momentum"], bound["eps"]]))
-    out, save_mean, save_rstd, new_mean, new_variance = unpack(node)
-    write(bound["running_mean"]._alias, new_mean)
-    write(bound["running_var"]._alias, new_variance)
     reserve = torch.empty(0, dtype=torch.uint8, device=args[0].device)
-    return (*[wrap(new_root(item)) for item in (out, save_mean, save_rstd)], reserve)
+    return *_normalised([*inputs, True, bound["momentum"], bound["eps"]], inputs[3], inputs[4]), reserve
 
 
 def _bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, Any]:
@@ -218,26 +230,6 @@ def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:
     return [
         to_device(i, i.dtype, tensor.device) if isinstance(i, torch.Tensor) and i.device.type == "cpu" else i for i in indices
     ]
-
-
-@specials.register(aten.resize_.default)
-def _resize_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
-    """Keeps the first elements in row-major order, as aten does; new ones are zero."""
-    tensor, size = args[0], list(args[1])
-    if list(tensor.shape) == size:
-        return tensor
-    if tensor._alias.root is not None:
-        raise XlaError(
-            "DM615",
-            "a view cannot be resized on the XLA device",
-            where=metrics.user_line(),
-            cure="resize its base, or clone() it first",
-        )
-    wanted = torch.Size(size).numel()
-    flat = tensor.detach().reshape(-1)
-    flat = flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
-    tensor.data = flat.reshape(size).clone()
-    return tensor
 
 
 @specials.register(aten.set_.source_Tensor)
@@ -274,12 +266,11 @@ def _compatible(func: Any, args: tuple, kwargs: Any) -> bool:
     return type(args[0]) is type(args[1])
 
 
-@specials.register(aten.expand.default)
-def _expand(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
-    """In a backward pass the result has memory of its own: it may become a parameter's gradient, which programs change in place.
-    (Autograd copies an expanded gradient when it sees its strides; here all tensors look contiguous.)"""
-    backward = torch._C._current_graph_task_id() != -1
-    return dispatch.plain(func, args, kwargs) if backward else dispatch.view(func, args, kwargs)
+@specials.register(aten.t.default)
+def _t(func: Any, args: tuple, kwargs: Any) -> XLATensor:
+    """A transposed transposed tensor is what was transposed: autograd makes one of each weight's gradient."""
+    alias = args[0]._alias
+    return wrap(alias.parent) if alias.func is func else dispatch.view(func, args, kwargs)
 
 
 _VIEWS_IN_PLACE = {
@@ -296,7 +287,7 @@ _VIEWS_IN_PLACE = {
 @specials.register(*_VIEWS_IN_PLACE)
 def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """`x.squeeze_()`: the tensor itself becomes a view of what it was."""
-    args[0].data = dispatch.view(_VIEWS_IN_PLACE[func], args, kwargs)
+    args[0].data = dispatch.handler_of(_VIEWS_IN_PLACE[func])(_VIEWS_IN_PLACE[func], args, kwargs)
     return args[0]
 
 

@@ -18,6 +18,7 @@ from . import (  # noqa: F401  (imported for their rows)
     rng,
     shapes,
     specials,
+    storage,
     sync,
     views,
 )

@@ -142,8 +142,8 @@ def _stand_ins(lane: Lane, tensors: Sequence[XLATensor]) -> Iterator[list[Node]]
             cure="use one tensor object for tied weights, or train with the lazy device",
         )
     first = [lane.leaf(None, Meta.of(t.shape, t.dtype)) for t in tensors]
-    for tensor, node in zip(tensors, first):
-        tensor._alias = Alias(node)
+    for tensor, alias, node in zip(tensors, kept, first):
+        tensor._alias = Alias(node, stride=alias.stride, offset=alias.offset)
     try:
         yield first
     finally:

@@ -62,7 +62,7 @@ class _Importing(TorchDispatchMode):
         if inside is None:
             leaf = self.lane.leaf(None, value._alias.meta)
             self.lane.place(leaf)
-            inside = self._inside[id(value._alias)] = wrap(Alias(leaf))
+            inside = self._inside[id(value._alias)] = wrap(Alias(leaf, stride=value._alias.stride, offset=value._alias.offset))
             self.captured.append(value)
         return inside
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..base.registry import Registry
+from ..graph.spec import contiguous_stride
 from .ir import Lane, Meta, Node, record
 
 aten = torch.ops.aten
@@ -24,13 +25,23 @@ _make = torch.Tensor._make_wrapper_subclass
 
 class Alias:
     """One view of one piece of memory. A root has no parent and holds the value; a view caches what its chain gives for a
-    version of the root."""
+    version of the root. `stride` (None: row-major) and `offset` are what its tensors report (layout.py)."""
 
-    __slots__ = ("root", "parent", "func", "args", "kwargs", "meta", "node", "version", "queued")
+    __slots__ = ("root", "parent", "func", "args", "kwargs", "meta", "node", "version", "queued", "stride", "offset")
 
-    def __init__(self, node: Node, parent: Alias | None = None, func: Any = None, args: tuple = (), kwargs: Any = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        parent: Alias | None = None,
+        func: Any = None,
+        args: tuple = (),
+        kwargs: Any = None,
+        stride: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> None:
         self.node, self.meta, self.parent = node, node.meta, parent
         self.func, self.args, self.kwargs = func, args, kwargs
+        self.stride, self.offset = stride, offset
         # None for a root: a reference to itself would keep it alive, and what is alive is computed.
         if parent is None:
             self.root: Alias | None = None
@@ -58,9 +69,9 @@ def value(alias: Alias) -> Node:
     return node
 
 
-def new_root(node: Node) -> Alias:
-    """Memory of its own for a value."""
-    root = Alias(node)
+def new_root(node: Node, stride: tuple[int, ...] | None = None) -> Alias:
+    """Memory of its own for a value; `stride` is what its tensors report (None: row-major)."""
+    root = Alias(node, stride=stride)
     if node.data is None:
         queue(root)
     return root
@@ -187,13 +198,28 @@ class XLATensor(torch.Tensor):
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
             )
-        copied = self.detach().clone().requires_grad_(self.requires_grad)
+        copied = wrap(_copied(self._alias, memo)).requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             copied._is_param = True
         memo[id(self)] = copied
         if self.grad is not None:
             copied.grad = self.grad.__deepcopy__(memo)
         return copied
+
+
+def _copied(alias: Alias, memo: dict[Any, Any]) -> Alias:
+    """A deep copy: tensors that share memory share the copy of it, as they do on the CPU."""
+    copy = memo.get(id(alias))
+    if copy is None:
+        if alias.parent is None:
+            copy = new_root(value(alias), alias.stride)
+            copy.offset = alias.offset
+        else:
+            parent = _copied(alias.parent, memo)
+            copy = Alias(value(alias), parent, alias.func, alias.args, alias.kwargs, alias.stride, alias.offset)
+        memo[id(alias)] = copy
+        memo[id(memo)] = [*memo.get(id(memo), ()), alias]  # kept alive, so that its id stays its own
+    return copy
 
 
 Handler = Callable[[Any, tuple, dict[str, Any] | None], Any]
@@ -207,8 +233,13 @@ def classify(func: Any) -> Handler:
 
 def wrap(alias: Alias) -> XLATensor:
     """A new tensor for an alias."""
-    meta = alias.meta
-    tensor = _make(XLATensor, meta.shape, dtype=meta.dtype, device=alias.node.lane.device)
+    meta, stride = alias.meta, alias.stride
+    if stride is None and not alias.offset:
+        tensor = _make(XLATensor, meta.shape, dtype=meta.dtype, device=alias.node.lane.device)
+    else:
+        if stride is None:
+            stride = contiguous_stride(meta.shape)
+        tensor = _make(XLATensor, meta.shape, stride, alias.offset, dtype=meta.dtype, device=alias.node.lane.device)
     tensor._alias = alias
     return tensor
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from . import device as devices
-from . import execute, metrics, replication, sync
+from . import execute, layout, metrics, replication, sync
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .ir import Cut, Lane, Meta, Node, XlaError
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
@@ -94,7 +94,8 @@ def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
     try:
         data = data_of(tensor, cause)
         replication.wait([data])
-        return download(data, tensor.dtype)
+        host, stride = download(data, tensor.dtype), layout.preserved(tensor._alias)
+        return host if stride is None else torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
 

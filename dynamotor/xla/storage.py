@@ -1,0 +1,101 @@
+"""Ops that address a tensor's storage: `as_strided`, `empty_strided`, `resize_`. XLA tensors have none; a storage is the elements
+of the root of their views, in the order that its strides give.
+
+>>> torch.arange(6, device="xla").view(2, 3).t().as_strided((2,), (2,), 1)
+tensor([1, 3], device='xla:0')
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..graph.layout import is_dense
+from ..graph.spec import CPU, TensorSpec
+from . import layout, metrics
+from .dispatch import make, specials
+from .ir import Lane, XlaError, record
+from .tensor import Alias, XLATensor, new_root, value, wrap
+
+aten = torch.ops.aten
+# Views whose elements are not those of what they view: they count in other units.
+_OTHER_UNITS = frozenset(
+    (aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default, aten._neg_view.default)
+)
+
+
+def storage_of(alias: Alias) -> Alias:
+    """The memory of an alias in storage order: row-major strides count in it. XlaError DM619 where it has holes."""
+    while alias.parent is not None and alias.func not in _OTHER_UNITS:
+        alias = alias.parent
+    if alias.stride is None:
+        return alias
+    if not is_dense(layout.spec_of(alias)):
+        raise XlaError(
+            "DM619",
+            "this tensor's storage cannot be addressed on the XLA device",
+            why="what it views has holes between its elements",
+            where=metrics.user_line(),
+            cure="use select, slice or view in the place of as_strided, or clone() the tensor first",
+        )
+    order = sorted(range(len(alias.stride)), key=lambda d: (-alias.stride[d], alias.meta.shape[d]))
+    node = record(aten.permute.default, (value(alias), order))
+    return Alias(node, alias, aten.permute.default, (order,), None, None, alias.offset)
+
+
+@specials.register(aten.as_strided.default)
+def _as_strided(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    return _strided_view(args[0]._alias, *args[1:], **(kwargs or {}))
+
+
+def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | None = None) -> XLATensor:
+    offset = alias.offset if storage_offset is None else storage_offset
+    size, stride = list(size), list(stride)
+    memory = storage_of(alias)
+    spec = TensorSpec(tuple(size), tuple(stride), alias.meta.dtype, CPU, offset)
+    length = memory.offset + torch.Size(memory.meta.shape).numel()
+    if spec.numel and (offset < memory.offset or offset + spec.extent > length):
+        raise RuntimeError(
+            f"setStorage: sizes {size}, strides {stride}, storage offset {offset}, and itemsize {spec.dtype.itemsize} requiring "
+            f"a storage size of {(offset + spec.extent) * spec.dtype.itemsize} are out of bounds for storage of size "
+            f"{length * spec.dtype.itemsize}"
+        )
+    place = (size, stride, offset - memory.offset)
+    node = record(aten.as_strided.default, (value(memory), *place))
+    return wrap(Alias(node, memory, aten.as_strided.default, place, None, layout.short(spec), offset))
+
+
+def memory_of(size: Any, stride: Any, options: dict[str, Any], lane: Lane) -> XLATensor:
+    """A new tensor with these strides: where they leave holes, or elements share a place, a view of more or less memory."""
+    spec = TensorSpec(tuple(size), tuple(stride), torch.float32)
+    if is_dense(spec):
+        made = make(aten.empty.memory_format, (list(size),), options, lane)
+        return made if layout.short(spec) is None else wrap(new_root(value(made._alias), spec.stride))
+    return _strided_view(make(aten.empty.memory_format, ([spec.extent],), options, lane)._alias, size, stride)
+
+
+@specials.register(aten.new_empty_strided.default)
+def _new_empty_strided(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    given = {name: option for name, option in (kwargs or {}).items() if option is not None}
+    return memory_of(args[1], args[2], {"dtype": args[0].dtype, **given}, args[0]._alias.lane)
+
+
+@specials.register(aten.resize_.default)
+def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    """Keeps the first elements of the storage, as aten does; new ones are zero."""
+    tensor, size = args[0], list(args[1])
+    if list(tensor.shape) == size:
+        return tensor
+    if tensor._alias.root is not None:
+        raise XlaError(
+            "DM615",
+            "a view cannot be resized on the XLA device",
+            where=metrics.user_line(),
+            cure="resize its base, or clone() it first",
+        )
+    wanted = torch.Size(size).numel()
+    flat = wrap(new_root(value(storage_of(tensor._alias)))).view(-1)
+    flat = flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
+    tensor.data = flat.reshape(size).clone()
+    return tensor
