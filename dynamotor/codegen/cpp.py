@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..base.config import config
-from ..lower.ir import Expr, Kernel, Reduce, Scan, Scratch, Store, walk
+from ..lower.ir import Expr, Kernel, Reduce, Scan, Scratch, Store, roots, walk
 from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter
 from .cpp_prelude import prelude
@@ -67,7 +67,7 @@ def structure(kernel: Kernel) -> str:
         return pattern.sub(lambda m: names.get(m.group(), m.group()), _index_repr(i, ids))
 
     for s in kernel.statements():
-        for e in walk(s.expr):
+        for e in walk(*roots(s)):
             if e not in ids:
                 parts = [
                     f"#{ids[a]}" if isinstance(a, Expr) else names.get(a, a) if isinstance(a, str) else index_text(a)
@@ -78,7 +78,7 @@ def structure(kernel: Kernel) -> str:
                 lines.append(f"{len(ids)}={e.op}:{e.dtype}({','.join(map(str, parts))})")
                 ids[e] = len(ids)
         extra = (
-            (names[s.buffer], index_text(s.index))
+            (names[s.buffer], index_text(s.index), s.add)
             if isinstance(s, Store)
             else (
                 (s.id, s.kind, s.across, index_text(s.position), s.top)

@@ -13,8 +13,8 @@ import torch
 
 from ..base.config import config
 from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Index, Var, flatten
-from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, walk
+from ..lower.index import Index, Var, determined, flatten
+from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, roots, walk
 from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 
@@ -37,7 +37,7 @@ def machine_width() -> int:
 
 def all_exprs(statements: Iterable[Statement]) -> list[Expr]:
     """Every distinct expression of the statements."""
-    return list(walk(*(s.expr for s in statements)))
+    return list(walk(*roots(*statements)))
 
 
 def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
@@ -108,7 +108,11 @@ class Emitter:
         bool_mark = "b" if s.memory is BOOL else ""
         kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
         at = f"{pointer}+{self.body.index(s.index, scope)}"
-        if step == 1:
+        if s.add:
+            t = ctype(s.expr.dtype, scope.width if vector is not None else 1)
+            place = self.body.fresh()
+            scope.lines.append(f"{{{MEMORY[s.memory]}*const {place}={at};st{kind}({place},ld<{t}>({place})+({t}){value});}}")
+        elif step == 1:
             width = scope.width if vector is not None else 1
             t = ctype(s.expr.dtype, width)
             scope.lines.append(
@@ -142,6 +146,9 @@ class RowsEmitter(Emitter):
         self.width = pick_width(self.exprs, kernel.inner[-1]) if kernel.inner else 1
         if any(isinstance(s, Reduce) and s.kind.startswith("arg") for s in kernel.statements()):
             self.width = 1
+        self.scatters = [s for s in kernel.statements() if isinstance(s, Store) and s.scatters]
+        if not all(kernel.inner and self.apart(kernel.inner[-1], s) for s in self.scatters):
+            self.width = 1
         if self.width > 1:
             self.body.widths.add(self.width)
         self.across = [(s, True) for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
@@ -150,6 +157,11 @@ class RowsEmitter(Emitter):
             len(kernel.phases) == 1 and not any(isinstance(s, Reduce) for s in kernel.statements()) and not kernel.phases[0].row
         )
         self.inner_count = numel(v.size for v in kernel.inner)
+
+    @staticmethod
+    def apart(v: Var, s: Store) -> bool:
+        """Whether a vector along v can be scattered: its elements go to different places, which follow each other."""
+        return v in determined(s.index) and s.index.coefficient(v) == 1
 
     # -- the function -------------------------------------------------------------------------------------------------
     def function(self, name: str) -> str:
@@ -165,9 +177,11 @@ class RowsEmitter(Emitter):
             and len(k.inner) == 1
             and self.size > BLOCK
             and (numel(v.size for v in outer) < 32 or any(e.op == "rand" for e in self.exprs))
+            and not self.scatters
         )
+        free = frozenset(outer).intersection(*(determined(s.index) for s in self.scatters))  # no two tasks write one place
         lead: list[Var] = []
-        while outer and numel(v.size for v in lead) < 64:
+        while outer and outer[0] in free and numel(v.size for v in lead) < 64:
             lead.append(outer.pop(0))
         names = self.vars
         row = Scope(self.top, [*((v, names[v]) for v in k.outer), (ROW, "")])

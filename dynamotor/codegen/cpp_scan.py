@@ -55,9 +55,7 @@ class ScanEmitter(Emitter):
         if s.kind.startswith("arg"):  # the last of equal values; a NaN stays, and a later one takes its place
             sign = ">=" if s.kind == "argmax" else "<="
             place = self.body.index(s.position, scope)
-            scope.lines.append(
-                f"if({value}!={value}||({best}=={best}&&{value}{sign}{best})){{{best}={value};{best}at={place};}}"
-            )
+            scope.lines.append(f"if({value}!={value}||({best}=={best}&&{value}{sign}{best})){{{best}={value};{best}at={place};}}")
             result, kept = f"{best}at", "i64"
         else:
             scope.lines.append(f"{best}={COMBINE[s.kind].format(best, value)};")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..graph.spec import TensorSpec
-from ..lower.ir import Kernel, loads_of
+from ..lower.ir import Kernel, roots, walk
 from ..lower.program import Buffer, LoopStep, Program, Step
 from .cpp import structure
 from .triton_kernel import Piece, TileEmitter, TritonFunction
@@ -92,4 +92,4 @@ def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
 
 
 def _reads(kernel: Kernel) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))
+    return tuple(dict.fromkeys(e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"))

@@ -277,10 +277,17 @@ class TileBody:
     def store(self, s: Store, scope: Scope, known: bool) -> None:
         """Emit one store. known: later reads of the same element may use the value."""
         value, at = self.value(s.expr, scope), self.index(s.index, scope)
+        if s.add:  # once for each element, also where place and value are the same along an axis
+            whole = frozenset(self.order)
+            mask, _ = self.mask(scope, whole)
+            place = f"({self.spread(at.text, at.axes, whole)})"
+            text = self.full_tile(Name(f"{value.text}.to({MEMORY[s.memory]})", value.axes))
+            scope.line(f'tl.atomic_add({self.pointers[s.buffer]} + {place}, {text}{f", {mask}" if mask else ""}, sem="relaxed")')
+            return
         mask, mask_axes = self.mask(scope, at.axes)
         want = at.axes | value.axes | mask_axes
         text = value.text if s.memory is BOOL else f"{value.text}.to({MEMORY[s.memory]})"
         place = f"{self.pointers[s.buffer]} + ({self.spread(at.text, at.axes, want)})"
         scope.line(f"tl.store({place}, {text}{f', {mask}' if mask else ''})")
-        if known and COMPUTE[s.expr.dtype] == MEMORY[s.memory]:
+        if known and not s.scatters and COMPUTE[s.expr.dtype] == MEMORY[s.memory]:
             scope.values.setdefault(make("load", (s.buffer, s.index, s.memory), s.expr.dtype), value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..lower.index import Var
-from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, loads_of, make, walk
+from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, roots, walk
 from .triton_body import NOTHING, Axis, Name, Scope, TileBody
 from .triton_ops import COMPUTE, POINTER, across_tile, combine, reduce_start
 
@@ -77,7 +77,7 @@ class TileEmitter:
     def __init__(self, piece: Piece) -> None:
         self.kernel, self.plan, self.partial, self.params = piece.kernel, piece.plan, piece.partial, piece.params
         self.pointers = {p[0]: f"p{n}" for n, p in enumerate(piece.params)}
-        self.exprs = list(walk(*(s.expr for s in self.kernel.statements())))
+        self.exprs = list(walk(*roots(*self.kernel.statements())))
         self.accs: dict[int, list[Expr]] = {}
         for e in self.exprs:
             if e.op == "acc":
@@ -193,7 +193,7 @@ class TileEmitter:
     def _loop(self, phase: Phase, row: Scope) -> None:
         """One pass in tiles of r."""
         plan = self.plan
-        if any(e.args[0] in self.written for s in phase.inner for e in loads_of(s.expr)):
+        if any(e.op == "load" and e.args[0] in self.written for e in walk(*roots(*phase.inner))):
             row.line("tl.debug_barrier()")  # other threads have written what this pass reads
         head = Scope(row, indent=row.indent + 1)
         shared = plan.form == "rows" and plan.chunks > 1

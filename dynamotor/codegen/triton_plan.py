@@ -13,7 +13,7 @@ import torch
 
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
-from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, op, rewrite, walk
+from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, op, rewrite, roots, walk
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
 from .triton_kernel import Piece, Plan
@@ -92,7 +92,7 @@ def is_wide(kernel: Kernel) -> bool:
         return True
     for s in kernel.statements():
         indices = [s.index] if isinstance(s, Store) else [s.position] if isinstance(s, Reduce) and s.position is not None else []
-        for index in [*indices, *(i for e in walk(s.expr) for i in e.indices())]:
+        for index in [*indices, *(i for e in walk(*roots(s)) for i in e.indices())]:
             low, high = index.bounds
             if high >= WIDE_FROM or low <= -WIDE_FROM:
                 return True
@@ -103,7 +103,7 @@ def contiguous_along(kernel: Kernel, v: Var) -> int:
     """How many wide accesses step by one along a variable."""
     count = 0
     for s in kernel.statements():
-        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in loads_of(s.expr))]:
+        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in walk(*roots(s)) if e.op == "load")]:
             count += index.coefficient(v) == 1
     return count
 
@@ -112,8 +112,9 @@ def _params(kernel: Kernel, given: Mapping[str, tuple[str, torch.dtype, bool]], 
     """Parameters of a piece, in the order of their first use: what it reads and stores, then partial results."""
     names: dict[str, tuple[str, torch.dtype, bool]] = {}
     for s in kernel.statements():
-        for e in loads_of(s.expr):
-            names.setdefault(e.args[0], given.get(e.args[0]) or (e.args[0], e.args[2], False))
+        for e in walk(*roots(s)):
+            if e.op == "load":
+                names.setdefault(e.args[0], given.get(e.args[0]) or (e.args[0], e.args[2], False))
     for s in kernel.statements():
         if isinstance(s, Store):
             names[s.buffer] = (s.buffer, s.memory, True)
@@ -148,7 +149,7 @@ def _map(kernel: Kernel) -> Plan:
 def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
     """Whether some access steps by one along `v` and by more along the last variable."""
     for s in kernel.statements():
-        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in loads_of(s.expr))]:
+        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in walk(*roots(s)) if e.op == "load")]:
             if index.coefficient(v) == 1 and index.coefficient(last) not in (0, 1):
                 return True
     return False

@@ -1,7 +1,7 @@
 """The Triton function of a "scan" kernel: running results inside a tile, carried from tile to tile of a longer row.
 
-    s = tl.associative_scan(x, 1, plus)          # a row that one tile holds
-    s = plus(carry, s); carry = last column      # a loop over tiles
+s = tl.associative_scan(x, 1, plus)          # a row that one tile holds
+s = plus(carry, s); carry = last column      # a loop over tiles
 """
 
 from __future__ import annotations

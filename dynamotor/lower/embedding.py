@@ -13,6 +13,7 @@ from ..graph.info import GraphInfo
 from ..graph.spec import contiguous_stride, numel
 from .ir import ExternNode
 from .lowering import Decline, Lowering, lowering
+from .ops_scatter import index_add
 from .program import ExternStep
 from .rewrite import call, only_user, spec_of
 from .value import Value
@@ -64,6 +65,8 @@ def _dense_gradient(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
 def _index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1) -> Value:
     """In place when the value added to is in memory of its own that is read nowhere else."""
     node, spec = ctx.node, ctx.spec
+    if ctx.on_gpu:
+        return index_add(ctx, x, dim, index, source, alpha)
     if not numel(spec.shape) or source.dtype is not x.dtype:
         raise Decline("empty operand or mixed dtypes")
     base = node.args[0]

@@ -34,7 +34,6 @@ _ATEN_BY_DESIGN = (
     aten._convolution.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    aten.embedding_dense_backward.default,
     aten.sort.default,
     aten.topk.default,
     aten.max_pool2d_with_indices.default,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ..base.events import emit
 from ..graph.spec import numel
-from .index import Index, Var, flatten
-from .ir import Expr, ExternNode, Node, loads_of
+from .index import Index, Var
+from .ir import Expr, ExternNode, Node, loaded_exprs, loads_of
 from .space import Env, Split, match
 
 MAX_PARAMS = 24
@@ -47,6 +47,10 @@ class Member:
     @property
     def is_reduction(self) -> bool:
         return self.node.reduce is not None
+
+    def loads(self) -> list[Expr]:
+        """What it reads from memory, for its value and for its place."""
+        return [e for root in (self.expr, *loaded_exprs(self.store)) for e in loads_of(root)]
 
 
 class Group:
@@ -101,7 +105,7 @@ class Group:
         for m in self.members:
             found.setdefault(m.node.buffer, []).append(m.store)
         for m in self.members:
-            for e in loads_of(m.expr):
+            for e in m.loads():
                 indices = found.setdefault(e.args[0], [])
                 if e.args[1] not in indices:
                     indices.append(e.args[1])
@@ -130,8 +134,8 @@ class Group:
         kept = frozenset(v for o in node.own[:count] for v in env[o].vars())
         gone = node.own[count:] if node.scan is None else (node.own[node.along],)
         reduced = frozenset(v for o in gone for v in env[o].vars())
-        store = flatten([env[o] for o in node.own[:count]], node.stride, node.offset)
-        member = Member(node, env, node.evaluate().subst(env), store, FULL, reduced)
+        expr = node.evaluate().subst(env)
+        member = Member(node, env, expr, node.place.subst(env), FULL, reduced)
         used = kept | reduced
         if used == self.big_vars:
             return member
@@ -155,7 +159,7 @@ class Group:
 
     def producers(self, member: Member) -> Iterable[Member]:
         """Members whose buffers it reads."""
-        for name in {e.args[0] for e in loads_of(member.expr)}:
+        for name in {e.args[0] for e in member.loads()}:
             if name in self.by_buffer:
                 yield self.by_buffer[name]
 
@@ -253,7 +257,7 @@ def rule(fn: Rule) -> Rule:
 def same_elements(group: Group, m: Member) -> Refuse | None:
     """What it reads of the group must be the element just computed, and ready at its level."""
     ready = {FULL: (FULL, ROW), ROW: (ROW,), FINAL: (FINAL,), ONCE: (ONCE,)}[m.level]
-    for e in loads_of(m.expr):
+    for e in m.loads():
         producer = group.by_buffer.get(e.args[0])
         if producer is None:
             continue
@@ -304,6 +308,20 @@ def scans_alone(group: Group, m: Member) -> Refuse | None:
         return None
     others = [x.env[x.node.own[x.node.along]] for x in group.members if x.node.scan is not None]
     return None if others and others[0] == m.env[m.node.own[m.node.along]] else Refuse("scans along another dimension")
+
+
+@rule
+def one_scatter(group: Group, m: Member) -> Refuse | None:
+    """A kernel scatters once and each element in one place; in order only where nothing else decides the order of loops."""
+    scatters = [x for x in group.members if x.node.scatter is not None]
+    if m.node.scatter is None:
+        return Refuse("a reduction or scan beside a scatter") if scatters and (m.is_reduction or m.node.scan) else None
+    if scatters:
+        return Refuse("a second scatter")
+    if m.level != FULL or group.template in ("cols", "scan") or (m.node.in_order and group.template is not None):
+        return Refuse("a scatter is not done once for each element of the nest")
+    rows = all(x.reduced == group.loop for x in group.members if x.is_reduction)
+    return None if rows else Refuse("a scatter beside sums across rows")
 
 
 @rule

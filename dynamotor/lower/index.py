@@ -72,7 +72,7 @@ class Loaded:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        return 0, max(self.size - 1, 0)
+        return 0, max(self.size - 1, 1)  # for one place too: the check that it is the one must not be simplified away
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Loaded) and self.expr is other.expr and self.size == other.size
@@ -251,6 +251,20 @@ def flatten(index: Sequence[Index], stride: Iterable[int], offset: int = 0) -> I
             for atom, c in i.terms.items():
                 terms[atom] = terms.get(atom, 0) + c * s
     return Index(terms, offset)
+
+
+def determined(index: Index) -> frozenset[Var]:
+    """Variables that a flat position tells: two positions that are equal have the same value of each of these.
+
+    Where the terms are digits of a mixed-radix number, each digit that is a variable is one of them.
+    """
+    end = 1
+    for atom, c in sorted(index.terms.items(), key=lambda term: term[1]):
+        low, high = atom.bounds
+        if c < end or low < 0:
+            return frozenset()
+        end = c * (high + 1)
+    return frozenset(atom for atom in index.terms if isinstance(atom, Var))
 
 
 def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:

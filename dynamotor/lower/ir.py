@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from .index import Index, Loaded, Var
+from .index import Index, Loaded, Var, flatten
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
 
@@ -244,6 +244,12 @@ def _map_loaded(index: Index, visit: Callable[[Expr], Expr]) -> Index:
     return total
 
 
+def rewrite_index(index: Index, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Index:
+    """An index with the values inside it rebuilt as `rewrite` does."""
+    memo = {} if memo is None else memo
+    return _map_loaded(index, lambda e: rewrite(e, leaf, memo=memo))
+
+
 def walk(*roots: Expr) -> list[Expr]:
     """Every distinct expression under the roots, operands first."""
     found: dict[Expr, None] = {}
@@ -283,6 +289,8 @@ class Node:
 
     `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the buffer.
     scan: the result is the running sum (or ...) of the values along dimension `along`.
+    scatter: where in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to what is
+    there. in_order: as a loop over the indices in row-major order does it (else in any order, sums by atomics).
     `after`: names of nodes that must run before although this one does not read them (writes into inputs).
     """
 
@@ -295,11 +303,15 @@ class Node:
     reduced: tuple[int, ...] = ()
     scan: ScanKind | None = None
     along: int = 0
+    scatter: Callable[[tuple[Index, ...]], Index] | None = None
+    add: bool = False
+    in_order: bool = True
     offset: int = 0
     after: frozenset[str] = frozenset()
     origin: str = ""
     own: tuple[Var, ...] = ()
     expr: Expr | None = None
+    place: Index | None = None
     reads: frozenset[str] = frozenset()
 
     @property
@@ -307,11 +319,14 @@ class Node:
         return self.shape + self.reduced
 
     def evaluate(self) -> Expr:
-        """The body over the node's own variables `own`; also fills `reads`."""
+        """The body over the node's own variables `own`; also fills `place` and `reads`."""
         if self.expr is None:
             self.own = tuple(Var(f"{'i' if d < len(self.shape) else 'r'}{d}", n) for d, n in enumerate(self.domain))
-            self.expr = self.body(tuple(Index.of(v) for v in self.own))
-            self.reads = frozenset(e.args[0] for e in loads_of(self.expr))
+            index = tuple(Index.of(v) for v in self.own)
+            self.expr = self.body(index)
+            kept = index[: len(self.shape)]
+            self.place = self.scatter(kept) if self.scatter else flatten(kept, self.stride, self.offset)
+            self.reads = frozenset(e.args[0] for root in (self.expr, *loaded_exprs(self.place)) for e in loads_of(root))
         return self.expr
 
 
@@ -328,12 +343,21 @@ class ExternNode:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`buffer[index] = expr`, converted to the memory type."""
+    """`buffer[index] = expr`, converted to the memory type. add: `buffer[index] += expr`, by other programs too.
+
+    An index with loaded positions in it is a scatter: several elements may go to one place.
+    """
 
     buffer: str
     index: Index
     expr: Expr
     memory: torch.dtype
+    add: bool = False
+
+    @property
+    def scatters(self) -> bool:
+        """Whether places are computed."""
+        return self.add or any(True for _ in loaded_exprs(self.index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +401,14 @@ class Scan:
 Statement = Store | Reduce | Scratch | Scan
 
 
+def roots(*statements: Statement) -> Iterator[Expr]:
+    """Everything that statements compute: their expressions, and the values in the places that they store to."""
+    for s in statements:
+        yield s.expr
+        if isinstance(s, Store):
+            yield from loaded_exprs(s.index)
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """One pass of the inner loops over a row, then statements done once a row."""
@@ -416,7 +448,7 @@ class Kernel:
 
     def streams(self) -> tuple[int, ...]:
         """Streams of its random numbers in order: the kernel gets them as numbers, so that layers share one function."""
-        found = (e.args[1] for s in self.statements() for e in walk(s.expr) if e.op == "rand")
+        found = (e.args[1] for e in walk(*roots(*self.statements())) if e.op == "rand")
         return tuple(dict.fromkeys(found))
 
     def __str__(self) -> str:

@@ -14,9 +14,9 @@ from torch import fx
 from ..base.events import emit, listening
 from ..graph.info import GraphInfo
 from ..graph.op_facts import is_collective
-from . import ops_extern, ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_scan, ops_views  # noqa: F401  (rules register themselves)
+from . import ops_extern, ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_scan, ops_scatter, ops_views  # noqa: F401  (rules register themselves)
 from .fusion import Group, fuse
-from .ir import ExternNode, Node, forget_expressions, loads_of, walk
+from .ir import ExternNode, Node, forget_expressions, roots, walk
 from .lowering import Lowering, lower_nodes
 from .program import Buffer, BufRef, LoopStep, Program, Step
 from .schedule import build_kernel, in_place_pairs
@@ -100,8 +100,9 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
             continue
         kernel = build_kernel(item, stored)
         args = tuple(p[0] for p in kernel.params)
-        reads = tuple(dict.fromkeys(e.args[0] for s in kernel.statements() for e in loads_of(s.expr)))
-        checks = any(e.op == "wrap_index" for s in kernel.statements() for e in walk(s.expr))
+        found = walk(*roots(*kernel.statements()))
+        reads = tuple(dict.fromkeys(e.args[0] for e in found if e.op == "load"))
+        checks = any(e.op == "wrap_index" for e in found)
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
         steps.append(
             LoopStep(

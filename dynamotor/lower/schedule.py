@@ -31,6 +31,8 @@ from .ir import (
     loads_of,
     make,
     rewrite,
+    rewrite_index,
+    roots,
     round_to,
     walk,
 )
@@ -48,6 +50,7 @@ class _Builder:
         self.ids = {m.node.buffer: n for n, m in enumerate(group.members)}
         self.values: dict[str, Expr] = {}  # member -> its value as others see it
         self.exprs: dict[str, Expr] = {}  # member -> what it computes (a reduction: what it reduces)
+        self.places: dict[str, Index] = {}  # member -> where it stores
         self.levels: dict[Expr, int] = {}
         self.reduce_level: dict[int, int] = {}
         self.duplicates: set[str] = set()  # reductions that an earlier member computes already
@@ -63,7 +66,10 @@ class _Builder:
         rank = {v: (-steps.get(v, 0), n) for n, v in enumerate(everything)}
         ordered = sorted(everything, key=lambda v: rank[v] if v in steps else (float("-inf"), rank[v][1]))
         fast = fast_var(g.members, g.big_vars)
-        if g.template is None:
+        scatter = next((m for m in g.members if m.node.scatter is not None and m.node.in_order), None)
+        if scatter is not None:
+            self.outer, self.middle, self.inner = [], [], _row_major(scatter, everything)
+        elif g.template is None:
             if fast is not None:
                 ordered.remove(fast)
                 ordered.append(fast)
@@ -102,6 +108,7 @@ class _Builder:
             e = rewrite(m.expr, leaf, memo=memo)
             name = m.node.buffer
             self.exprs[name] = e
+            self.places[name] = rewrite_index(m.store, leaf, memo) if m.node.scatter is not None else m.store
             if m.is_reduction:
                 rank = self.group.result_level(m)
                 same = next((x for x in done if self._same_reduction(x, m, e)), None)
@@ -161,10 +168,10 @@ class _Builder:
                 name, place = m.node.buffer, m.env[m.node.own[m.node.along]]
                 inner.setdefault(0, []).append(Scan(self.ids[name], m.node.scan, self.exprs[name], place))
         for m in self.stored:
-            store = Store(m.node.buffer, m.store, self.values[m.node.buffer], m.node.memory)
+            store = Store(m.node.buffer, self.places[m.node.buffer], self.values[m.node.buffer], m.node.memory, m.node.add)
             where = self.group.result_level(m)
             if where == FULL:
-                inner.setdefault(self.level(store.expr), []).append(store)
+                inner.setdefault(max(map(self.level, roots(store))), []).append(store)
             elif where == ROW:
                 row.setdefault(max(self.level(store.expr) - 1, 0), []).append(store)
             else:
@@ -221,7 +228,7 @@ class _Builder:
         extra: dict[int, list[Statement]] = {}
         stored = {m.node.buffer for m in self.stored}
         position = flatten([Index.of(v) for v in self.inner], contiguous_stride([v.size for v in self.inner]))
-        uses = [set(walk(*(s.expr for s in p.inner))) for p in phases]
+        uses = [set(walk(*roots(*p.inner))) for p in phases]
         for m in self.group.members:
             value = self.values[m.node.buffer]
             if m.is_reduction or m.level != FULL or value in replacement or value.op in ("load", "const", "acc"):
@@ -266,6 +273,15 @@ def stream_rows(group: Group) -> bool:
     return stores and fast in kept
 
 
+def _row_major(m: Member, everything: list[Var]) -> list[Var]:
+    """The variables of the nest in the order of the member's own loops."""
+    ordered: list[Var] = []
+    for own in m.node.own:
+        digits = m.env[own].terms
+        ordered += sorted((v for v in everything if v in digits), key=lambda v: -digits[v])
+    return ordered
+
+
 def _with_last(variables: list[Var], last: Var | None) -> list[Var]:
     if last in variables:
         variables.remove(last)
@@ -292,10 +308,9 @@ def _primary_steps(group: Group) -> dict[Var, int]:
 def _params(kernel: Kernel, written: dict[str, torch.dtype]) -> tuple[tuple[str, torch.dtype, bool], ...]:
     found: dict[str, tuple[str, torch.dtype, bool]] = {}
     for s in kernel.statements():
-        for e in loads_of(s.expr):
-            found.setdefault(e.args[0], (e.args[0], e.args[2], False))
-        if isinstance(s, Reduce) and s.position is not None:
-            continue
+        for e in walk(*roots(s)):
+            if e.op == "load":
+                found.setdefault(e.args[0], (e.args[0], e.args[2], False))
     for name, memory in written.items():
         found[name] = (name, memory, True)
     return tuple(found.values())
@@ -324,7 +339,7 @@ def _indices(s: Statement) -> Iterable[Index]:
         yield s.index
     if isinstance(s, Reduce | Scan) and s.position is not None:
         yield s.position
-    for e in walk(s.expr):
+    for e in walk(*roots(s)):
         yield from e.indices()
 
 
@@ -365,11 +380,11 @@ def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[int, torch.dtype]]) ->
     stores = [s for s in kernel.phases[0].inner if isinstance(s, Store)]
     reads: dict[str, set[Index]] = {}
     for s in stores:
-        for e in loads_of(s.expr):
+        for e in (e for root in roots(s) for e in loads_of(root)):
             reads.setdefault(e.args[0], set()).add(e.args[1])
     pairs = []
     for s in stores:
         for name, indices in reads.items():
-            if indices == {s.index} and sizes.get(name) == sizes.get(s.buffer) and len(stores) == 1:
+            if indices == {s.index} and not s.scatters and sizes.get(name) == sizes.get(s.buffer) and len(stores) == 1:
                 pairs.append((s.buffer, name))
     return tuple(pairs)
