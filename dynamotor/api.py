@@ -49,7 +49,8 @@ def compile(
     backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
     fullgraph: raise CaptureError instead of breaking the graph.
     dynamic: accepted as in `torch.compile`; programs are specialised to the shapes they see and a new shape compiles anew.
-    mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; the others change nothing.
+    mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
+      "max-autotune-no-cudagraphs" time matrix products there against generated kernels. "default" is None.
     options: fields of `dynamotor.config` that hold for this callable.
     disable: return `model` unchanged.
 
@@ -90,6 +91,8 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
         implied = {"strict": True} if settings.fullgraph else {}
         if settings.mode in ("reduce-overhead", "max-autotune"):
             implied["cuda_graphs"] = True
+        if (settings.mode or "").startswith("max-autotune"):
+            implied["max_autotune"] = True
         with config.patch(**{**implied, **settings.options}), timed("backend"):
             try:
                 compiled = function(gm, example_inputs)

@@ -51,6 +51,9 @@ class Config:
     target: str = ""
     # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time, more memory held.
     cuda_graphs: bool = False
+    # Matrix products on a GPU are timed against generated kernels that do the work around them too (mode="max-autotune" turns
+    # it on): seconds more at the first call ever, kept on disk.
+    max_autotune: bool = False
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.

@@ -13,18 +13,20 @@ On CPU tensors the same program runs its kernels in Triton's interpreter: that i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..base.config import config
 from ..base.errors import BuildError
 from ..graph.info import GraphInfo
 from ..lower.program import ExternStep, LoopStep, Program
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
-from . import triton
+from . import autotune, triton, triton_gemm_choice
 from .program import CallProgram, Writer, refs
+from .triton_gemm import GemmFunction
 from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
 from .triton_plan import CannotPlan
@@ -49,8 +51,12 @@ class GpuWriter(Writer):
         self.launches[name] = row
         if step.function.name not in self.facts:
             nbytes = sum(s.extent * s.dtype.itemsize for s in (self.program.buffers[n].spec for n in dict.fromkeys(step.args)))
-            self.facts[step.function.name] = {"note": step.note, "bytes": nbytes, "grid": step.function.grid,
-                                              "warps": step.function.warps}
+            self.facts[step.function.name] = {
+                "note": step.note,
+                "bytes": nbytes,
+                "grid": step.function.grid,
+                "warps": step.function.warps,
+            }
         arguments = [*step.args, "stream"] if self.on_gpu else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
@@ -78,17 +84,57 @@ def _new(device: torch.device, shape: tuple[int, ...], stride: tuple[int, ...], 
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
-class GpuProgram(CallProgram):
-    """A compiled graph whose kernels are Triton's, on one device. Kernels are built in worker processes meanwhile."""
+def _rounds_operands(step: Any) -> bool:
+    """Whether a step is a generated product that rounds float32 operands to TF32."""
+    return isinstance(step, triton.TritonStep) and "tf32" in step.function.source
 
-    def __init__(self, program: Program, info: GraphInfo, device: torch.device,
-                 on_build_error: Callable[[BuildError], Callable[..., Any]]) -> None:
+
+def _raise(error: BuildError) -> Callable[..., Any]:
+    raise error
+
+
+class GpuProgram(CallProgram):
+    """A compiled graph whose kernels are Triton's, on one device. Kernels are built in worker processes meanwhile.
+
+    expanded: the program's loops are launches already, and nothing in it is to be replaced by a template (a trial).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        info: GraphInfo,
+        device: torch.device,
+        on_build_error: Callable[[BuildError], Callable[..., Any]],
+        expanded: bool = False,
+    ) -> None:
         self.device = device
-        program = triton.expand(program)
+        self._without_tf32: Callable[..., Any] | None = None
+        if not expanded:
+            launches = triton.expand(program)
+            program = self._with_templates(launches, info)
+            if any(_rounds_operands(step) for step in program.steps):
+                self._without_tf32 = functools.cache(lambda: GpuProgram(launches, info, device, on_build_error, expanded=True))
         for name, buffer in program.buffers.items():
             if buffer.value is not None and buffer.value.device != device:
                 program.buffers[name] = replace(buffer, value=buffer.value.to(device))
         super().__init__(program, info, on_build_error)
+
+    def _with_templates(self, program: Program, info: GraphInfo) -> Program:
+        """The program with generated matrix products where they are known, or found, to be faster than the library's."""
+        if self.device.type != "cuda":
+            return triton_gemm_choice.choose(program, "interpreter")
+        tune = functools.partial(self._time, info) if config.max_autotune else None
+        return triton_gemm_choice.choose(program, torch.cuda.get_device_name(self.device), tune)
+
+    def _time(self, info: GraphInfo, programs: Sequence[Program]) -> list[float]:
+        """Milliseconds of programs with the same inputs; their kernels are built side by side before any is timed."""
+        plain = replace(info, static_inputs=frozenset())
+        calls = [GpuProgram(program, plain, self.device, _raise, expanded=True) for program in programs]
+        try:
+            inputs = autotune.random_inputs([programs[0].buffers[name].spec for name in programs[0].inputs])
+            return autotune.time_calls(calls, inputs, self.device)
+        except torch.OutOfMemoryError:
+            return [float("inf")] * len(programs)
 
     def _write(self, program: Program, info: GraphInfo) -> Writer:
         return GpuWriter(program, info, self.device)
@@ -103,13 +149,18 @@ class GpuProgram(CallProgram):
         if self.device.type == "cuda":
             arch = triton_launch.arch(self.device.index)
             for f in functions.values():
-                job = triton_build.TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, arch, debug=f.checks)
+                stages = f.stages if isinstance(f, GemmFunction) else 0
+                job = triton_build.TritonJob(
+                    HELPERS + f.source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=stages
+                )
                 self.builds[f.name] = (job, triton_build.start_kernel(job))
         return {"triton": self.triton_source, "kernels": self._writer.facts}
 
     def _built(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"new": functools.partial(_new, self.device),
-                                 "on_device": functools.partial(torch.Tensor.to, device=self.device)}
+        found: dict[str, Any] = {
+            "new": functools.partial(_new, self.device),
+            "on_device": functools.partial(torch.Tensor.to, device=self.device),
+        }
         if self.device.type == "cuda":
             found["current_stream"] = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index)
         for name, (f, n_tensors, ints) in self._writer.launches.items():
@@ -121,6 +172,8 @@ class GpuProgram(CallProgram):
         return found
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        if self._without_tf32 is not None and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
+            return self._without_tf32()(*inputs)
         if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:
             return super().__call__(*inputs)
         with torch.cuda.device(self.device):

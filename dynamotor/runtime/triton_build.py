@@ -34,7 +34,10 @@ _CURE = "report the kernel; dynamotor.config.strict=False runs such graphs on at
 
 @dataclass(frozen=True, slots=True)
 class TritonJob:
-    """What decides the code of one function. aligned: all pointers are multiples of 16. arch: 90 for an H100 or H200."""
+    """What decides the code of one function.
+
+    aligned: all pointers are multiples of 16. arch: 90 for an H100 or H200. stages: of a loop's pipeline, 0 for triton's own.
+    """
 
     source: str
     name: str
@@ -43,6 +46,7 @@ class TritonJob:
     arch: int
     aligned: bool = True
     debug: bool = False
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

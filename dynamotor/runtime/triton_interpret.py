@@ -47,6 +47,7 @@ def _libdevice() -> types.SimpleNamespace:
     interpreter_builder.options = InterpreterOptions(debug=True, sanitize_overflow=False)  # assertions are evaluated
     interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
     interpreter_builder.create_splat = _splat
+    interpreter_builder.create_dot = _dot
 
     def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -68,6 +69,22 @@ def _splat(result: Any, source: Any) -> Any:
     from triton.runtime.interpreter import TensorHandle
 
     return TensorHandle(np.full(result.shape, source.data.reshape(-1)[0], dtype=source.data.dtype), source.dtype.scalar)
+
+
+def _program_range(*bounds: Any, **hints: Any) -> range:
+    return range(*(b if isinstance(b, int) else int(np.asarray(b.handle.data).reshape(-1)[0]) for b in bounds))
+
+
+def _dot(a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """A product accumulated in float32; the interpreter's own multiplies the bits of bfloat16 as integers."""
+    from triton.runtime.interpreter import TensorHandle
+
+    left, right = (_as_float32(x.data, "bf16" in str(x.dtype)) for x in (a, b))
+    return TensorHandle(np.matmul(left, right).astype(d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def _as_float32(data: np.ndarray, is_bfloat16: bool) -> np.ndarray:
+    return (data.astype(np.uint32) << 16).view(np.float32) if is_bfloat16 else data.astype(np.float32)
 
 
 def _rounded(truncate: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,8 +135,10 @@ def make_interpreted(source: str, name: str, grid: int, numbers: tuple[int, ...]
         import triton.language as tl
 
         filename = f"<triton {name} {len(_modules)}>"
-        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": _libdevice(), "__name__": "dynamotor_kernels"}
-        exec(compile(source, filename, "exec"), scope)
+        text = source.replace("tl.range(", "program_range(")  # the interpreter's takes no numbers of a launch
+        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": _libdevice(), "__name__": "dynamotor_kernels",
+                                 "program_range": _program_range}
+        exec(compile(text, filename, "exec"), scope)
         _modules[source] = scope
     return Interpreted(_modules[source][name], grid, tuple(numbers))

@@ -2,7 +2,7 @@
 
 It reads pickled jobs from standard input and writes pickled answers to standard output, each behind its length:
 
-    {"source", "name", "signature", "aligned", "warps", "arch", "debug"} -> {"cubin", "symbol", "shared", ...} or {"error"}
+    {"source", "name", "signature", "aligned", "warps", "arch", "debug", "stages"} -> {"cubin", "symbol", ...} or {"error"}
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
     signature = dict(zip(function.arg_names, job["signature"], strict=True))
     aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(job["signature"]) if kind[0] == "*" and job["aligned"]}
     options = {"num_warps": job["warps"], "debug": job["debug"], "sanitize_overflow": False}
+    options |= {"num_stages": job["stages"]} if job["stages"] else {}
     built = triton.compile(ASTSource(function, signature, {}, aligned), GPUTarget("cuda", job["arch"], 32), options)
     meta = built.metadata
     if meta.global_scratch_size or meta.num_ctas != 1:

@@ -1,0 +1,142 @@
+"""Which matrix products of a program are computed by a template, and under which tiling.
+
+By default those that the stored table names (`gemm_table.json`: what a measurement on such a GPU has found); under
+`mode="max-autotune"` the others are timed, the library with the kernels behind it against the template, and the disk
+cache keeps what was found.
+
+>>> choose(program, "NVIDIA H200", tune=measure)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from ..base import cache
+from ..base.events import counters, emit
+from ..lower.program import Program
+from ..runtime.triton_build import triton_version
+from .triton_gemm import Tiling
+from .triton_gemm_sites import Site, find_sites, put, template_step, trial
+
+MARGIN = 0.97  # of the library's time that a template must stay under
+Measure = Callable[[Sequence[Program]], Sequence[float]]  # milliseconds of programs; infinite for one that does not run
+_TILINGS = (
+    Tiling(128, 256, 64, warps=8, stages=3),
+    Tiling(128, 256, 64, warps=8, stages=3, persistent=True),
+    Tiling(256, 128, 64, warps=8, stages=3),
+    Tiling(128, 128, 64, warps=4, stages=4),
+    Tiling(128, 128, 64, warps=8, stages=4),
+    Tiling(128, 128, 64, warps=8, stages=3, persistent=True),
+    Tiling(128, 128, 128, warps=8, stages=2),
+    Tiling(128, 64, 64, warps=4, stages=4),
+    Tiling(128, 64, 64, warps=4, stages=4, persistent=True),
+    Tiling(64, 128, 64, warps=4, stages=4),
+    Tiling(64, 64, 64, warps=4, stages=5),
+    Tiling(64, 64, 128, warps=4, stages=3),
+    Tiling(64, 32, 64, warps=4, stages=5),
+    Tiling(32, 64, 64, warps=4, stages=5),
+    Tiling(16, 128, 128, warps=4, stages=3),
+)
+
+
+def tilings(size: tuple[int, int, int, int], dtype: torch.dtype) -> list[Tiling]:
+    """Candidates for a product: tiles that are not much larger than it, float32 with half of k (the same bytes)."""
+    _, m, n, k = size
+    found = [t for t in _TILINGS if t.m < 2 * max(m, 16) and t.n < 2 * max(n, 16) and (t.k < 2 * max(k, 16) or t.k == 64)]
+    if dtype is torch.float32:
+        found = [Tiling(**{**asdict(t), "k": max(t.k // 2, 16)}) for t in found]
+    return found or [Tiling(16, 16, 64)]
+
+
+@functools.cache
+def table() -> dict[str, Tiling]:
+    """The stored table: "GPU label" → tiling."""
+    rows = json.loads(Path(__file__).with_name("gemm_table.json").read_text())["rows"]
+    return {key: Tiling(**row) for key, row in rows.items()}
+
+
+def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
+    """The program with templates where the table or (with `tune`) a measurement says so."""
+    if tune is None and not any(key.startswith(f"{gpu} ") for key in table()):
+        return program
+    chosen = []
+    for site in find_sites(program, tf32=tf32_is_allowed()):
+        found = _from_table(site, gpu) or (tuned(program, site, gpu, tune) if tune is not None else None)
+        if found is not None:
+            chosen.append(found)
+            counters["templates"]["gemm"] += 1
+    return put(program, chosen) if chosen else program
+
+
+def tf32_is_allowed() -> bool:
+    """Whether float32 products may round their operands to TF32 at the moment."""
+    try:
+        return torch._C._get_cublas_allow_tf32()
+    except RuntimeError:  # both of PyTorch's ways to say so were used, and they differ
+        return False
+
+
+def _from_table(site: Site, gpu: str) -> tuple[Site, Tiling] | None:
+    for variant in site.variants():
+        tiling = table().get(f"{gpu} {variant.label()}")
+        if tiling is not None:
+            return variant, tiling
+    return None
+
+
+_known: dict[str, tuple[int, Tiling] | None] = {}
+
+
+def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Site, Tiling] | None:
+    """The fastest template for a site, None where the library is faster. Measured once a label, then read from the cache."""
+    key = cache.digest("gemm-1", gpu, site.label(), torch.__version__, triton_version())
+    if key not in _known:
+        stored = cache.load("gemm", key)
+        if stored is not None:
+            found = json.loads(stored)
+            _known[key] = (found["variant"], Tiling(**found["tiling"])) if found else None
+        else:
+            _known[key] = best = _measure(program, site, gpu, measure)
+            answer = {"variant": best[0], "tiling": asdict(best[1])} if best else None
+            cache.store("gemm", key, json.dumps(answer).encode())
+    best = _known[key]
+    return (site.variants()[best[0]], best[1]) if best else None
+
+
+def _measure(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[int, Tiling] | None:
+    """Time the library with the steps around it, and every candidate."""
+    candidates = [(n, t) for n, v in enumerate(site.variants()) for t in tilings(v.product.size, v.product.compute)]
+    variants = site.variants()
+    programs = [trial(program, site, [program.steps[n] for n in site.steps()])]
+    for n, tiling in candidates:
+        variant = variants[n]
+        inside = [s for at in site.steps() if at not in variant.steps() for s in [program.steps[at]]]
+        programs.append(trial(program, site, [*inside, template_step(program, variant, tiling)]))
+    library, *times = measure(programs)
+    best = min(range(len(times)), key=times.__getitem__)
+    wins = math.isfinite(times[best]) and times[best] < MARGIN * library
+    emit(
+        "autotune",
+        gpu=gpu,
+        label=variants[candidates[best][0]].label(),
+        tiling=asdict(candidates[best][1]),
+        wins=wins,
+        library_ms=library,
+        template_ms=times[best],
+        all_ms=list(times),
+    )
+    counters["autotune"]["template" if wins else "library"] += 1
+    return candidates[best] if wins else None
+
+
+def forget() -> None:
+    """Forget what this process has measured or read (the disk cache stays)."""
+    _known.clear()
+    table.cache_clear()

@@ -1,0 +1,253 @@
+"""Where a program has a matrix product that a template could compute, and the program with one in its place.
+
+>>> for site in find_sites(program): print(site.label())
+bf16 1x4096x3072x768 nt+bias > add,erf,mul reads nothing writes bf16
+>>> program = put(program, site, Tiling(128, 128, 64))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..lower.ir import Reduce, Store, loads_of, walk
+from ..lower.program import BufRef, ExternStep, LoopStep, Program, Step
+from .program import refs
+from .triton import TritonStep
+from .triton_gemm import Operand, Product, Tiling, emit_product, over_tile
+
+aten = torch.ops.aten
+_FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+# target -> positions of (a, b, bias)
+_PRODUCTS = {
+    aten.mm.default: (0, 1, None),
+    aten.bmm.default: (0, 1, None),
+    aten.addmm.default: (1, 2, 0),
+    aten.baddbmm.default: (1, 2, 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A product at step `at`; with its epilogue at step `consumer`, and casts of its operands at `casts`."""
+
+    at: int
+    product: Product
+    consumer: int | None = None
+    casts: tuple[int, ...] = ()
+    plain: Site | None = None  # the same without the casts
+
+    def variants(self) -> tuple[Site, ...]:
+        """The ways in which a template may take this place, the one that fuses most first."""
+        return (self, *(self.plain.variants() if self.plain is not None else ()))
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps that the template takes the place of, in order."""
+        return (*sorted(self.casts), self.at, *([self.consumer] if self.consumer is not None else []))
+
+    def label(self) -> str:
+        """What decides how fast it runs, readable: types, sizes, layouts and what is fused."""
+        p = self.product
+        sizes = "x".join(str(n) for n in p.size)
+        layout = "".join("n" if o.stride[2] == 1 else "t" if o.stride[1] == 1 else "s" for o in (p.a, p.b))
+        casts = "".join(f" cast {_FLOATS[o.dtype]}" for o in (p.a, p.b) if o.dtype != p.compute)
+        extra = f"{'+bias' if p.bias else ''}{casts}{' keep' if p.stored and self.consumer is not None else ''}"
+        return f"{_FLOATS[p.compute]} {sizes} {layout}{extra}{_work(p)}"
+
+
+def _work(product: Product) -> str:
+    """What an epilogue computes, reads (beside the product) and writes, in a few words."""
+    if not product.epilogue:
+        return ""
+    exprs = walk(*(s.expr for s in product.epilogue))
+    ops = sorted({e.op for e in exprs} - {"load", "const", "index", "round_to"})
+    reads = sorted(_short(e.args[2]) for e in exprs if e.op == "load" and e.args[0] != product.out.buffer)
+    writes = sorted(_short(s.memory) for s in product.epilogue)
+    return f" > {','.join(ops) or 'copy'} reads {','.join(reads) or 'nothing'} writes {','.join(writes)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return _FLOATS.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def find_sites(program: Program, tf32: bool = False) -> list[Site]:
+    """Every product in order, with as much around it as can be fused. tf32: float32 products may round their operands so."""
+    found = []
+    for at, step in enumerate(program.steps):
+        product = _product(program, step, tf32)
+        if product is not None:
+            assert isinstance(step, ExternStep)
+            plain = _with_consumer(program, Site(at, product))
+            cast = _with_casts(program, plain)
+            found.append(replace(cast, plain=plain) if cast.casts else plain)
+    return found
+
+
+def _product(program: Program, step: Step, tf32: bool) -> Product | None:
+    """The product that an extern step computes, if a template can."""
+    if not isinstance(step, ExternStep) or step.out_variant is None or step.target not in _PRODUCTS:
+        return None
+    a, b, bias = (None if n is None else step.args[n] for n in _PRODUCTS[step.target])
+    plain = all(value == 1 for value in step.kwargs.values()) and len(step.args) == (2 if bias is None else 3)
+    out = step.outs[0]
+    if not plain or out is None:
+        return None
+    result = BufRef.whole(program.buffers[out])
+    operands = [a, b, result, *([bias] if bias is not None else [])]
+    dtypes = {r.dtype for r in operands} | {program.buffers[r.name].spec.dtype for r in operands}
+    if len(dtypes) != 1 or not dtypes <= _FLOATS.keys() or (dtypes == {torch.float32} and not tf32):
+        return None
+    if 0 in (*a.shape, *b.shape) or any(r.name == out for r in operands if r is not result):
+        return None
+    batch = a.shape[0] if len(a.shape) == 3 else 1
+    m, k, n = *a.shape[-2:], b.shape[-1]
+    shapes = [(batch, m, k), (batch, k, n), (batch, m, n), (batch, m, n)]
+    found = [_operand(r, shape) for r, shape in zip(operands, shapes)]
+    return Product((batch, m, n, k), found[0], found[1], found[3] if bias is not None else None, found[2], result.dtype)
+
+
+def _operand(ref: BufRef, shape: tuple[int, ...]) -> Operand:
+    """The reference broadcast to three dimensions."""
+    sizes = (1,) * (3 - len(ref.shape)) + ref.shape
+    steps = (0,) * (3 - len(ref.shape)) + ref.stride
+    stride = tuple(0 if have == 1 else s for have, s in zip(sizes, steps, strict=True))
+    assert all(have in (1, want) for have, want in zip(sizes, shape, strict=True))
+    return Operand(ref.name, ref.dtype, ref.offset, stride)  # type: ignore[arg-type]
+
+
+def _readers(program: Program, name: str) -> list[int]:
+    """Steps that read a buffer."""
+    return [n for n, step in enumerate(program.steps) if name in _reads(step)]
+
+
+def _reads(step: Step) -> set[str]:
+    if isinstance(step, LoopStep):
+        return set(step.reads)
+    return {ref.name for ref in refs((step.args, step.kwargs))}
+
+
+def _writes(step: Step) -> set[str]:
+    return set(step.writes) if isinstance(step, LoopStep) else {*filter(None, step.outs), *step.mutates}
+
+
+def _is_result(program: Program, name: str) -> bool:
+    return any(ref.name == name for ref in refs(program.outputs)) or name in program.mutations
+
+
+def _is_map(step: Step) -> bool:
+    """Whether a step is one launch over independent elements."""
+    if not isinstance(step, TritonStep) or step.function is None or step.function.checks:
+        return False
+    return not any(isinstance(s, Reduce) for s in step.kernel.statements())
+
+
+def _with_consumer(program: Program, site: Site) -> Site:
+    """The site with the kernel that reads the product first, where that can be its epilogue."""
+    product, out = site.product, site.product.out.buffer
+    readers = _readers(program, out)
+    at = readers[0] if readers else None
+    if at is None or at < site.at or not _is_map(program.steps[at]):
+        return site
+    step = program.steps[at]
+    assert isinstance(step, TritonStep)
+    operands = {o.buffer for o in (product.a, product.b, product.bias) if o}
+    written = set().union(*(_writes(s) for s in program.steps[site.at + 1 : at + 1]))
+    if written & operands or out in step.writes or any(_disagrees(step, o) for o in (product.a, product.b, product.bias) if o):
+        return site
+    fused = over_tile(product, step.kernel)
+    if fused is None:
+        return site
+    stored = len(readers) > 1 or _is_result(program, out)
+    return replace(site, product=replace(fused, stored=stored), consumer=at)
+
+
+def _disagrees(step: TritonStep, operand: Operand) -> bool:
+    """Whether a kernel sees an operand's buffer as another type."""
+    return any(name == operand.buffer and dtype != operand.dtype for name, dtype, _ in step.kernel.params)
+
+
+def _with_casts(program: Program, site: Site) -> Site:
+    """The site reading what its operands were cast from, where nobody else reads the casts."""
+    names = [o.buffer for o in (site.product.a, site.product.b, site.product.bias) if o]
+    for key in ("a", "b"):
+        operand: Operand = getattr(site.product, key)
+        if names.count(operand.buffer) > 1:
+            continue
+        makers = [n for n, step in enumerate(program.steps[: site.at]) if operand.buffer in _writes(step)]
+        if len(makers) != 1 or _readers(program, operand.buffer) != [site.at] or _is_result(program, operand.buffer):
+            continue
+        source = _cast_from(program, program.steps[makers[0]], operand)
+        between = program.steps[makers[0] + 1 : site.steps()[-1] + 1]
+        if source is None or any(source.buffer in _writes(step) for step in between) or source.buffer in site.product.buffers():
+            continue
+        changes: dict[str, Any] = {key: source}
+        site = replace(site, product=replace(site.product, **changes), casts=(*site.casts, makers[0]))
+    return site
+
+
+def _cast_from(program: Program, step: Step, operand: Operand) -> Operand | None:
+    """The operand that a step casts element by element into this one."""
+    if not _is_map(step) or not isinstance(step, TritonStep) or len(step.writes) != 1:
+        return None
+    statements = list(step.kernel.statements())
+    (store,) = statements if len(statements) == 1 else (None,)
+    if not isinstance(store, Store) or store.expr.op != "round_to":
+        return None
+    given = store.expr.args[0]
+    if given.op != "load" or given.args[1] != store.index or len(loads_of(store.expr)) != 1:
+        return None
+    if given.args[2] not in _FLOATS or program.buffers[given.args[0]].spec.dtype != given.args[2]:
+        return None
+    return replace(operand, buffer=given.args[0], dtype=given.args[2])
+
+
+def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
+    """The one launch that does the work of a site's steps."""
+    product = site.product
+    function = emit_product(product, tiling)
+    old = program.steps[site.consumer] if site.consumer is not None else None
+    names = tuple(product.buffers())
+    writes = (*([product.out.buffer] if product.stored else []), *(old.writes if isinstance(old, TritonStep) else ()))
+    operands = {o.buffer for o in (product.a, product.b, product.bias) if o}
+    inplace = old.inplace if isinstance(old, TritonStep) else ()
+    inplace = tuple((w, r) for w, r in inplace if r != product.out.buffer and r not in operands)
+    reads = tuple(name for name in names if name not in writes)
+    kernel = old.kernel if isinstance(old, TritonStep) else None
+    note = site.label()
+    return TritonStep(kernel, names, reads, writes, inplace, product.numbers, note, False, function)
+
+
+def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
+    """The program with templates at the chosen sites, each where the last of its steps stood."""
+    new: dict[int, Step] = {}
+    gone: set[int] = set()
+    for site, tiling in chosen:
+        taken = set(site.steps())
+        if taken & (gone | new.keys()):  # two products that one kernel reads: the first has taken it
+            continue
+        gone |= taken
+        new[site.steps()[-1]] = template_step(program, site, tiling)
+    steps = [new.get(n, step) for n, step in enumerate(program.steps) if n in new or n not in gone]
+    return Program(program.name, program.inputs, program.buffers, steps, program.outputs, program.mutations)
+
+
+def trial(program: Program, site: Site, steps: list[Step]) -> Program:
+    """A program of these steps alone (the site's own, or the template): what they read is given, what they leave is returned."""
+    own = [program.steps[n] for n in site.steps()]
+    made = set().union(*(_writes(step) for step in own))
+    needed = sorted(set().union(*(_reads(step) for step in own)) - made)
+    left = sorted(n for n in made if _is_left(program, site, n))
+    buffers = {n: replace(program.buffers[n], kind="input", value=None) for n in needed}
+    touched = made | set().union(*(_reads(step) | _writes(step) for step in steps))
+    buffers |= {n: replace(program.buffers[n], kind="output" if n in left else "temp") for n in sorted(touched - set(needed))}
+    outputs = tuple(BufRef.whole(buffers[n]) for n in left)
+    return Program(f"{program.name}_trial", tuple(needed), buffers, list(steps), outputs, ())
+
+
+def _is_left(program: Program, site: Site, name: str) -> bool:
+    """Whether a buffer that the site's steps make is needed behind them."""
+    inside = set(site.steps())
+    return _is_result(program, name) or any(n not in inside for n in _readers(program, name))

@@ -1,0 +1,91 @@
+"""Times the matrix products of the bench's models against generated kernels, and writes those that win as the stored table.
+
+python -m dynamotor.tools.gpu_gemm --budget 400 --json gemm.json        # then, anywhere: --rows gemm.json --table
+
+The table (dynamotor/codegen/gemm_table.json) is what the default mode follows; `mode="max-autotune"` measures by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import codegen
+from ..api import compile as compile_
+from ..api import reset
+from ..base.events import Event, collect
+from .gpu_programs import BATCH, Workload
+
+TABLE = Path(codegen.__file__).with_name("gemm_table.json")
+
+
+def rows_of(events: Iterable[Event]) -> dict[str, dict[str, Any]]:
+    """A row for each product that was timed: the library's milliseconds, the best template's, and its tiling."""
+    keys = ("tiling", "wins", "library_ms", "template_ms")
+    return {f"{e.data['gpu']} {e.data['label']}": {k: e.data[k] for k in keys} for e in events}
+
+
+def measure(model: str, mode: str, device: str, tiny: bool) -> dict[str, dict[str, Any]]:
+    """One step of a model with every product timed."""
+    job = {"mode": mode, "model": model, "batch": BATCH.get(model, 32), "device": device, "tiny": tiny}
+    work = Workload(job)
+    work.to_device()
+    with collect("autotune") as events:
+        work.step(compile_(work.model, mode="max-autotune-no-cudagraphs"))
+    return rows_of(events)
+
+
+def write_table(rows: dict[str, dict[str, Any]], path: Path) -> int:
+    """Add the winners to the table, take out what lost; how many won."""
+    report = json.loads(path.read_text())
+    for key, row in rows.items():
+        report["rows"].pop(key, None)
+        if row["wins"]:
+            report["rows"][key] = row["tiling"]
+    report["rows"] = dict(sorted(report["rows"].items()))
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return sum(row["wins"] for row in rows.values())
+
+
+def main() -> int:
+    """Measure, or write the table from what was measured."""
+    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_gemm")
+    parser.add_argument("--models", default=",".join(BATCH))
+    parser.add_argument("--modes", default="train,infer")
+    parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no further model is started")
+    parser.add_argument("--json", default="gpu-gemm.json")
+    parser.add_argument("--rows", default="", help="a file of measured rows: nothing is measured")
+    parser.add_argument("--table", action="store_true", help="write the winners into the stored table")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args()
+    if not args.rows and args.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU in this machine: nothing is measured")
+        return 0
+    end = time.monotonic() + args.budget
+    rows: dict[str, dict[str, Any]] = json.loads(Path(args.rows).read_text()) if args.rows else {}
+    for model in [] if args.rows else args.models.split(","):
+        for mode in args.modes.split(","):
+            if time.monotonic() > end:
+                print(f"not run for want of time: {mode}/{model}")
+                continue
+            start = time.monotonic()
+            rows |= measure(model, mode, args.device, args.tiny)
+            reset()
+            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+            print(f"{mode}/{model}: {len(rows)} products so far, {time.monotonic() - start:.1f} s", flush=True)
+    for key, row in sorted(rows.items(), key=lambda item: item[1]["template_ms"] / item[1]["library_ms"]):
+        print(f"{row['template_ms'] / row['library_ms']:.3f} of the library's {row['library_ms']:.4f} ms: {key} {row['tiling']}")
+    if args.table:
+        print(f"{write_table(rows, TABLE)} rows of {TABLE}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

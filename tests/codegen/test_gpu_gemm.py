@@ -1,0 +1,197 @@
+"""Generated matrix products with their epilogues, in Triton's interpreter, against eager: shapes, layouts, types, what is fused."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+import dynamotor
+from dynamotor.base.config import config
+from dynamotor.base.events import collect
+from dynamotor.codegen import gpu_program, triton_gemm_choice
+from dynamotor.codegen.triton_gemm import Tiling
+from dynamotor.codegen.triton_gemm_sites import find_sites, put
+from dynamotor.runtime.triton_interpret import available
+
+pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+BF16, F16 = torch.bfloat16, torch.float16
+SMALL = Tiling(16, 32, 16, group=2)
+
+
+@pytest.fixture
+def templates(monkeypatch):
+    """Compile with a template at every product; the list fills with the labels of those that were put in."""
+    labels = []
+
+    def use(tiling=SMALL, casts=False):
+        def choose(program, gpu, tune=None):
+            sites = [site if casts else site.variants()[-1] for site in find_sites(program, tf32=True)]
+            labels.extend(site.label() for site in sites)
+            return put(program, [(site, tiling) for site in sites])
+
+        monkeypatch.setattr(gpu_program.triton_gemm_choice, "choose", choose)
+        monkeypatch.setattr(triton_gemm_choice, "tf32_is_allowed", lambda: True)
+        return labels
+
+    return use
+
+
+def compare(fn, *inputs, tolerance=1e-5):
+    with torch.no_grad(), config.patch(target="triton", strict=True), collect("code") as events:
+        got = dynamotor.compile(fn)(*inputs)
+        want = fn(*inputs)
+    for a, b in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True):
+        assert a.dtype == b.dtype and a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    return events[0].data["python"]
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(*shape).to(dtype)
+
+
+@pytest.mark.parametrize("size", [(16, 32, 16), (1, 1, 1), (17, 33, 19), (50, 70, 40), (3, 100, 257), (64, 5, 16)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_products_of_any_size(templates, size, persistent):
+    templates(Tiling(16, 32, 16, group=2, persistent=persistent))
+    m, n, k = size
+    text = compare(lambda a, b: a @ b, randn(m, k), randn(k, n))
+    assert "mm(" not in text
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(BF16, 1e-2), (F16, 2e-3)])
+def test_half_precisions_round_as_the_library(templates, dtype, tolerance):
+    labels = templates()
+    a, b, bias = randn(40, 48, dtype=dtype), randn(56, 48, dtype=dtype), randn(56, dtype=dtype)
+    compare(lambda a, b, c: F.linear(a, b, c), a, b, bias, tolerance=tolerance)
+    assert labels == [f"{'bf16' if dtype is BF16 else 'f16'} 1x40x56x48 nt+bias"]
+    x = torch.full((16, 16), 1 / 3, dtype=dtype)
+    exact = (x.float() @ x.float()).to(dtype).float()  # the epilogue sees the rounded product
+    with torch.no_grad(), config.patch(target="triton", strict=True):
+        got = dynamotor.compile(lambda x: (x @ x).float() * 3)(x)
+    assert torch.equal(got, exact * 3)
+
+
+def test_operands_may_lie_in_any_way(templates):
+    labels = templates()
+    a, b = randn(30, 40), randn(50, 40)
+    compare(lambda a, b: a.t() @ b[:30], randn(30, 20), randn(40, 24))
+    compare(lambda a, b: a @ b.t(), a, b)
+    compare(lambda a, b: a[::2, 3:33] @ b[5:35, ::2], randn(50, 60), randn(40, 60))
+    compare(lambda a, b: a.expand(20, 30) @ b, randn(1, 30), randn(30, 8))
+    assert [label.split()[2] for label in labels][:2] == ["tn", "nt"]
+
+
+def test_batches_and_broadcast_batches(templates):
+    templates()
+    compare(lambda a, b: torch.bmm(a, b), randn(3, 20, 18), randn(3, 18, 40))
+    compare(lambda a, b: a @ b, randn(2, 3, 17, 16), randn(16, 9))
+    compare(lambda a, b: a @ b * 2, randn(5, 1, 17, 16), randn(1, 4, 16, 9))
+    compare(lambda a, b: torch.relu(a.transpose(1, 2) @ b), randn(3, 20, 18), randn(3, 20, 5))
+
+
+def test_epilogues_are_part_of_the_launch(templates):
+    labels = templates()
+    x, w, b, r = randn(40, 48), randn(72, 48), randn(72), randn(40, 72)
+    for act in (F.gelu, F.relu, F.silu, torch.tanh):
+        text = compare(lambda x, w, b, r: act(F.linear(x, w, b)) + r, x, w, b, r)  # noqa: B023
+        assert text.count("k0(") == 1 and "k1(" not in text and "mm(" not in text
+    assert labels[0] == "f32 1x40x72x48 nt+bias > add,erf,mul reads f32 writes f32" and len(set(labels)) == 4
+
+
+def test_a_product_that_others_read_is_stored_too(templates):
+    labels = templates()
+    x, w = randn(20, 16), randn(16, 40)
+
+    def fn(x, w):
+        y = x @ w
+        return F.gelu(y), y, y @ w.t()
+
+    compare(fn, x, w, tolerance=1e-4)
+    assert "keep" in labels[0]
+
+
+def test_a_permuted_result_goes_where_it_belongs(templates):
+    labels = templates()
+    x, w = randn(2 * 12, 16), randn(16, 4 * 8)
+    text = compare(lambda x, w: (x @ w).view(2, 12, 4, 8).transpose(1, 2).contiguous() * 2, x, w)
+    assert "k1(" not in text and ">" in labels[0]
+    compare(lambda x, w, p: (x @ w).view(2, 12, 32) + p, x, w, randn(12, 32))
+
+
+def test_reductions_and_other_shapes_stay_kernels_of_their_own(templates):
+    labels = templates()
+    compare(lambda x, w: torch.softmax(x @ w, -1), randn(20, 16), randn(16, 40))
+    compare(lambda x, w: (x @ w)[:, :8] + 1, randn(20, 16), randn(16, 40))
+    compare(lambda x, w: (x @ w).cumsum(0), randn(20, 16), randn(16, 40))
+    assert len(labels) == 3 and not any(">" in label for label in labels)
+
+
+def test_casts_of_operands_happen_as_they_are_read(templates):
+    labels = templates(casts=True)
+    x, w = randn(20, 16), randn(40, 16)
+
+    def fn(x, w):
+        with torch.autocast("cpu", BF16):
+            return F.gelu(F.linear(x, w))
+
+    text = compare(fn, x, w, tolerance=2e-2)
+    assert "k1(" not in text and labels[0].count("cast f32") == 2
+
+
+def test_two_products_that_one_kernel_reads(templates):
+    templates()
+    compare(lambda x, w, v: torch.relu(x @ w + x @ v), randn(20, 16), randn(16, 40), randn(16, 40))
+    compare(lambda x: F.relu(x @ x.t()), randn(20, 16))
+
+
+def test_operands_that_are_written_meanwhile_are_read_before(templates):
+    templates()
+
+    def fn(x, w, y):
+        y = y.clone()
+        product = y @ w
+        y.add_(x)
+        return torch.relu(product + y), y
+
+    compare(fn, randn(16, 16), randn(16, 16), randn(16, 16))
+
+
+def test_dropout_in_an_epilogue_is_the_kernels_own(templates):
+    x, w = torch.ones(24, 16), torch.ones(16, 40)
+    results = []
+    for use in (False, True):
+        if use:
+            labels = templates()
+        torch.manual_seed(5)
+        with config.patch(target="triton", strict=True):
+            results.append(dynamotor.compile(lambda x, w: F.dropout(x @ w, 0.5))(x, w))
+    assert torch.equal(*results) and 0.3 < (results[0] != 0).float().mean() < 0.7 and ">" in labels[0]
+
+
+def test_a_training_step_is_eagers(templates):
+    labels = templates()
+    module = torch.nn.Sequential(torch.nn.Linear(16, 40), torch.nn.GELU(), torch.nn.Linear(40, 16), torch.nn.LayerNorm(16))
+    plain = copy.deepcopy(module)
+    x = randn(24, 16)
+    with config.patch(target="triton", strict=True):
+        dynamotor.compile(module)(x).square().mean().backward()
+    plain(x).square().mean().backward()
+    for a, b in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+    assert len(labels) >= 5
+
+
+def test_tf32_templates_are_left_when_tf32_is_no_longer_allowed(templates, monkeypatch):
+    templates()
+    x = randn(16, 16)
+    with config.patch(target="triton", strict=True):
+        call = dynamotor.compile(lambda x: torch.relu(x @ x))
+        call(x)
+        monkeypatch.setattr(triton_gemm_choice, "tf32_is_allowed", lambda: False)
+        with collect("code") as events:
+            torch.testing.assert_close(call(x), torch.relu(x @ x))
+    assert len(events) == 1 and "mm(" in events[0].data["python"]

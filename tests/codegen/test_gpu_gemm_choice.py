@@ -1,0 +1,174 @@
+"""Which products become templates: the stored table, timing with a clock that is made up, and the cache of what was found."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+import dynamotor
+from dynamotor.base.config import config
+from dynamotor.base.events import collect
+from dynamotor.codegen import autotune, gpu_program, triton_gemm_choice
+from dynamotor.codegen.gpu_program import GpuProgram
+from dynamotor.codegen.triton import TritonStep
+from dynamotor.codegen.triton_gemm import GemmFunction, Tiling
+from dynamotor.codegen.triton_gemm_choice import choose, tilings
+from dynamotor.codegen.triton_gemm_sites import find_sites, template_step, trial
+from dynamotor.graph.info import GraphInfo
+from dynamotor.graph.spec import TensorSpec
+from dynamotor.lower.program import ExternStep
+from dynamotor.runtime.triton_interpret import available
+
+pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path):
+    with config.patch(cache_dir=str(tmp_path)):
+        triton_gemm_choice.forget()
+        yield
+        triton_gemm_choice.forget()
+
+
+def program_of(fn, *inputs):
+    """The launches of a function as `choose` gets them."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_program.triton_gemm_choice, "choose", lambda program, gpu, tune=None: seen.append(program) or program)
+        with torch.no_grad(), config.patch(target="triton", strict=True):
+            dynamotor.compile(fn)(*inputs)
+    return seen[0]
+
+
+def layer():
+    x, w, b = torch.randn(64, 48).to(BF16), torch.randn(96, 48), torch.randn(96).to(BF16)
+    return program_of(lambda x, w, b: F.gelu(F.linear(x, w.to(BF16), b)), x, w, b)
+
+
+def products(program):
+    """(calls of the library, templates) of a program."""
+    externs = [s for s in program.steps if isinstance(s, ExternStep)]
+    return len(externs), [s.function for s in program.steps if isinstance(s, TritonStep) and isinstance(s.function, GemmFunction)]
+
+
+class Clock:
+    """Says how long programs take: the library 1 ms, templates what `times` gives their number."""
+
+    def __init__(self, times):
+        self.times, self.asked = times, 0
+
+    def __call__(self, programs):
+        self.asked += 1
+        assert products(programs[0]) == (1, []) and all(products(p)[0] == 0 and len(products(p)[1]) == 1 for p in programs[1:])
+        assert len({p.inputs for p in programs}) == 1
+        assert all(
+            [p.buffers[o.name].spec for o in p.outputs] == [programs[0].buffers[o.name].spec for o in programs[0].outputs]
+            for p in programs
+        )
+        return [1.0, *(self.times(n) for n in range(len(programs) - 1))]
+
+
+def test_nothing_is_a_template_without_a_row_or_a_clock():
+    program = layer()
+    assert choose(program, "NVIDIA H200") is program
+
+
+def test_the_fastest_candidate_is_taken_and_remembered():
+    program, clock = layer(), Clock(lambda n: 0.5 if n == 3 else 2.0)
+    with collect("autotune") as events:
+        library, (template,) = products(choose(program, "some GPU", clock))
+    wanted = tilings((1, 64, 96, 48), BF16)[3]
+    assert library == 0 and (template.warps, template.stages) == (wanted.warps, wanted.stages)
+    assert events[0].data["wins"] and events[0].data["template_ms"] == 0.5 and events[0].data["library_ms"] == 1.0
+    choose(program, "some GPU", clock)
+    assert clock.asked == 1
+    triton_gemm_choice.forget()  # another process
+    assert products(choose(program, "some GPU", clock))[0] == 0 and clock.asked == 1
+    choose(program, "another GPU", clock)
+    assert clock.asked == 2
+
+
+@pytest.mark.parametrize("times", [lambda n: 0.98, lambda n: float("inf"), lambda n: 3.0])
+def test_the_library_stays_where_it_is_about_as_fast(times):
+    program, clock = layer(), Clock(times)
+    assert choose(program, "some GPU", clock) is program
+    triton_gemm_choice.forget()
+    assert choose(program, "some GPU", clock) is program and clock.asked == 1
+
+
+def test_with_and_without_the_casts_of_operands():
+    program = layer()
+    (site,) = find_sites(program)
+    with_cast, without = site.variants()
+    assert (
+        "cast f32" in with_cast.label() and "cast" not in without.label() and len(with_cast.steps()) == len(without.steps()) + 1
+    )
+    count = len(tilings((1, 64, 96, 48), BF16))
+    found = choose(program, "some GPU", Clock(lambda n: 0.5 if n == count else 2.0))
+    assert len(found.steps) == len(program.steps) - 1  # the cast stays, product and gelu are one
+
+
+def test_rows_of_the_table_are_followed(tmp_path, monkeypatch):
+    program = layer()
+    label = find_sites(program)[0].plain.label()
+    monkeypatch.setattr(triton_gemm_choice, "table", lambda: {f"NVIDIA H200 {label}": Tiling(16, 32, 16)})
+    assert products(choose(program, "NVIDIA H200"))[0] == 0
+    assert choose(program, "NVIDIA H100 80GB HBM3") is program
+
+
+def test_the_stored_table_can_be_read():
+    assert all(
+        isinstance(tiling, Tiling) and len(key.split(" > ")[0].split()) >= 4 for key, tiling in triton_gemm_choice.table().items()
+    )
+
+
+def test_candidates_fit_the_product():
+    assert all(t.m <= 16 and t.n >= 16 for t in tilings((1, 8, 4096, 4096), BF16)) and tilings((1, 8, 4096, 4096), BF16)
+    assert len(tilings((1, 4096, 4096, 4096), BF16)) > 12
+    assert max(t.k for t in tilings((1, 4096, 4096, 4096), torch.float32)) == 64
+    assert tilings((1, 1, 1, 1), BF16)
+
+
+def test_a_trial_reads_and_leaves_what_the_site_does():
+    def fn(x, w, r):
+        y = x @ w
+        return F.relu(y) + r, y
+
+    program = program_of(fn, torch.randn(32, 16).to(BF16), torch.randn(16, 32).to(BF16), torch.randn(32, 32).to(BF16))
+    (site,) = find_sites(program)
+    alone = trial(program, site, [program.steps[n] for n in site.steps()])
+    assert len(alone.inputs) == 3 and len(alone.outputs) == 2 and json.dumps(alone.inputs)
+    specs = [alone.buffers[name].spec for name in alone.inputs]
+    assert [t.stride() for t in autotune.random_inputs(specs)] == [s.stride for s in specs]
+
+
+def test_random_inputs_may_be_positions():
+    x, i = autotune.random_inputs([TensorSpec.dense((4,), torch.float32), TensorSpec.dense((4,), torch.int64)])
+    assert x.std() > 0 and not i.any()
+
+
+@pytest.mark.parametrize("mode, on", [("max-autotune", True), ("max-autotune-no-cudagraphs", True), ("reduce-overhead", False)])
+def test_modes_turn_it_on(mode, on):
+    seen = []
+
+    def backend(gm, inputs):
+        seen.append(config.max_autotune)
+        return gm.forward
+
+    dynamotor.compile(lambda x: x + 1, backend=backend, mode=mode)(torch.ones(2))
+    assert seen == [on]
+
+
+def test_the_programs_that_are_timed_give_the_same():
+    program = layer()
+    (site,) = find_sites(program)
+    library = trial(program, site, [program.steps[n] for n in site.steps()])
+    template = trial(program, site, [template_step(program, site, Tiling(32, 32, 16))])
+    inputs = [torch.randn_like(t) for t in autotune.random_inputs([library.buffers[name].spec for name in library.inputs])]
+    info, device = GraphInfo("inference", "trial"), torch.device("cpu")
+    results = [GpuProgram(p, info, device, gpu_program._raise, expanded=True)(*inputs) for p in (library, template)]
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
