@@ -13,7 +13,7 @@ import torch
 
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
-from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, op, rewrite, roots, walk
+from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, op, rebuild, rewrite, roots, walk
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
 from .triton_kernel import Piece, Plan
@@ -72,7 +72,7 @@ def _without_scratch(kernel: Kernel) -> Kernel:
         return rewrite(kept[e.args[0]], spell, memo=memo) if e.op == "scratch" else None
 
     def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-        return tuple(replace(s, expr=rewrite(s.expr, spell, memo=memo)) for s in statements if not isinstance(s, Scratch))
+        return tuple(rebuild(s, spell, memo) for s in statements if not isinstance(s, Scratch))
 
     phases = tuple(Phase(swap(p.inner), swap(p.row)) for p in kernel.phases)
     return replace(kernel, phases=phases, final=swap(kernel.final), final_once=swap(kernel.final_once))
@@ -270,8 +270,7 @@ def _by_phases(kernel: Kernel, x: Sequence[Var], new_buffer: NewBuffer) -> list[
 
     def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
         memo: dict[Expr, Expr] = {}
-        return tuple(replace(s, expr=rewrite(s.expr, lambda e: ready.get(e.args[0]) if e.op == "acc" else None, memo=memo))
-                     for s in statements)
+        return tuple(rebuild(s, lambda e: ready.get(e.args[0]) if e.op == "acc" else None, memo) for s in statements)
 
     for n, phase in enumerate(kernel.phases):
         inner, row = swap(phase.inner), list(swap(phase.row))

@@ -10,7 +10,7 @@ int64 or bool. Conversions to and from memory types happen in `load` and at stor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -407,6 +407,12 @@ def roots(*statements: Statement) -> Iterator[Expr]:
         yield s.expr
         if isinstance(s, Store):
             yield from loaded_exprs(s.index)
+
+
+def rebuild(s: Statement, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]) -> Statement:
+    """A statement with its expressions rebuilt as `rewrite` does, those in the place that it stores to too."""
+    s = replace(s, expr=rewrite(s.expr, leaf, memo=memo))
+    return replace(s, index=rewrite_index(s.index, leaf, memo)) if isinstance(s, Store) and s.scatters else s
 
 
 @dataclass(frozen=True, slots=True)

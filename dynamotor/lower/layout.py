@@ -61,12 +61,12 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
             _convert_inputs(graph, node, converted)
             node.meta["val"] = _channels_last_result(node)
         elif any(n in changed for n in node.all_input_nodes):
-            node.meta["val"] = _inferred_again(node, loose)
+            node.meta["val"] = inferred_again(node, loose)
         if _is_loose(node, loose):
             loose.add(node)
         if node.meta.get("val") != before:
             changed.add(node)
-    _restore_outputs(graph, output, promised, info)
+    restore_outputs(graph, output, promised, info)
 
 
 def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.Node]) -> None:
@@ -100,7 +100,7 @@ def _channels_last_result(node: fx.Node) -> Any:
     return tuple(relaid(spec) for spec in val) if isinstance(val, tuple) else relaid(val)
 
 
-def _inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
+def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
     """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps what it had."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.args[0].meta["val"][node.args[1]] if len(node.args) == 2 else node.meta["val"]
@@ -136,7 +136,7 @@ def _with_layout_of_operands(node: fx.Node, result: Any, loose: set[fx.Node]) ->
     return result
 
 
-def _restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, Any], info: GraphInfo) -> None:
+def restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, Any], info: GraphInfo) -> None:
     """Copy the user's outputs back into eager's strides. Saved values stay as they are: the backward reads their specs."""
     values = list(output.args[0])
     end = output  # the writes of mutated inputs stay last

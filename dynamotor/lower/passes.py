@@ -24,6 +24,7 @@ from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import split_bias
 from .layout import assign_layouts
+from .padding import pad_products
 
 Pass = Callable[[fx.GraphModule, GraphInfo], None]
 
@@ -40,7 +41,7 @@ class Optimised:
 def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     """The passes that run for this kind of graph under the current settings; most of them serve oneDNN and MKL."""
     if on_gpu:
-        return [("channels-last layout", assign_layouts)] if config.layout_opt else []
+        return [("pad products", pad_products), *([("channels-last layout", assign_layouts)] if config.layout_opt else [])]
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),

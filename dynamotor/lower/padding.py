@@ -1,0 +1,110 @@
+"""Products of half precision whose rows do not fill 16 bytes are padded: cuBLAS runs them at a fraction of its rate otherwise.
+
+    logits = mm(h, w.t())            # w: 50257 x 768
+    logits = mm(h, pad(w, 7 rows).t())[:, :50257]
+
+The rule: a dimension along which an operand or the result is contiguous has a size that 8 does not divide, and all three sizes
+are large, so that one more pass over an operand costs little beside the product. Results stay views of the padded ones, also
+when they are saved for the backward; only the user's outputs are copied into eager's strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph.info import GraphInfo
+from ..graph.spec import TensorSpec
+from .layout import inferred_again, restore_outputs
+from .rewrite import call, output_node, spec_of
+
+aten = torch.ops.aten
+ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once
+WORTH = 512  # the smallest of the three sizes from which padding pays
+HALF = (torch.bfloat16, torch.float16)
+TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
+
+
+def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
+    """mm and addmm with sizes that are multiples of 8 along contiguous dimensions, their results sliced."""
+    graph, output = gm.graph, output_node(gm.graph)
+    promised = {node: node.meta["val"] for node in output.all_input_nodes}
+    known: dict[tuple[fx.Node, int, int], fx.Node] = {}
+    changed: set[fx.Node] = set()
+    for node in [n for n in graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
+        more = _missing(node)
+        if more is None:
+            continue
+        with graph.inserting_before(node):
+            result = _padded_product(graph, node, more, known)
+        if node in promised:
+            promised[result] = promised.pop(node)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+        changed.add(result)
+    if changed:
+        _spread_strides(graph, changed)
+        restore_outputs(graph, output, promised, info)
+
+
+def _missing(node: fx.Node) -> tuple[int, int, int] | None:
+    """What rows, inner size and columns of a product lack to multiples of 8; None when it stays as it is."""
+    a, b = (spec_of(arg) for arg in node.args[-2:])
+    if a is None or b is None or a.dtype not in HALF or min(*a.shape, *b.shape) < WORTH:
+        return None
+    if node.target is aten.addmm.default and spec_of(node.args[0]).shape != b.shape[1:]:
+        return None
+    along = [_contiguous(a), _contiguous(b), 1]
+    if None in along[:2]:
+        return None
+    sizes = (*a.shape, b.shape[1])
+    lacking = {(0, 1)[along[0]], (1, 2)[along[1]], 2}
+    more = tuple(-n % ALIGNED if d in lacking else 0 for d, n in enumerate(sizes))
+    return more if any(more) else None
+
+
+def _contiguous(spec: TensorSpec) -> int | None:
+    """The dimension along which a matrix is contiguous."""
+    return next((d for d in (1, 0) if spec.stride[d] == 1), None)
+
+
+def _padded_product(graph: fx.Graph, node: fx.Node, more: tuple[int, int, int], known: dict[Any, fx.Node]) -> fx.Node:
+    *bias, a, b = node.args
+    rows, inner, columns = more
+    if bias and columns:
+        bias = [call(graph, aten.constant_pad_nd.default, bias[0], [0, columns])]
+    operands = (*bias, _padded(graph, a, rows, inner, known), _padded(graph, b, inner, columns, known))
+    result = call(graph, node.target, *operands, **node.kwargs)
+    for dim, extra, size in ((0, rows, spec_of(a).shape[0]), (1, columns, spec_of(b).shape[1])):
+        if extra:
+            result = call(graph, aten.slice.Tensor, result, dim, 0, size)
+    return result
+
+
+def _padded(graph: fx.Graph, x: fx.Node, rows: int, columns: int, known: dict[Any, fx.Node]) -> fx.Node:
+    """A matrix with zeros below and to the right, contiguous along the same dimension; made once for all that want it."""
+    if not rows and not columns:
+        return x
+    if _contiguous(spec_of(x)) == 0:
+        turned = x.args[0] if x.target in TRANSPOSES else call(graph, aten.t.default, x)
+        return call(graph, aten.t.default, _padded(graph, turned, columns, rows, known))
+    key = x, rows, columns
+    if key not in known:
+        known[key] = call(graph, aten.constant_pad_nd.default, x, [0, columns, 0, rows])
+    return known[key]
+
+
+def _spread_strides(graph: fx.Graph, changed: set[fx.Node]) -> None:
+    """Infer the specs of what reads results that have other strides now."""
+    for node in graph.nodes:
+        if (
+            node.op == "call_function"
+            and any(n in changed for n in node.all_input_nodes)
+            and node.target is not aten.copy_.default
+        ):
+            before = node.meta["val"]
+            node.meta["val"] = inferred_again(node, set())
+            if node.meta["val"] != before:
+                changed.add(node)
