@@ -13,10 +13,10 @@ import torch
 
 from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec
-from . import layout, metrics
+from . import layout, metrics, tensor
 from .dispatch import make, specials
-from .ir import Lane, XlaError, record
-from .tensor import Alias, XLATensor, new_root, value, wrap
+from .ir import Lane, Node, XlaError, record
+from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
 
 aten = torch.ops.aten
 # Views whose elements are not those of what they view: they count in other units.
@@ -42,6 +42,35 @@ def storage_of(alias: Alias) -> Alias:
     order = sorted(range(len(alias.stride)), key=lambda d: (-alias.stride[d], alias.meta.shape[d]))
     node = record(aten.permute.default, (value(alias), order))
     return Alias(node, alias, aten.permute.default, (order,), None, None, alias.offset)
+
+
+def _write_through(alias: Alias, node: Node) -> None:
+    """A part of an expanded (or unfolded) tensor is written where it lies."""
+    spec = layout.spec_of(alias)
+    if _overlaps(spec):
+        raise Overlap(
+            "DM611",
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
+            why="the tensor was expanded or unfolded, and an in-place operation writes it",
+            where=metrics.user_line(),
+            cure="clone() the tensor before the operation",
+        )
+    memory = storage_of(alias)
+    place = (list(spec.shape), list(spec.stride), alias.offset - memory.offset)
+    write(memory, record(aten.as_strided_scatter.default, (value(memory), node, *place)))
+
+
+def _overlaps(spec: TensorSpec) -> bool:
+    """Whether two elements may share a place."""
+    reach = 0
+    for stride, size in sorted((st, sz) for st, sz in zip(spec.stride, spec.shape) if sz > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+tensor.write_through = _write_through
 
 
 @specials.register(aten.as_strided.default)
@@ -84,10 +113,10 @@ def _new_empty_strided(func: Any, args: tuple, kwargs: dict[str, Any] | None) ->
 @specials.register(aten.resize_.default)
 def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """Keeps the first elements of the storage, as aten does; new ones are zero."""
-    tensor, size = args[0], list(args[1])
-    if list(tensor.shape) == size:
-        return tensor
-    if tensor._alias.root is not None:
+    resized, size = args[0], list(args[1])
+    if list(resized.shape) == size:
+        return resized
+    if resized._alias.root is not None:
         raise XlaError(
             "DM615",
             "a view cannot be resized on the XLA device",
@@ -95,7 +124,7 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
             cure="resize its base, or clone() it first",
         )
     wanted = torch.Size(size).numel()
-    flat = wrap(new_root(value(storage_of(tensor._alias)))).view(-1)
+    flat = wrap(new_root(value(storage_of(resized._alias)))).view(-1)
     flat = flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
-    tensor.data = flat.reshape(size).clone()
-    return tensor
+    resized.data = flat.reshape(size).clone()
+    return resized

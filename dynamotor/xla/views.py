@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .ir import Node, XlaError, record
-from .tensor import inverses
+from .ir import Node, record
+from .tensor import Overlap, inverses
 
 aten = torch.ops.aten
 
@@ -80,7 +80,7 @@ def _view_dtype(base: Node, new: Node, dtype: torch.dtype) -> Node:
 def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -> Node:
     if math.prod(base.meta.shape) == math.prod(new.meta.shape):
         return record(aten.view.default, (new, list(base.meta.shape)))
-    raise XlaError(
+    raise Overlap(
         "DM611",
         "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
         why="the tensor was expanded, and an in-place operation writes it",
@@ -103,7 +103,7 @@ _scatter(aten.as_strided.default, aten.as_strided_scatter.default)
 @inverses.register(aten.unfold.default)
 def _unfold(base: Node, new: Node, dim: int, size: int, step: int) -> Node:
     if step < size:
-        raise XlaError(
+        raise Overlap(
             "DM611",
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location",
             why="the windows of unfold overlap, and an in-place operation writes them",

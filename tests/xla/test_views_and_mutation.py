@@ -1,4 +1,5 @@
-"""Random programs of views, writes and autograd give on the xla device what they give on the CPU: values, gradients and errors.
+"""Random programs of views, writes and autograd give on the xla device what they give on the CPU: values, strides, who shares memory,
+gradients and errors.
 
 A program is made while it runs on the CPU: each step is a closure over positions in a pool of tensors, so that the device replays exactly
 the same calls. Steps that the CPU refuses are left out.
@@ -21,7 +22,7 @@ aten = torch.ops.aten
 Pool = list[torch.Tensor]
 Step = Callable[[Pool], None]
 _VIEWS = ("select", "slice", "step", "transpose", "permute", "flat", "split", "unsqueeze", "squeeze", "diagonal", "narrow", "chunk", "unbind",
-          "unfold", "detach", "alias")  # fmt: skip
+          "unfold", "detach", "alias", "contiguous", "reshape", "flatten", "t", "mT", "movedim", "unflatten", "expand", "as_strided")  # fmt: skip
 
 
 def _dim(t: torch.Tensor, rng: random.Random) -> int:
@@ -38,8 +39,19 @@ def _view(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor], torch
         return torch.Tensor.detach
     if kind == "alias":
         return lambda x: x[...]
+    if kind == "contiguous":
+        return torch.Tensor.contiguous
+    if kind == "flatten":
+        return torch.Tensor.flatten
+    if kind == "t" and t.dim() <= 2:
+        return torch.Tensor.t
     if t.dim() == 0 or t.numel() == 0:
         return None
+    return _view_along(t, kind, rng)
+
+
+def _view_along(t: torch.Tensor, kind: str, rng: random.Random) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """A view that moves, cuts or splits dimensions."""
     dim = _dim(t, rng)
     length = t.shape[dim]
     start = rng.randrange(length)
@@ -65,6 +77,19 @@ def _view(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor], torch
         size = rng.randrange(1, length + 1)
         return lambda x: x.unfold(dim, size, size + start)
     other = _dim(t, rng)
+    if kind == "mT" or kind == "t":
+        return (lambda x: x.mT) if t.dim() > 1 else None
+    if kind == "reshape":
+        shape = rng.choice([[-1, length], [length, -1], [-1], [1, -1]])
+        return lambda x: x.reshape(shape)
+    if kind == "movedim":
+        return lambda x: x.movedim(dim, other)
+    if kind == "unflatten":
+        return lambda x: x.unflatten(dim, (-1, 2) if length % 2 == 0 else (length, 1))
+    if kind == "expand":
+        return lambda x: x.unsqueeze(0).expand(start + 1, *x.shape)
+    if kind == "as_strided":
+        return lambda x: x.as_strided((2, 2), (1, 2), start if start else None)
     if kind == "transpose":
         return lambda x: x.transpose(dim, other)
     if kind == "diagonal":
@@ -108,6 +133,10 @@ def _fresh(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor, torch
     return rng.choice([lambda x, y: x * 2, lambda x, y: x + y, lambda x, y: _sine(x), lambda x, y: x.clone(), lambda x, y: x.sum(0) if x.dim() else x * 3])
 
 
+def _expanded(t: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape))
+
+
 def _step(pool: Pool, rng: random.Random) -> Step | None:
     at, other = rng.randrange(len(pool)), rng.randrange(len(pool))
     kind = rng.random()
@@ -115,6 +144,8 @@ def _step(pool: Pool, rng: random.Random) -> Step | None:
         view = _view(pool[at], rng)
         return None if view is None else lambda pool: pool.append(view(pool[at]))
     if kind < 0.85:
+        if _expanded(pool[at]):
+            return None  # the device refuses them all, the CPU some
         write = _write(pool[at], rng)
 
         def step(pool: Pool) -> None:
@@ -169,6 +200,7 @@ def inputs(rng: random.Random, dtype: torch.dtype) -> Pool:
 def same(want: Pool, got: Pool) -> None:
     assert len(want) == len(got)
     for at, (a, b) in enumerate(zip(want, got)):
+        assert (b.stride(), b.storage_offset(), b.is_contiguous()) == (a.stride(), a.storage_offset(), a.is_contiguous()), at
         torch.testing.assert_close(b.detach().cpu(), a.detach().contiguous(), rtol=1e-9, atol=1e-9, msg=lambda text, at=at: f"tensor {at}: {text}")
 
 
@@ -194,6 +226,10 @@ def test_gradients_of_random_programs(seed: int) -> None:
     other = _backward(got)
     assert (error is None) == (other is None), (error, other)
     if error is None:
+        same(*([t.grad if t.grad is not None else torch.zeros_like(t) for t in ts] for ts in (leaves, twins)))
+        # Gradients share memory with nothing: a parameter's is changed in place.
+        for grad in [t.grad for t in (*leaves, *twins) if t.grad is not None]:
+            grad.mul_(2)
         same(*([t.grad if t.grad is not None else torch.zeros_like(t) for t in ts] for ts in (leaves, twins)))
 
 
