@@ -110,6 +110,7 @@ def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved
     wanted = [k for k, differentiable in enumerate(joint.differentiable) if differentiable]
     arriving = tuple(zip(wanted, [node.meta["val"] for node in joint.tangents], strict=True))
     positions = tuple(joint.gradient_of)
+    reached = _reached_from(joint)
     compiled: list[Compiled] = []
     pending = [plan.compile_backward]  # let go of with the graph once it is compiled
     del plan, joint
@@ -128,9 +129,25 @@ def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved
         result: list[torch.Tensor | None] = [None] * n_inputs
         for position, grad in zip(positions, grads, strict=True):
             result[position] = grad
+        if reached and any(tangents[k] is None for k, _ in arriving):
+            for position, roots in reached.items():
+                if all(tangents[wanted[k]] is None for k in roots):
+                    result[position] = None  # no output that the loss knows of depends on it
         return tuple(result)
 
     return run
+
+
+def _reached_from(joint: Joint) -> dict[int, tuple[int, ...]]:
+    """For each input with a gradient: from which tangents it comes. Empty where there is one tangent only."""
+    if len(joint.tangents) < 2:
+        return {}
+    masks: dict[torch.fx.Node, int] = {node: 1 << k for k, node in enumerate(joint.tangents)}
+    for node in joint.gm.graph.nodes:
+        for arg in node.all_input_nodes:
+            masks[node] = masks.get(node, 0) | masks.get(arg, 0)
+    found = ((i, masks.get(node, 0)) for i, node in zip(joint.gradient_of, joint.output[2], strict=True) if node is not None)
+    return {i: tuple(k for k in range(len(joint.tangents)) if mask >> k & 1) for i, mask in found if mask}
 
 
 def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:

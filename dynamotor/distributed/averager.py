@@ -65,7 +65,7 @@ class Averager:
         self.pool: ResultPool | None = None
         self.step: Step | _Local | None = None  # of the backward that runs now
         self.late: Reason | None = None  # why this rank reduces after the backward from now on
-        self._finished: list[Step] = []  # in the backward pass that runs now: more than one when forwards share a loss
+        self._open = 0  # forwards since the last reduction: the next backward reduces, once, however many they are
         self._ran = False  # a graph that reduces ran in this forward
         self._scheduled = False
         self._armed: Any = None
@@ -158,12 +158,13 @@ class Averager:
     def post_forward(self, output: Any) -> Any:
         """DDP's own, with its reducer left out where the plan takes its place."""
         ran, self._ran = self._ran, False
-        self._disarm()
-        self._scheduled, self._finished = False, []
         original = type(self.ddp)._post_forward
         if not self.reduces_now():
             return original(self.ddp, output)
-        if not ran or self.late is not None:
+        self._disarm()
+        self._scheduled = False
+        self._open += 1
+        if not ran or self.late is not None or self._open > 1:
             self._arm()
         reducer = self.ddp.__dict__["reducer"]
         self.ddp.__dict__["reducer"] = _Idle()
@@ -196,10 +197,15 @@ class Averager:
         return self.step.start(bucket, grads)  # type: ignore[union-attr]
 
     def _may_start(self) -> bool:
-        """Whether the gradients of this backward may be reduced as they come."""
-        if self.late is None and any(map(has_gradient_hooks, self.parameters.values())):
+        """Whether the gradients of this backward may be reduced as they come. Ranks may answer differently: all reduce the
+        plan's buckets once, in order."""
+        if not self._open:  # as in DDP: one reduction for what ran forward, a second backward adds to the gradients
+            return False
+        if self._armed is None and self.late is None and any(map(has_gradient_hooks, self.parameters.values())):
             self.be_late(Reason("param_hook", "a parameter has gradient hooks"))
-        if self.late is not None:
+        if self._armed is not None or self.late is not None:
+            if self._open > 1:
+                counters["fallback"]["ddp.several_forwards"] += 1
             self._schedule()
             return False
         return self._accumulates()
@@ -227,26 +233,22 @@ class Averager:
                 row.append(average if held is None else None)
                 kept.append(average if held is None else held.copy_(average))
             result.append(row)
-        if not self._finished:
-            before = [p.grad is not None for p in self.parameters.values()]
-            Variable._execution_engine.queue_callback(functools.partial(self._check, _C.tensor_stamps(kept), before))
-        self._finished.append(step)
+        self._open = 0
+        Variable._execution_engine.queue_callback(functools.partial(self._check, step, _C.tensor_stamps(kept)))
         return result
 
     # After the backward ------------------------------------------------------------------------------------------------------
-    def _check(self, stamps: bytes, held: Sequence[bool]) -> None:
-        """See whether gradients are what the steps gave; more may have come from outside of the graph, not averaged."""
-        steps, self._finished = self._finished, []
-        now = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if len(now) < len(self.parameters) or (len(steps) == 1 and _C.tensor_stamps(now) == stamps):
+    def _check(self, done: Step, stamps: bytes) -> None:
+        """See whether gradients are what the step gave; more may have come from outside of the graph, not averaged."""
+        missing = [name for name, p in self.parameters.items() if p.grad is None]
+        if missing:
+            raise self._without_gradient(missing)
+        if _C.tensor_stamps([p.grad for p in self.parameters.values()]) == stamps:
             return
         with torch.no_grad():
-            given = _given(steps, held)
-            if len(steps) > 1 and all(map(torch.equal, now, given)):
-                return
             self.be_late(Reason("outside", "parameters also get gradients from outside of the compiled graph"))
             tell_all(self.group, f"{self._topic}/outside", {})
-            self._average_rest(given)
+            self._average_rest([slot.of(flat) for slot, flat in done.slots()])
 
     def _average_rest(self, given: Sequence[torch.Tensor]) -> None:
         """Average what the parameters' gradients hold beyond `given`, which is averaged already."""
@@ -283,7 +285,7 @@ class Averager:
 
     def _reduce_all(self) -> None:
         """Average the accumulated gradients, bucket by bucket."""
-        self._scheduled = False
+        self._scheduled, self._open = False, 0
         self._disarm()
         stamps = self._stamps()
         missing = [name for name, stamp in stamps.items() if stamp == self._before.get(name)]
@@ -298,10 +300,13 @@ class Averager:
                 else:
                     parameter.grad.copy_(average)
         if missing:
-            raise DistributedError(
-                "DM704", f"{', '.join(missing[:5])} of the DistributedDataParallel module got no gradient in this step",
-                why="the loss does not depend on them",
-                cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)")
+            raise self._without_gradient(missing)
+
+    def _without_gradient(self, names: Sequence[str]) -> DistributedError:
+        return DistributedError(
+            "DM704", f"{', '.join(names[:5])} of the DistributedDataParallel module got no gradient in this step",
+            why="the loss does not depend on them",
+            cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)")
 
 
 class _Local:
@@ -313,13 +318,3 @@ class _Local:
     def start(self, bucket: int, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         self.grads.append([g.clone() for g in grads])  # they may lie in memory that the program uses again
         return grads[0].new_empty(0)
-
-
-def _given(steps: Sequence[Step], held: Sequence[bool]) -> list[torch.Tensor]:
-    """What several steps of one backward give together, in plan order: autograd adds them up, but where a parameter held a
-    gradient before, each step has the earlier ones in it."""
-    total = [slot.of(flat) for slot, flat in steps[0].slots()]
-    for step in steps[1:]:
-        later = [slot.of(flat) for slot, flat in step.slots()]
-        total = [b if kept else a + b for a, b, kept in zip(total, later, held, strict=True)]
-    return total

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
@@ -73,6 +74,8 @@ _NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("python_reducer", "DDP's Python reducer is on", lambda d: d._use_python_reducer),
     ("optimizer_in_backward", "the optimizer runs in the backward",
      lambda d: any(hasattr(p, "_in_backward_optimizers") for p in d._module_parameters)),
+    ("sparse", "an embedding has sparse gradients",
+     lambda d: any(getattr(m, "sparse", False) for m in d.module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))),
     ("frozen_since", "parameters were frozen or unfrozen after the DistributedDataParallel module was made",
      lambda d: len(reduced_parameters(d)) != d._get_ddp_logging_data()["num_parameter_tensors"]),
     ("param_hook", "a parameter has gradient hooks", lambda d: any(map(has_gradient_hooks, reduced_parameters(d).values()))),
