@@ -73,7 +73,7 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     written = {node.args[0] for node in gm.graph.nodes if node.op == "call_function" and node.target is COPY_}
     mutated = frozenset(i for i, node in enumerate(placeholders) if node in written)
-    return GraphedCall(call, info.static_inputs, mutated, device)
+    return GraphedCall(call, info.static_inputs, mutated, device, n_copied=0 if info.kind == "backward" else info.n_outputs)
 
 
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:

@@ -174,7 +174,10 @@ class GpuProgram(CallProgram):
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         if self._without_tf32 is not None and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
             return self._without_tf32()(*inputs)
-        if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:
-            return super().__call__(*inputs)
-        with torch.cuda.device(self.device):
-            return super().__call__(*inputs)
+        try:
+            if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:
+                return super().__call__(*inputs)
+            with torch.cuda.device(self.device):
+                return super().__call__(*inputs)
+        except torch.OutOfMemoryError as error:
+            raise device_memory.OutOfDeviceMemory(self.name, self.device, str(error)) from error

@@ -1,15 +1,18 @@
 """A compiled call replayed as one CUDA graph: warm-up calls, one recording, then replays that cost the host one launch.
 
-Parameters keep their addresses, other inputs are copied to where the recording found them. What a recording gave lies in
-memory of the graph: there is no replay while somebody holds it. Where a replay would be wrong, the call runs plainly, and
-the reason is counted.
+Parameters keep their addresses, other inputs are copied to where the recording found them. What a replay gives is never
+overwritten while somebody holds it: small results are copied out, others lie in memory of the recording, which is not
+replayed until they are let go of (another recording of the same call takes its place meanwhile, or the plain call). Where
+a replay would be wrong, the call runs plainly, and the reason is counted.
 
 >>> call = GraphedCall(program, static=frozenset({0, 1}), mutated=frozenset(), device=torch.device("cuda", 0))
 """
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,11 +20,16 @@ from typing import Any, Protocol
 import torch
 
 from ..base.events import counters, emit
+from . import device_memory
 
 WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries choose their algorithms
-RECORDINGS = 4  # recordings of one call before it is left alone: its parameters move too often
+ALTERNATES = 3  # recordings of one call that are kept: while the results of one are held, another is replayed
+RECORDINGS = 8  # recordings of one call before no more are made: its parameters move too often
+SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
+MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
 _view = torch._C._dynamo.guards._reinterpret_tensor
 _use_count = torch._C._storage_Use_Count
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 _memory_of_graphs: dict[int, int] = {}  # address of a storage that a recording gave -> how many hold it
 
 Call = Callable[..., tuple[Any, ...]]
@@ -30,8 +38,8 @@ Call = Callable[..., tuple[Any, ...]]
 class Recorder(Protocol):
     """How a call is recorded: CUDA's graphs, or something like them in a test."""
 
-    def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """Record a call without arguments; what replays it, and its (not yet computed) results."""
+    def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...], Any]:
+        """Record a call without arguments: what replays it, its (not yet computed) results, and what must be kept alive."""
 
     def stream(self) -> int:
         """The current stream."""
@@ -41,28 +49,45 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Graphs of one device. They share a memory pool, because they are replayed one after the other on one stream."""
+    """Graphs of one device.
 
-    _pools: dict[torch.device, Any] = {}
+    Each recording has a memory pool of its own: in a shared one, results of a later recording may lie where an earlier one
+    keeps intermediates, and its next replay would overwrite them while they are held. The scratch block, which holds most
+    intermediates, is shared by all recordings that are replayed on one stream, and so is the stream that they are recorded on.
+    """
+
+    _streams: dict[tuple[torch.device, int], Any] = {}
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
+    def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...], Any]:
         """See Recorder; the device is idle before and nothing else may allocate on this thread meanwhile."""
         with torch.cuda.device(self.device):
-            pool = self._pools.get(self.device)
-            if pool is None:
-                pool = self._pools[self.device] = (torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device))
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool[0], stream=pool[1], capture_error_mode="thread_local"):
-                results = call()
+            key = (self.device, self.stream())
+            if key not in self._streams:
+                self._streams[key] = torch.cuda.Stream(self.device)
+            stream, graph = self._streams[key], torch.cuda.CUDAGraph()
+            collecting = gc.isenabled()
+            gc.disable()  # what it frees may belong to another graph, which a capture does not permit
+            try:
+                torch._C._cuda_clearCublasWorkspaces()  # this graph's workspace lies in its own pool
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    results = call()
+            finally:
+                torch._C._cuda_clearCublasWorkspaces()
+                if collecting:
+                    gc.enable()
+            scratch = device_memory.arena_of(self.device).idle(stream.cuda_stream)
 
         def replay() -> None:
+            if torch._C._cuda_getDevice() == self.device.index:
+                graph.replay()
+                return
             with torch.cuda.device(self.device):
                 graph.replay()
 
-        return replay, results
+        return replay, results, scratch
 
     def stream(self) -> int:
         """See Recorder."""
@@ -74,62 +99,106 @@ class CudaRecorder:
 
 
 class _Result:
-    """A tensor that each replay fills: handed out as a new tensor over its memory."""
+    """A tensor that each replay fills: handed out as a new tensor over its memory, or as a copy."""
 
-    __slots__ = ("tensor", "storage", "owners", "references")
+    __slots__ = ("tensor", "storage", "owners", "references", "copied")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: torch.Tensor, copied: bool) -> None:
+        self.tensor, self.copied = tensor, copied
         self.storage = tensor.untyped_storage()
         self.owners = _use_count(self.storage._cdata)
         self.references = sys.getrefcount(self.storage)
 
     def is_free(self) -> bool:
-        """Whether nobody but the graph holds the memory."""
+        """Whether nobody but the recording holds the memory."""
         return _use_count(self.storage._cdata) == self.owners and sys.getrefcount(self.storage) == self.references
 
     def hand_out(self) -> torch.Tensor:
-        return _view(self.tensor, self.tensor.shape, self.tensor.stride(), 0)
+        """The tensor that the caller gets."""
+        t = self.tensor
+        if self.copied:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+        return _view(t, t.shape, t.stride(), 0)
+
+
+class _Given:
+    """A result that is one of the inputs: the caller gets back what was given."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: int) -> None:
+        self.position = position
 
 
 class _Recording:
     """One recorded call: where it reads its inputs, and what it gives."""
 
-    def __init__(self, call: Call, inputs: Sequence[Any], static: frozenset[int], recorder: Recorder) -> None:
-        self.stream = recorder.stream()
+    def __init__(self, call: Call, inputs: Sequence[Any], static: frozenset[int], n_copied: int, recorder: Recorder) -> None:
+        self.stream, self.inference = recorder.stream(), torch.is_inference_mode_enabled()
         self.fixed: list[tuple[int, int]] = []  # inputs that must lie where they lay: position, address
         self.copied: list[tuple[int, torch.Tensor]] = []
+        self.plain: list[tuple[int, Any]] = []  # numbers: part of the recording
+        self.static = static
         arguments = list(inputs)
         for i, x in enumerate(inputs):
             if not isinstance(x, torch.Tensor):
-                continue
-            if i in static or x.untyped_storage().data_ptr() in _memory_of_graphs:
+                self.plain.append((i, x))
+            elif i in static or in_graph_memory(x):
                 self.fixed.append((i, x.data_ptr()))
             else:
-                place = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-                place.copy_(x)
-                self.copied.append((i, place))
-                arguments[i] = place
-        self.replay, results = recorder.record(lambda: tuple(call(*arguments)))
-        self.results = [_Result(r) if isinstance(r, torch.Tensor) else r for r in results]
-        addresses = {r.storage.data_ptr() for r in self.results if isinstance(r, _Result)}
-        addresses -= {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
+                arguments[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+                self.copied.append((i, arguments[i]))
+        position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
+        self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
+        own = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
+        made = [r for r in results if isinstance(r, torch.Tensor) and r.untyped_storage().data_ptr() not in own]
+        addresses = {r.untyped_storage().data_ptr() for r in made if id(r) not in position}
+        self.results: list[Any] = []
+        for n, r in enumerate(results):
+            if isinstance(r, torch.Tensor):
+                r = _Given(position[id(r)]) if id(r) in position else _Result(r, n < n_copied and r.nbytes <= SMALL)
+            self.results.append(r)
+        del results, made
+        self.lent = [r for r in self.results if isinstance(r, _Result) and r.storage.data_ptr() in addresses]
+        for r in self.lent:  # counted when all of the recording's own references are there
+            r.owners, r.references = _use_count(r.storage._cdata), sys.getrefcount(r.storage)
         for address in addresses:
             _memory_of_graphs[address] = _memory_of_graphs.get(address, 0) + 1
         weakref.finalize(self, _forget, addresses).atexit = False
 
-    def is_free(self) -> bool:
-        return all(r.is_free() for r in self.results if isinstance(r, _Result))
-
-    def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether everything lies where the recording reads it, or can be copied there."""
-        return all(inputs[i].data_ptr() == address for i, address in self.fixed)
+    def why_not(self, inputs: Sequence[Any], stream: int) -> str:
+        """Why this call cannot be a replay; empty when it can."""
+        if self.stream != stream:
+            return "another stream"
+        if self.inference != torch.is_inference_mode_enabled():
+            return "inference mode was switched"
+        if any(type(inputs[i]) is not type(x) or inputs[i] != x for i, x in self.plain):
+            return "another number"
+        for i, address in self.fixed:
+            if inputs[i].data_ptr() != address:
+                if i in self.static:
+                    return "a parameter has moved"
+                return "an input of another recording" if in_graph_memory(inputs[i]) else _NOT_REPLAYED
+        if not all(r.is_free() for r in self.lent):
+            return "what the last replay gave is still in use"
+        return ""
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Replay."""
         for i, place in self.copied:
             place.copy_(inputs[i], non_blocking=True)
         self.replay()
-        return tuple([r.hand_out() if isinstance(r, _Result) else r for r in self.results])
+        return tuple(
+            [r.hand_out() if isinstance(r, _Result) else inputs[r.position] if isinstance(r, _Given) else r for r in self.results]
+        )
+
+
+_NOT_REPLAYED = "an input comes from a call that was not replayed"
+
+
+def in_graph_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what a recording gave."""
+    return tensor.untyped_storage().data_ptr() in _memory_of_graphs
 
 
 def _forget(addresses: set[int]) -> None:
@@ -143,63 +212,95 @@ class GraphedCall:
     """Calls `call(*inputs)` and, once it is warm, replays a recording of it.
 
     static: inputs that are the same tensor at each call. mutated: inputs that the call writes; they must be static.
+    n_copied: the first so many results are the user's, and copied when they are small. Threads that call at once: one
+    replays, the others run plainly.
     """
 
-    def __init__(self, call: Call, static: frozenset[int], mutated: frozenset[int], device: torch.device,
-                 recorder: Recorder | None = None) -> None:
-        self.call, self.static, self.mutated = call, static, mutated
+    def __init__(
+        self,
+        call: Call,
+        static: frozenset[int],
+        mutated: frozenset[int],
+        device: torch.device,
+        n_copied: int = 0,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.call, self.static, self.mutated, self.n_copied = call, static, mutated, n_copied
         self._recorder = recorder or CudaRecorder(device)
-        self._recording: _Recording | None = None
-        self._calls = self._recordings = 0
+        self._recordings: list[_Recording] = []
+        self._calls = self._made = 0
         self._refused = ""
+        self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         self._calls += 1
-        if self._refused:
+        if self._refused or self._calls <= WARM_UP:
             return self.call(*inputs)
-        if self._calls <= WARM_UP:
-            return self.call(*inputs)
-        if self._recording is None and not self._record(inputs):
-            return self.call(*inputs)
-        why = self._why_not(self._recording, inputs)
-        if not why:
-            counters["cudagraphs"]["replayed"] += 1
-            return self._recording.run(inputs)
-        counters["cudagraphs"][why] += 1
-        if why == "a parameter has moved":
-            self._recording = None
+        if not self._lock.acquire(blocking=False):
+            return self._plainly("another thread is in this call", inputs)
+        try:
+            recording = self._recording_for(inputs)
+            if recording is not None:
+                counters["cudagraphs"]["replayed"] += 1
+                with _below_autograd():
+                    return recording.run(inputs)
+        finally:
+            self._lock.release()
         return self.call(*inputs)
 
-    def _why_not(self, recording: _Recording, inputs: Sequence[Any]) -> str:
-        """Why this call cannot be a replay."""
-        if not recording.is_free():
-            return "what the last replay gave is still in use"
-        if recording.stream != self._recorder.stream():
-            return "another stream"
-        if recording.fits(inputs):
-            return ""
-        moved = any(inputs[i].data_ptr() != address for i, address in recording.fixed if i in self.static)
-        return "a parameter has moved" if moved else "an input comes from a call that was not replayed"
+    def _plainly(self, why: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        counters["cudagraphs"][why] += 1
+        return self.call(*inputs)
 
-    def _record(self, inputs: Sequence[Any]) -> bool:
-        """Record the call, or refuse for good and say why."""
+    def _recording_for(self, inputs: Sequence[Any]) -> _Recording | None:
+        """A recording that this call can replay, made now if that helps; None: the call runs plainly, and why is counted."""
+        stream = self._recorder.stream()
+        why = ""
+        for recording in tuple(self._recordings):
+            why = recording.why_not(inputs, stream)
+            if not why:
+                return recording
+            if why == "a parameter has moved":
+                self._recordings.remove(recording)
+        if why != _NOT_REPLAYED and len(self._recordings) < ALTERNATES:
+            return self._record(inputs)
+        counters["cudagraphs"][why] += 1
+        return None
+
+    def _record(self, inputs: Sequence[Any]) -> _Recording | None:
+        """Record the call, or say why not; what will never change refuses for good."""
         reason = self._unfit(inputs)
+        if not reason and self._bytes_to_copy(inputs) > MOST_COPIED:
+            counters["cudagraphs"]["too much to copy"] += 1
+            return None
         if not reason:
             try:
-                self._recording = _Recording(self.call, inputs, self.static, self._recorder)
-                self._recordings += 1
-                counters["cudagraphs"]["recorded"] += 1
-                return True
+                recording = _Recording(self.call, inputs, self.static, self.n_copied, self._recorder)
             except RuntimeError as error:  # an op that waits for the device, or memory that is not there
                 reason = f"recording failed: {error}"
+            else:
+                self._made += 1
+                counters["cudagraphs"]["recorded"] += 1
+                self._recordings.append(recording)
+                return recording
+        if self._recordings:  # those that are there can still be replayed
+            counters["cudagraphs"][reason.split(":")[0]] += 1
+            return None
         self._refused = reason
         counters["fallback"]["cudagraphs"] += 1
         emit("fallback", what="cudagraphs", reason=reason)
-        return False
+        return None
+
+    def _bytes_to_copy(self, inputs: Sequence[Any]) -> int:
+        return sum(
+            x.nbytes
+            for i, x in enumerate(inputs)
+            if isinstance(x, torch.Tensor) and i not in self.static and not in_graph_memory(x)
+        )
 
     def _unfit(self, inputs: Sequence[Any]) -> str:
         """Why this call cannot be recorded."""
-        if self._recordings >= RECORDINGS:
+        if self._made >= RECORDINGS:
             return "parameters move between calls"
         if self.mutated - self.static:
             return "an input that is no parameter or buffer is changed in place"

@@ -12,7 +12,20 @@ from collections.abc import Sequence
 
 import torch
 
+from ..base.errors import DynamotorError
 from .memory import ALIGNMENT, Arena, Block
+
+
+class OutOfDeviceMemory(DynamotorError, torch.OutOfMemoryError):
+    """DM306: a compiled graph found no memory on the GPU. Also what PyTorch raises, so that handlers for that catch it."""
+
+    def __init__(self, name: str, device: torch.device, why: str) -> None:
+        super().__init__(
+            "DM306",
+            f"out of memory on {device} in {name}",
+            why=why,
+            cure='a smaller batch; mode="reduce-overhead" keeps results of several calls; dynamotor.reset() frees what is kept',
+        )
 
 
 class DeviceBlock(Block):
@@ -67,6 +80,10 @@ class DeviceArena(Arena):
     def release(self, block: DeviceBlock) -> None:
         """Give a block back to the stream it was taken for."""
         self._by_stream.setdefault(block.stream, []).append(block)
+
+    def idle(self, stream: int) -> tuple[DeviceBlock, ...]:
+        """The blocks that are kept for a stream."""
+        return tuple(self._by_stream.get(stream, ()))
 
     def clear(self) -> None:
         """Free the idle blocks."""

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
-from dynamotor.codegen import device_of
+from dynamotor.codegen import device_of, gpu_program
 from dynamotor.graph.spec import TensorSpec
 from dynamotor.runtime.triton_interpret import available
 
@@ -136,3 +136,15 @@ def test_cuda_graphs_without_a_gpu_run_as_they_are(options):
     for _ in range(4):
         torch.testing.assert_close(call(x), x.sin() + 1)
     assert counters["fallback"]["cudagraphs"] == before + ("backend" in options)
+
+
+@interpreted
+@pytest.mark.usefixtures("_in_triton")
+def test_out_of_memory_is_coded_and_still_pytorchs(monkeypatch):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
+
+    monkeypatch.setattr(gpu_program, "_new", full)
+    call = dynamotor.compile(lambda x: x * 2)
+    with pytest.raises(torch.OutOfMemoryError, match=r"DM306(.|\n)*80 GiB(.|\n)*smaller batch"):
+        call(torch.ones(4))

@@ -1,10 +1,22 @@
 """When a compiled call is recorded, replayed or run plainly; the recorder here runs the call again instead of a CUDA graph."""
 
+import ctypes
+import threading
+
 import pytest
 import torch
 
 from dynamotor.base.events import counters
-from dynamotor.runtime.cuda_graphs import RECORDINGS, WARM_UP, GraphedCall
+from dynamotor.runtime import cuda_graphs
+from dynamotor.runtime.cuda_graphs import ALTERNATES, RECORDINGS, SMALL, WARM_UP, GraphedCall, in_graph_memory
+
+
+def at_its_address(value):
+    """The same memory as a tensor that does not count among its owners: a graph knows addresses only."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    raw = (ctypes.c_char * value.nbytes).from_address(value.data_ptr())
+    return torch.frombuffer(raw, dtype=value.dtype).as_strided(value.shape, value.stride())
 
 
 class Recorder:
@@ -16,13 +28,16 @@ class Recorder:
 
     def record(self, call):
         results = call()
+        for cell in call.__closure__:
+            if isinstance(cell.cell_contents, list):
+                cell.cell_contents[:] = [at_its_address(x) for x in cell.cell_contents]
 
         def replay():
             for old, new in zip(results, call(), strict=True):
                 if isinstance(old, torch.Tensor):
                     old.copy_(new)
 
-        return replay, results
+        return replay, results, None
 
     def stream(self):
         return self.current
@@ -36,8 +51,8 @@ def _count():
     counters["cudagraphs"].clear()
 
 
-def graphed(call, static=(), mutated=(), recorder=None):
-    return GraphedCall(call, frozenset(static), frozenset(mutated), torch.device("cpu"), recorder or Recorder())
+def graphed(call, static=(), mutated=(), recorder=None, n_copied=0):
+    return GraphedCall(call, frozenset(static), frozenset(mutated), torch.device("cpu"), n_copied, recorder or Recorder())
 
 
 def warm(call, *inputs):
@@ -60,16 +75,102 @@ def test_replays_follow_new_inputs_and_the_parameters_contents():
 
 def test_results_that_are_still_held_are_never_overwritten():
     call = warm(graphed(lambda x: (x + 1,)), torch.zeros(3))
-    first = call(torch.zeros(3))[0]
-    second = call(torch.ones(3))[0]
-    assert first.tolist() == [1, 1, 1] and second.tolist() == [2, 2, 2]
-    view = first[1:]
-    del first
-    assert call(torch.ones(3))[0].tolist() == [2, 2, 2] and view.tolist() == [1, 1]
-    del view
-    call(torch.ones(3))
-    assert counters["cudagraphs"]["what the last replay gave is still in use"] == 2
-    assert counters["cudagraphs"]["replayed"] == 2
+    held = [call(torch.full((3,), float(n)))[0] for n in range(ALTERNATES + 2)]
+    assert [h.tolist() for h in held] == [[n + 1.0] * 3 for n in range(ALTERNATES + 2)]
+    assert counters["cudagraphs"] == {"recorded": ALTERNATES, "replayed": ALTERNATES, "what the last replay gave is still in use": 2}
+    view = held[0][1:]
+    held.clear()
+    assert call(torch.full((3,), 9.0))[0].tolist() == [10, 10, 10] and view.tolist() == [1, 1]
+    assert counters["cudagraphs"]["recorded"] == ALTERNATES
+
+
+def test_a_loop_that_keeps_its_last_result_takes_two_recordings_in_turns():
+    call = warm(graphed(lambda x: (x * 2,)), torch.zeros(3))
+    for n in range(6):
+        out = call(torch.full((3,), float(n)))[0]
+        assert out.tolist() == [2.0 * n] * 3
+    assert counters["cudagraphs"] == {"recorded": 2, "replayed": 6}
+
+
+def test_small_results_of_the_users_are_copied_out_and_block_nothing():
+    call = warm(graphed(lambda x: (x.sum(), x * 2), n_copied=1), torch.zeros(3))
+    losses = []
+    for n in range(5):
+        loss, saved = call(torch.full((3,), float(n)))
+        losses.append(loss)
+        assert in_graph_memory(saved) and not in_graph_memory(loss)
+        del saved
+    assert [x.item() for x in losses] == [0, 3, 6, 9, 12] and counters["cudagraphs"] == {"recorded": 1, "replayed": 5}
+    big = warm(graphed(lambda x: (x + 1,), n_copied=1), torch.zeros(SMALL))
+    assert in_graph_memory(big(torch.zeros(SMALL))[0])
+
+
+def test_what_was_given_comes_back_itself():
+    w, x = torch.ones(2), torch.ones(2)
+    call = warm(graphed(lambda w, x: (w, x, w[1:], x + 1), static=[0], n_copied=4), w, x)
+    for _ in range(3):
+        x = torch.randn(2)
+        a, b, c, d = call(w, x)
+        assert a is w and b is x and c.data_ptr() != w.data_ptr() and torch.equal(d, x + 1)
+
+
+def test_numbers_are_part_of_a_recording():
+    call = warm(graphed(lambda x, n: (x * n,)), torch.ones(2), 3)
+    assert call(torch.ones(2), 3)[0].tolist() == [3, 3]
+    assert call(torch.ones(2), 4)[0].tolist() == [4, 4] and call(torch.ones(2), 3.0)[0].tolist() == [3, 3]
+    assert counters["cudagraphs"]["recorded"] == 3
+
+
+def test_inference_mode_has_recordings_of_its_own():
+    call = graphed(lambda x: (x + 1,))
+    for _ in range(2):
+        with torch.inference_mode():
+            for _ in range(4):
+                assert call(torch.ones(2))[0].is_inference()
+        with torch.no_grad():
+            assert not call(torch.ones(2))[0].is_inference()
+    assert counters["cudagraphs"]["recorded"] == 2
+
+
+def test_two_threads_at_once_get_results_of_their_own():
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Recorder):
+        def record(self, call):
+            replay, results, kept = super().record(call)
+
+            def slowly():
+                inside.set()
+                go_on.wait(10)
+                replay()
+
+            return slowly, results, kept
+
+    call = warm(graphed(lambda x: (x + 1,), recorder=Slow()), torch.zeros(2))
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call(torch.ones(2))[0]))
+    thread.start()
+    assert inside.wait(10)
+    assert call(torch.zeros(2))[0].tolist() == [1, 1] and counters["cudagraphs"]["another thread is in this call"] == 1
+    go_on.set()
+    thread.join()
+    assert found[0].tolist() == [2, 2]
+
+
+def test_gradients_that_are_kept_and_added_to_are_left_alone():
+    backward = warm(graphed(lambda g: (g * 2, g * 3)), torch.zeros(2))
+    total = None
+    for n in range(1, 4):
+        a, b = backward(torch.full((2,), float(n)))
+        total = a if total is None else total.add_(a)  # as autograd does: the first one is kept, others are added to it
+        del a, b
+    assert total.tolist() == [12, 12] and counters["cudagraphs"]["replayed"] == 3
+
+
+def test_a_call_with_too_much_to_copy_runs_plainly(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_COPIED", 8)
+    call = warm(graphed(lambda x: (x + 1,)), torch.zeros(3))
+    assert call(torch.zeros(3))[0].tolist() == [1, 1, 1] and counters["cudagraphs"] == {"too much to copy": 1}
 
 
 def test_a_backward_reads_what_its_forward_left_in_place():
@@ -82,7 +183,8 @@ def test_a_backward_reads_what_its_forward_left_in_place():
         torch.testing.assert_close(grad, x.exp() * g)
         del out, saved, grad
     assert counters["cudagraphs"]["recorded"] == 2 and counters["cudagraphs"]["replayed"]
-    assert [i for i, _ in backward._recording.copied] == [1] and [i for i, _ in backward._recording.fixed] == [0]
+    (recording,) = backward._recordings
+    assert [i for i, _ in recording.copied] == [1] and [i for i, _ in recording.fixed] == [0]
     before = counters["cudagraphs"]["an input comes from a call that was not replayed"]
     x, g = torch.randn(3), torch.randn(3)
     torch.testing.assert_close(backward(x.exp(), g)[0], x.exp() * g)
@@ -116,9 +218,9 @@ def test_what_cannot_be_recorded_runs_plainly_and_says_why(reason):
     assert reason in call._refused and counters["fallback"]["cudagraphs"] == before + 1
 
 
-def test_another_stream_runs_plainly():
+def test_another_stream_has_a_recording_of_its_own():
     recorder = Recorder()
     call = warm(graphed(lambda x: (x + 1,), recorder=recorder), torch.ones(1))
     call(torch.ones(1))
     recorder.current = 2
-    assert call(torch.ones(1))[0].tolist() == [2] and counters["cudagraphs"]["another stream"] == 1
+    assert call(torch.ones(1))[0].tolist() == [2] and counters["cudagraphs"] == {"recorded": 2, "replayed": 2}
