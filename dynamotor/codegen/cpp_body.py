@@ -180,7 +180,7 @@ class Body:
         """The body is computed only where the condition (one for all lanes) holds."""
         condition, body, other = e.args
         if scope.vector is not None and scope.vector in condition.vars:  # the first lane speaks for all
-            first = Scope(scope, [(scope.vector, scope.bound[scope.vector])])
+            first = _LaneScope(scope, scope.vector, scope.bound[scope.vector], "0")
             test = self.value(condition, first)
             scope.lines += first.lines
         else:

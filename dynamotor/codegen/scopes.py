@@ -23,14 +23,11 @@ class ValueScope(Generic[Known]):
         self.values: dict[Expr, Known] = {}
 
     def find(self, e: Expr) -> Known | None:
-        """A value that is already there."""
-        scope: ValueScope[Known] | None = self
-        while scope is not None:
-            found = scope.values.get(e)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
+        """A value that is already there; each scope around answers for itself, for some show values in another form."""
+        found = self.values.get(e)
+        if found is None and self.parent is not None:
+            return self.parent.find(e)
+        return found
 
 
 def no_text(operation: str, language: str, table: str) -> InternalError:

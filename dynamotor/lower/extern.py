@@ -36,8 +36,6 @@ _ATEN_BY_DESIGN = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten.sort.default,
     aten.topk.default,
-    aten.max_pool2d_with_indices.default,
-    aten.max_pool2d_with_indices_backward.default,
 )
 
 

@@ -14,7 +14,18 @@ from torch import fx
 from ..base.events import emit, listening
 from ..graph.info import GraphInfo
 from ..graph.op_facts import is_collective
-from . import ops_extern, ops_index, ops_norm, ops_pointwise, ops_random, ops_reduce, ops_scan, ops_scatter, ops_views  # noqa: F401  (rules register themselves)
+from . import (  # noqa: F401  (rules register themselves)
+    ops_extern,
+    ops_index,
+    ops_norm,
+    ops_pointwise,
+    ops_pool,
+    ops_random,
+    ops_reduce,
+    ops_scan,
+    ops_scatter,
+    ops_views,
+)
 from .fusion import Group, fuse
 from .ir import ExternNode, Node, forget_expressions, roots, walk
 from .lowering import Lowering, lower_nodes

@@ -13,6 +13,7 @@ from dynamotor.runtime.triton_interpret import available
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lower"))
 from test_indexing import *  # noqa: E402, F403
 from test_pointwise import *  # noqa: E402, F403
+from test_pooling import *  # noqa: E402, F403
 from test_random import *  # noqa: E402, F403
 from test_reductions import *  # noqa: E402, F403
 from test_scans import *  # noqa: E402, F403

@@ -23,11 +23,17 @@ def test_running_results_along_each_dimension(name, dim):
 
 
 @pytest.mark.parametrize("name", RUNNING)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+)
 def test_running_results_of_other_dtypes(name, dtype):
     if name == "logcumsumexp" and not dtype.is_floating_point:
         return
-    x = torch.randn(4, 19).to(dtype) if dtype.is_floating_point else torch.randint(0, 2 if dtype is torch.bool else 9, (4, 19)).to(dtype)
+    x = (
+        torch.randn(4, 19).to(dtype)
+        if dtype.is_floating_point
+        else torch.randint(0, 2 if dtype is torch.bool else 9, (4, 19)).to(dtype)
+    )
     f = RUNNING[name]
     tolerance = {torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 5e-3}.get(dtype, 0)
     check(lambda x: f(x, 1), x, fallbacks=None if dtype is torch.bool else (), tolerance=tolerance)

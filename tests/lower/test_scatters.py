@@ -40,7 +40,9 @@ def test_advanced_positions():
     x, i, j = torch.randn(6, 7, 20), torch.tensor([[5], [-6], [2]]), torch.tensor([1, -7, 3, 4])
     check(lambda x, i, j, v: x.index_put((i, j), v), x, i, j, torch.randn(3, 4, 20), fallbacks=())
     check(lambda x, i, j, v: x.index_put((i, j), v, True), x, i % 2, j, torch.randn(4, 1), fallbacks=(), tolerance=1e-5)
-    check(lambda x, j, v: aten.index_put(x, [None, j], v, True) + 1, x, j % 3, torch.randn(6, 4, 20), fallbacks=(), tolerance=1e-5)
+    check(
+        lambda x, j, v: aten.index_put(x, [None, j], v, True) + 1, x, j % 3, torch.randn(6, 4, 20), fallbacks=(), tolerance=1e-5
+    )
     check(lambda x, j, v: aten.index_put(x, [j, None, j], v, True), x, j % 3, torch.randn(4, 7), fallbacks=(), tolerance=1e-5)
 
 
@@ -54,7 +56,13 @@ def test_operands_of_odd_layout_and_shape():
     check(lambda x, i, y: x.scatter_add(1, i, y), x, index, y, fallbacks=(), tolerance=1e-5, strides=False)
     check(lambda x, i, y: x.expand(6, 7).scatter_add(0, i, y), x[:1], index, y, fallbacks=(), tolerance=1e-5, strides=False)
     check(lambda x, i, y: x.scatter_add(0, i, y), x, index[:0], y[:0], fallbacks=())
-    check(lambda x, i, y: x.scatter(0, i, y), torch.randn(1, 4), torch.zeros(1, 4, dtype=torch.long), torch.randn(1, 4), fallbacks=())
+    check(
+        lambda x, i, y: x.scatter(0, i, y),
+        torch.randn(1, 4),
+        torch.zeros(1, 4, dtype=torch.long),
+        torch.randn(1, 4),
+        fallbacks=(),
+    )
     check(lambda x, i, y: x.index_add(0, i, y), torch.randn(4), torch.tensor(2), torch.randn(1), fallbacks=None)
 
 
