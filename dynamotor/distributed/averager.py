@@ -223,19 +223,20 @@ class Averager:
         if isinstance(step, _Local):
             return step.grads
         averages = step.wait()
-        kept: list[torch.Tensor] = []
-        result: list[list[torch.Tensor | None]] = []
-        for bucket in self.plan.buckets:  # type: ignore[union-attr]
-            row: list[torch.Tensor | None] = []
-            for slot in bucket.slots:
-                held = self.parameters[slot.name].grad
-                average = averages[slot.name]
-                row.append(average if held is None else None)
-                kept.append(average if held is None else held.copy_(average))
-            result.append(row)
+        kept = self._write_back(averages)
+        result = [[None if kept[slot.name] is not averages[slot.name] else averages[slot.name] for slot in bucket.slots]
+                  for bucket in self.plan.buckets]  # type: ignore[union-attr]
         self._open = 0
-        Variable._execution_engine.queue_callback(functools.partial(self._check, step, _C.tensor_stamps(kept)))
+        Variable._execution_engine.queue_callback(functools.partial(self._check, step, _C.tensor_stamps(list(kept.values()))))
         return result
+
+    def _write_back(self, averages: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The gradients that parameters hold, written in place; the averages themselves where they hold none."""
+        held = {name: self.parameters[name].grad for name in averages}
+        pairs = [(gradient, averages[name]) for name, gradient in held.items() if gradient is not None]
+        if pairs:
+            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+        return {name: averages[name] if gradient is None else gradient for name, gradient in held.items()}
 
     # After the backward ------------------------------------------------------------------------------------------------------
     def _check(self, done: Step, stamps: bytes) -> None:
@@ -293,12 +294,8 @@ class Averager:
         with torch.no_grad():
             for i, bucket in enumerate(step.plan.buckets):
                 step.start(i, [None] * len(bucket.slots))
-            for name, average in step.wait().items():
-                parameter = self.parameters[name]
-                if parameter.grad is None:
-                    parameter.grad = average
-                else:
-                    parameter.grad.copy_(average)
+            for name, kept in self._write_back(step.wait()).items():
+                self.parameters[name].grad = kept
         if missing:
             raise self._without_gradient(missing)
 

@@ -43,9 +43,8 @@ class Step:
         flat = self.memory(about)
         held = [self.parameters[slot.name].grad for slot in about.slots]
         parts = [slot.of(flat) for slot in about.slots]
-        given = [grad for grad in grads if grad is not None]
-        if flat.is_cuda and len(given) == len(parts) and all(h is None for h in held):  # two kernels, not one a parameter
-            torch._foreach_copy_(parts, given)
+        if flat.is_cuda:  # a few kernels, not a few a parameter
+            self._pack_all(parts, grads, held)
             flat.mul_(self._scale)
         else:
             for part, grad, before in zip(parts, grads, held, strict=True):
@@ -57,6 +56,19 @@ class Step:
         if self.pool is None or bucket.device.type != "cpu" or not config.reuse_memory:
             return torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return self.pool.take((bucket.nbytes, bucket.dtype), (bucket.numel,), (1,))
+
+    @staticmethod
+    def _pack_all(parts: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None],
+                  held: Sequence[torch.Tensor | None]) -> None:
+        first = [(part, h if g is None else g) for part, g, h in zip(parts, grads, held, strict=True)]
+        second = [(part, h) for part, g, h in zip(parts, grads, held, strict=True) if g is not None and h is not None]
+        for part, source in first:
+            if source is None:
+                part.zero_()
+        for copy_or_add, pairs in ((torch._foreach_copy_, [pair for pair in first if pair[1] is not None]),
+                                   (torch._foreach_add_, second)):
+            if pairs:
+                copy_or_add(*map(list, zip(*pairs, strict=True)))
 
     def _pack(self, into: torch.Tensor, grad: torch.Tensor | None, held: torch.Tensor | None) -> None:
         if grad is not None and held is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from dynamotor.distributed.plan import make_plan
 from dynamotor.distributed.rewrite import gradient_nodes
 from dynamotor.distributed.simulate import Link, Profile, Sample, calibrate, simulate
 from dynamotor.distributed.split import stage_borders
+from dynamotor.distributed.step import Step
 from dynamotor.graph.spec import TensorSpec
 from dynamotor.tools import ddp_plan
 
@@ -58,6 +60,21 @@ def test_slots_have_the_parameters_strides() -> None:
     (slot,) = make_plan([("w", weight)], caps=(1,)).buckets[0].slots
     part = slot.of(torch.arange(48.0))
     assert part.stride() == weight.stride() and not part._is_view()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_gpu_packs_a_bucket_in_a_few_kernels(dtype: torch.dtype) -> None:
+    plan = make_plan([(f"p{i}", torch.empty(3, 4, dtype=dtype).t() if i % 2 else torch.empty(5, dtype=dtype)) for i in range(4)],
+                     caps=(1 << 20,))
+    slots = plan.buckets[0].slots
+    grads = [torch.randn(slot.shape, dtype=dtype) if i in (0, 1) else None for i, slot in enumerate(slots)]
+    held = [torch.randn(slot.shape, dtype=dtype) if i in (1, 2) else None for i, slot in enumerate(slots)]
+    flats = [torch.full((plan.buckets[0].numel,), float("nan"), dtype=dtype) for _ in range(2)]
+    Step._pack_all([slot.of(flats[0]) for slot in slots], grads, held)
+    one_by_one = SimpleNamespace(_scale=1.0)
+    for slot, grad, before in zip(slots, grads, held, strict=True):
+        Step._pack(one_by_one, slot.of(flats[1]), grad, before)
+    assert torch.equal(*flats)
 
 
 def test_results_taken_out_of_an_op_late_count_from_the_op() -> None:
