@@ -24,6 +24,7 @@ from . import (  # noqa: F401  (rules register themselves)
     ops_reduce,
     ops_scan,
     ops_scatter,
+    ops_upsample,
     ops_views,
 )
 from .fusion import Group, fuse

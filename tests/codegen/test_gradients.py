@@ -28,6 +28,7 @@ FUNCTIONS = {
     "cummax": (lambda x: torch.cummax(x, 1)[0] ** 2, X),
     "max_pool2d": (lambda x: F.max_pool2d(x.sin(), 3, 2, 1) * 2, IMAGE),
     "avg_pool2d": (lambda x: F.avg_pool2d(x.sin(), 2), IMAGE),
+    "nearest": (lambda x: F.interpolate(x.sin(), scale_factor=2), IMAGE),
     "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x.sin(), (4, 5)), IMAGE),
     "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), X),
 }

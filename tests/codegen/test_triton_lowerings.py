@@ -18,6 +18,7 @@ from test_random import *  # noqa: E402, F403
 from test_reductions import *  # noqa: E402, F403
 from test_scans import *  # noqa: E402, F403
 from test_scatters import *  # noqa: E402, F403
+from test_upsampling import *  # noqa: E402, F403
 from test_views import *  # noqa: E402, F403
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")

@@ -1,0 +1,117 @@
+"""Lowerings of upsampling: nearest as index arithmetic, bilinear as four reads with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..graph.spec import numel
+from .index import Index, Loaded
+from .ir import COMPUTE_TYPE, F32, F64, I32, Expr, cast, const, index_value, op
+from .lowering import Decline, Lowering, lowering
+from .ops_reduce import wide
+from .value import Value
+
+aten = torch.ops.aten
+ON_CPU = False  # bilinear: aten's kernel is vectorised, ours would read element by element
+MAX_COPIES = 16
+
+
+def _ratio(size: int, out: int, scale: float | None) -> float:
+    """Eager's step in the operand for one step in the result."""
+    return 1.0 / scale if scale is not None and scale > 0 else size / out
+
+
+def _nearest_is_division(size: int, out: int, scale: float | None) -> bool:
+    """Whether eager's positions, which it computes in float32, are `i * size // out`."""
+    step = torch.tensor(_ratio(size, out, scale), dtype=torch.float32)
+    eager = (torch.arange(out) * step).floor().long().clamp(max=size - 1)
+    return bool((eager == torch.arange(out) * size // out).all())
+
+
+def _check(x: Value, sizes: Sequence[int], out: Sequence[int], scales: Sequence[float | None]) -> None:
+    if not numel(x.shape) or not all(map(_nearest_is_division, sizes, out, scales)):
+        raise Decline("positions that are no plain division")
+
+
+@lowering(aten.upsample_nearest2d.default)
+def _nearest(ctx: Lowering, x: Value, out: Sequence[int], scale_h: float | None = None, scale_w: float | None = None) -> Value:
+    (h, w), (out_h, out_w) = x.shape[-2:], out
+    _check(x, (h, w), (out_h, out_w), (scale_h, scale_w))
+    ctx.keep_if_heavy(x)
+    return ctx.generate(lambda i: x.at((*i[:-2], i[-2] * h // out_h, i[-1] * w // out_w)))
+
+
+@lowering(aten.upsample_nearest2d_backward.default)
+def _nearest_backward(
+    ctx: Lowering,
+    grad: Value,
+    out: Sequence[int],
+    size: Sequence[int],
+    scale_h: float | None = None,
+    scale_w: float | None = None,
+) -> Value:
+    """Each element was copied to a block: the sum over it."""
+    (h, w), (out_h, out_w) = size[-2:], out
+    _check(grad, (h, w), (out_h, out_w), (scale_h, scale_w))
+    if out_h % h or out_w % w or out_h * out_w > MAX_COPIES * h * w:
+        raise Decline("blocks of several sizes, or large ones")
+    high, across = out_h // h, out_w // w
+    compute, dtype = wide(grad.dtype), ctx.spec.dtype
+    ctx.keep(grad)
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        result = const(0, compute)
+        for a in range(high):
+            for b in range(across):
+                place = (*index[:-2], index[-2] * high + a, index[-1] * across + b)
+                result = op("add", result, cast(grad.at(place), compute))
+        return cast(result, COMPUTE_TYPE[dtype])
+
+    return ctx.generate(body)
+
+
+def _two_positions(i: Index, size: int, out: int, aligned: bool, scale: float | None, compute: torch.dtype) -> Any:
+    """The two positions that a result lies between, and how far it is from the first."""
+    if aligned:
+        step = (size - 1) / (out - 1) if out > 1 else 0.0
+        place = op("mul", cast(index_value(i, I32), compute), const(step, compute))
+    else:
+        centre = op("add", cast(index_value(i, I32), compute), const(0.5, compute))
+        place = op("sub", op("mul", centre, const(_ratio(size, out, scale), compute)), const(0.5, compute))
+        place = op("max", place, const(0, compute))
+    low = op("min", cast(place, I32), const(size - 1, I32))
+    high = op("min", op("add", low, const(1, I32)), const(size - 1, I32))
+    far = op("sub", place, cast(low, compute))
+    return (
+        Index.of(Loaded(low, size)),
+        Index.of(Loaded(high, size)),
+        op("min", op("max", far, const(0, compute)), const(1, compute)),
+    )
+
+
+@lowering(aten.upsample_bilinear2d.default)
+def _bilinear(
+    ctx: Lowering, x: Value, out: Sequence[int], aligned: bool, scale_h: float | None = None, scale_w: float | None = None
+) -> Value:
+    if not (ctx.on_gpu or ON_CPU) or not x.dtype.is_floating_point or not numel(x.shape):
+        raise Decline("bilinear upsampling on a CPU, of integers or of nothing")
+    (h, w), (out_h, out_w) = x.shape[-2:], out
+    compute, dtype = wide(x.dtype), ctx.spec.dtype
+    ctx.keep(x)
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        place = F64 if compute is F64 else F32
+        top, bottom, down = _two_positions(index[-2], h, out_h, aligned, scale_h, place)
+        left, right, along = _two_positions(index[-1], w, out_w, aligned, scale_w, place)
+
+        def row(at: Index) -> Expr:
+            a, b = (cast(x.at((*index[:-2], at, side)), compute) for side in (left, right))
+            return op("add", op("mul", op("sub", const(1, compute), along), a), op("mul", along, b))
+
+        mixed = op("add", op("mul", op("sub", const(1, compute), down), row(top)), op("mul", down, row(bottom)))
+        return cast(mixed, COMPUTE_TYPE[dtype])
+
+    return ctx.generate(body)
