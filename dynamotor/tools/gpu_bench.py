@@ -12,12 +12,9 @@ import argparse
 import json
 import os
 import platform
-import queue
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,16 +23,18 @@ import torch
 
 from . import gpu_bars
 from .gpu_programs import BATCH, WITH_DROPOUT, Job
+from .json_worker import JsonWorker
 
 WITHOUT_MODEL = ("kernels", "overhead")
 GUESS = {"train": 75.0, "infer": 55.0, "infer_amp": 55.0, "errors": 75.0, "kernels": 90.0, "overhead": 45.0}  # seconds a job
 
 
-class Worker:
-    """A process with one job; its messages come through a queue, None at the end."""
+class Worker(JsonWorker):
+    """A process with one job, on caches of its own."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.began = job, time.monotonic()
+        self.job, self.is_ready = job, False
+        self.first: dict[str, Any] | None = {}
         self.folder = tempfile.mkdtemp(prefix="dynamotor-gpu-")
         env = dict(
             os.environ,
@@ -44,49 +43,23 @@ class Worker:
             TRITON_CACHE_DIR=f"{self.folder}/triton",
             HF_HUB_OFFLINE="1",
         )
-        self.errors = open(f"{self.folder}/stderr", "w+")  # noqa: SIM115  (closed in `end`)
-        command = [sys.executable, "-X", "faulthandler", "-m", "dynamotor.tools.gpu_bench_worker", json.dumps(job)]
-        self.process = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
-        self.messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        super().__init__([sys.executable, "-X", "faulthandler", "-m", "dynamotor.tools.gpu_bench_worker", json.dumps(job)], env)
 
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            try:
-                self.messages.put(json.loads(line))
-            except json.JSONDecodeError:  # something that a library printed
-                continue
-        self.messages.put(None)
+    def wait_ready(self, deadline: float) -> None:
+        """Until its libraries are imported and its model is built (and compiled, when first calls are not measured)."""
+        if not self.is_ready:
+            self.first = self.next(deadline)
+            self.is_ready = True
 
-    def next(self, deadline: float) -> dict[str, Any] | None:
-        """The next message; None when there will be none in time."""
-        try:
-            return self.messages.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None
+    def message(self, deadline: float) -> dict[str, Any] | None:
+        """What it says next, that it is ready first."""
+        self.wait_ready(deadline)
+        first, self.first = self.first, {}
+        return first if first != {} else self.next(deadline)
 
-    def go(self) -> None:
-        """Let a worker that is ready do its measuring."""
-        try:
-            assert self.process.stdin is not None
-            self.process.stdin.write("go\n")
-            self.process.stdin.flush()
-        except OSError:
-            pass  # it died; the missing row says so
-
-    def end(self) -> str:
-        """Stop the process; the last lines that it wrote to standard error."""
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.errors.flush()
-        self.errors.seek(0)
-        tail = self.errors.read()[-1500:]
-        self.errors.close()
+    def end(self, patience: float = 5.0) -> str:
+        """Stop the process and remove its caches."""
+        tail = super().end(patience)
         shutil.rmtree(self.folder, ignore_errors=True)
         return tail
 
@@ -101,8 +74,9 @@ class Session:
         self.report: dict[str, Any] = {"rows": {}, "not run": []}
         for path in args.merge:
             if Path(path).exists():
-                self.report["rows"] |= json.loads(Path(path).read_text())["rows"]
-        self.device = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or "cpu"
+                earlier = json.loads(Path(path).read_text())
+                self.report |= {"rows": {**self.report["rows"], **earlier["rows"]}, "device": earlier["device"]}
+        self.device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         self.spent: dict[str, float] = {}
 
     def jobs(self) -> list[Job]:
@@ -135,6 +109,9 @@ class Session:
         waiting, ready = self.jobs(), list[Worker]()
         while waiting or ready:
             ready = ready or self._start(waiting)
+            for worker in ready:  # nobody compiles while another is timed
+                if worker.job["group"] == "models":
+                    worker.wait_ready(self.deadline)
             if ready:
                 worker = ready.pop(0)
                 alone = not ready and bool(waiting) and not waiting[0]["group"]
@@ -153,7 +130,7 @@ class Session:
         while waiting and waiting[0]["group"] == group and len(started) < (self.args.side if group else 1):
             started.append(Worker(waiting.pop(0)))
             if group == "errors":  # nothing is timed: no need to wait for each other
-                started[-1].go()
+                started[-1].send("go")
         return started
 
     def _left(self) -> float:
@@ -170,12 +147,12 @@ class Session:
         failure: dict[str, Any] | None = None
         started = time.monotonic()
         while True:
-            message = worker.next(self.deadline)
+            message = worker.message(self.deadline)
             if message is None or "done" in message:
                 break
             if "ready" in message:
                 started = time.monotonic()
-                worker.go()
+                worker.send("go")
             elif "compiled" in message and waiting and not preloaded:
                 preloaded = self._start(waiting)
             elif "row" in message:
@@ -183,24 +160,27 @@ class Session:
                 self._add(last)
             elif "error" in message:
                 failure = message
-        tail = worker.end() if message is not None else self._kill(worker)
+        tail = worker.end(5.0 if message is not None else 0.0)
         if failure is None and message is None:
             failure = {"error": "out of time" if self._left() <= 0 else f"the worker died: {tail}"}
         if failure:
-            self._add({**last, **failure})
+            self._fail({**last, **failure})
         else:
             self.spent[job["mode"]] = max(self.spent.get(job["mode"], 0.0), time.monotonic() - started)
         return preloaded
 
-    @staticmethod
-    def _kill(worker: Worker) -> str:
-        if worker.process.poll() is None:
-            worker.process.kill()
-        return worker.end()
+    def _fail(self, row: dict[str, Any]) -> None:
+        """A row that broke off does not take the place of a whole one from an earlier run."""
+        key = f"{row['mode']}/{row['model']}"
+        if "ratio" not in row and "ratio" in self.report["rows"].get(key, {}):
+            self.report["not run"].append(f"{key}: {row['error']}")
+            print(gpu_bars.line(key, row), flush=True)
+        else:
+            self._add(row)
 
     def _add(self, row: dict[str, Any]) -> None:
         key = f"{row['mode']}/{row['model']}"
-        self.report["rows"][key] = {**row, "device": self.device, "torch": torch.__version__}
+        self.report["rows"][key] = {**row, "device": self.device, "torch": torch.__version__, "python": platform.python_version()}
         self.write()
         print(gpu_bars.line(key, row), flush=True)
 
@@ -208,9 +188,7 @@ class Session:
         """The report with its bars, as JSON."""
         self.report |= {
             "summary": gpu_bars.summary(self.report["rows"]),
-            "device": self.device,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            "device": self.device if self.args.modes else self.report.get("device", ""),
             "command": " ".join(sys.argv[1:]),
         }
         partial = Path(f"{self.args.json}.part")

@@ -2,8 +2,9 @@
 
 >>> python -m dynamotor.tools.gpu_opinfo --dtypes float32,bfloat16 --samples 3 --json docs/results/gpu-opinfo.json
 
-Workers write a line per op and dtype, so that one that dies (a failed assertion ends a CUDA context) costs one cell.
-`--device cpu` runs the kernels in Triton's interpreter (set TRITON_INTERPRET=1).
+Worker processes take op after op, so that one that dies (a failed assertion ends a CUDA context) or hangs costs one cell.
+A run that `--budget` ends goes on where it stopped with `--merge EARLIER.json`. `--device cpu` runs the kernels in
+Triton's interpreter (set TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import queue
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,8 +25,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..api import compile as compile_
+from ..api import reset
 from ..base.config import config
 from ..base.events import collect, counters
+from .json_worker import JsonWorker
 
 TOLERANCE = {"float64": (1e-7, 1e-7), "float32": (1e-4, 1e-4), "bfloat16": (2e-2, 2e-2), "float16": (5e-3, 5e-3)}
 # Ops whose results are random or uninitialised: compared by shape and dtype.
@@ -33,6 +36,7 @@ UNCERTAIN = re.compile(
     "rand|bernoulli|multinomial|normal|dropout|empty|rrelu|uniform|cauchy|exponential|geometric|svd|pca|"
     "resize_|fractional|eig|qr|lu_|householder|ldl"
 )
+Cell = dict[str, Any]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -55,12 +59,12 @@ def run_sample(op: Any, sample: Any, dtype: str, target: str) -> Counter[str]:
         assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype}{list(a.shape)}, eager gives {b.dtype}{list(b.shape)}"
         if not UNCERTAIN.search(op.name):
             torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
-    return Counter(kernels=len(kernels), fell_back=sum(counters["fallback"].values()))
+    return Counter(kernels=len(kernels), fell_back=sum(counters["fallback"].values()), breaks=sum(counters["breaks"].values()))
 
 
-def run_cell(op: Any, dtype: str, device: str, samples: int) -> dict[str, Any]:
+def run_cell(op: Any, dtype: str, device: str, samples: int) -> Cell:
     """All samples of an op in a dtype."""
-    cell: dict[str, Any] = {"op": f"{op.name} {op.variant_test_name}".strip(), "dtype": dtype}
+    cell: Cell = {"op": label(op), "dtype": dtype}
     target = "triton" if device == "cpu" else ""
     total: Counter[str] = Counter()
     try:
@@ -75,7 +79,14 @@ def run_cell(op: Any, dtype: str, device: str, samples: int) -> dict[str, Any]:
         return {**cell, "status": "wrong", "reason": str(error)[:300]}
     except Exception as error:
         return {**cell, "status": "error", "reason": f"{type(error).__name__}: {error}"[:300]}
-    return {**cell, "status": "pass", "kernels": total["kernels"], "fell_back": total["fell_back"]}
+    finally:
+        reset()
+    return {**cell, "status": "pass", **{key: total[key] for key in ("kernels", "fell_back", "breaks") if total[key]}}
+
+
+def label(op: Any) -> str:
+    """An op's name with its variant."""
+    return f"{op.name} {op.variant_test_name}".strip()
 
 
 def _database() -> list[Any]:
@@ -84,52 +95,83 @@ def _database() -> list[Any]:
     return op_db
 
 
-def work(first: int, step: int, dtypes: list[str], device: str, samples: int) -> None:
-    """A worker: ops first, first + step, ...; a line before and after each cell."""
-    for number in range(first, len(_database()), step):
-        op = _database()[number]
-        for dtype in dtypes:
-            if getattr(torch, dtype) in (op.dtypes if device == "cpu" else op.dtypesIfCUDA):
-                print(json.dumps({"at": number, "op": op.name, "dtype": dtype}), flush=True)
-                print(json.dumps(run_cell(op, dtype, device, samples)), flush=True)
+def work(args: argparse.Namespace) -> None:
+    """A worker: reads "number dtype" lines, answers each with its cell."""
+    database = _database()
+    print(json.dumps({"ready": 1}), flush=True)
+    for line in sys.stdin:
+        number, dtype = line.split()
+        print(json.dumps(run_cell(database[int(number)], dtype, args.device, args.samples)), flush=True)
 
 
-def drive(number: int, args: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
-    """One worker after another over a share of the ops, until all are done or time is up."""
-    rows: list[dict[str, Any]] = []
-    first = number
-    while first < len(_database()) and time.monotonic() < deadline:
-        command = [
-            sys.executable,
-            "-m",
-            "dynamotor.tools.gpu_opinfo",
-            "--worker",
-            f"{first},{args.workers}",
-            "--dtypes",
-            args.dtypes,
-            "--device",
-            args.device,
-            "--samples",
-            str(args.samples),
-        ]
-        at: dict[str, Any] | None = None
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
-            for line in worker.stdout or ():
-                message = json.loads(line)
-                if "at" in message:
-                    at = message
-                    first = message["at"]
-                else:
-                    rows.append(message)
-                    at = None
-                if time.monotonic() > deadline:
-                    worker.kill()
-                    return rows
-        if at is None:
-            return rows
-        rows.append({"op": at["op"], "dtype": at["dtype"], "status": "error", "reason": "the worker died"})
-        first += args.workers
-    return rows
+class Driver:
+    """Cells that are to be run, threads that each keep a worker, and the rows so far."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.deadline = args, time.monotonic() + args.budget
+        self.rows: dict[str, Cell] = {}
+        for path in args.merge:
+            if Path(path).exists():
+                self.rows |= json.loads(Path(path).read_text())["rows"]
+        self.left: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        for number, op in enumerate(_database()):
+            for dtype in args.dtypes.split(","):
+                known = getattr(torch, dtype) in (op.dtypes if args.device == "cpu" else op.dtypesIfCUDA)
+                if known and f"{label(op)} {dtype}" not in self.rows and re.search(args.ops, op.name):
+                    self.left.put((f"{number} {dtype}", label(op)))
+
+    def _start(self) -> JsonWorker:
+        command = [sys.executable, "-m", "dynamotor.tools.gpu_opinfo", "--worker"]
+        return JsonWorker([*command, "--device", self.args.device, "--samples", str(self.args.samples)])
+
+    def drive(self) -> None:
+        """One worker after another, until nothing is left or time is up."""
+        worker: JsonWorker | None = None
+        while time.monotonic() < self.deadline:
+            try:
+                line, op = self.left.get_nowait()
+            except queue.Empty:
+                break
+            if worker is None:
+                worker = self._start()
+                worker.next(self.deadline)
+            worker.send(line)
+            cell = worker.next(min(self.deadline, time.monotonic() + self.args.patience))
+            if cell is None:
+                self._kill(worker, line, op)
+                worker = None
+            else:
+                self.rows[f"{cell['op']} {cell['dtype']}"] = cell
+        if worker is not None:
+            worker.end()
+
+    def _kill(self, worker: JsonWorker, line: str, op: str) -> None:
+        """A worker that died or hangs: its cell is an error, unless time is up for all."""
+        died = worker.process.poll() is not None
+        tail = worker.end(0.0)
+        if died or time.monotonic() < self.deadline:
+            dtype = line.split()[1]
+            reason = f"the worker died: {tail[-200:]}" if died else f"no answer within {self.args.patience:.0f} s"
+            self.rows[f"{op} {dtype}"] = {"op": op, "dtype": dtype, "status": "error", "reason": reason}
+
+    def report(self) -> dict[str, Any]:
+        """The rows, how many passed, and what did not."""
+        rows = [self.rows[key] for key in sorted(self.rows)]
+        dtypes = sorted({r["dtype"] for r in rows})
+        summary = {d: dict(Counter(r["status"] for r in rows if r["dtype"] == d)) for d in dtypes}
+        rates = {d: round(counts.get("pass", 0) / sum(counts.values()), 4) for d, counts in summary.items()}
+        device = torch.cuda.get_device_name() if self.args.device == "cuda" and torch.cuda.is_available() else self.args.device
+        return {
+            "torch": torch.__version__,
+            "device": device,
+            "samples": self.args.samples,
+            "summary": summary,
+            "pass rate": rates,
+            "not run": self.left.qsize(),
+            "not passed": [r for r in rows if r["status"] != "pass"],
+            "left to aten": sorted({r["op"] for r in rows if r.get("fell_back")}),
+            "rows": dict(sorted(self.rows.items())),
+        }
 
 
 def main() -> int:
@@ -137,31 +179,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_opinfo")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--ops", default="", help="a regular expression of names")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=400.0)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--budget", type=float, default=480.0, help="seconds after which nothing new is started")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds that one cell may take")
+    parser.add_argument("--merge", action="append", default=[], help="an earlier report: what it holds is not run again")
     parser.add_argument("--json", default="gpu-opinfo.json")
-    parser.add_argument("--worker", default="")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        first, step = map(int, args.worker.split(","))
-        work(first, step, args.dtypes.split(","), args.device, args.samples)
+        work(args)
         return 0
-    deadline = time.monotonic() + args.seconds
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU in this machine: nothing is run")
+        return 0
+    driver = Driver(args)
     with ThreadPoolExecutor(args.workers) as pool:
-        rows = [row for found in pool.map(lambda n: drive(n, args, deadline), range(args.workers)) for row in found]
-    summary = {dtype: dict(Counter(r["status"] for r in rows if r["dtype"] == dtype)) for dtype in args.dtypes.split(",")}
-    bad = [r for r in rows if r["status"] != "pass"]
-    report = {
-        "torch": torch.__version__,
-        "device": args.device,
-        "summary": summary,
-        "not passed": bad,
-        "left to aten": sorted({r["op"] for r in rows if r.get("fell_back")}),
-    }
-    Path(args.json).write_text(json.dumps(report, indent=1))
-    print(json.dumps(summary), *(f"{r['status']}: {r['op']} {r['dtype']}: {r['reason']}" for r in bad), sep="\n")
-    return int(any(r["status"] == "wrong" for r in rows))
+        for running in [pool.submit(driver.drive) for _ in range(args.workers)]:
+            running.result()
+    report = driver.report()
+    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    for row in report["not passed"]:
+        print(f"{row['status']}: {row['op']} {row['dtype']}: {row['reason']}")
+    print(f"{report['summary']}, pass rate {report['pass rate']}, {report['not run']} cells not run; written to {args.json}")
+    return int(any(row["status"] == "wrong" for row in report["not passed"]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The GPU bench on a CPU with tiny models: every way that a row takes, so that no slip shows up first on a GPU."""
 
 import json
+import sys
 import time
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("transformers", reason="the models need transformers")
 
 from dynamotor.tools import gpu_bars, gpu_bench, gpu_bench_worker, gpu_kernels
 from dynamotor.tools.gpu_programs import BATCH, distance, group_of
+from dynamotor.tools.json_worker import JsonWorker
 
 JOB = {"device": "cpu", "tiny": True, "seconds": 0.05, "peer": "eager", "cold": True, "batch": 2, "model": "BertForMaskedLM"}
 
@@ -58,6 +60,7 @@ class Played:
 
     script = {}
     started = []
+    waited = []
 
     def __init__(self, job):
         self.job = job
@@ -66,18 +69,17 @@ class Played:
         self.messages = [{"ready": 1}, {"compiled": 1}, {"row": row}, {"done": 1}]
         if row.get("dies"):
             self.messages[2:] = [None]
-        self.process = self
 
-    def next(self, deadline):
+    def message(self, deadline):
         return self.messages.pop(0)
 
-    def go(self):
-        pass
+    def wait_ready(self, deadline):
+        self.waited.append(self.job["model"])
 
-    def poll(self):
-        return 1
+    def send(self, line):
+        return True
 
-    def end(self):
+    def end(self, patience=0.0):
         return "a last word"
 
 
@@ -127,6 +129,20 @@ def test_a_worker_that_dies_costs_its_row_and_later_runs_are_merged(played, tmp_
     assert report["rows"]["train/resnet50"]["ratio"] == 2
 
 
+def test_a_broken_row_does_not_replace_a_whole_one(played, tmp_path):
+    played("--modes", "train", "--models", "resnet50")
+    (tmp_path / "out.json").rename(tmp_path / "first.json")
+    Played.script["resnet50"] = {"dies": True}
+    code, report = played("--modes", "train", "--models", "resnet50", "--merge", str(tmp_path / "first.json"))
+    assert code == 1 and report["rows"]["train/resnet50"]["ratio"] == 1.25 and "a last word" in report["not run"][0]
+
+
+def test_models_that_compile_side_by_side_are_all_ready_before_one_is_timed(played):
+    Played.waited = []
+    played("--modes", "train", "--models", "resnet50,convnext_base,GPT2LMHeadModel", "--no-cold", "--side", "2")
+    assert Played.waited[:2] == ["resnet50", "convnext_base"] and Played.started[:2] == Played.waited[:2]
+
+
 def test_what_no_time_is_left_for_is_not_started(played):
     code, report = played("--modes", "train,kernels", "--budget", "5")
     assert code == 1 and not Played.started and len(report["not run"]) == 9
@@ -142,3 +158,15 @@ def test_distances_and_kinds_of_kernels():
     assert distance({**a, "out0": torch.tensor([1, 1, 1, float("nan")])}, a)["out"] == float("inf")
     assert group_of("sm90_xmma_fprop_implicit_gemm_bf16") == "convolution" and group_of("nvjet_tst_128x256") == "matmul"
     assert group_of("k0123456789ab") == "generated" and group_of("vectorized_elementwise_kernel") == "other"
+
+
+def test_a_worker_that_talks_and_one_that_dies():
+    talk = "import sys; print('noise'); print('{\"a\": 1}', flush=True); print(sys.stdin.readline().strip())"
+    worker = JsonWorker([sys.executable, "-c", talk])
+    end = time.monotonic() + 20
+    assert worker.next(end) == {"a": 1} and worker.send('{"b": 2}') and worker.next(end) == {"b": 2} and worker.next(end) is None
+    assert worker.end() == ""
+    broken = JsonWorker([sys.executable, "-c", "raise SystemExit('gone')"])
+    assert broken.next(end) is None and "gone" in broken.end()
+    slow = JsonWorker([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert slow.next(time.monotonic() + 0.1) is None and slow.end(0.0) == ""
