@@ -14,6 +14,7 @@ from dynamotor.base.events import collect
 from dynamotor.codegen import gpu_program, triton_gemm_choice
 from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.codegen.triton_gemm_sites import find_sites, put
+from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
@@ -195,3 +196,16 @@ def test_tf32_templates_are_left_when_tf32_is_no_longer_allowed(templates, monke
         with collect("code") as events:
             torch.testing.assert_close(call(x), torch.relu(x @ x))
     assert len(events) == 1 and "mm(" in events[0].data["python"]
+
+
+def test_a_template_builds_for_a_gpu_that_is_not_there(templates, tmp_path):
+    templates(Tiling(64, 64, 64, warps=4, stages=3))
+    x, w = randn(64, 128, dtype=BF16), randn(128, 64, dtype=BF16)
+    with torch.no_grad(), config.patch(target="triton", strict=True), collect("code") as events:
+        dynamotor.compile(lambda x, w: F.relu(x @ w))(x, w)
+    source = events[0].data["triton"]
+    name = source.rsplit("def g", 1)[1].split("(")[0]
+    with config.patch(cache_dir=str(tmp_path)):
+        code = start_kernel(TritonJob(source, f"g{name}", ("*bf16", "*bf16", "*bf16", "i64"), 4, 90, stages=3)).result()
+        stop_workers()
+    assert code.cubin[:4] == b"\x7fELF" and code.shared == 3 * (64 * 64 + 64 * 64) * 2  # as many stages as were asked for
