@@ -1,11 +1,12 @@
 """Train scikit-learn's digits over two processes: eager DDP and compiled DDP side by side, loss by loss.
 
-    python examples/ddp_digits.py                       # starts two processes itself
+    python examples/ddp_digits.py [--epochs 3]          # starts two processes itself
     torchrun --nproc-per-node 2 examples/ddp_digits.py  # or as a launched program
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import os
 import subprocess
@@ -75,8 +76,11 @@ def main(epochs: int = 3, batch: int = 48) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=3)
     if "RANK" in os.environ:
-        main()
+        main(parser.parse_args().epochs)
     else:
+        parser.parse_args()
         sys.exit(subprocess.call([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                                  __file__]))
+                                  __file__, *sys.argv[1:]]))

@@ -8,19 +8,19 @@ from ranks import Pair
 
 
 def test_buckets_start_inside_the_compiled_backward(pair: Pair) -> None:
-    for result in pair.run(ddp_overlap.fractions, "ingraph"):
+    for result in pair.run(ddp_overlap.fractions, "ingraph", seconds=60):
         assert result["modes"] == {"ingraph": 1} and result["buckets"] >= 4, result
         assert result["position"] <= 0.5, result
         assert min(result["fractions"]) <= 0.5, result
 
 
 def test_stages_let_ddps_hooks_fire_early(pair: Pair) -> None:
-    for result in pair.run(ddp_overlap.fractions, "split"):
+    for result in pair.run(ddp_overlap.fractions, "split", seconds=60):
         assert result["modes"] == {"split": 1} and result["buckets"] >= 4, result
         assert min(result["fractions"]) <= 0.8, result
 
 
 def test_without_either_nothing_overlaps(pair: Pair) -> None:
-    for result in pair.run(ddp_overlap.fractions, "off"):
+    for result in pair.run(ddp_overlap.fractions, "off", seconds=60):
         assert result["modes"] == {"off": 1}, result
         assert min(result["fractions"]) >= 0.6, result
