@@ -1,11 +1,11 @@
 #!/bin/sh
 # Data-parallel training on the GPUs of this machine in one short call: builds the C extension, runs the correctness matrix over
 # NCCL, then the bench with all modes interleaved. Everything is written as it becomes known, and it ends within the budget.
-#   tools/ddp_check.sh OUT_DIR [--budget 500] [--device cuda|cpu] [--tiny] [--models A,B] [--world 2] [--batch 32] [--cases A,B]
+#   tools/ddp_check.sh OUT_DIR [--budget 515] [--device cuda|cpu] [--tiny] [--models A,B] [--world 2] [--batch 32] [--cases A,B]
 # OUT_DIR gets matrix.json, ddp.json (times), ddp-overlap.json and .svg (communication beside computation), table.txt, log.txt
 cd "$(dirname "$0")/.." || exit 1
 out=${1:?usage: tools/ddp_check.sh OUT_DIR [options]}; shift
-budget=500 device=cuda tiny="" models=resnet50,BertForMaskedLM,GPT2LMHeadModel world=2 batch=32 cases="" amp=bf16 rounds=40
+budget=515 device=cuda tiny="" models=resnet50,BertForMaskedLM,GPT2LMHeadModel world=2 batch=32 cases="" amp=bf16 rounds=40
 modes=eager,ingraph,inductor,split,off
 while [ $# -gt 0 ]; do
     case $1 in
@@ -31,8 +31,8 @@ run() {  # seconds, command: killed when it does not end by itself
     seconds=$1; shift
     timeout -k 5 "$seconds" "$@" >>"$out/log.txt" 2>&1
 }
-echo "matrix" && run $((budget * 3 / 10 + 50)) $python -X faulthandler tools/ddp_matrix.py "$out/matrix.json" --device "$device" \
-    --budget $((budget * 3 / 10)) --cases "$cases"
+echo "matrix" && run $((budget / 4 + 45)) $python -X faulthandler tools/ddp_matrix.py "$out/matrix.json" --device "$device" \
+    --budget $((budget / 4)) --cases "$cases"
 matrix=$?
 tail -n 1 "$out/log.txt"
 left=$((budget - $(date +%s) + begin))

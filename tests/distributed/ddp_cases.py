@@ -297,3 +297,16 @@ def compare(rank: int, name: str, wrap: str, backend: str, mode: str = "auto", s
     return {"gradients": worst, "buffers": buffers, "same": same, "modes": dict(dynamotor.counters["ddp"]),
             "fallback": dict(dynamotor.counters["fallback"]), "captured": dynamotor.counters["capture"]["graphs"],
             "buckets": sum(e.kind == "bucket" and e.data["what"] == "ready" for e in events)}
+
+
+def whole_batch(rank: int, name: str) -> float:
+    """How far compiled DDP's gradients are from those of one process that sees both ranks' data."""
+    case = CASES[name]
+    dynamotor.reset()
+    torch.manual_seed(0)
+    model = case.model().to(here(), case.dtype)
+    alone = copy.deepcopy(model)
+    module = dynamotor.compile(DDP(model, **case.ddp))
+    case.backward(module, rank, 0, case.dtype)
+    sum(loss_of(alone(_data(other, 0, case.dtype))) / 2 for other in range(2)).backward()
+    return max(float((p.grad - q.grad).abs().max()) for p, q in zip(model.parameters(), alone.parameters(), strict=True))

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ddp_cases import CAP, Plain, _comm_hook, _data, _gradient_hook, loss_of
+from ddp_cases import CAP, Plain, Tied, _comm_hook, _data, _gradient_hook, loss_of
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dynamotor
+from dynamotor.distributed.averager import averager_of
 
 
 class Twins:
@@ -167,3 +168,13 @@ def two_modules(rank: int) -> tuple[float, bool, dict[str, int]]:
         worst = max(worst, *(t.apart() for t in twins))
         same = same and all(t.same() for t in twins)
     return worst, same, dict(dynamotor.counters["ddp"])
+
+
+def tied_bucket(rank: int) -> tuple[tuple[str, ...], int]:
+    """The names of the last bucket of a model whose last layer is its first one's weight, and how often that weight is in the plan."""
+    dynamotor.reset()
+    torch.manual_seed(0)
+    module = DDP(Tied().double(), bucket_cap_mb=CAP)
+    loss_of(dynamotor.compile(module, backend="aot_eager")(_data(rank, 0, torch.float64))).backward()
+    plan = averager_of(module).plan
+    return tuple(slot.name for slot in plan.buckets[-1].slots), plan.names.count("embed.weight")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ddp_cases
 import pytest
 import torch
-from ddp_cases import CASES, compare
+from ddp_cases import CASES, compare, whole_batch
 from ranks import Pair
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.1}
@@ -40,6 +40,11 @@ def test_a_compiled_module_inside_ddp(pair: Pair, name: str) -> None:
 @pytest.mark.parametrize("mode", ["split", "off"])
 def test_modes_asked_for(pair: Pair, name: str, mode: str) -> None:
     check(pair.run(compare, name, "outside", "native", mode), name, mode)
+
+
+@pytest.mark.parametrize("name", ["plain", "tied", "keywords", "break"])
+def test_gradients_are_those_of_one_process_with_the_whole_batch(pair: Pair, name: str) -> None:
+    assert max(pair.run(whole_batch, name)) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["plain", "tied"])

@@ -50,3 +50,8 @@ def test_a_parameter_frozen_later_is_an_error_with_a_code(pair: Pair) -> None:
 def test_two_modules_that_feed_each_other(pair: Pair) -> None:
     for worst, same, modes in pair.run(ddp_more.two_modules):
         assert worst <= 1e-12 and same and modes == {"ingraph": 2}
+
+
+def test_a_tied_weight_sits_in_the_bucket_of_its_earliest_use(pair: Pair) -> None:
+    for last, times in pair.run(ddp_more.tied_bucket):
+        assert "embed.weight" in last and times == 1
