@@ -21,6 +21,7 @@ import torch
 
 from ..base.events import counters, emit
 from . import device_memory
+from .launch import data_pointers
 
 WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries choose their algorithms
 ALTERNATES = 3  # recordings of one call that are kept: while the results of one are held, another is replayed
@@ -67,7 +68,7 @@ class CudaRecorder:
             key = (self.device, self.stream())
             if key not in self._streams:
                 self._streams[key] = torch.cuda.Stream(self.device)
-            stream, graph = self._streams[key], torch.cuda.CUDAGraph()
+            stream, graph, current = self._streams[key], torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             collecting = gc.isenabled()
             gc.disable()  # what it frees may belong to another graph, which a capture does not permit
             try:
@@ -75,6 +76,7 @@ class CudaRecorder:
                 with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                     results = call()
             finally:
+                torch.cuda.set_stream(current)  # a recording that fails leaves its own stream the current one
                 torch._C._cuda_clearCublasWorkspaces()
                 if collecting:
                     gc.enable()
@@ -135,7 +137,7 @@ class _Recording:
 
     def __init__(self, call: Call, inputs: Sequence[Any], static: frozenset[int], n_copied: int, recorder: Recorder) -> None:
         self.stream, self.inference = recorder.stream(), torch.is_inference_mode_enabled()
-        self.fixed: list[tuple[int, int]] = []  # inputs that must lie where they lay: position, address
+        self.fixed: list[int] = []  # inputs that must lie where they lay
         self.copied: list[tuple[int, torch.Tensor]] = []
         self.plain: list[tuple[int, Any]] = []  # numbers: part of the recording
         self.static = static
@@ -144,10 +146,11 @@ class _Recording:
             if not isinstance(x, torch.Tensor):
                 self.plain.append((i, x))
             elif i in static or in_graph_memory(x):
-                self.fixed.append((i, x.data_ptr()))
+                self.fixed.append(i)
             else:
                 arguments[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
                 self.copied.append((i, arguments[i]))
+        self.pointers = data_pointers([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
         self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
         own = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
@@ -174,14 +177,18 @@ class _Recording:
             return "inference mode was switched"
         if any(type(inputs[i]) is not type(x) or inputs[i] != x for i, x in self.plain):
             return "another number"
-        for i, address in self.fixed:
-            if inputs[i].data_ptr() != address:
-                if i in self.static:
-                    return "a parameter has moved"
-                return "an input of another recording" if in_graph_memory(inputs[i]) else _NOT_REPLAYED
+        if data_pointers([inputs[i] for i in self.fixed]) != self.pointers:
+            return self._moved(inputs)
         if not all(r.is_free() for r in self.lent):
             return "what the last replay gave is still in use"
         return ""
+
+    def _moved(self, inputs: Sequence[Any]) -> str:
+        """Why an input does not lie where the recording reads it."""
+        moved = [i for i, address in zip(self.fixed, self.pointers, strict=True) if inputs[i].data_ptr() != address]
+        if any(i in self.static for i in moved):
+            return "a parameter has moved"
+        return "an input of another recording" if all(in_graph_memory(inputs[i]) for i in moved) else _NOT_REPLAYED
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Replay."""

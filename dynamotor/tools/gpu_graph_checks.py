@@ -213,3 +213,22 @@ def _mutated(device: str) -> dict[str, Any]:
         y = call(x)
         error = max(error, largest_error([x, y], [torch.full_like(x, n + 1.0), torch.full_like(x, 2 * n + 2.0)]))
     return {"error_out": error, "ok": error == 0, "replays": 0}
+
+
+@check("what cannot be recorded runs plainly")
+def _refused(device: str) -> dict[str, Any]:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x + 4 * torch.eye(8, device=x.device)) * 2  # the host waits for it, to see whether there is one
+
+    call, error = compile_(fn, mode=MODE), 0.0
+    before = torch.cuda.current_stream() if device != "cpu" else None
+    for _ in range(6):
+        x = torch.rand(8, 8, device=device)
+        error = max(error, largest_error([call(x)], [fn(x)]))
+    same = device == "cpu" or torch.cuda.current_stream() == before
+    return {"error_out": error, "same stream": same, "ok": error < 1e-4 and same, "replays": 0}
+
+
+@check("graphs go on after one was refused")
+def _after(device: str) -> dict[str, Any]:
+    return _train(device, lambda p: torch.optim.SGD(p, lr=0.1))

@@ -184,7 +184,7 @@ def test_a_backward_reads_what_its_forward_left_in_place():
         del out, saved, grad
     assert counters["cudagraphs"]["recorded"] == 2 and counters["cudagraphs"]["replayed"]
     (recording,) = backward._recordings
-    assert [i for i, _ in recording.copied] == [1] and [i for i, _ in recording.fixed] == [0]
+    assert [i for i, _ in recording.copied] == [1] and recording.fixed == [0]
     before = counters["cudagraphs"]["an input comes from a call that was not replayed"]
     x, g = torch.randn(3), torch.randn(3)
     torch.testing.assert_close(backward(x.exp(), g)[0], x.exp() * g)
