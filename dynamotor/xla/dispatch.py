@@ -18,7 +18,7 @@ from . import fallback, metrics, tensor, transfer
 from .ir import UNKNOWN, Node, Refused, XlaError, record, unpack
 from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find
-from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, write
+from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, wrap_view, write
 
 aten = torch.ops.aten
 specials: Registry[Any, Handler] = Registry("special handler")
@@ -153,12 +153,17 @@ def lacking(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     return _without_lowering(func, args, kwargs, "no lowering")
 
 
+def composite(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """An op that is a view of its argument or a copy: its parts say which."""
+    return func.decompose(*args, **(kwargs or {}))
+
+
 def view(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """A view op: a new alias on the same root."""
     parent = args[0]._alias
     node = record(func, (value(parent), *args[1:]), kwargs)
     stride, offset = of_view(func, node.instruction, parent, args, kwargs)
-    return wrap(Alias(node, parent, func, args[1:], kwargs, stride, offset))
+    return wrap_view(Alias(node, parent, func, args[1:], kwargs, stride, offset), args[0])
 
 
 def in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
@@ -350,6 +355,9 @@ def classify(func: Any) -> Handler:
         return view
     schema = func._schema
     if not schema.is_mutable:
+        # In inference mode composites arrive whole; whether `reshape` copies is decided by its parts.
+        if _is_composite(func) and any(r.alias_info is not None for r in schema.returns):
+            return composite
         return plain if find(func) is not None else lacking
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if all(a.kwarg_only for a in written):

@@ -19,19 +19,19 @@ from .device import lane_of
 from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
 from .ir import Node, Refused, XlaError, record, unpack
-from .tensor import Alias, XLATensor, new_root, value, wrap, write
+from .tensor import Alias, XLATensor, new_root, value, wrap, wrap_view, write
 
 aten = torch.ops.aten
 
 
 @specials.register(aten.detach.default, aten.lift_fresh.default, aten.lift.default, aten._to_dense.default)
 def _same(func: Any, args: tuple, kwargs: Any) -> XLATensor:
-    return wrap(args[0]._alias)
+    return wrap_view(args[0]._alias, args[0])
 
 
 @specials.register(aten.alias.default)
 def _alias(func: Any, args: tuple, kwargs: Any) -> XLATensor:
-    return wrap(args[0]._alias)
+    return wrap_view(args[0]._alias, args[0])
 
 
 @specials.register(aten.clone.default)
@@ -251,6 +251,16 @@ def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
     )
 
 
+@specials.register(aten._pack_padded_sequence.default)
+def _pack_padded_sequence(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple[XLATensor, torch.Tensor]:
+    """Rows of the sequences that are long enough, step by step; the lengths, and how many go on at each step, are CPU tensors."""
+    rows, lengths, batch_first = _bind(func, args, kwargs).values()
+    rows = rows.transpose(0, 1) if batch_first else rows
+    steps = [int((lengths.cpu() > step).sum()) for step in range(int(lengths[0]))]
+    packed = torch.cat([rows[step, :count] for step, count in enumerate(steps)])
+    return packed, torch.tensor(steps, dtype=torch.int64, device="cpu")
+
+
 @specials.register(aten.record_stream.default)
 def _record_stream(func: Any, args: tuple, kwargs: Any) -> None:
     return None
@@ -270,7 +280,7 @@ def _compatible(func: Any, args: tuple, kwargs: Any) -> bool:
 def _t(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     """A transposed transposed tensor is what was transposed: autograd makes one of each weight's gradient."""
     alias = args[0]._alias
-    return wrap(alias.parent) if alias.func is func else dispatch.view(func, args, kwargs)
+    return wrap_view(alias.parent, args[0]) if alias.func is func else dispatch.view(func, args, kwargs)
 
 
 _VIEWS_IN_PLACE = {

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..graph.layout import is_dense
-from ..graph.spec import CPU, TensorSpec
+from ..graph.spec import CPU, TensorSpec, contiguous_stride
 from . import layout, metrics, tensor
 from .dispatch import make, specials
 from .ir import Lane, Node, XlaError, record
@@ -73,6 +73,29 @@ def _overlaps(spec: TensorSpec) -> bool:
 tensor.write_through = _write_through
 
 
+def _length(alias: Alias) -> int:
+    """Elements of the storage that an alias is in."""
+    memory = storage_of(alias)
+    return memory.offset + torch.Size(memory.meta.shape).numel()
+
+
+@specials.register(aten._has_same_storage_numel.default)
+def _has_same_storage_numel(func: Any, args: tuple, kwargs: Any) -> bool:
+    return _length(args[0]._alias) == _length(args[1]._alias)
+
+
+@specials.register(aten._new_zeros_with_same_feature_meta.default)
+def _new_zeros_with_same_feature_meta(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    """Zeros that lie in their storage as another tensor does, once for each element of the leading batch dimensions: what a
+    tangent must be where views are differentiated forward."""
+    like, alias = args[0], args[1]._alias
+    batch = list(like.shape[: (kwargs or {}).get("self_num_batch_dims", 0)])
+    whole = [*batch, _length(alias)]
+    zeros = make(aten.zeros.default, ([torch.Size(whole).numel()],), {"dtype": like.dtype}, like._alias.lane)
+    stride = [*contiguous_stride(whole)[: len(batch)], *layout.spec_of(alias).stride]
+    return _strided_view(zeros._alias, [*batch, *alias.meta.shape], stride, alias.offset)
+
+
 @specials.register(aten.as_strided.default)
 def _as_strided(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     return _strided_view(args[0]._alias, *args[1:], **(kwargs or {}))
@@ -83,7 +106,7 @@ def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | No
     size, stride = list(size), list(stride)
     memory = storage_of(alias)
     spec = TensorSpec(tuple(size), tuple(stride), alias.meta.dtype, CPU, offset)
-    length = memory.offset + torch.Size(memory.meta.shape).numel()
+    length = _length(memory)
     if spec.numel and (offset < memory.offset or offset + spec.extent > length):
         raise RuntimeError(
             f"setStorage: sizes {size}, strides {stride}, storage offset {offset}, and itemsize {spec.dtype.itemsize} requiring "

@@ -256,6 +256,14 @@ def wrap(alias: Alias) -> XLATensor:
     return tensor
 
 
+def wrap_view(alias: Alias, base: torch.Tensor) -> XLATensor:
+    """A new tensor for a view of `base`: in inference mode one that autograd knows, when it knows the base."""
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        with torch.inference_mode(False):
+            return wrap(alias)
+    return wrap(alias)
+
+
 def is_xla(value: Any) -> bool:
     """Whether a value is a tensor of this device."""
     return type(value) is XLATensor

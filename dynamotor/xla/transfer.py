@@ -21,10 +21,17 @@ _AS_INTEGER = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, tor
 
 
 def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
-    """A copy of a CPU tensor's data on a device. XlaError DM609 for a dtype that XLA has not."""
+    """A copy of a CPU tensor's data on a device. XlaError DM609 for a dtype or layout that XLA has not."""
     if tensor.dtype not in TORCH_TO_JAX:
         raise XlaError(
             "DM609", f"XLA has no type for {tensor.dtype}", where=metrics.user_line(), cure="convert it with .to(dtype) first"
+        )
+    if tensor.layout is not torch.strided:
+        raise XlaError(
+            "DM609",
+            f"XLA has no tensors of layout {tensor.layout}",
+            where=metrics.user_line(),
+            cure="use .to_dense(), or the CPU",
         )
     tensor = tensor.detach().resolve_conj().resolve_neg()
     # On the CPU jax may use this memory as it is (64-byte aligned): the copy must be its own.

@@ -1,0 +1,178 @@
+"""Programs that once gave another answer on the xla device than on the CPU, each as small as it can be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("jax", reason="the xla device needs jax")
+
+import dynamotor.xla  # noqa: E402, F401
+import dynamotor.xla.start  # noqa: E402, F401
+
+CASES: dict[str, Callable[[str], object]] = {}
+
+
+def case(program: Callable[[str], object]) -> Callable[[str], object]:
+    """A program of a device; what it returns is compared: tensors with their strides, anything else by equality."""
+    CASES[program.__name__] = program
+    return program
+
+
+def numbers(device: str, *shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
+
+
+def assert_same(want: object, got: object) -> None:
+    want, got = (torch.utils._pytree.tree_leaves(result) for result in (want, got))
+    assert len(want) == len(got)
+    for a, b in zip(want, got):
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-9, atol=1e-9, equal_nan=True)
+            assert (b.stride(), b.storage_offset()) == (a.stride(), a.storage_offset())
+        else:
+            assert a == b
+
+
+def outcome(program: Callable[[str], object], device: str) -> object:
+    torch.manual_seed(0)
+    return program(device)
+
+
+# -- copies and views ----------------------------------------------------------------------------------------------------------------
+
+
+@case
+def contiguous_of_a_transposed_tensor_is_a_copy(device):
+    x = numbers(device, 2, 3)
+    x.t().contiguous().add_(1)
+    return x
+
+
+@case
+def reshape_and_flatten_copy_where_strides_demand_it(device):
+    x = numbers(device, 2, 3)
+    x.t().reshape(-1).add_(1)
+    x.mT.flatten().mul_(2)
+    x[:, 1:].reshape(-1).zero_()
+    x.reshape(3, 2)[0].add_(1)
+    return x
+
+
+@case
+def results_keep_the_order_of_dimensions(device):
+    x = numbers(device, 2, 3, 4, 5)
+    last = x.contiguous(memory_format=torch.channels_last)
+    return last, last + 1, last.t().shape if last.dim() == 2 else None, torch.empty_like(last).zero_(), last.clone(), x.permute(3, 0, 1, 2).sin()
+
+
+@case
+def what_view_refuses(device):
+    x = numbers(device, 2, 3)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        x.t().view(-1)
+    with pytest.raises(RuntimeError, match="out of bounds for storage"):
+        x.as_strided((4, 2), (2, 1))
+    return x.t().is_contiguous(), x.view(-1).is_contiguous(), x[1].storage_offset()
+
+
+@case
+def as_strided_counts_from_the_start_of_the_storage(device):
+    x = numbers(device, 3, 4)
+    x.t()[1:].as_strided((2, 2), (1, 4), 1).mul_(2)
+    return x, x[2].as_strided((4,), (2,), 0), x.t().clone().as_strided((2, 6), (1, 2))
+
+
+@case
+def parts_of_expanded_tensors_can_be_written(device):
+    x = numbers(device, 6)
+    x.view(2, 3).expand(4, 2, 3)[1].mul_(2)
+    x.unfold(0, 3, 1)[1].neg_()
+    return x
+
+
+@case
+def gradients_of_expanded_tensors_are_copied(device):
+    x = torch.ones(2, 3, device=device, requires_grad=True)
+    x.sum().backward()
+    x.grad[0].add_(1)
+    return x.grad
+
+
+@case
+def deep_copies_share_memory_as_their_originals_do(device):
+    x = numbers(device, 2, 3)
+    whole, part = copy.deepcopy([x, x.t()[1:]])
+    whole.add_(1)
+    return x, whole, part
+
+
+@case
+def copies_between_devices_keep_strides(device):
+    return numbers("cpu", 2, 3).t().to(device), numbers(device, 2, 3).t().cpu(), numbers(device, 2, 3)[:, ::2].clone().cpu()
+
+
+@case
+def memory_with_holes_is_memory(device):
+    x = torch.empty_strided((2, 2), (5, 2), dtype=torch.float64, device=device).fill_(1)
+    x.t()[0].add_(1)
+    return x
+
+
+# -- inference mode ------------------------------------------------------------------------------------------------------------------
+
+
+@case
+def inference_mode_makes_views_of_normal_tensors(device):
+    x = numbers(device, 2, 3)
+    with torch.inference_mode():
+        x.reshape(-1)[0] = 5
+        x.flatten().add_(1)
+        parts = x.t(), x.detach(), x.contiguous()
+        fresh = x * 2
+        fresh.t().reshape(-1).zero_()
+    return x, parts, [part.is_inference() for part in parts], fresh.clone()
+
+
+@case
+def transformer_encoder_in_inference_mode(device):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval().to(device)
+    with torch.inference_mode():
+        return layer(numbers(device, 2, 3, 8)).clone()
+
+
+# -- transforms and packed sequences -------------------------------------------------------------------------------------------------
+
+
+@case
+def second_derivatives_through_views(device):
+    return torch.func.hessian(lambda v: (v**3).sum() * v[0])(numbers(device, 3, 3)[1])
+
+
+@case
+def packed_sequences(device):
+    rows = numbers(device, 3, 5, 3).requires_grad_()
+    packed = nn.utils.rnn.pack_padded_sequence(rows, torch.tensor([5, 3, 2]), batch_first=True)
+    output, lengths = nn.utils.rnn.pad_packed_sequence(nn.LSTM(3, 4, batch_first=True).double().to(device)(packed)[0])
+    output.sum().backward()
+    return output, lengths, rows.grad, packed.batch_sizes
+
+
+@case
+def complex_numbers_of_two_parts(device):
+    x = numbers(device, 3).bfloat16().float()
+    return torch.complex(x, x + 1), torch.polar(x.abs(), x)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_device_does_what_the_cpu_does(name: str) -> None:
+    assert_same(outcome(CASES[name], "cpu"), outcome(CASES[name], "xla"))
+
+
+def test_sparse_tensors_are_refused() -> None:
+    with pytest.raises(dynamotor.xla.ir.XlaError, match="layout torch.sparse_coo"):
+        torch.eye(2).to_sparse().to("xla")
