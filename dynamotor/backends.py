@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import asdict
 from typing import Any, overload
 
 import torch
@@ -99,7 +99,12 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
 @register_backend
 def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
     """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix products."""
-    compile_graph = partial(compile_aten, cuda_graphs=config.cuda_graphs)
+    settings = asdict(config.snapshot())
+
+    def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
+        with config.patch(**settings):  # a backward is compiled when it is first run, outside of what held for its forward
+            return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+
     return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm))
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import dynamotor
-from dynamotor import BackendError, CaptureError, UsageError
+from dynamotor import BackendError, CaptureError, UsageError, backends
+from dynamotor.base.config import config
 
 
 def function(x, y=1.0):
@@ -290,3 +291,17 @@ def test_compiled_dropout_repeats_under_a_seed_and_keeps_the_rate():
     assert not torch.equal(a, b)
     assert abs((a == 0).float().mean().item() - 0.25) < 0.01
     torch.testing.assert_close(a[a != 0], torch.full_like(a[a != 0], 1 / 0.75))
+
+
+def test_options_hold_for_the_backward_too(monkeypatch):
+    seen = []
+
+    def spy(graph, info, cuda_graphs=False):
+        seen.append((info.kind, config.exact, config.max_autotune, cuda_graphs))
+        return graph.forward
+
+    monkeypatch.setattr(backends, "compile_aten", spy)
+    x = torch.ones(3, requires_grad=True)
+    compiled = dynamotor.compile(lambda x: x.sin() * 2, mode="max-autotune", options={"exact": True})
+    compiled(x).sum().backward()
+    assert seen == [("forward", True, True, True), ("backward", True, True, True)]

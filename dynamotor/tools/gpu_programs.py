@@ -206,11 +206,13 @@ def profile(step: Callable[[], Any], device: str, steps: int = 3, top: int = 12)
             step()
         if cuda:
             torch.cuda.synchronize()
-    rows = []
-    for event in report.key_averages():
-        us = event.self_device_time_total if cuda else event.self_cpu_time_total
-        if us > 0 and not event.key.startswith(("cuda", "Activity Buffer")):
-            rows.append({"name": event.key[:100], "ms": us / steps / 1e3, "calls": event.count / steps})
+    totals: dict[str, list[float]] = {}
+    for event in report.events() or ():
+        if cuda and (event.device_type != torch.autograd.DeviceType.CUDA or getattr(event, "is_user_annotation", False)):
+            continue
+        us = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
+        totals.setdefault(event.name, []).append(us)
+    rows = [{"name": name[:100], "ms": sum(us) / steps / 1e3, "calls": len(us) / steps} for name, us in totals.items()]
     groups: dict[str, float] = {}
     for row in rows:
         groups[group_of(row["name"])] = groups.get(group_of(row["name"]), 0.0) + row["ms"]

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the models need transformers")
 
+from dynamotor.base.events import counters
 from dynamotor.tools import gpu_bars, gpu_bench, gpu_bench_worker, gpu_kernels
 from dynamotor.tools.gpu_programs import BATCH, distance, group_of
 from dynamotor.tools.json_worker import JsonWorker
@@ -25,6 +26,7 @@ def rows_of(mode, **more):
 
 
 def test_a_model_in_training_and_without_dropout():
+    counters.clear()
     (row,) = rows_of("train").values()
     assert set(row["ms"]) == set(row["cold_s"]) | {"eager"} == {"eager", "ours", "peer"}
     assert row["speedup"] > 0 and row["graphs"] == 1 and row["profile"]["ours"]["top"] and "errors" not in row
