@@ -11,6 +11,7 @@ compiled backward or, when a graph or its surroundings do not allow that, right 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from .step import Step
 from .wrapper import Reason, has_gradient_hooks, reduced_parameters, wire_settings
 
 _KEY = "_dynamotor_averager"
+_all: weakref.WeakSet[Averager] = weakref.WeakSet()
 # Where an output of the rewritten backward goes: (bucket, position in it), or the position of a plain output.
 Place = tuple[int, int] | int
 
@@ -69,6 +71,8 @@ class Averager:
         self._ran = False  # a graph that reduces ran in this forward
         self._scheduled = False
         self._armed: Any = None
+        self._order = 0  # among the modules of this group
+        _all.add(self)
         self._before: dict[str, bytes] = {}  # of the gradients, when the forward ended
         self._topic = ""  # of this module in the group's store
 
@@ -94,7 +98,8 @@ class Averager:
         mine = ({"plan": proposal.digest, "text": proposal.summary} if isinstance(proposal, Plan)
                 else {"reason": proposal.code, "text": proposal.text})
         mine["ddp"] = wire_settings(self.ddp)
-        self._topic = f"ddp/{next_number(self.group)}"
+        self._order = next_number(self.group)
+        self._topic = f"ddp/{self._order}"
         notes = tell_all(self.group, self._topic, mine)
         refusing = [rank for rank, note in enumerate(notes) if "reason" in note]
         if refusing:
@@ -160,6 +165,7 @@ class Averager:
         ran, self._ran = self._ran, False
         original = type(self.ddp)._post_forward
         if not self.reduces_now():
+            self._open += self.plan is None and self.ddp.require_backward_grad_sync and torch.is_grad_enabled()
             return original(self.ddp, output)
         self._disarm()
         self._scheduled = False
@@ -203,16 +209,25 @@ class Averager:
             return False
         if self._armed is None and self.late is None and any(map(has_gradient_hooks, self.parameters.values())):
             self.be_late(Reason("param_hook", "a parameter has gradient hooks"))
-        if self._armed is not None or self.late is not None:
-            if self._open > 1:
-                counters["fallback"]["ddp.several_forwards"] += 1
+        beside = any(other._open and other is not self and other.group is self.group and other._accumulates() for other in _all)
+        if beside or self._armed is not None or self.late is not None:
+            if beside or self._open > 1:
+                counters["fallback"]["ddp.several_modules" if beside else "ddp.several_forwards"] += 1
             self._schedule()
             return False
         return self._accumulates()
 
+    def _close(self) -> None:
+        """This module's gradients are reduced; what DDP's reducers of other modules had to do, they have done."""
+        self._open = 0
+        for other in _all:
+            if other.plan is None:
+                other._open = 0
+
     def _accumulates(self) -> bool:
         """Whether the backward that runs adds to `.grad`: `torch.autograd.grad` and `backward(inputs=...)` do not."""
-        nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in self.parameters.values() if p.requires_grad)
+        parameters = self.parameters or reduced_parameters(self.ddp)
+        nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in parameters.values() if p.requires_grad)
         try:
             return any(map(torch._C._will_engine_execute_node, nodes))
         except RuntimeError:  # so it answers for leaves under torch.autograd.grad
@@ -226,7 +241,7 @@ class Averager:
         kept = self._write_back(averages)
         result = [[None if kept[slot.name] is not averages[slot.name] else averages[slot.name] for slot in bucket.slots]
                   for bucket in self.plan.buckets]  # type: ignore[union-attr]
-        self._open = 0
+        self._close()
         Variable._execution_engine.queue_callback(functools.partial(self._check, step, _C.tensor_stamps(list(kept.values()))))
         return result
 
@@ -282,11 +297,12 @@ class Averager:
     def _schedule(self) -> None:
         if not self._scheduled and self._accumulates():
             self._scheduled = True
-            Variable._execution_engine.queue_callback(self._reduce_all)
+            Variable._execution_engine.queue_callback(_reduce_scheduled)
 
     def _reduce_all(self) -> None:
         """Average the accumulated gradients, bucket by bucket."""
-        self._scheduled, self._open = False, 0
+        self._scheduled = False
+        self._close()
         self._disarm()
         stamps = self._stamps()
         missing = [name for name, stamp in stamps.items() if stamp == self._before.get(name)]
@@ -304,6 +320,12 @@ class Averager:
             "DM704", f"{', '.join(names[:5])} of the DistributedDataParallel module got no gradient in this step",
             why="the loss does not depend on them",
             cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)")
+
+
+def _reduce_scheduled() -> None:
+    """Reduce what waited for the end of the backward, module by module in an order that all ranks share."""
+    for averager in sorted((a for a in _all if a._scheduled), key=lambda a: (a._order, a.group.group_name)):
+        averager._reduce_all()
 
 
 class _Local:

@@ -258,6 +258,43 @@ def generator_and_critic(run: Run) -> None:
 
 
 @program
+def one_rank_compiles_one_of_two_modules_anew(run: Run) -> None:
+    first, second = run.ddp(seed(Plain)), run.ddp(seed(Plain))
+    with dynamotor.config.patch(cache_size_limit=2):
+        for step in range(6):
+            for module in (first, second):
+                module.zero_grad(set_to_none=step % 2 == 0)
+            rows = 3 + step if run.rank == 0 else 6
+            hidden = first(run.data(step))
+            loss = loss_of(second(hidden[:rows] if run.rank == 0 else hidden)) + loss_of(second(hidden[:5]))
+            loss.backward()
+            run.see(first, second)
+
+
+@program
+def one_module_is_left_to_ddp(run: Run) -> None:
+    first, second = run.ddp(seed(Plain)), run.ddp(seed(Plain), find_unused_parameters=True)
+    with dynamotor.config.patch(cache_size_limit=2):
+        for step in range(6):
+            for module in (first, second):
+                module.zero_grad()
+            rows = 3 + step if run.rank == 0 else 6
+            loss_of(second(first(run.data(step, rows))[:3])).backward()
+            run.see(first, second)
+
+
+@program
+def two_modules_in_turns(run: Run) -> None:
+    first, second = run.ddp(seed(Plain)), run.ddp(seed(Plain))
+    for step in range(3):
+        losses = [loss_of(module(run.data(step + 20 * i))) for i, module in enumerate((first, second))]
+        for module, loss in zip((first, second), losses):
+            module.zero_grad()
+            loss.backward()
+            run.see(module)
+
+
+@program
 def critic_frozen_for_the_generators_step(run: Run) -> None:
     generator, critic = run.ddp(seed(Plain)), run.ddp(seed(lambda: Plain(4)))
     for step in range(3):
