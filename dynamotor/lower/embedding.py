@@ -1,7 +1,8 @@
 """Gradients of embedding tables: rows are added in place to what is there, instead of into a zeroed table of its own.
 
 A table that is also the output projection gets a dense gradient from a matrix product; the embedding's rows are added to it:
-`add(mm, embedding_dense_backward(g, i))` becomes `index_add(mm, 0, i, g)`, which saves two passes over the table.
+`add(mm, embedding_dense_backward(g, i))` becomes `index_add(mm, 0, i, g)`, which saves two passes over the table. On a GPU
+what they are added to is written by a kernel of ours anyway, whatever it is.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ aten = torch.ops.aten
 _OWNED = {aten.mm.default, aten.addmm.default, aten.full.default, aten.index_add.default}
 
 
-def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
-    """embedding_dense_backward → index_add into a zeroed table, or into the matrix product that it would be added to."""
+def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> None:
+    """embedding_dense_backward → index_add into a zeroed table, or into what it would be added to."""
     graph = gm.graph
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.embedding_dense_backward.default]:
         grad, index, rows, padding, by_frequency = node.args
         if by_frequency or spec_of(grad).dtype not in (torch.float32, torch.float64):
             continue
         total = only_user(node)
-        base = _dense_gradient(node, total)
+        base = _added_to(node, total) if on_gpu else _dense_gradient(node, total)
+        if on_gpu and base is None:
+            continue
         end = total if base is not None else node
         with graph.inserting_before(end):
             flat_index = call(graph, aten.reshape.default, index, [-1])
@@ -50,15 +53,20 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
             graph.erase_node(node)
 
 
-def _dense_gradient(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
-    """The other operand of the sum that the table's gradient goes into, when it is a matrix product read only there."""
+def _added_to(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
+    """The other operand of the sum that the table's gradient goes into, when it is laid out as the table."""
     if total is None or total.op != "call_function" or total.target is not aten.add.Tensor or total.kwargs.get("alpha", 1) != 1:
         return None
     other = total.args[1] if total.args[0] is node else total.args[0]
-    if not isinstance(other, fx.Node) or other.target is not aten.mm.default or only_user(other) is not total:
-        return None
     same = spec_of(other) == spec_of(total) == spec_of(node)
-    return other if same and spec_of(node).stride == contiguous_stride(spec_of(node).shape) else None
+    plain = other is not node and same and spec_of(node).stride == contiguous_stride(spec_of(node).shape)
+    return other if plain else None
+
+
+def _dense_gradient(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
+    """That operand, when it is a matrix product read only there."""
+    other = _added_to(node, total)
+    return other if other is not None and other.target is aten.mm.default and only_user(other) is total else None
 
 
 @lowering(aten.index_add.default)

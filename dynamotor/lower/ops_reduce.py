@@ -11,7 +11,7 @@ from ..graph.spec import numel
 from . import value as views
 from .index import Index
 from .ir import BOOL, COMPUTE_TYPE, I32, I64, Expr, ReduceKind, cast, compare, const, index_value, op, select
-from .lowering import Decline, Lowering, Scalar, lowering
+from .lowering import Decline, Lowering, Scalar, lowering, picked_element
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, sub
 from .value import Value
@@ -255,7 +255,8 @@ def _softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: 
 @lowering(aten._log_softmax_backward_data.default)
 def _log_softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dtype: torch.dtype) -> Value:
     compute = wide(y.dtype)
-    ctx.keep(g)
+    if not g.shape or picked_element(g, dim % len(g.shape)) is None:  # else its sum does not read it
+        ctx.keep(g)
     s = total(ctx, g, [dim], True, compute)
     return ctx.pointwise(lambda g, y, s: sub(g, mul(op("exp", y), s)), g, y, s, compute=compute)
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
 from .layout import inferred_again, restore_outputs
 from .rewrite import call, output_node, spec_of
@@ -47,6 +48,7 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
     if changed:
         _spread_strides(graph, changed)
         restore_outputs(graph, output, promised, info)
+        _save_without_copy(output, info)
 
 
 def _missing(node: fx.Node) -> tuple[int, int, int] | None:
@@ -94,6 +96,37 @@ def _padded(graph: fx.Graph, x: fx.Node, rows: int, columns: int, known: dict[An
     if key not in known:
         known[key] = call(graph, aten.constant_pad_nd.default, x, [0, columns, 0, rows])
     return known[key]
+
+
+def _save_without_copy(output: fx.Node, info: GraphInfo) -> None:
+    """Saved values were copied because the user had what they look at; now the user has a copy."""
+    values = list(output.args[0])
+    memory = [_memory(value) for value in values]
+    for at in range(info.n_outputs if info.kind == "forward" else len(values), len(values)):
+        node = values[at]
+        if isinstance(node, fx.Node) and node.target is aten.clone.default and _is_sliced(node.args[0]):
+            if _memory(node.args[0]) not in memory:
+                values[at], memory[at] = node.args[0], _memory(node.args[0])
+    output.args = (tuple(values),)
+
+
+def _memory(node: Any) -> Any:
+    """The node whose memory a chain of views looks at."""
+    while isinstance(node, fx.Node) and _looks_at_another(node):
+        node = node.args[0]
+    return node
+
+
+def _looks_at_another(node: fx.Node) -> bool:
+    if node.target in (aten._unsafe_view.default, aten.reshape.default):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and facts(node.target).is_view
+
+
+def _is_sliced(node: fx.Node) -> bool:
+    """Whether a value looks at a padded product."""
+    root = _memory(node)
+    return root.target in (aten.mm.default, aten.addmm.default) and root.meta["val"].numel != node.meta["val"].numel
 
 
 def _spread_strides(graph: fx.Graph, changed: set[fx.Node]) -> None:

@@ -41,7 +41,8 @@ class Optimised:
 def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     """The passes that run for this kind of graph under the current settings; most of them serve oneDNN and MKL."""
     if on_gpu:
-        return [("pad products", pad_products), *([("channels-last layout", assign_layouts)] if config.layout_opt else [])]
+        layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
+        return [("pad products", pad_products), ("add embedding rows", partial(add_embedding_rows, on_gpu=True)), *layout]
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),

@@ -82,6 +82,18 @@ def test_saved_results_keep_the_padding_and_the_users_do_not():
     assert next(n for n in gm.graph.nodes if n.op == "output").args[0][1].meta["val"].stride == (152, 19, 1)
 
 
+def test_what_is_saved_beside_the_users_copy_is_not_copied_again():
+    def f(h, w):
+        logits = h @ w.t()
+        return logits.view(2, 8, 19), logits.clone()
+
+    gm, _ = padded(f, half(16, 24), half(19, 24), kind="forward", n_outputs=1)
+    first, saved = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    assert first.target is aten.clone.default and saved.target is aten.slice.Tensor
+    gm, _ = padded(lambda h, w: (h, (h @ w.t()).clone()), half(16, 24), half(19, 24), kind="inference", n_outputs=2)
+    assert next(n for n in gm.graph.nodes if n.op == "output").args[0][1].meta["val"].is_contiguous
+
+
 @pytest.mark.skipif(not triton_interpret.available(), reason="no interpreter")
 def test_a_language_models_loss_trains_on_padded_products(monkeypatch):
     programs = []

@@ -198,6 +198,20 @@ def test_an_embedding_gradient_is_added_to_the_dense_one(padding):
     check(tied, *inputs, tolerance=1e-5)
 
 
+def test_on_a_gpu_an_embedding_gradient_is_added_to_whatever_it_meets():
+    def f(g, a, i):
+        return a * 2 + torch.ops.aten.embedding_dense_backward(g, i, 7, 2, False)
+
+    def alone(g, a, i):
+        return torch.ops.aten.embedding_dense_backward(g, i, 7, 2, False)
+
+    inputs = torch.randn(2, 5, 4), torch.randn(7, 4), torch.randint(0, 7, (2, 5))
+    optimised = optimise(aten_graph(f, *inputs), GraphInfo("backward", "g"), on_gpu=True)
+    assert "index_add" in targets(optimised.gm) and "add" not in targets(optimised.gm)
+    torch.testing.assert_close(run(optimised, inputs)[0], f(*inputs))
+    assert "index_add" not in targets(optimise(aten_graph(alone, *inputs), GraphInfo("backward", "g"), on_gpu=True).gm)
+
+
 @pytest.mark.parametrize("settings", [((3, 3), [1, 1], [1, 1]), ((3, 2), [2, 1], [0, 1]), ((1, 3), [2, 2], [2, 0])])
 def test_weight_gradients_of_few_pixels_are_products(settings):
     size, stride, padding = settings
