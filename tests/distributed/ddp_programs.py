@@ -264,10 +264,8 @@ def one_rank_compiles_one_of_two_modules_anew(run: Run) -> None:
         for step in range(6):
             for module in (first, second):
                 module.zero_grad(set_to_none=step % 2 == 0)
-            rows = 3 + step if run.rank == 0 else 6
-            hidden = first(run.data(step))
-            loss = loss_of(second(hidden[:rows] if run.rank == 0 else hidden)) + loss_of(second(hidden[:5]))
-            loss.backward()
+            hidden = first(run.data(step, rows=9))
+            loss_of(second(hidden[:3 + step if run.rank == 0 else 6])).backward()
             run.see(first, second)
 
 
