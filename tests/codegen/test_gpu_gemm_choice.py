@@ -1,6 +1,8 @@
 """Which products become templates: the stored table, timing with a clock that is made up, and the cache of what was found."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,9 @@ from dynamotor.graph.info import GraphInfo
 from dynamotor.graph.spec import TensorSpec
 from dynamotor.lower.program import ExternStep
 from dynamotor.runtime.triton_interpret import available
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
+import fake_cuda  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
 BF16 = torch.bfloat16
@@ -172,3 +177,21 @@ def test_the_programs_that_are_timed_give_the_same():
     info, device = GraphInfo("inference", "trial"), torch.device("cpu")
     results = [GpuProgram(p, info, device, gpu_program._raise, expanded=True)(*inputs) for p in (library, template)]
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
+
+
+def test_programs_are_timed_in_turns_and_one_that_does_not_run_is_out(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    program = layer()
+    (site,) = find_sites(program)
+    library = trial(program, site, [program.steps[n] for n in site.steps()])
+    template = trial(program, site, [template_step(program, site, Tiling(64, 64, 64))])
+    info, device = GraphInfo("inference", "trial"), torch.device("cpu")
+    monkeypatch.setattr(autotune, "ROUNDS", 2)
+    monkeypatch.setattr(autotune, "_CACHE", 16)
+    times = GpuProgram(library, info, device, gpu_program._raise, expanded=True)._time(info, [library, template])
+    assert times == [1.0, 1.0]
+
+    def broken(*inputs):
+        raise RuntimeError("out of shared memory")
+
+    assert autotune.time_calls([broken, lambda *inputs: None], [], device) == [float("inf"), 1.0]

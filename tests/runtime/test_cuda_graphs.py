@@ -3,6 +3,7 @@
 import ctypes
 import threading
 
+import fake_cuda
 import pytest
 import torch
 
@@ -224,3 +225,26 @@ def test_another_stream_has_a_recording_of_its_own():
     call(torch.ones(1))
     recorder.current = 2
     assert call(torch.ones(1))[0].tolist() == [2] and counters["cudagraphs"] == {"recorded": 2, "replayed": 2}
+
+
+def test_the_recorder_of_a_gpu_records_on_a_stream_of_its_own_and_gives_the_users_back(monkeypatch):
+    graphs = fake_cuda.install(monkeypatch)
+    user = graphs.current[0]
+    recorder = cuda_graphs.CudaRecorder(torch.device("cuda", 0))
+    monkeypatch.setattr(cuda_graphs.CudaRecorder, "_streams", {})
+    x = torch.ones(2)
+    replay, results, scratch = recorder.record(lambda: (x + 1,))
+    assert results[0].tolist() == [2, 2] and scratch == () and graphs.current[0] is user
+    replay()
+    assert graphs.replayed == 1 and recorder.stream() == user.cuda_stream and not recorder.is_ours(x)
+
+    def fails():
+        graphs.current[0] = graphs.streams[-1]  # as a recording that CUDA refuses leaves it
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="capturing"):
+        recorder.record(fails)
+    assert graphs.current[0] is user and len(set(graphs.streams)) == 1
+    graphs.current[0] = fake_cuda.Stream()  # another stream of the user's
+    recorder.record(lambda: (x,))
+    assert len(set(graphs.streams)) == 2

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from dynamotor.base.events import counters
 from dynamotor.tools import gpu_bars, gpu_bench, gpu_bench_worker, gpu_kernels
 from dynamotor.tools.gpu_programs import BATCH, distance, group_of
 from dynamotor.tools.json_worker import JsonWorker
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
+import fake_cuda  # noqa: E402
 
 JOB = {"device": "cpu", "tiny": True, "seconds": 0.05, "peer": "eager", "cold": True, "batch": 2, "model": "BertForMaskedLM"}
 
@@ -172,3 +176,11 @@ def test_a_worker_that_talks_and_one_that_dies():
     assert broken.next(end) is None and "gone" in broken.end()
     slow = JsonWorker([sys.executable, "-c", "import time; time.sleep(60)"])
     assert slow.next(time.monotonic() + 0.1) is None and slow.end(0.0) == ""
+
+
+def test_the_clock_of_a_gpu(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    clock = gpu_kernels.Clock("cpu")
+    clock.cuda = True
+    calls = []
+    assert clock.milliseconds(lambda: calls.append(1), repeat=4) == 1.0 and len(calls) == 7

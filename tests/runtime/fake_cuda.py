@@ -1,0 +1,79 @@
+"""Stand-ins for the parts of `torch.cuda` that time and record, so that code for a GPU runs once before it meets one."""
+
+import contextlib
+import itertools
+
+import torch
+
+
+class Event:
+    """Counts up: each recorded event is a millisecond after the one before."""
+
+    clock = itertools.count()
+
+    def __init__(self, enable_timing=False):
+        self.at = 0
+
+    def record(self):
+        self.at = next(self.clock)
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return float(end.at - self.at)
+
+
+class Stream:
+    """A stream by number."""
+
+    numbers = itertools.count(7)
+
+    def __init__(self, device=None):
+        self.cuda_stream = next(self.numbers)
+
+
+class Graphs:
+    """What `torch.cuda.graph` and `CUDAGraph` do here: nothing is recorded, replays are counted."""
+
+    def __init__(self):
+        self.replayed, self.recording, self.streams = 0, False, []
+
+    def replay(self):
+        self.replayed += 1
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream=None, capture_error_mode=""):
+        assert capture_error_mode == "thread_local"
+        self.streams.append(stream)
+        self.recording = True
+        yield
+        self.recording = False
+
+
+def install(patch):
+    """Put them in place; gives the graphs."""
+    graphs = Graphs()
+    main = Stream()
+    current = [main]
+    fakes = {
+        "Event": Event,
+        "Stream": Stream,
+        "CUDAGraph": lambda: graphs,
+        "graph": graphs.graph,
+        "_sleep": lambda cycles: None,
+        "synchronize": lambda: None,
+        "device": lambda device: contextlib.nullcontext(),
+        "current_stream": lambda: current[0],
+        "set_stream": lambda stream: current.__setitem__(0, stream),
+    }
+    for name, fake in fakes.items():
+        patch.setattr(torch.cuda, name, fake)
+    for name, fake in {
+        "_cuda_clearCublasWorkspaces": lambda: None,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_getCurrentRawStream": lambda index: current[0].cuda_stream,
+    }.items():
+        patch.setattr(torch._C, name, fake, raising=False)
+    graphs.current = current
+    return graphs
