@@ -8,7 +8,9 @@ import torch
 
 pytest.importorskip("transformers", reason="the models need transformers")
 
-from dynamotor.tools import gpu_check, gpu_graph_checks
+from dynamotor.codegen.triton_gemm import Tiling
+from dynamotor.runtime.triton_interpret import available
+from dynamotor.tools import gpu_check, gpu_graph_checks, gpu_template_checks
 
 
 @pytest.mark.parametrize("label", [label for label in gpu_graph_checks.CHECKS if "BERT" not in label and "follows" not in label])
@@ -55,3 +57,25 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check"])
     assert gpu_check.main() == 0 and "no GPU in this machine" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not available(), reason="triton is not there, or was imported without TRITON_INTERPRET=1")
+@pytest.mark.parametrize("name", list(gpu_template_checks.cases("cpu")))
+def test_checks_of_templates(name):
+    row = gpu_template_checks.check(name, *gpu_template_checks.cases("cpu")[name], tiling=Tiling(128, 128, 64))
+    assert row["ok"] and len(row["labels"]) == 1, row
+    assert len(list(gpu_template_checks.rows("cpu"))) > 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU in this machine")
+@pytest.mark.parametrize("label", list(gpu_graph_checks.CHECKS))
+def test_checks_of_graphs_on_a_gpu(label):
+    row = gpu_graph_checks.CHECKS[label]("cuda")
+    assert row["ok"], row
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU in this machine")
+def test_checks_of_templates_on_a_gpu():
+    for name, work in gpu_template_checks.rows("cuda"):
+        row = work()
+        assert row["ok"], (name, row)
