@@ -1,4 +1,4 @@
-"""Generated matrix products on a GPU against eager in float64: every tiling that may be chosen, operands and epilogues of each kind.
+"""Generated matrix products on a GPU against eager in float64: every tiling that may be chosen, operands and epilogues.
 
 >>> check("gelu", *cases("cuda")["gelu"], tiling=Tiling(128, 64, 64))["ok"]
 """
