@@ -74,10 +74,8 @@ def _reversed(args: tuple, out: TensorSpec) -> tuple[int, ...]:
 
 _LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload, ...]] = {
     _as_argument(0): (
-        aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default, aten.pixel_shuffle.default,
-        aten._native_batch_norm_legit.no_stats, aten.pixel_unshuffle.default, aten.reflection_pad2d.default,
-        aten.reflection_pad3d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
-        aten.channel_shuffle.default, aten.max_unpool2d.default),
+        aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
+        aten.replication_pad2d.default, aten.replication_pad3d.default, aten.channel_shuffle.default, aten.max_unpool2d.default),
     _as_argument(1): (
         aten.native_batch_norm_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
         aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
@@ -116,16 +114,27 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     return dense, dense
 
 
-@shape_rule(aten.native_layer_norm.default)
-def _native_layer_norm(x: TensorSpec, shape: Sequence[int], weight: TensorSpec | None, bias: TensorSpec | None,
-                       eps: float) -> tuple:
-    """On a CPU the statistics have the input's type, or float32 beside float32 weights; a GPU's are never halves."""
-    out, *statistics = infer_by_meta_kernel(aten.native_layer_norm.default, (x, shape, weight, bias, eps), {})
-    if x.device.type == "cuda":
-        return out, *statistics
-    given = weight or bias
-    dtype = x.dtype if given is None else given.dtype
-    return out, *(replace(s, dtype=dtype) for s in statistics)
+# Normalisations that return statistics behind their output; True where the output takes the input's memory format.
+STATISTICS = {
+    aten.native_layer_norm.default: False, aten.native_group_norm.default: False, aten.native_batch_norm.default: True,
+    aten._native_batch_norm_legit_functional.default: True, aten._native_batch_norm_legit.no_stats: True,
+}  # fmt: skip
+
+
+def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
+    """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's are never halves."""
+    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple:
+        out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
+        out = out.with_stride(suggested_stride(x, out.shape)) if suggests else out
+        if x.device.type != "cuda":
+            single = x.dtype.itemsize < 4 and any(type(a) is TensorSpec and a.dtype is torch.float32 for a in args)
+            mean, rstd = (replace(s, dtype=torch.float32 if single else x.dtype) for s in (mean, rstd))
+        return out, mean, rstd, *running
+    return rule
+
+
+for _func, _suggests in STATISTICS.items():
+    shape_rules.add(_func, _normalisation(_func, _suggests))
 
 
 @shape_rule(aten.multilabel_margin_loss_forward.default)

@@ -22,6 +22,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ..base.errors import XlaError
+from ..graph.shape_rules import STATISTICS
+from ..graph.shapes import infer_spec
+from ..graph.spec import TensorSpec
 from . import metrics
 from .dtypes import TORCH_TO_JAX, jax_dtype
 from .lowering import Lowering, Spec, Unsupported, apply, find
@@ -360,7 +363,10 @@ def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tup
 
 
 def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Meta, or tuple of Meta | None, of the results, from the op's meta kernel."""
+    """Meta, or tuple of Meta | None, of the results, from the op's meta kernel (or the rule for where that is not the CPU's)."""
+    if func in STATISTICS:
+        result = infer_spec(func, tree_map(_spec_of, args), tree_map(_spec_of, kwargs))
+        return tuple([Meta.of(spec.shape, spec.dtype) for spec in result])
 
     def meta_tensor(arg: Any) -> Any:
         return torch.empty(arg.meta.shape, dtype=arg.meta.dtype, device="meta") if isinstance(arg, Node) else arg
@@ -373,6 +379,10 @@ def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) ->
         return _meta_of(result)
     flat = [item for value in result for item in (value if isinstance(value, (list, tuple)) else (value,))]
     return tuple(_meta_of(item) if isinstance(item, torch.Tensor) else None for item in flat)
+
+
+def _spec_of(arg: Any) -> Any:
+    return TensorSpec.dense(arg.meta.shape, arg.meta.dtype) if isinstance(arg, Node) else arg
 
 
 def _meta_of(tensor: torch.Tensor) -> Meta:

@@ -178,7 +178,7 @@ def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     if not bound["training"]:
         inputs.pop(5)
         out = aten._native_batch_norm_legit_no_training.default(*inputs)[0]
-        nothing = torch.empty(0, dtype=out.dtype, device=out.device)
+        nothing = torch.empty(0, dtype=mean.dtype, device=out.device)
         return out, nothing, nothing.clone()
     try:
         return _normalised(inputs, mean, variance)

@@ -168,6 +168,16 @@ def complex_numbers_of_two_parts(device):
     return torch.complex(x, x + 1), torch.polar(x.abs(), x)
 
 
+@case
+def statistics_of_half_precision_normalisations(device):
+    x, found = numbers(device, 2, 4, 4).bfloat16(), []
+    for weight in (None, torch.ones(4, dtype=torch.bfloat16, device=device), torch.ones(4, device=device)):
+        found += torch.ops.aten.native_layer_norm(x, [4], weight, weight, 1e-5)[1:]
+        found += torch.ops.aten.native_group_norm(x, weight, weight, 2, 4, 4, 2, 1e-5)[1:]
+        found += torch.ops.aten.native_batch_norm(x, weight, weight, None, None, True, 0.1, 1e-5)[1:]
+    return [t.dtype for t in found]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_device_does_what_the_cpu_does(name: str) -> None:
     assert_same(outcome(CASES[name], "cpu"), outcome(CASES[name], "xla"))
