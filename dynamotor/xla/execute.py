@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ import torch
 from ..base.events import emit
 from . import metrics, persistent_cache, replicated, replication, rng
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
+from .numerics import on_cpu
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,21 @@ def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         persistent_cache.watch()
-        return jax.jit(function, donate_argnums=graph.donated, keep_unused=True).lower(*inputs).compile()
+        lowered = jax.jit(function, donate_argnums=graph.donated, keep_unused=True).lower(*inputs)
+        if not on_cpu() or any(name in os.environ.get("XLA_FLAGS", "") for name in _cpu_options):
+            return lowered.compile()
+        try:
+            return lowered.compile(compiler_options=_cpu_options)
+        except jax.errors.JaxRuntimeError as error:
+            if not any(name in str(error) for name in _cpu_options):
+                raise
+            _cpu_options.clear()  # this jaxlib does not know them
+            return lowered.compile()
+
+
+# XLA:CPU may hand products and sums to a kernel library. Products gain from it; a sum is slower there, and rounded differently
+# according to what comes before it in the same program, so that a forward pass alone would differ from one with its backward.
+_cpu_options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], list[jax.Array]]:

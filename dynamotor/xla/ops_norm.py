@@ -134,8 +134,8 @@ def _batch_norm(x: jax.Array, weight, bias, running_mean, running_var, training:
 
 
 def _scale(rstd: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """What a channel is multiplied with. One factor, not two in a row: XLA merges those where nobody else reads the first product,
-    so that a forward pass alone would be rounded differently from one that shares a program with its backward."""
+    """What a channel is multiplied with. One factor, not two in a row: XLA merges those where nobody else reads the first
+    product, so that a forward pass alone would be rounded differently from one that shares a program with its backward."""
     return rstd if weight is None else rstd * wide(weight)
 
 

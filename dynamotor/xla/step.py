@@ -11,6 +11,7 @@ Hyperparameters are inputs of the executable: a changed learning rate is recorde
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from . import (
 )
 from .bridge import Program
 from .ir import Cut, Lane, Meta, Node, XlaError
-from .tensor import Alias, XLATensor, value
+from .tensor import Alias, XLATensor, is_xla, value
 
 
 def compile_step(
@@ -39,7 +40,8 @@ def compile_step(
     recorded as a whole.
     """
     _check_device(model.named_parameters())
-    replayed = _Replayed(lambda: [*_tensors_of(model), *_tensors_of(loss_fn), *_state_of(optimizer)])
+    modules = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
+    replayed = _Replayed(lambda: [*_tensors_of(modules), *_state_of(optimizer)])
 
     def body(*batch: torch.Tensor) -> torch.Tensor:
         loss = loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:])
@@ -50,62 +52,72 @@ def compile_step(
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         _check_device((f"batch[{i}]", t) for i, t in enumerate(batch))
-        key = (
-            tuple([(t.shape, t.dtype) for t in batch]),
-            tuple([m.training for m in model.modules()]),
-            _hyperparameters(optimizer),
-        )
-        return replayed(key, body, batch, keep=not _counts_on_cpu(optimizer))
+        training = tuple([m.training for module in modules for m in module.modules()])
+        shapes = tuple([(t.shape, t.dtype) for t in batch])
+        return replayed((shapes, training), _hyperparameters(optimizer), body, batch)
 
     return step
 
 
 def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """A function `step()` that does `optimizer.step()` as one executable: for `dynamotor.compile(model, backend="xla")`."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    _check_device((f"parameter {i}", p) for i, p in enumerate(parameters))
-    replayed = _Replayed(lambda: [*parameters, *_state_of(optimizer)])
+    _check_device((f"parameter {i}", p) for i, p in enumerate(_parameters_of(optimizer)))
+    replayed = _Replayed(lambda: [*_parameters_of(optimizer), *_state_of(optimizer)])
 
     def body(*grads: torch.Tensor) -> None:
         optimizer.step()
 
     def step() -> None:
-        grads = [p.grad for p in parameters if p.grad is not None]
-        key = tuple([p.grad is None for p in parameters]), _hyperparameters(optimizer)
-        replayed(key, body, grads, keep=not _counts_on_cpu(optimizer))
+        grads = [p.grad for p in _parameters_of(optimizer)]
+        missing = tuple([g is None for g in grads])
+        replayed(missing, _hyperparameters(optimizer), body, [g for g in grads if g is not None])
 
     return step
 
 
 class _Replayed:
-    """Runs a body on tensors and state: first lazily, then recorded, then as an executable. `state()` lists what it reads and
-    writes beside its arguments."""
+    """Runs a body on tensors and state: first lazily, then recorded, then as an executable.
+
+    `state()` lists what the body reads and writes beside its arguments. It is known by object: when somebody puts another tensor
+    in its place (`optimizer.load_state_dict`, a new parameter), all begins anew. While there are numbers on the CPU among it,
+    each call is recorded, since an executable cannot see them.
+    """
 
     def __init__(self, state: Callable[[], list[torch.Tensor]]) -> None:
         self._state = state
         self._programs: dict[tuple, Program] = {}  # by what was recorded
+        self._known: list[torch.Tensor] = []
+        self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
         self._calls: dict[Any, tuple[Program, list[Any], list[XLATensor]]] = {}
-        self._warm = False
 
-    def __call__(self, key: Any, body: Callable, arguments: Sequence[Any], keep: bool) -> Any:
-        """Run for `key`, which holds all that a recording depends on beside tensors; `keep=False` records at each call."""
-        if not self._warm:
-            self._warm = True
-            result = body(*arguments)
-            for lane in devices.lanes():
-                sync.flush(lane, "compile_step")
-            return result
-        found = self._calls.get(key) if keep else None
+    def __call__(self, structure: Any, settings: Any, body: Callable, arguments: Sequence[Any]) -> Any:
+        """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers in `settings`."""
+        state = self._state()
+        if not _same(state, self._known):
+            self._known = state
+            self._warm.clear()
+            self._calls.clear()
+        if structure not in self._warm:
+            return self._run_lazily(structure, body, arguments)
+        found = self._calls.get((structure, settings)) if all(map(is_xla, state)) else None
         if found is None:
-            found = self._calls[key] = self._record(body, arguments)
-        program, scalars, state = found
+            taken = {id(t) for t in arguments}
+            read = list({id(t): t for t in state if is_xla(t) and id(t) not in taken}.values())
+            found = self._calls[structure, settings] = *self._record(body, arguments, read), read
+        program, scalars, read = found
         program.constants = scalars
-        return program(*arguments, *state)[0]
+        return program(*arguments, *read)[0]
 
-    def _record(self, body: Callable, arguments: Sequence[Any]) -> tuple[Program, list[Any], list[XLATensor]]:
+    def _run_lazily(self, structure: Any, body: Callable, arguments: Sequence[Any]) -> Any:
+        result = body(*arguments)
+        for lane in devices.lanes():
+            sync.flush(lane, "compile_step")
+        self._known = self._state()
+        self._warm.add(structure)
+        return result
+
+    def _record(self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]) -> tuple[Program, list[Any]]:
         """Record the body on leaves in the place of all tensors; what was recorded before keeps its executable."""
-        taken = {id(t) for t in arguments}
-        state = list({id(t): t for t in self._state() if type(t) is XLATensor and id(t) not in taken}.values())
         tensors = [*arguments, *state]
         lane = Lane(devices.lane_of(tensors[0].device).device, recording=True)
         with _stand_ins(lane, tensors) as first:
@@ -120,6 +132,14 @@ class _Replayed:
                     where=metrics.user_line(),
                     cure="train with the lazy device, or take what reads data out of the step",
                 ) from cut
+            if not _same(self._state(), self._known):
+                raise XlaError(
+                    "DM618",
+                    "the training step cannot be recorded as one graph",
+                    why="it puts new tensors in the place of its state (an optimizer that replaces what it keeps)",
+                    where=metrics.user_line(),
+                    cure="make the optimizer anew, and train with the lazy device",
+                )
             updates = [(i, t._alias.node) for i, t in enumerate(tensors) if t._alias.version]
             at = value(result._alias).position if type(result) is XLATensor else None
             recorded = (tuple(lane.key), tuple([(i, node.position) for i, node in updates]), at)
@@ -127,7 +147,11 @@ class _Replayed:
             if program is None:
                 program = self._programs[recorded] = Program(lane, first, [result], updates, donate=True)
         program.set_scalars(lane.scalars)
-        return program, program.constants, state
+        return program, program.constants
+
+
+def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 @contextlib.contextmanager
@@ -162,17 +186,21 @@ def _check_device(tensors: Any) -> None:
         )
 
 
-def _tensors_of(module: Any) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()] if isinstance(module, torch.nn.Module) else []
+def _tensors_of(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """Parameters, buffers, and gradients that the step adds to."""
+    own = [own for module in modules for m in module.modules() for own in (m._parameters, m._buffers)]
+    tensors = [t for tensors in own for t in tensors.values() if t is not None]
+    return [*tensors, *[t.grad for t in tensors if t.is_leaf and t.grad is not None]]
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
-
-
-def _counts_on_cpu(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step changes numbers that an executable cannot see."""
-    return any(t.device.type == "cpu" for t in _state_of(optimizer))
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    nested = [t for v in values if isinstance(v, (list, tuple, dict)) for t in tree_leaves(v) if isinstance(t, torch.Tensor)]
+    return [*[v for v in values if isinstance(v, torch.Tensor)], *nested]
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> tuple:

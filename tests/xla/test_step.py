@@ -110,3 +110,49 @@ def test_a_step_that_reads_data_is_refused_with_a_code():
     with pytest.raises(XlaError, match="DM618"):
         step(x, y)
     assert all(p.cpu().isfinite().all() for p in model.parameters())  # the refused step has not taken them
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["compile_optimizer", "compile_step"])
+def test_state_that_is_put_in_place_between_steps_is_used(whole):
+    """A loaded optimizer state and a new parameter are other tensors than those that were recorded."""
+
+    def train(device):
+        model = network().to(device)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        step = optimizer.step
+        if device == "xla":
+            step = compile_step(model, torch.Tensor.sum, optimizer) if whole else compile_optimizer(optimizer)
+        torch.manual_seed(2)
+        for index, x in enumerate(torch.randn(8, 8, 6).to(device)):
+            if index == 2:
+                kept = copy.deepcopy(optimizer.state_dict())
+            if index == 4:
+                optimizer.load_state_dict(kept)
+            if index == 6:
+                model[3].bias = torch.nn.Parameter(torch.ones(3, device=device))
+                optimizer.add_param_group({"params": [model[3].bias]})
+            if whole and device == "xla":
+                step(x)
+                continue
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            step()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    for mine, expected in zip(train("xla"), train("cpu")):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_optimizer_that_replaces_its_state_is_refused_with_a_code():
+    class Replacing(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for state in self.state.values():
+                state["momentum_buffer"] = state["momentum_buffer"] * 1.0
+
+    model = network().to("xla")
+    step = compile_step(model, torch.nn.functional.cross_entropy, Replacing(model.parameters(), lr=0.1, momentum=0.9))
+    data = batches()
+    step(*data[0])
+    with pytest.raises(XlaError, match="DM618"):
+        step(*data[1])

@@ -77,13 +77,13 @@ def training(case, dropout: bool) -> dict:
     bits = torch.equal(lazy[0], once[0]) and all(torch.equal(a, b) for x, y in zip(lazy[1:], once[1:]) for a, b in zip(x, y))
     result = {"bits": bits, "gradients": len(lazy[1])}
     if not dropout:
-        # Gradients are compared with float64's: where eager's own float32 is far off, so may ours be.
-        exact = gradients(model.double(), tuple(t.double() if t.is_floating_point() else t for t in inputs), None)
-        plain = gradients(model.float(), inputs, None)
+        # In float64: batch norm over the few values of a small batch magnifies float32's rounding, in eager as well.
+        model, inputs = model.double(), tuple(t.double() if t.is_floating_point() else t for t in inputs)
+        exact, once = gradients(model, inputs, None), gradients(model, inputs, "xla")
+        largest = max(float(b.abs().max()) for b in exact[1])
         result |= {
             "loss_error": error(once[0], exact[0]),
-            "gradient_error": max(error(a, b) for a, b in zip(once[1], exact[1])),
-            "eager_gradient_error": max(error(a, b) for a, b in zip(plain[1], exact[1])),
+            "gradient_error": max(float((a - b).abs().max()) for a, b in zip(once[1], exact[1])) / largest,
         }
     return result
 
