@@ -101,22 +101,55 @@ def _scatter_reduce(
     return _along(ctx, x, dim, index, source, True)
 
 
-def index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, alpha: Scalar) -> Value:
-    """Slices of source added to the slices of x that index names."""
-    if not x.shape or not x.shape[dim] or index.dtype not in INTEGERS:
+@lowering(aten.scatter.reduce)
+def _scatter_with(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *, reduce: str) -> Value:
+    if reduce != "add":
+        raise Decline("a product")
+    return _along(ctx, x, dim, index, source, True)
+
+
+def _slices(ctx: Lowering, x: Value, dim: int, index: Value, wrap: bool) -> Places:
+    """Where the elements of a source go whose slices along `dim` are put at the positions in `index`."""
+    if not x.shape or not x.shape[dim] or index.dtype not in INTEGERS or len(index.shape) > 1:
         raise Decline("0-d or empty operand")
     dim %= len(x.shape)
-    ctx.keep(index), ctx.keep_if_heavy(source)
+    ctx.keep(index)
     size = x.shape[dim]
+
+    def places(i: tuple[Index, ...]) -> tuple[Index, ...]:
+        at = index.at((i[dim],) if index.shape else ())
+        return (*i[:dim], loaded_index(at, size, wrap=wrap), *i[dim + 1 :])
+
+    return places
+
+
+@lowering(aten.index_copy.default)
+def _index_copy(ctx: Lowering, x: Value, dim: int, index: Value, source: Value) -> Value:
+    places = _slices(ctx, x, dim, index, wrap=False)
+    if len(source.shape) != len(x.shape):
+        raise Decline("a source of another rank")
+    ctx.keep_if_heavy(source)
+    return scatter(ctx, x, source, places)
+
+
+@lowering(aten.index_fill.int_Scalar)
+def _index_fill(ctx: Lowering, x: Value, dim: int, index: Value, value: Scalar) -> Value:
+    places = _slices(ctx, x, dim, index, wrap=True)
+    e = const(value, COMPUTE_TYPE[x.dtype])
+    dim %= len(x.shape)
+    shape = (*x.shape[:dim], numel(index.shape), *x.shape[dim + 1 :])
+    return scatter(ctx, x, Value(shape, x.dtype, lambda i: e), places)
+
+
+def index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, alpha: Scalar) -> Value:
+    """Slices of source added to the slices of x that index names."""
+    places = _slices(ctx, x, dim, index, wrap=False)
+    ctx.keep_if_heavy(source)
     kind = COMPUTE_TYPE[_summed_in(x.dtype)]
 
     def scaled(i: tuple[Index, ...]) -> Expr:
         e = cast(source.at(i), kind)
         return e if alpha == 1 else op("mul", e, const(alpha, kind))
-
-    def places(i: tuple[Index, ...]) -> tuple[Index, ...]:
-        at = index.at((i[dim],) if index.shape else ())
-        return (*i[:dim], loaded_index(at, size, wrap=False), *i[dim + 1 :])
 
     return scatter(ctx, x, Value(source.shape, _summed_in(x.dtype), scaled), places, add=True)
 

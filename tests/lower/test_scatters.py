@@ -36,6 +36,15 @@ def test_values_put_at_positions(dtype):
     check(lambda x, i, y: x.index_put((i,), y), x, torch.tensor([4, -1]), y[:2, :1], fallbacks=(), tolerance=0)
 
 
+def test_slices_put_at_positions():
+    x, y, i = values(6, 7), values(6, 2), torch.tensor([4, 1])
+    check(lambda x, i, y: x.index_copy(1, i, y) * 2, x, i, y, fallbacks=())
+    check(lambda x, i, y: x.index_copy(0, i[0], y), x, i, y.t()[:1, :1].expand(1, 7), fallbacks=())
+    check(lambda x, i: x.index_fill(0, i - 5, 2.5) + 1, x, i, fallbacks=())
+    check(lambda x, i: x.index_fill(1, i[1], 2), x.long(), i, fallbacks=())
+    check(lambda x, i, y: aten.scatter.reduce(x, 1, i, y, reduce="add"), x, i.expand(6, 2) * 0, y, fallbacks=(), tolerance=1e-5)
+
+
 def test_advanced_positions():
     x, i, j = torch.randn(6, 7, 20), torch.tensor([[5], [-6], [2]]), torch.tensor([1, -7, 3, 4])
     check(lambda x, i, j, v: x.index_put((i, j), v), x, i, j, torch.randn(3, 4, 20), fallbacks=())
