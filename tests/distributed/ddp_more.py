@@ -178,3 +178,12 @@ def tied_bucket(rank: int) -> tuple[tuple[str, ...], int]:
     loss_of(dynamotor.compile(module, backend="aot_eager")(_data(rank, 0, torch.float64))).backward()
     plan = averager_of(module).plan
     return tuple(slot.name for slot in plan.buckets[-1].slots), plan.names.count("embed.weight")
+
+
+def graphs_of_cuda(rank: int) -> tuple[float, dict[str, int]]:
+    """Under the backend that replays CUDA graphs a backward with collectives runs as it is."""
+    twins = Twins(rank)
+    twins.ours = dynamotor.compile(twins.inner, backend="cudagraphs")
+    for step in range(4):
+        twins.step(step)
+    return twins.apart(), dict(dynamotor.counters["fallback"])

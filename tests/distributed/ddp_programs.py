@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -662,6 +664,49 @@ def buffers_and_uneven_inputs(run: Run) -> None:
                 optimizer.step()
     for p in [*module.parameters(), *module.buffers()]:
         run.note(p, shared=True)
+
+
+# Whatever may come --------------------------------------------------------------------------------------------------------------------
+def _random_step(run: Run, draw: random.Random, modules: list[Any], step: int) -> None:
+    """Forwards of one or two modules, some dropped, some without gradients, batches that differ between ranks; one backward."""
+    zero, sync = draw.choice(["none", "zeros", "keep"]), draw.random() < 0.75
+    for module in modules:
+        if zero != "keep":
+            module.zero_grad(set_to_none=zero == "none")
+    used, losses = set(), []
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(maybe(module, sync))
+        for i in range(draw.choice([1, 1, 1, 2, 3])):
+            first, quiet, dropped, chained = draw.randrange(len(modules)), *(draw.random() < p for p in (0.3, 0.15, 0.3))
+            x = run.data(100 * step + i, [draw.choice([3, 4, 5, 6]) for _ in range(2)][run.rank])
+            if quiet:
+                with torch.no_grad():
+                    modules[first](x)
+            if dropped:
+                modules[first](x)
+            path = [first, 1 - first] if chained and len(modules) == 2 else [first]
+            for number in path:
+                x = modules[number](x)
+            used |= set(path)
+            losses.append(loss_of(x))
+        sum(losses).backward()
+    run.see(*(modules[i] for i in sorted(used)), shared=sync and zero != "keep")
+
+
+def _random_program(number: int, run: Run) -> None:
+    draw = random.Random(number)
+    views = draw.random() < 0.3
+    modules = [run.ddp(seed(lambda: Plain(draw.choice([2, 3]))), gradient_as_bucket_view=views) for _ in range(draw.choice([1, 2]))]
+    with dynamotor.config.patch(cache_size_limit=draw.choice([2, 3, 16])):
+        for module in modules:  # all ranks compile the first step
+            loss_of(module(run.data(0))).backward()
+        for step in range(1, 6):
+            _random_step(run, draw, modules, step)
+
+
+for _number in range(6):
+    PROGRAMS[f"random program {_number}"] = functools.partial(_random_program, _number)
 
 
 # Communication hooks -----------------------------------------------------------------------------------------------------------------

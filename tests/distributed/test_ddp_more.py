@@ -55,3 +55,8 @@ def test_two_modules_that_feed_each_other(pair: Pair) -> None:
 def test_a_tied_weight_sits_in_the_bucket_of_its_earliest_use(pair: Pair) -> None:
     for last, times in pair.run(ddp_more.tied_bucket):
         assert "embed.weight" in last and times == 1
+
+
+def test_a_backward_with_collectives_is_no_cuda_graph(pair: Pair) -> None:
+    for worst, fallback in pair.run(ddp_more.graphs_of_cuda):
+        assert worst <= 1e-12 and fallback["cudagraphs.collectives"] == 1, fallback
