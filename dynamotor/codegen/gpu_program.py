@@ -24,7 +24,7 @@ from ..base.errors import BuildError
 from ..graph.info import GraphInfo
 from ..lower.program import ExternStep, LoopStep, Program
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
-from . import autotune, triton, triton_gemm_choice
+from . import autotune, pad_rows, triton, triton_gemm_choice
 from .program import CallProgram, Writer, refs
 from .triton_gemm import GemmFunction
 from .triton_kernel import TritonFunction
@@ -84,6 +84,10 @@ def _new(device: torch.device, shape: tuple[int, ...], stride: tuple[int, ...], 
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
 def _rounds_operands(step: Any) -> bool:
     """Whether a step is a generated product that rounds float32 operands to TF32."""
     return isinstance(step, triton.TritonStep) and "tf32" in step.function.source
@@ -110,7 +114,7 @@ class GpuProgram(CallProgram):
         self.device = device
         self._without_tf32: Callable[..., Any] | None = None
         if not expanded:
-            launches = triton.expand(program)
+            launches = triton.expand(pad_rows.pad_rows(program) if _is_gpu(device) else program)
             program = self._with_templates(launches, info)
             if any(_rounds_operands(step) for step in program.steps):
                 self._without_tf32 = functools.cache(lambda: GpuProgram(launches, info, device, on_build_error, expanded=True))

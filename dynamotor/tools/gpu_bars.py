@@ -82,6 +82,8 @@ def line(key: str, row: Row) -> str:
         return f"{key}: {row['error']}" + "".join(f"\n    {t}" for t in row.get("trace", ()))
     if row["mode"] == "kernels":
         return f"{key}: {row['GB/s']} GB/s, {row['of copy']} of the copy, {row['ratio']} of torch.compile's speed"
+    if row["mode"] == "products":
+        return f"{key}: {row['ms']} ms"
     if row["mode"] == "overhead":
         return f"{key}: {row['host_us']} us, {row['of peer']} of torch.compile's"
     text = f"{key}:"

@@ -25,8 +25,16 @@ from . import gpu_bars
 from .gpu_programs import BATCH, WITH_DROPOUT, Job
 from .json_worker import JsonWorker
 
-WITHOUT_MODEL = ("kernels", "overhead")
-GUESS = {"train": 75.0, "infer": 55.0, "infer_amp": 55.0, "errors": 75.0, "kernels": 90.0, "overhead": 45.0}  # seconds a job
+WITHOUT_MODEL = ("kernels", "overhead", "products")
+GUESS = {
+    "train": 75.0,
+    "infer": 55.0,
+    "infer_amp": 55.0,
+    "errors": 75.0,
+    "kernels": 90.0,
+    "overhead": 45.0,
+    "products": 25.0,
+}  # seconds a job
 
 
 class Worker(JsonWorker):
@@ -199,7 +207,9 @@ class Session:
 def arguments() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_bench", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--modes", default="train,infer,errors,kernels,overhead", help="also infer_amp; '' only reports")
+    parser.add_argument(
+        "--modes", default="train,infer,errors,kernels,overhead", help="also infer_amp, products; '' only reports"
+    )
     parser.add_argument("--models", default="all", help=f"of {', '.join(BATCH)}")
     parser.add_argument("--kernels", default="", help="only kernels whose names start so")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds after which nothing new is started; late jobs end")

@@ -166,6 +166,7 @@ MODES: dict[str, Callable[[Job], Callable[[], Iterator[dict[str, Any]]]]] = {
     "errors": error_rows,
     "kernels": gpu_kernels.kernel_rows,
     "overhead": gpu_kernels.overhead_rows,
+    "products": gpu_kernels.product_rows,
 }
 
 

@@ -180,3 +180,28 @@ def overhead_rows(job: Job) -> Rows:
         yield {"mode": "overhead", "model": "BERT 12x32", "host_us": us, "of peer": round(us["ours"] / us["peer"], 4)}
 
     return rows
+
+
+# Rows, k and words of products whose rows do not start at multiples of 16 bytes: GPT-2's and BERT's vocabularies.
+VOCABULARIES = ((2048, 768, 50257), (4096, 768, 30522))
+
+
+def product_rows(job: Job) -> Rows:
+    """The library's products over a vocabulary, with rows as they are and moved apart to multiples of 16 bytes."""
+    cut = 64 if job.get("tiny") else 1
+
+    def rows() -> Iterator[dict[str, Any]]:
+        clock = Clock(job["device"])
+        for n, k, words in VOCABULARIES:
+            n, words = n // cut, words // cut
+            apart = -(-words // 8) * 8
+            x, w = (torch.randn(size, k, device=job["device"], dtype=torch.bfloat16) for size in (n, words))
+            ms: dict[str, dict[str, float]] = {"forward": {}, "gradient of x": {}, "gradient of w": {}}
+            for label, step in (("as it is", words), ("aligned", apart)):
+                out = torch.empty_strided((n, words), (step, 1), device=job["device"], dtype=torch.bfloat16).normal_()
+                ms["gradient of x"][label] = clock.milliseconds(lambda: torch.mm(out, w))  # noqa: B023
+                ms["gradient of w"][label] = clock.milliseconds(lambda: torch.mm(out.t(), x))  # noqa: B023
+                ms["forward"][label] = clock.milliseconds(lambda: torch.mm(x, w.t(), out=out))  # noqa: B023
+            yield {"mode": "products", "model": f"{n}x{k}x{words}", "ms": ms}
+
+    return rows

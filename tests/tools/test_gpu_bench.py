@@ -48,6 +48,7 @@ def test_a_model_in_inference_prepared_before_it_is_timed():
 def test_kernels_and_host_time():
     found = rows_of("kernels", only=["softmax", "layer norm fwd+bwd"])
     assert len(found) == 2 and all(row["errors"]["ours"]["out"] < 0.05 for row in found.values())
+    assert all(set(ms) == {"as it is", "aligned"} for row in rows_of("products").values() for ms in row["ms"].values())
     (row,) = rows_of("overhead").values()
     assert set(row["host_us"]) == {"eager", "ours", "peer", "ours graphs"}
 
