@@ -256,7 +256,9 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
     if product.out.stride != (m * n if batch > 1 else 0, n if m > 1 else 0, 1 if n > 1 else 0):
         return None
     reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
-    if any(s.scatters for s in stores) or len(stores) != len(statements) or len(reads) != 1 or numel(v.size for v in loops) != batch * m * n:
+    if any(s.scatters for s in stores) or len(stores) != len(statements):
+        return None
+    if len(reads) != 1 or numel(v.size for v in loops) != batch * m * n:
         return None
     (read,) = reads
     steps = {v: read.coefficient(v) for v in loops}
