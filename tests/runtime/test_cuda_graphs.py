@@ -78,7 +78,11 @@ def test_results_that_are_still_held_are_never_overwritten():
     call = warm(graphed(lambda x: (x + 1,)), torch.zeros(3))
     held = [call(torch.full((3,), float(n)))[0] for n in range(ALTERNATES + 2)]
     assert [h.tolist() for h in held] == [[n + 1.0] * 3 for n in range(ALTERNATES + 2)]
-    assert counters["cudagraphs"] == {"recorded": ALTERNATES, "replayed": ALTERNATES, "what the last replay gave is still in use": 2}
+    assert counters["cudagraphs"] == {
+        "recorded": ALTERNATES,
+        "replayed": ALTERNATES,
+        "what the last replay gave is still in use": 2,
+    }
     view = held[0][1:]
     held.clear()
     assert call(torch.full((3,), 9.0))[0].tolist() == [10, 10, 10] and view.tolist() == [1, 1]
@@ -180,7 +184,7 @@ def test_a_backward_reads_what_its_forward_left_in_place():
     for _ in range(WARM_UP + 3):
         x, g = torch.randn(3), torch.randn(3)
         out, saved = forward(x)
-        grad, = backward(saved, g)
+        (grad,) = backward(saved, g)
         torch.testing.assert_close(grad, x.exp() * g)
         del out, saved, grad
     assert counters["cudagraphs"]["recorded"] == 2 and counters["cudagraphs"]["replayed"]
@@ -209,8 +213,10 @@ def test_what_cannot_be_recorded_runs_plainly_and_says_why(reason):
     if "expanded" in reason:
         x = torch.ones(1).expand(3)
     if "failed" in reason:
+
         def refuse(call):
             raise RuntimeError("no")
+
         recorder.record = refuse
     call = warm(graphed(lambda x: (x + 1,), mutated=[0] if "changed" in reason else (), recorder=recorder), x)
     before = counters["fallback"]["cudagraphs"]
