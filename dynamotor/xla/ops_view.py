@@ -1,4 +1,4 @@
-"""View ops and their `_copy` twins, as plain functions of values: tensors of the device are always contiguous.
+"""View ops and their `_copy` twins, as plain functions of values: values are row-major, whatever strides tensors report.
 
 >>> as_strided(jnp.arange(6), (2, 2), (2, 1), 1)    # rows that start 2 apart, from element 1
 Array([[1, 2], [3, 4]], dtype=int64)
