@@ -21,6 +21,15 @@ def wide(x: jax.Array | None) -> jax.Array | None:
     return x.astype(jnp.float32) if x is not None and x.dtype in LOW_PRECISION else x
 
 
+def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """A wide value with no more bits than a low-precision type keeps, for ops that aten rounds at each step. (XLA may leave out a
+    cast there and back.)"""
+    if dtype not in LOW_PRECISION:
+        return x
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x, exponent_bits=kept.nexp, mantissa_bits=kept.nmant)
+
+
 def on_cpu() -> bool:
     """Whether graphs run on XLA:CPU, where some ops want another shape of program."""
     return jax.default_backend() == "cpu"

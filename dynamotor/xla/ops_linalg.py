@@ -14,7 +14,7 @@ import torch
 
 from .dtypes import is_complex
 from .lowering import Unsupported, op
-from .numerics import on_cpu, wide
+from .numerics import on_cpu, rounded, wide
 from .ops_matmul import product
 
 aten = torch.ops.aten
@@ -306,10 +306,16 @@ _SQUARINGS = 64
 
 @op(aten.linalg_matrix_exp)
 def _matrix_exp(a):
-    return jsl.expm(wide(a), max_squarings=_SQUARINGS) if a.size else a
+    """In double precision: the solver in Padé's approximation loses digits that aten's polynomials keep, and the gradient (the
+    exponential of a matrix twice as large) shows it."""
+    exact = a.astype(jnp.complex128 if is_complex(a.dtype) else jnp.float64)
+    return jsl.expm(exact, max_squarings=_SQUARINGS) if a.size else a
 
 
 @op(aten.linalg_cross)
 def _cross(x, y, *, dim=-1):
+    dtype = x.dtype
     x, y = jnp.broadcast_arrays(wide(x), wide(y))
-    return jnp.cross(x, y, axis=dim)
+    products = (jnp.roll(x, -one, dim) * jnp.roll(y, -other, dim) for one, other in ((1, 2), (2, 1)))
+    first, second = (rounded(value, dtype) for value in products)
+    return first - second

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from .dtypes import LOW_PRECISION
 from .lowering import op
-from .numerics import contract, matmul_precision, wide
+from .numerics import contract, matmul_precision, rounded, wide
 
 aten = torch.ops.aten
 
@@ -57,6 +58,10 @@ def _add_product(base, x, y, out_dtype=None, *, beta=1, alpha=1):
 @op(aten.addbmm)
 def _addbmm(base, x, y, *, beta=1, alpha=1):
     batch, rows, inner = x.shape
+    if x.dtype in LOW_PRECISION:  # aten rounds after each product
+        for left, right in zip(x, y):
+            base, beta = rounded(_plus(base, beta, alpha, product(left, right)), x.dtype), 1
+        return base if batch else _plus(base, beta, 1, jnp.zeros((rows, y.shape[2]), jnp.float32))
     side_by_side = x.transpose(1, 0, 2).reshape(rows, batch * inner)
     return _plus(base, beta, alpha, product(side_by_side, y.reshape(batch * inner, y.shape[2])))
 
