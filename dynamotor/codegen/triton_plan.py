@@ -13,7 +13,23 @@ import torch
 
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index import Index, Var, flatten
-from ..lower.ir import Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, load, loads_of, make, op, rebuild, rewrite, roots, walk
+from ..lower.ir import (
+    Expr,
+    Kernel,
+    Phase,
+    Reduce,
+    Scratch,
+    Statement,
+    Store,
+    load,
+    loads_of,
+    make,
+    op,
+    rebuild,
+    rewrite,
+    roots,
+    walk,
+)
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
 from .triton_kernel import Piece, Plan
