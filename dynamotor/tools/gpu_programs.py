@@ -141,12 +141,14 @@ _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def full_float32() -> Any:
     """Products and convolutions in all of float32's bits."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    before = matmul.allow_tf32
+    settings = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    matmul.allow_tf32 = False
     try:
-        yield
+        with cudnn.flags(**settings, allow_tf32=False):
+            yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        matmul.allow_tf32 = before
 
 
 @contextlib.contextmanager

@@ -132,6 +132,7 @@ def test_a_missing_jax_is_a_coded_error(tmp_path):
 
 
 LAUNCHED = """
+    import sys
     import torch
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -139,7 +140,9 @@ LAUNCHED = """
 
     def work(index):
         t = torch.ones(2, device=xm.xla_device()) * (xr.global_ordinal() + 1)
-        print(index, xr.world_size(), xm.all_reduce(xm.REDUCE_SUM, t).tolist(), flush=True)
+        # One write a line: two processes share the stream.
+        sys.stdout.write(f"{index} {xr.world_size()} {xm.all_reduce(xm.REDUCE_SUM, t).tolist()}\\n")
+        sys.stdout.flush()
 
     if __name__ == "__main__":
         torch_xla.launch(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -43,6 +44,7 @@ def test_a_world_of_one():
 
 
 def test_memory_info():
+    gc.collect()  # what earlier tests left must not be freed between the two looks
     before = xm.get_memory_info("xla:0")
     held = torch.ones(1 << 20, device="xla")
     xm.mark_step()
