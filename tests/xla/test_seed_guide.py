@@ -268,6 +268,7 @@ def test_utilities_as_documented(tmp_path):
 
 
 WRAPPERS = """
+import sys
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
 from torch import nn
@@ -285,7 +286,8 @@ def _mp_fn(index, flags):
   device = xm.xla_device()
   model = WRAPPED_MODEL.to(device)
   dataset = SERIAL_EXEC.run(lambda: load_dataset('/tmp/mnist-data'))
-  print(index, dataset, next(model.parameters()).device, flags, flush=True)
+  sys.stdout.write(f"{index} {dataset} {next(model.parameters()).device} {flags}\\n")  # one write: two processes share the stream
+  sys.stdout.flush()
 
 if __name__ == '__main__':
   xmp.spawn(_mp_fn, args=('f',), nprocs=2, start_method='fork')
