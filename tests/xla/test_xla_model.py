@@ -44,7 +44,8 @@ def test_a_world_of_one():
 
 
 def test_memory_info():
-    gc.collect()  # what earlier tests left must not be freed between the two looks
+    gc.collect()  # what earlier tests left, in memory or pending, must not be freed between the two looks
+    xm.mark_step()
     before = xm.get_memory_info("xla:0")
     held = torch.ones(1 << 20, device="xla")
     xm.mark_step()
