@@ -47,11 +47,12 @@ def test_memory_info():
     gc.collect()  # what earlier tests left, in memory or pending, must not be freed between the two looks
     xm.mark_step()
     before = xm.get_memory_info("xla:0")
-    held = torch.ones(1 << 20, device="xla")
+    held = torch.ones(1 << 24, device="xla")
     xm.mark_step()
     after = xm.get_memory_info(xm.xla_device())
-    assert after["bytes_used"] - before["bytes_used"] >= 4 << 20 and after["kb_total"] * 1024 == after["bytes_limit"]
-    assert 0 < after["kb_free"] <= after["kb_total"] and held.sum().item() == 1 << 20
+    # 64 MiB more, but for the few bytes that another thread may free meanwhile.
+    assert after["bytes_used"] - before["bytes_used"] >= 63 << 20 and after["kb_total"] * 1024 == after["bytes_limit"]
+    assert 0 < after["kb_free"] <= after["kb_total"] and held.sum().item() == 1 << 24
 
 
 def test_step_closures_run_after_the_barrier_in_order():
