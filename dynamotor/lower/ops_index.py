@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,23 +55,34 @@ def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool =
     return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1 :])))
 
 
-@lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
-def _index(ctx: Lowering, x: Value, indices: Sequence[Any]) -> Value:
-    """Advanced indexing with integer tensors: the indexed dimensions become the indices' broadcast shape."""
+Places = Callable[[tuple[Index, ...]], tuple[Index, ...]]
+
+
+def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[tuple[int, ...], Places]:
+    """Advanced indexing of x with integer tensors: (shape of the indexed part, where in x each of its positions lies).
+
+    The indexed dimensions become the indices' broadcast shape, in their place when they are adjacent, in front otherwise.
+    """
     given = [(d, v) for d, v in enumerate(indices) if v is not None]
     if not given or any(v.dtype not in INTEGERS for _, v in given) or any(not x.shape[d] for d, _ in given):
         raise Decline("boolean or empty index")
     common = tuple(torch.broadcast_shapes(*(v.shape for _, v in given)))
     dims = [d for d, _ in given]
-    adjacent = dims == list(range(dims[0], dims[-1] + 1))
-    start = dims[0] if adjacent else 0
+    start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    rest = [n for d, n in enumerate(x.shape) if d not in dims]
     for _, v in given:
         ctx.keep(v)
 
-    def body(index: tuple[Index, ...]) -> Expr:
+    def places(index: tuple[Index, ...]) -> tuple[Index, ...]:
         picked = index[start : start + len(common)]
-        rest = list(index[:start] + index[start + len(common) :])
+        left = [*index[:start], *index[start + len(common) :]]
         positions = {d: loaded_index(v.at(broadcast_index(picked, v.shape)), x.shape[d]) for d, v in given}
-        return x.at(tuple(positions[d] if d in positions else rest.pop(0) for d in range(len(x.shape))))
+        return tuple(positions[d] if d in positions else left.pop(0) for d in range(len(x.shape)))
 
-    return ctx.generate(body)
+    return (*rest[:start], *common, *rest[start:]), places
+
+
+@lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(ctx: Lowering, x: Value, indices: Sequence[Any]) -> Value:
+    _, places = advanced(ctx, x, indices)
+    return ctx.generate(lambda i: x.at(places(i)))

@@ -6,7 +6,7 @@ on a GPU sums are atomic, so their last bits may differ from run to run, and det
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,11 @@ from ..graph.spec import contiguous_stride, numel
 from .index import Index, flatten
 from .ir import BOOL, COMPUTE_TYPE, F32, I32, I64, Expr, Node, cast, compare, const, op, select
 from .lowering import Decline, Lowering, Scalar, lowering
-from .ops_index import INTEGERS, loaded_index
+from .ops_index import INTEGERS, Places, advanced, loaded_index
 from .program import BufRef
-from .value import Value, broadcast_index, expand, is_dense
+from .value import Value, expand, is_dense
 
 aten = torch.ops.aten
-Places = Callable[[tuple[Index, ...]], tuple[Index, ...]]
 
 
 def scatter(ctx: Lowering, base: Value, source: Value, places: Places, add: bool = False) -> Value:
@@ -157,25 +156,8 @@ def index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, al
 # -- advanced indices -------------------------------------------------------------------------------------------------
 @lowering(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put(ctx: Lowering, x: Value, indices: Sequence[Any], values: Value, accumulate: bool = False) -> Value:
-    given = [(d, v) for d, v in enumerate(indices) if v is not None]
-    if not given or any(v.dtype not in INTEGERS for _, v in given) or any(not x.shape[d] for d, _ in given):
-        raise Decline("boolean or empty index")
-    common = tuple(torch.broadcast_shapes(*(v.shape for _, v in given)))
-    dims = [d for d, _ in given]
-    adjacent = dims == list(range(dims[0], dims[-1] + 1))
-    start = dims[0] if adjacent else 0
-    rest = [n for d, n in enumerate(x.shape) if d not in dims]
-    shape = (*rest[:start], *common, *rest[start:])
-    for _, v in given:
-        ctx.keep(v)
+    shape, places = advanced(ctx, x, indices)
     ctx.keep_if_heavy(values)
-
-    def places(index: tuple[Index, ...]) -> tuple[Index, ...]:
-        picked = index[start : start + len(common)]
-        left = [*index[:start], *index[start + len(common) :]]
-        positions = {d: loaded_index(v.at(broadcast_index(picked, v.shape)), x.shape[d]) for d, v in given}
-        return tuple(positions[d] if d in positions else left.pop(0) for d in range(len(x.shape)))
-
     return scatter(ctx, x, expand(values, shape), places, accumulate)
 
 
