@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,28 @@ class Runner:
             self.pair.close()
 
 
+def dies(timeout: float = 10.0) -> dict[str, Any]:
+    """NCCL lets the device wait: the surviving rank says why within the timeout, and PyTorch ends it after that."""
+    pair = Pair(group_timeout=timeout, device="cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        for pipe in pair.pipes:
+            pipe.send((ddp_failures.dies_while_the_device_waits, (folder,)))
+        pair.processes[1].join(60)
+        began, said, file = time.monotonic(), None, Path(folder, "said")
+        while pair.processes[0].is_alive() and time.monotonic() - began < timeout + 60:
+            time.sleep(0.1)
+            if said is None and file.exists() and "DM703" in file.read_text(errors="replace"):
+                said = time.monotonic() - began
+        ended = time.monotonic() - began
+        alive = pair.processes[0].is_alive()
+        text = file.read_text(errors="replace") if file.exists() else ""
+        pair.kill()
+    line = next((line for line in text.splitlines() if "DM703" in line), text[-300:])
+    told = f"said after {said:.1f} s" if said is not None else "nothing said"
+    return {"ok": said is not None and said < timeout and "ddp_failures.py" in text and not alive,
+            "note": f"{told}, {'still there' if alive else 'ended'} after {ended:.1f} s: {line[:300]}"}
+
+
 def run_rows(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Fill `rows`, and write them after each."""
     end = time.monotonic() + options.budget
@@ -102,6 +125,8 @@ def run_rows(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     for function, code in ERRORS:
         row(f"{function.__name__}: {code} on both ranks", lambda function=function, code=code: refuse(function, code))
     run.close()
+    if options.device == "cuda":
+        row("a rank dies in a backward: DM703 on the other one, which ends", dies)
 
 
 def main() -> int:

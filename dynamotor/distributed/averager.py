@@ -42,8 +42,9 @@ def averager_of(ddp: Any) -> Averager:
     """The module's averager; the first call attaches it."""
     found = ddp.__dict__.get(_KEY)
     if found is None:
-        install()
-        found = Averager(ddp._orig_mod if hasattr(type(ddp), "_dynamotor") else ddp)
+        module = ddp._orig_mod if hasattr(type(ddp), "_dynamotor") else ddp
+        install(module.process_group)
+        found = Averager(module)
         ddp.__dict__[_KEY] = found
         ddp.__dict__["_pre_forward"], ddp.__dict__["_post_forward"] = found.pre_forward, found.post_forward
     return found

@@ -3,7 +3,7 @@
 DDP's reducer fails inside autograd's engine, below anything of ours. So the engine object that Python calls is replaced by one
 that looks at what comes out of it.
 
->>> install()
+>>> install(ddp.process_group)
 >>> loss.backward()        # another rank died: DistributedError DM703 at this line
 """
 
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch.autograd import Variable
 
 from ..base.errors import DistributedError, UserLine
+from .watch import Watch
+from .wrapper import group_timeout
 
 # What DDP's reducer complains about: a part of its text, code, what happened, what to do.
 _NO_GRADIENT = "some parameters of the DistributedDataParallel module got no gradient in the last step"
@@ -77,11 +79,16 @@ def coded(error: RuntimeError, doing: str) -> DistributedError | None:
 
 
 class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
-    """Autograd's engine; failures between ranks come out of it coded."""
+    """Autograd's engine; failures between ranks come out of it coded, and what a GPU waits for in vain is reported."""
+
+    watch: Watch | None = None
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().run_backward(*args, **kwargs)
+            found = super().run_backward(*args, **kwargs)
+            if self.watch is not None:
+                self.watch.behind_backward(user_line())
+            return found
         except RuntimeError as error:
             better = coded(error, "in a backward, while gradients were reduced")
             if better is None:
@@ -89,7 +96,13 @@ class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
             raise better from error.__cause__ or error
 
 
-def install() -> None:
-    """From now on this process runs its backwards through an engine that translates; once is enough."""
+def install(group: dist.ProcessGroup) -> None:
+    """From now on this process runs its backwards through an engine that translates; once is enough.
+
+    Over NCCL the group's timeout also bounds how long a backward may stay unfinished before that is said.
+    """
     if not isinstance(Variable._execution_engine, _Engine):
         Variable._execution_engine = _Engine()
+    engine: _Engine = Variable._execution_engine
+    if engine.watch is None and dist.get_backend(group) == "nccl":
+        engine.watch = Watch(group_timeout(group).total_seconds())

@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-warm", action="store_true", help="skip the second process")
     parser.add_argument("--precision", choices=("highest", "high", "medium"), default="highest",
                         help="torch.set_float32_matmul_precision, with --xla")
+    parser.add_argument("--merge", action="append", default=[], metavar="EARLIER.json",
+                        help="with --xla: start from these rows; with --models '' only merge")
     parser.add_argument("--xla", action="store_true", help="lazy XLA device against the bridges (models: small, seed, or names)")
     bench_ddp.add_arguments(parser)
     parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")

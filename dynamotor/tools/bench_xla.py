@@ -35,6 +35,7 @@ from .measure import geometric_mean, once, quartiles
 from .xla_models import SEED, SMALL, Case, cases
 
 Way = Callable[[], Any]
+ABOUT = ("torch", "jax", "python", "device", "threads", "xla_flags", "float32_matmul_precision")  # the machine and its settings
 
 
 def names_of(text: str) -> list[Case]:
@@ -189,7 +190,8 @@ def measure(case: Case, phase: str, small: bool, seconds: float) -> dict[str, An
 
 def main(args: argparse.Namespace) -> int:
     """Run the bench; 0 when every row was measured. The result is written after each row: one that dies loses no other."""
-    rows: list[dict[str, Any]] = []
+    earlier = [json.loads(Path(name).read_text()) for name in args.merge]
+    rows: list[dict[str, Any]] = [row for result in earlier for row in result["rows"]]
     phases = args.phase.split(",")
     torch.set_float32_matmul_precision(args.precision)
     path = Path(args.json or "dynamotor-bench-xla.json")
@@ -201,17 +203,21 @@ def main(args: argparse.Namespace) -> int:
             except Exception as error:
                 row = {"model": case.name, "phase": phase, "failed": f"{type(error).__name__}: {error}"}
                 print(f"{case.name:>24} {phase:>5}  failed: {str(error)[:500]}", flush=True)
-            rows.append(row)
-            path.write_text(json.dumps(_result(rows, phases), indent=1) + "\n")
-    for phase, means in _result(rows, phases)["summary"].items():
+            rows = [r for r in rows if (r["model"], r["phase"]) != (row["model"], row["phase"])] + [row]
+            path.write_text(json.dumps(_result(rows), indent=1) + "\n")
+    result = {**_result(rows), "merged": [{k: r[k] for k in ("command", *ABOUT)} for r in earlier]} if earlier else _result(rows)
+    if earlier and not args.models:  # nothing was measured here
+        result |= {key: earlier[-1][key] for key in ABOUT}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    for phase, means in result["summary"].items():
         print(f"{phase}: geometric means over lazy: " + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items()))
     print(f"written to {path}")
     return 0 if not any("failed" in row for row in rows) else 1
 
 
-def _result(rows: list[dict[str, Any]], phases: list[str]) -> dict[str, Any]:
+def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, dict[str, float]] = {}
-    for phase in phases:
+    for phase in dict.fromkeys(row["phase"] for row in rows):
         measured = [row["ways"] for row in rows if row["phase"] == phase and "ways" in row]
         names = dict.fromkeys(name for ways in measured for name in ways if name != "lazy")
         summary[phase] = {name: geometric_mean([w[name]["over_lazy"] for w in measured if name in w]) for name in names}

@@ -86,6 +86,19 @@ def dies_in_backward(rank: int) -> dict[str, str]:
     return found
 
 
+def dies_while_the_device_waits(rank: int, folder: str) -> str:
+    """Rank 1 is gone in the middle of a backward; the other one's GPU waits for it, and what it says goes to a file."""
+    module = _compiled()
+    assert _train(module, rank, steps=2) == "no error"
+    out = module(_data(rank, 2, torch.float32))
+    if rank == 1:
+        out.register_hook(lambda grad: os._exit(0))
+    os.dup2(os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT), 2)
+    loss_of(out).backward()
+    torch.cuda.synchronize()
+    return "no error"
+
+
 def dies_before_forward(rank: int) -> str:
     """Rank 1 is gone between two steps; DDP broadcasts buffers before a forward."""
     module = _compiled(Normed)

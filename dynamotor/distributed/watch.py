@@ -1,0 +1,69 @@
+"""A GPU that never comes to the end of a backward, because another rank is gone, is reported before PyTorch ends the process.
+
+NCCL's collectives wait on the device: nothing that Python calls fails when a rank dies, and a program sooner or later waits for
+its GPU. PyTorch's watchdog ends the process once the group's timeout is over, with a text that names no line of the program.
+So an event lies behind each backward; a thread that sleeps most of the time looks at it, and says in time what is wrong.
+
+>>> watch = Watch(timeout=600.0); watch.behind_backward()
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TextIO
+
+import torch
+import torch.distributed as dist
+
+from ..base.errors import DistributedError, UserLine
+
+PATIENCE = 0.6  # of the group's timeout: looked at every fifth of that, so that it is said before three quarters are over
+
+
+class Watch:
+    """Looks after the latest backward of this process.
+
+    timeout: seconds that the process group waits. out: where the report goes (stderr).
+    """
+
+    def __init__(self, timeout: float, out: TextIO | None = None) -> None:
+        self.timeout, self.limit, self.out = timeout, PATIENCE * timeout, out
+        self._events: dict[int, torch.cuda.Event] = {}
+        self._latest: tuple[torch.cuda.Event, float, UserLine | None] | None = None
+        threading.Thread(target=self._run, name="dynamotor-watch", daemon=True).start()
+
+    def behind_backward(self, where: UserLine | None) -> None:
+        """All of a backward is queued on the current stream, which waits for its all-reduces."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        device = torch.cuda.current_device()
+        event = self._events.get(device)
+        if event is None:
+            event = self._events[device] = torch.cuda.Event()
+        event.record()
+        self._latest = event, time.monotonic(), where
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self.limit / 5)
+            if (late := self.look()) is not None:
+                print(late, file=self.out or sys.stderr, flush=True)
+                return
+
+    def look(self) -> DistributedError | None:
+        """An error when the latest backward is overdue. The device is asked only then: a question may disturb a graph capture."""
+        latest = self._latest
+        if latest is None or time.monotonic() - latest[1] < self.limit:
+            return None
+        event, began, where = latest
+        if event.query():
+            if self._latest is latest:
+                self._latest = None
+            return None
+        return DistributedError(
+            "DM703", f"rank {dist.get_rank()} waits for the all-reduces of a backward for {time.monotonic() - began:.0f} s",
+            why=f"another rank died or is late; PyTorch ends this process when the timeout of {self.timeout:.0f} s is over",
+            cure="see the other ranks' own errors. The gradients of this step are lost; go on from the last checkpoint",
+            where=where)
