@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Div, Index, Loaded, Mod, Var
 from ..lower.ir import BOOL, I64, Expr, Store, make
 from .scopes import ValueScope
 from .triton_ops import COMPUTE, MEMORY, literal, operation
+from .triton_vectors import Vectors
 
 Axes = frozenset[str]
 NOTHING: Axes = frozenset()
@@ -73,8 +76,8 @@ class TileBody:
     """Emits the expressions of one kernel."""
 
     def __init__(self, pointers: Mapping[str, str], streams: tuple[int, ...], axes: tuple[Axis, ...], exprs: Iterable[Expr],
-                 wide: bool) -> None:
-        self.pointers, self.streams, self.wide = pointers, streams, wide
+                 wide: bool, vectors: Vectors | None = None) -> None:
+        self.pointers, self.streams, self.wide, self.vectors = pointers, streams, wide, vectors
         self.axes = {axis.name: axis for axis in axes}
         self.order = tuple(axis.name for axis in axes)
         self.starts: dict[str, str] = {}  # axis -> its first position in the current tile
@@ -107,6 +110,11 @@ class TileBody:
         if not axis.exact:
             scope.line(f"{name}_in = {name} < {axis.size}")
             masks = (Name(f"{name}_in", span),)
+        return self.variables(axis, scope), masks
+
+    def variables(self, axis: Axis, scope: Scope) -> dict[Var, Name]:
+        """The variables' names, and lines that give them where they are parts of the axis' position."""
+        name, span = axis.name, frozenset((axis.name,))
         bound = {}
         for v, step in zip(axis.vars, contiguous_stride([v.size for v in axis.vars]), strict=True):
             if v.size == 1:
@@ -119,7 +127,7 @@ class TileBody:
                 scope.line(f"{name}{axis.vars.index(v)} = {text}")
                 text = f"{name}{axis.vars.index(v)}"
             bound[v] = Name(text, span)
-        return bound, masks
+        return bound
 
     def spread(self, text: str, have: Axes, want: Axes) -> str:
         """An index that spans at least `want`."""
@@ -133,10 +141,21 @@ class TileBody:
         shape = ", ".join(str(self.axes[a].block) for a in self.order)
         return f"tl.broadcast_to({name.text}, [{shape}])"
 
-    def mask(self, scope: Scope, axes: Axes) -> tuple[str, Axes]:
-        """The mask of an access that spans `axes`; a condition masks every access."""
+    def mask(self, scope: Scope, axes: Axes, inside: str = "r_in") -> tuple[str, Axes]:
+        """The mask of an access that spans `axes`; a condition masks every access. inside: what stands for `r_in`."""
         parts = [m for m in scope.masks if not m.text.endswith("_in") or m.axes <= axes]
-        return " & ".join(m.text for m in parts), frozenset().union(*(m.axes for m in parts)) if parts else NOTHING
+        texts = (inside if m.text == "r_in" else m.text for m in parts)
+        return " & ".join(texts), frozenset().union(*(m.axes for m in parts)) if parts else NOTHING
+
+    def by_vectors(self, index: Index, memory: torch.dtype, scope: Scope) -> tuple[bool, bool]:
+        """Whether an access takes whole vectors, and whether it may take those that lie in the row in part."""
+        covered = self.vectors is not None and self.vectors.covers(index)
+        return covered, covered and self.vectors.whole(memory) and any(m.text == "r_in" for m in scope.masks)
+
+    def place(self, at: Name, covered: bool, want: Axes, scope: Scope) -> str:
+        """The position of an access."""
+        text = self.spread(at.text, at.axes, want)
+        return self.vectors.place(text, any(m.text == "r_in" for m in scope.masks)) if covered else f"({text})"
 
     # -- indices -----------------------------------------------------------------------------------------------------
     def index(self, index: Index, scope: Scope) -> Name:
@@ -209,8 +228,9 @@ class TileBody:
     def _load(self, e: Expr, scope: Scope) -> Name:
         buffer, index, memory = e.args
         at = self.index(index, scope)
-        mask, mask_axes = self.mask(scope, at.axes)
-        text = f"tl.load({self.pointers[buffer]} + ({self.spread(at.text, at.axes, mask_axes)})"
+        covered, some = self.by_vectors(index, memory, scope)
+        mask, mask_axes = self.mask(scope, at.axes, "r_some" if some else "r_in")
+        text = f"tl.load({self.pointers[buffer]} + {self.place(at, covered, mask_axes, scope)}"
         text += f", {mask}, 0)" if mask else ")"
         if memory is BOOL:
             text += ".to(tl.int1)"
@@ -284,10 +304,13 @@ class TileBody:
             text = self.full_tile(Name(f"{value.text}.to({MEMORY[s.memory]})", value.axes))
             scope.line(f'tl.atomic_add({self.pointers[s.buffer]} + {place}, {text}{f", {mask}" if mask else ""}, sem="relaxed")')
             return
+        covered, some = self.by_vectors(s.index, s.memory, scope)
         mask, mask_axes = self.mask(scope, at.axes)
-        want = at.axes | value.axes | mask_axes
         text = value.text if s.memory is BOOL else f"{value.text}.to({MEMORY[s.memory]})"
-        place = f"{self.pointers[s.buffer]} + ({self.spread(at.text, at.axes, want)})"
+        place = f"{self.pointers[s.buffer]} + {self.place(at, covered, at.axes | value.axes | mask_axes, scope)}"
+        if some:  # whole vectors first, then the row's part of the others
+            scope.line(f"tl.store({place}, {text}, {self.mask(scope, at.axes, 'r_all')[0]})")
+            mask += " & (r_all == 0)"
         scope.line(f"tl.store({place}, {text}{f', {mask}' if mask else ''})")
         if known and not s.scatters and COMPUTE[s.expr.dtype] == MEMORY[s.memory]:
             scope.values.setdefault(make("load", (s.buffer, s.index, s.memory), s.expr.dtype), value)

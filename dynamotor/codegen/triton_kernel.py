@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from ..lower.index import Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, roots, walk
 from .triton_body import NOTHING, Axis, Name, Scope, TileBody
 from .triton_ops import COMPUTE, POINTER, across_tile, combine, reduce_start
+from .triton_vectors import Vectors
 
 ROW, FINAL, ONCE = Var("@row", 0), Var("@final", 0), Var("@once", 0)
 Params = tuple[tuple[str, object, bool], ...]
@@ -26,7 +27,8 @@ class Plan:
     """How a kernel's loops become programs of a grid.
 
     r: the second axis (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs that share a
-    row (rows), or all programs (across); per_chunk: positions of r, or of x, that each takes.
+    row (rows), or all programs (across); per_chunk: positions of r, or of x, that each takes. vectors: where the tiles of a
+    loop over r start; None: at the row's start. run: neighbours of a row that a thread loads together.
     """
 
     form: Literal["map", "rows", "across", "scan"]
@@ -37,6 +39,8 @@ class Plan:
     per_chunk: int = 0
     warps: int = 4
     wide: bool = False
+    vectors: Vectors | None = None
+    run: int = 1
 
     @property
     def grid(self) -> int:
@@ -84,8 +88,9 @@ class TileEmitter:
                 self.accs.setdefault(e.args[0], []).append(e)
         axes = (self.plan.x,) if self.plan.r is None else (self.plan.x, self.plan.r)
         self.streams = self.kernel.streams()
-        self.body = TileBody(self.pointers, self.streams, axes, self.exprs, self.plan.wide)
+        self.body = TileBody(self.pointers, self.streams, axes, self.exprs, self.plan.wide, self.plan.vectors)
         self.written: set[str] = set()
+        self.tops = {s.top for s in self.kernel.statements() if isinstance(s, Reduce) and s.top is not None}
 
     def function(self, name: str) -> TritonFunction:
         """The whole function."""
@@ -192,30 +197,57 @@ class TileEmitter:
 
     def _loop(self, phase: Phase, row: Scope) -> None:
         """One pass in tiles of r."""
-        plan = self.plan
         if any(e.op == "load" and e.args[0] in self.written for e in walk(*roots(*phase.inner))):
             row.line("tl.debug_barrier()")  # other threads have written what this pass reads
-        head = Scope(row, indent=row.indent + 1)
-        shared = plan.form == "rows" and plan.chunks > 1
-        bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk} + base" if shared else "base", head)
-        inner = self.open(row, bound, masks, row.indent + 1)
         reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
+        self._accumulators(reductions, row)
+        for steps, head, bound, masks in self._stretches(row):
+            inner = self.open(row, bound, masks, row.indent + 1)
+            for s in phase.inner:
+                if s in reductions:
+                    self._accumulate(s, inner)
+                else:
+                    self._statement(s, inner, row)
+            row.line(f"for base in range({steps}):")
+            row.lines += [*head.lines, *inner.lines]
+        for s in sorted(reductions, key=lambda s: s.top is not None):  # maxima before what is relative to them
+            self._collect(s, f"a{s.id}", f"at{s.id}", row)
+        self.written |= {s.buffer for s in phase.inner if isinstance(s, Store)}
+
+    def _stretches(self, row: Scope) -> Iterator[tuple[str, Scope, Mapping[Var, Name], tuple[Name, ...]]]:
+        """The loops that make up a pass: the bounds, and what gives the positions of a tile in each."""
+        plan, vectors = self.plan, self.plan.vectors
+        head = Scope(row, indent=row.indent + 1)
+        if vectors is None:
+            shared = plan.form == "rows" and plan.chunks > 1
+            bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk} + base" if shared else "base", head)
+            yield f"0, {plan.per_chunk if shared else plan.r.size}, {plan.r.block}", head, bound, masks
+            return
+        inside, edge = vectors.steps(plan.r.size, plan.r.block)
+        lead = self.body.index(vectors.lead, row)
+        row.line(f"lead = tl.full([1, 1], 0, {self.position_type}) + ({lead.text}) % {vectors.unit}")
+        head.line(f"r = lead + (base + tl.arange(0, {plan.r.block})[None, :])")
+        yield inside, head, self.body.variables(plan.r, head), ()
+        head = Scope(row, indent=row.indent + 1)
+        for line in vectors.edge(plan.r.size, plan.r.block):
+            head.line(line)
+        yield edge, head, self.body.variables(plan.r, head), (Name("r_in", frozenset("r")),)
+
+    def _accumulators(self, reductions: Sequence[Reduce], row: Scope) -> None:
+        """Neutral elements before a loop: a lane for each place of a tile, or for each thread."""
+        lanes, x_block = self.plan.r.block, self.plan.x.block
         for s in reductions:
-            tile = f"[{plan.x.block}, {plan.r.block}]"
+            in_runs = any(s.id in (e.id, e.top) for e in reductions if e.top is not None and self.in_runs)
+            tile = f"[{x_block}, {32 * self.plan.warps if in_runs else lanes}]"
             dtype = "tl.int32" if s.position is not None and s.expr.dtype is BOOL else COMPUTE[s.expr.dtype]
             row.line(f"a{s.id} = tl.full({tile}, {self._start(s)}, {dtype})")
             if s.position is not None:
                 row.line(f"at{s.id} = tl.full({tile}, {self._last_position}, {self.position_type})")
-        for s in phase.inner:
-            if s in reductions:
-                self._accumulate(s, inner)
-            else:
-                self._statement(s, inner, row)
-        row.line(f"for base in range(0, {plan.per_chunk if shared else plan.r.size}, {plan.r.block}):")
-        row.lines += [*head.lines, *inner.lines]
-        for s in sorted(reductions, key=lambda s: s.top is not None):  # maxima before what is relative to them
-            self._collect(s, f"a{s.id}", f"at{s.id}", row)
-        self.written |= {s.buffer for s in phase.inner if isinstance(s, Store)}
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether sums of exponentials take many elements of a thread at once."""
+        return self.plan.x.block == 1 and self.plan.r.block >= 32 * self.plan.warps * self.plan.run
 
     def _statement(self, s: Statement, scope: Scope, row: Scope | None = None) -> None:
         if isinstance(s, Store):
@@ -266,10 +298,15 @@ class TileEmitter:
 
     def _accumulate(self, s: Reduce, scope: Scope) -> None:
         """One tile of a loop into the accumulator."""
-        value = self._masked_tile(s, scope, lanes=True)
         best, at = f"a{s.id}", f"at{s.id}"
+        if s.id in self.tops:  # the sums of exponentials before it know the maximum already
+            scope.line(f"{best} = top{s.id}")
+            return
+        value = self._masked_tile(s, scope, lanes=True)
         if s.top is not None:  # stands before its maximum, which still is that of the tiles so far
-            scope.line(f"{best} = exp_sum(a{s.top}, {best}, {value})")
+            given = f"a{s.top}, {best}, {value}"
+            call = f"exp_sums({given}, {self.plan.run})" if self.in_runs else f"exp_sum({given})"
+            scope.line(f"top{s.top}, {best} = {call}")
             return
         if s.position is None:
             scope.line(f"{best} = {combine(s.kind, s.expr.dtype, best, value)}")

@@ -78,16 +78,17 @@ for _name in ("floordiv", "rem", "truncdiv"):
     TEXT[f"{_name}_int"] = f"{_name}_int({{0}}, {{1}})"
     TEXT[f"{_name}_float"] = f"{_name}_float({{0}}, {{1}})"
 
-# Functions that generated kernels call; Triton compiles only those that are called.
+# Functions that generated kernels call; Triton compiles only those that are called. ALIGNED is given with each build: whether
+# all pointers are multiples of 16.
 HELPERS = '''
 @triton.jit
 def maximum(a, b):
     """The larger one; NaN when either is NaN."""
-    return tl.where((a > b) | (a != a), a, b)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
 def minimum(a, b):
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
 def plus(a, b):
@@ -99,9 +100,26 @@ def product(a, b):
 
 @triton.jit
 def exp_sum(top, total, x):
-    """The sum of exponentials relative to a running maximum `top`, with that of x; afterwards relative to the new maximum."""
+    """The sum of exponentials relative to a running maximum `top`, with that of x; and the maximum to which it is relative."""
+    best = maximum(top, x)
     down = tl.exp(tl.where(x == top, 0.0, -tl.abs(x - top)))
-    return tl.where(x > top, total * down + 1, total + down)
+    return best, tl.where(x > top, total * down + 1, total + down)
+
+@triton.jit
+def exp_sums(top, total, x, RUN: tl.constexpr):
+    """The same where each lane of `top` takes many elements of x, in runs of RUN neighbours: the maximum moves once for them."""
+    LANES: tl.constexpr = top.shape[1]
+    WIDTH: tl.constexpr = RUN if ALIGNED else 1
+    runs = tl.reshape(x, [x.shape[1] // (LANES * WIDTH), LANES, WIDTH])
+    best = maximum(top, tl.expand_dims(tl.reduce(tl.reduce(runs, 2, maximum), 0, maximum), 0))
+    base = tl.where(best == float("-inf"), 0.0, best)
+    added = tl.sum(tl.sum(exponential(runs - tl.expand_dims(base, 2)), 2), 0)
+    return best, total * exponential(top - base) + tl.expand_dims(added, 0)
+
+@triton.jit
+def exponential(x):
+    """exp(x); results below the smallest normal number are 0."""
+    return libdevice.exp2(x * 1.4426950408889634)
 
 @triton.jit
 def logaddexp(a, b):

@@ -33,10 +33,13 @@ from ..lower.ir import (
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
 from .triton_kernel import Piece, Plan
+from .triton_vectors import vectors_of
 
 PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 WHOLE_ROW = 16384  # elements of a row that are kept in registers
 LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
+LOOP_WARP = 512  # elements of such a tile for each warp
+LONG_ROW = 4096  # elements from which on a map over many rows takes a program a row
 WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
 
 NewBuffer = Callable[[TensorSpec], str]
@@ -158,6 +161,8 @@ def _map(kernel: Kernel) -> Plan:
             rest = [v for v in loops[:-1] if v is not other]
             x = Axis.of("x", [*rest, other], 32, exact=None)
             return Plan("map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide)
+        if last.size >= LONG_ROW and numel(v.size for v in loops[:-1]) >= 2 * PROGRAMS and not kernel.streams():
+            return _by_vectors(kernel, _loop_plan(loops[:-1], loops[-1:], wide))
     block = min(1024, max(128, power_of_two(total // (4 * PROGRAMS))))
     return Plan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
 
@@ -221,6 +226,23 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows"
     return Plan(form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=wide)
 
 
+def _loop_plan(x: Sequence[Var], r: Sequence[Var], wide: bool) -> Plan:
+    """A program a row that goes through it in a loop."""
+    return Plan("rows", Axis.of("x", x, 1), Axis.of("r", r, LOOP_TILE), True, warps=max(1, LOOP_TILE // LOOP_WARP), wide=wide)
+
+
+def _by_vectors(kernel: Kernel, plan: Plan) -> Plan:
+    """The plan of a loop over long rows with tiles that start at vectors, where rows or masks would break these."""
+    found = None if plan.x.block > 1 or kernel.streams() else vectors_of(kernel, plan.r.vars)
+    if found is None:
+        return plan
+    if found.start == Index({}, 0) and (plan.r.exact or plan.r.size % found.unit == 0):
+        return replace(plan, run=found.unit)
+    if plan.chunks > 1 or plan.r.size < 2 * plan.r.block:
+        return plan
+    return replace(plan, vectors=found, run=found.unit)
+
+
 def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
     """Whether memory is contiguous along the rows' last variable rather than along the row."""
     if kernel.template == "cols":
@@ -250,11 +272,12 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     single = passes == 1 and all(s.position is None for s in reductions)
     chunks = min(PROGRAMS * 2 // tiles, -(-plan.r.size // (2 * plan.r.block))) if plan.looped and single else 1
     if chunks < 2 or not reductions:
-        return [_piece(kernel, plan)]
+        return [_piece(kernel, _by_vectors(kernel, plan) if plan.looped else plan)]
     per = -(-plan.r.size // chunks)
     per = -(-per // plan.r.block) * plan.r.block
     chunks = -(-plan.r.size // per)
     plan = replace(plan, chunks=chunks, per_chunk=per, r=replace(plan.r, exact=per * chunks == plan.r.size))
+    plan = _by_vectors(kernel, plan)
     partial = _room(reductions, chunks * plan.x.size, new_buffer)
     first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
     chunk = Var("chunk", chunks)

@@ -42,7 +42,8 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
     source, name = job["source"], job["name"]
     filename = f"<dynamotor {name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": libdevice, "__name__": "dynamotor_kernels"}
+    scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": libdevice, "__name__": "dynamotor_kernels",
+                             "ALIGNED": tl.constexpr(job["aligned"])}
     exec(compile(source, filename, "exec"), scope)
     function = scope[name]
     signature = dict(zip(function.arg_names, job["signature"], strict=True))

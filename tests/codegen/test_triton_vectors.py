@@ -1,0 +1,103 @@
+"""Long rows that start anywhere in memory: whole vectors inside, elements at the edges, and nothing of the neighbours."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from triton_launches import check, launches, run
+
+from dynamotor.codegen import triton_plan
+from dynamotor.codegen.triton import emit_piece
+from dynamotor.codegen.triton_ops import HELPERS
+from dynamotor.codegen.triton_vectors import vectors_of
+from dynamotor.lower.index import Index, Var
+from dynamotor.lower.ir import Kernel, Phase, Store, load
+from dynamotor.runtime.triton_interpret import available, make_interpreted
+
+pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+R = torch.randn
+ODD = 20001
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
+
+
+def by_vectors(functions):
+    return [f for f in functions if "lead = " in f.source]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [ODD, ODD + 378, 5 * 4096 - 1, 5 * 4096 + 6])
+def test_softmax_of_rows_of_any_length(dtype, size):
+    x = R(9, size).to(dtype)
+    x[3, :5000] = x[4] = x[8, -5:] = -float("inf")
+    x[6, 0], x[7, size - 1] = float("nan"), float("inf")
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}[dtype]
+    functions = check(lambda x: torch.softmax(x, -1), x, tolerance=tolerance)
+    assert bool(by_vectors(functions)) == (size * dtype.itemsize % 16 != 0)
+    check(lambda x: torch.log_softmax(x, -1), x, tolerance=2e-2 if dtype is torch.bfloat16 else tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_reductions_with_and_without_positions(dtype):
+    x = (R(8, ODD) * 20).to(dtype)
+    x[:, 700] = x[:, -1] = x.max()
+    functions = check(lambda x: (x.argmax(-1), x.amin(-1), (x > 0).sum(-1)), x)
+    functions += check(lambda x: x.argmin(-1), x)
+    assert by_vectors(functions)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_a_map_over_many_long_rows_computes_row_values_once(monkeypatch, dtype):
+    monkeypatch.setattr(triton_plan, "LONG_ROW", 1000)
+    x = (R(11, 9001) * 3).to(dtype)
+    row, column = R(11, 1), R(9001)
+    (function,) = check(lambda x, a, b: (x * a + b, x == 0), x, row, column, tolerance=1e-4)
+    assert by_vectors([function]) and "//" not in function.source.split("for base")[1]
+
+
+def test_rows_of_several_dimensions_and_of_views(monkeypatch):
+    monkeypatch.setattr(triton_plan, "LONG_ROW", 1000)
+    x = R(3, 5, 9003).bfloat16()
+    check(lambda x: x[:, 1:] * 2 + 1, x)
+    check(lambda x: x[:, 1:, 5:] + x[:, :-1, 2:-3], x)
+    check(lambda x: torch.softmax(x[:, :4].float(), -1), R(3, 5, ODD))
+    check(lambda x: x[..., :-1].float().logsumexp(-1), R(3, 5, ODD).bfloat16())
+    check(lambda x: x.t().softmax(0), R(8, ODD))
+    check(lambda x: x.softmax(-1) + 1, R(ODD, 8).t())
+
+
+def test_memory_that_does_not_start_at_a_vector_is_read_by_elements():
+    whole = torch.full((8 * ODD + 3,), float("nan")).bfloat16()
+    x = whole[1 : 8 * ODD + 1].view(8, ODD)
+    x.copy_(R(8, ODD))
+    program = launches(lambda x: torch.softmax(x.float(), -1), R(8, ODD).bfloat16())
+    assert by_vectors([step.function for step in program.steps])
+    torch.testing.assert_close(run(program, x)[0], torch.softmax(x.float(), -1))
+
+
+def test_writes_touch_nothing_but_the_row():
+    """Rows of 9,001 in rows of 9,010: what lies between stays."""
+    x, r = Var("i", 7), Var("j", 9001)
+    for apart in (9010, 9016):
+        for dtype in (torch.float32, torch.bfloat16):
+            place = Index({x: apart, r: 1}, 3)
+            from_ = Index({x: 9001, r: 1})
+            store = Store("out", place, load("in", from_, dtype), dtype)
+            kernel = Kernel("rows", (x,), (), (r,), (Phase((store,)),), params=(("in", dtype, False), ("out", dtype, True)))
+            found = vectors_of(kernel, (r,))
+            assert found.start == Index({x: apart % found.unit}, 3)  # stores decide
+            check_store(kernel, apart, dtype)
+
+
+def check_store(kernel, apart, dtype):
+    plan = triton_plan._by_vectors(kernel, triton_plan._loop_plan(kernel.outer, kernel.inner, False))
+    f = emit_piece(triton_plan._piece(kernel, plan))
+    given, out = R(7, 9001).to(dtype), torch.full((7 * apart + 8,), 7.0).to(dtype)
+    want = out.clone()
+    want[3:].as_strided((7, 9001), (apart, 1)).copy_(given)
+    make_interpreted(HELPERS + f.source, f.name, f.grid)(given, out)
+    assert torch.equal(out, want)
