@@ -40,6 +40,7 @@ TEXT: dict[str, str] = {
     "min": "min_({0},{1})",
     "select": "sel({0},{1},{2})",
     "round": "nearbyint_({0})",
+    "normal_cdf": "(erf_({0}*0.7071067690849304f)+1.0f)*0.5f",
 }
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     TEXT[_name] = f"{_name}({{0}},{{1}})"

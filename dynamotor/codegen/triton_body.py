@@ -13,9 +13,9 @@ import torch
 
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Div, Index, Loaded, Mod, Var
-from ..lower.ir import BOOL, I64, Expr, Store, make
+from ..lower.ir import BOOL, I32, I64, Expr, Store, make
 from .scopes import ValueScope
-from .triton_ops import COMPUTE, MEMORY, literal, operation
+from .triton_ops import COMPUTE, MEMORY, literal, operation, word_test
 from .triton_vectors import Vectors
 
 Axes = frozenset[str]
@@ -70,6 +70,11 @@ class Scope(ValueScope[Name]):
     def line(self, text: str) -> None:
         """Append a line."""
         self.lines.append("    " * self.indent + text)
+
+
+def _word(rand: Expr) -> Expr:
+    """The 32 bits behind a random number."""
+    return make("random_word", rand.args, I32)
 
 
 class TileBody:
@@ -211,6 +216,10 @@ class TileBody:
         special = getattr(self, f"_{e.op}", None)
         if special is not None:
             return special(e, scope)
+        test = word_test(e)
+        if test is not None:
+            word = self.value(_word(test[0]), scope)
+            return self.define(test[1].format(word.text), word.axes, scope)
         operands = [self.value(a, scope) for a in e.args if isinstance(a, Expr)]
         texts = [o.text for o in operands]
         text = f"libdevice.div_rn({texts[0]}, {texts[1]})" if e in self.exact_divisions else operation(e, texts)
@@ -243,14 +252,18 @@ class TileBody:
         return self.define(f"({at.text}).to({COMPUTE[e.dtype]})", at.axes, scope)
 
     def _rand(self, e: Expr, scope: Scope) -> Name:
+        word = self.value(_word(e), scope)
+        return self.define(f"uniform({word.text})", word.axes, scope)
+
+    def _random_word(self, e: Expr, scope: Scope) -> Name:
         seed, stream, linear = e.args
         key, number = self.value(seed, scope).text, f"s{self.streams.index(stream)}"
         run = self._run_of_four(linear, scope)
         if run is not None:
-            return self.define(f"uniform_run({key}, {number}, ({run.text}).to(tl.uint32))", run.axes, scope)
+            return self.define(f"random_words({key}, {number}, ({run.text}).to(tl.uint32))", run.axes, scope)
         at = self.index(linear, scope)
         text = at.text if at.axes else f"tl.full((), {at.text}, tl.int32)"
-        return self.define(f"uniform({key}, {number}, {text})", at.axes, scope)
+        return self.define(f"random_word({key}, {number}, {text})", at.axes, scope)
 
     def _run_of_four(self, linear: Index, scope: Scope) -> Name | None:
         """The counters of a tile whose last axis goes through consecutive elements: one serves four of them."""

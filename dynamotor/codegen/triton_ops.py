@@ -57,6 +57,7 @@ TEXT: dict[str, str] = {
     "min": "minimum({0}, {1})",
     "select": "tl.where({0}, {1}, {2})",
     "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "normal_cdf": "normal_cdf({0})",
     "exp": "tl.exp({0})",
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
@@ -172,22 +173,40 @@ def floordiv_float(a, b):
     return tl.where(b == 0, libdevice.div_rn(a, b), tl.where(q == 0, libdevice.copysign(q * 0, libdevice.div_rn(a, b)), down))
 
 @triton.jit
-def uniform(seed, stream, linear):
-    """Element `linear` of dynamotor::rand: Philox4x32-10, counter (linear // 4, 0, stream, 0), lane linear % 4."""
+def random_word(seed, stream, linear):
+    """The 32 bits of element `linear` of dynamotor::rand: Philox4x32-10, counter (linear // 4, 0, stream, 0), lane linear % 4."""
     block = (linear // 4).to(tl.uint32)
     zero = block * 0
     a, b, c, d = tl.philox(seed, block, zero, zero + stream.to(tl.uint32), zero)
     lane = (linear % 4).to(tl.int32)
-    word = tl.where(lane == 0, a, tl.where(lane == 1, b, tl.where(lane == 2, c, d)))
+    return tl.where(lane == 0, a, tl.where(lane == 1, b, tl.where(lane == 2, c, d)))
+
+@triton.jit
+def random_words(seed, stream, block):
+    """Those of elements 4 * block ... 4 * block + 3 for each counter of the tile, along its last axis."""
+    zero = block * 0
+    a, b, c, d = tl.philox(seed, block, zero, zero + stream.to(tl.uint32), zero)
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+
+@triton.jit
+def uniform(word):
     return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
 @triton.jit
-def uniform_run(seed, stream, block):
-    """Elements 4 * block ... 4 * block + 3 for each counter of the tile, along its last axis."""
-    zero = block * 0
-    a, b, c, d = tl.philox(seed, block, zero, zero + stream.to(tl.uint32), zero)
-    words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
-    return (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+def normal_cdf(x):
+    """The standard normal distribution to a relative error of 4e-6: 2 ** p(|x|) is what lies beyond |x| on one side.
+
+    p is the minimax polynomial for |x| <= 6; behind that it keeps falling, faster than the function does.
+    """
+    t = tl.abs(x)
+    p = -1.7937809e-06 * t + 6.072617e-05
+    p = p * t - 0.00092318584
+    p = p * t + 0.008476848
+    p = p * t - 0.05389094
+    p = p * t - 0.45854157
+    p = p * t - 1.1512144
+    beyond = libdevice.exp2(p * t - 1.0)
+    return tl.where(x < 0, beyond, 1.0 - beyond)
 '''
 
 
@@ -217,6 +236,20 @@ def operation(e: Expr, operands: list[str]) -> str:
     if text is None:
         raise no_text(name, "Triton", "triton_ops.py")
     return text.format(*operands)
+
+
+def word_test(e: Expr) -> tuple[Expr, str] | None:
+    """A random number compared with a constant, as (the number, text that compares its 32 bits {0} instead).
+
+    u = (word >> 8) * 2 ** -24, so u < c is word < ceil(c * 2 ** 24) << 8.
+    """
+    if e.op not in ("lt", "le", "gt", "ge") or e.args[0].op != "rand" or e.args[1].op != "const":
+        return None
+    scaled = torch.tensor(e.args[1].args[0], dtype=F32).item() * 2.0**24
+    if not 0 < scaled < 2**24 - 1:
+        return None
+    limit = math.ceil(scaled) if e.op in ("lt", "ge") else math.floor(scaled) + 1
+    return e.args[0], f"{{0}} {'<' if e.op in ('lt', 'le') else '>='} {limit << 8}"
 
 
 def reduce_start(kind: str, dtype: torch.dtype) -> str:

@@ -9,6 +9,7 @@ int64 or bool. Conversions to and from memory types happen in `load` and at stor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -42,6 +43,7 @@ COST: dict[str, int] = {
     "tanh": 12,
     "erf": 14,
     "sigmoid": 12,
+    "normal_cdf": 17,
     "rand": 40,
     "masked": 3,
     "floordiv": 8,
@@ -179,12 +181,51 @@ def cast(x: Expr, dtype: torch.dtype) -> Expr:
 
 def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
-    return x if COMPUTE_TYPE[memory] is memory else make("round_to", (x, memory), x.dtype)
+    if COMPUTE_TYPE[memory] is memory:
+        return x
+    choice = _choice(x)
+    if choice is not None and memory.is_floating_point:
+        return _chosen(choice, lambda n: torch.tensor(n, dtype=x.dtype).to(memory).item(), x.dtype)
+    return make("round_to", (x, memory), x.dtype)
+
+
+_ON_NUMBERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+}
 
 
 def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Expr:
-    """An arithmetic operation; the result has the first operand's type unless `dtype` is given."""
+    """An arithmetic operation; the result has the first operand's type unless `dtype` is given.
+
+    One on a boolean (as a number) and a constant is a choice between two constants: `mask / 0.9` divides nothing.
+    """
+    if name in _ON_NUMBERS and len(args) == 2 and args[1].op == "const" and args[0].dtype.is_floating_point:
+        choice = _choice(args[0])
+        if choice is not None:
+            kind, by = args[0].dtype, args[1].args[0]
+            by = torch.tensor(by, dtype=kind)
+            return _chosen(choice, lambda n: _ON_NUMBERS[name](torch.tensor(n, dtype=kind), by).item(), kind)
     return make(name, args, dtype or args[0].dtype)
+
+
+def _choice(x: Expr) -> tuple[Expr, float, float] | None:
+    """(condition, value where it holds, value elsewhere) of an expression with two possible values."""
+    if x.op == "cast" and x.args[0].dtype is BOOL:
+        return x.args[0], 1.0, 0.0
+    if x.op == "select" and x.args[1].op == x.args[2].op == "const":
+        return x.args[0], x.args[1].args[0], x.args[2].args[0]
+    return None
+
+
+def _chosen(choice: tuple[Expr, float, float], change: Callable[[float], float], dtype: torch.dtype) -> Expr:
+    """The two values changed."""
+    condition, a, b = choice
+    a, b = change(a), change(b)
+    is_number = (a, b, math.copysign(1, b)) == (1, 0, 1)
+    return cast(condition, dtype) if is_number else select(condition, const(a, dtype), const(b, dtype))
 
 
 def compare(name: str, a: Expr, b: Expr) -> Expr:

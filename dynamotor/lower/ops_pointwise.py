@@ -437,10 +437,17 @@ def _copy(ctx: Lowering, x: Value, source: Value, non_blocking: bool = False) ->
 SQRT_HALF, SQRT_2_OVER_PI, INV_SQRT_2PI = 0.7071067811865476, 0.7978845608028654, 0.3989422804014327
 
 
+def _normal_cdf(ctx: Lowering, a: Expr) -> Expr:
+    """The standard normal distribution; a result in half precision does not need all digits of it."""
+    if ctx.spec.dtype in (torch.bfloat16, torch.float16):
+        return op("normal_cdf", a)
+    return mul(like(0.5, a), add(op("erf", mul(a, like(SQRT_HALF, a))), like(1, a)))
+
+
 @lowering(aten.gelu.default)
 def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
     def exact(a: Expr) -> Expr:
-        return mul(mul(a, like(0.5, a)), add(op("erf", mul(a, like(SQRT_HALF, a))), like(1, a)))
+        return mul(a, _normal_cdf(ctx, a))
 
     def tanh(a: Expr) -> Expr:
         inner = mul(like(SQRT_2_OVER_PI, a), add(a, mul(like(0.044715, a), mul(mul(a, a), a))))
@@ -452,7 +459,7 @@ def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
 @lowering(aten.gelu_backward.default)
 def _gelu_backward(ctx: Lowering, g: Value, x: Value, *, approximate: str = "none") -> Value:
     def exact(g: Expr, a: Expr) -> Expr:
-        cdf = mul(like(0.5, a), add(op("erf", mul(a, like(SQRT_HALF, a))), like(1, a)))
+        cdf = _normal_cdf(ctx, a)
         pdf = mul(op("exp", mul(mul(a, a), like(-0.5, a))), like(INV_SQRT_2PI, a))
         return mul(g, add(cdf, mul(a, pdf)))
 

@@ -1,5 +1,7 @@
 """Generated Triton kernels of every kind, run in Triton's interpreter on CPU tensors, against eager."""
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,9 +10,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_launches import check, launches, run
 
-from dynamotor.codegen import triton, triton_plan
+from dynamotor.codegen import triton, triton_ops, triton_plan
 from dynamotor.lower.index import Index, Var, flatten
-from dynamotor.lower.ir import Kernel, Phase, Store, load
+from dynamotor.lower.ir import Kernel, Phase, Store, compare, const, load, make
 from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
@@ -93,6 +95,40 @@ def test_random_numbers_are_those_of_the_graph():
     seed = torch.tensor([(123456789 << 20) + 17])
     for count in (5, 1000):
         check(lambda s: torch.ops.dynamotor.rand(s, 3, [count]), seed, tolerance=0)  # noqa: B023
+
+
+@pytest.mark.parametrize("limit", [-1.0, 0.0, 2.0**-24, 2.0**-25, 0.1, 0.37, 0.5, 0.9, 1 - 2.0**-24, 1.0, 2.0, float("nan")])
+def test_a_random_number_against_a_constant_is_compared_by_its_bits(limit):
+    rand = torch.ops.dynamotor.rand
+    seed = torch.tensor([-123456789012345])
+    functions = check(lambda s: [getattr(rand(s, 3, [500]), op)(limit) for op in ("lt", "le", "gt", "ge")], seed, tolerance=0)
+    assert all(("uniform(" in f.source) != (0 < limit < 1 - 2.0**-24) for f in functions)
+    (both,) = check(lambda s: rand(s, 3, [500]) * (rand(s, 3, [500]) < limit), seed, tolerance=0)
+    assert both.source.count("random_words(") == 1
+    check(lambda s: rand(s, 3, [7, 5])[:, 3] >= limit, seed, tolerance=0)
+
+
+def test_numbers_on_both_sides_of_a_limit_compare_as_floats():
+    for word in (0, 255, 256, 3865470463, 3865470464, 2**32 - 1):
+        u = (word >> 8) * 2.0**-24
+        for limit in (u, u + 2.0**-25, u + 2.0**-24):
+            number = make("rand", (const(0, torch.int64), 0, Index({}, 0)), torch.float32)
+            for name in ("lt", "le", "gt", "ge"):
+                found = triton_ops.word_test(compare(name, number, const(limit, torch.float32)))
+                value = torch.tensor(limit, dtype=torch.float32).item()
+                assert found is None or eval(found[1].format(word)) == getattr(operator, name)(u, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gelu_in_half_precision_is_as_near_as_eagers(dtype):
+    x = torch.cat([R(3000) * 2, torch.tensor([0.0, -0.0, 30.0, -30.0, float("inf"), float("nan")])]).to(dtype)
+    exact = F.gelu(x.double())
+    (got,) = run(launches(F.gelu, x), x)
+    ours, eagers = (((y.double() - exact).abs() / exact.abs().clamp(min=1e-4))[:-2] for y in (got, F.gelu(x)))
+    assert ours.max() <= eagers.max() and ours.mean() <= eagers.mean() * 1.001
+    assert got[-2] == float("inf") and got[-1].isnan()
+    (grad,) = run(launches(torch.ops.aten.gelu_backward, x, x), x, x)
+    torch.testing.assert_close(grad, torch.ops.aten.gelu_backward(x, x), equal_nan=True)
 
 
 def test_equal_kernels_share_one_function():

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from harness import check
 
+from dynamotor.lower.ir import F32, cast, compare, const, op
+
 SPECIAL = torch.tensor(
     [
         0.0,
@@ -271,3 +273,12 @@ def test_integer_arithmetic():
         b,
     )
     check(lambda a, b: (a // b, a % b), a, b, fallbacks=["aten.floor_divide.default", "aten.remainder.Tensor"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_arithmetic_on_a_mask_and_constants_is_a_choice_between_two_numbers(dtype):
+    x = torch.randn(100)
+    check(lambda x: (x > 0).to(dtype) / 0.9 * -0.3, x, tolerance=0 if dtype is not torch.bfloat16 else 1e-2)
+    check(lambda x: ((x > 0).to(dtype) - 1) / 0.0, x, tolerance=0)
+    chosen = op("div", cast(compare("gt", const(1, F32), const(0, F32)), F32), const(0.9, F32))
+    assert chosen.op == "select" and chosen.args[1].args[0] == (torch.ones(()) / 0.9).item()
