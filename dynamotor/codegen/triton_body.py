@@ -26,13 +26,15 @@ NOTHING: Axes = frozenset()
 class Axis:
     """One axis of a tile: `block` consecutive positions of the flat index over `vars`.
 
-    exact: positions never lie behind the end, so that no mask is needed.
+    exact: positions never lie behind the end, so that no mask is needed. run: how many positions in a row a thread takes at
+    most; 0 leaves that to Triton, which moves a value through shared memory where accesses of two widths want it.
     """
 
     name: str
     vars: tuple[Var, ...]
     block: int
     exact: bool
+    run: int = 0
 
     @property
     def size(self) -> int:
@@ -106,7 +108,8 @@ class TileBody:
     def bind(self, axis: Axis, start: str, scope: Scope) -> tuple[dict[Var, Name], tuple[Name, ...]]:
         """Lines that give the positions of a tile from `start` on; the variables' names, and the mask if one is needed."""
         name = axis.name
-        positions = self.expanded(f"tl.arange(0, {axis.block})", name)
+        steps = f"tl.arange(0, {axis.block})"
+        positions = self.expanded(f"tl.max_contiguous({steps}, {axis.run})" if axis.run else steps, name)
         at = f"{start} + {positions}" if start else positions
         self.starts[name] = start or "0"
         scope.line(f"{name} = ({at}).to(tl.int64)" if self.wide else f"{name} = {at}")

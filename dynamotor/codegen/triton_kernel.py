@@ -27,8 +27,9 @@ class Plan:
     """How a kernel's loops become programs of a grid.
 
     r: the second axis (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs that share a
-    row (rows), or all programs (across); per_chunk: positions of r, or of x, that each takes. vectors: where the tiles of a
-    loop over r start; None: at the row's start. run: neighbours of a row that a thread loads together.
+    row (rows) or a tile of columns (across); per_chunk: positions of r, or of x, that each takes. vectors: where the tiles of
+    a loop over r start; None: at the row's start. run: neighbours of a row that a thread loads together. fold: sums across are
+    taken of each tile of rows at once. stages: loads of a loop over rows run ahead of it, by way of shared memory.
     """
 
     form: Literal["map", "rows", "across", "scan"]
@@ -41,13 +42,20 @@ class Plan:
     wide: bool = False
     vectors: Vectors | None = None
     run: int = 1
+    fold: bool = False
+    stages: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Tiles of columns, each with programs of its own (across)."""
+        return 1 if self.looped else -(-self.r.size // self.r.block)
 
     @property
     def grid(self) -> int:
         """Programs of one launch."""
         across_x = -(-self.x.size // self.x.block)
         if self.form == "across":
-            return self.chunks
+            return self.chunks * self.columns
         if self.form == "map" and self.r is not None:
             return across_x * -(-self.r.size // self.r.block)
         return across_x * self.chunks
@@ -147,28 +155,31 @@ class TileEmitter:
         plan = self.plan
         lanes = [s for p in self.kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
         numbers = [s for p in self.kernel.phases for s in p.row if isinstance(s, Reduce) and s.across]
-        outside = top
+        outside, part, column = top, "pid", ""
+        if plan.columns > 1:
+            part, column = "part", f"(pid % {plan.columns}) * {plan.r.block}"
+            top.line(f"part = pid // {plan.columns}")
         if not plan.looped:
-            bound, masks = self.body.bind(plan.r, "", top)
+            bound, masks = self.body.bind(plan.r, column, top)
             outside = self.open(top, bound, masks, 1)
         for s in (*lanes, *numbers):
-            width = plan.r.block if s in lanes else 1
-            start = reduce_start(s.kind, s.expr.dtype)
-            outside.line(f"a{s.id} = tl.full([{plan.x.block}, {width}], {start}, {COMPUTE[s.expr.dtype]})")
+            shape = [1 if plan.fold and s in lanes else plan.x.block, plan.r.block if s in lanes else 1]
+            outside.line(f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})")
         loop = Scope(outside, indent=2)
-        bound, masks = self.body.bind(plan.x, f"(pid * {plan.per_chunk} + step)", loop)
+        bound, masks = self.body.bind(plan.x, f"({part} * {plan.per_chunk} + step)", loop)
         row = self.open(outside, bound, masks, 2, ROW)
         self._passes(row)
-        outside.line(f"for step in range(0, {plan.per_chunk}, {plan.x.block}):")
+        span = f"0, {plan.per_chunk}, {plan.x.block}"
+        outside.line(f"for step in tl.range({span}, num_stages={plan.stages}):" if plan.stages else f"for step in range({span}):")
         outside.lines += [*loop.lines, *row.lines]
         for s in (*lanes, *numbers):
             total = self.body.define(across_tile(s.kind, s.expr.dtype, f"a{s.id}", 0), NOTHING, outside)
             pointer = self.pointers[self.partial[s.id]]
             if s in lanes:
                 mask, _ = self.body.mask(outside, frozenset("r"))
-                outside.line(f"tl.store({pointer} + (pid * {plan.r.size} + r), {total.text}{', ' + mask if mask else ''})")
+                outside.line(f"tl.store({pointer} + ({part} * {plan.r.size} + r), {total.text}{', ' + mask if mask else ''})")
             else:
-                outside.line(f"tl.store({pointer} + (pid + tl.zeros([1, 1], tl.int32)), {total.text})")
+                outside.line(f"tl.store({pointer} + ({part} + tl.zeros([1, 1], tl.int32)), {total.text})")
         if outside is not top:
             top.lines += outside.lines
 
@@ -254,6 +265,8 @@ class TileEmitter:
             self.body.store(s, scope, known=not self.plan.looped)
         elif s.across:
             value = self._masked_tile(s, scope, lanes=row is not None)
+            if self.plan.fold and row is not None:
+                value = across_tile(s.kind, s.expr.dtype, value, 0)
             scope.line(f"a{s.id} = {combine(s.kind, s.expr.dtype, f'a{s.id}', value)}")
         else:
             value = self._masked_tile(s, scope, lanes=True)

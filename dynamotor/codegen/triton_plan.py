@@ -40,6 +40,11 @@ WHOLE_ROW = 16384  # elements of a row that are kept in registers
 LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
 LOOP_WARP = 512  # elements of such a tile for each warp
 LONG_ROW = 4096  # elements from which on a map over many rows takes a program a row
+THREAD = 16  # elements of each thread in a tile of whole rows that also are summed across
+STAGES = 3  # of the pipeline of a loop over such tiles: with two, loads would not run while the loop computes
+SHARED = 200_000  # bytes of shared memory of a multiprocessor that they may take
+COLUMNS = 256  # columns of a tile that is summed across alone
+COLUMN_TILE = 2048  # and its elements
 WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
 
 NewBuffer = Callable[[TensorSpec], str]
@@ -210,14 +215,15 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows"
     columns = _strided(kernel, x, r)
     wide = is_wide(kernel)
     if columns:
-        x_block = min(power_of_two(rows), 64)
-        r_block = min(power_of_two(row), LOOP_TILE // x_block)
+        short = form == "rows" and passes == 1 and row <= 512 and rows < 64 * PROGRAMS  # a few whole columns for each program
+        x_block = min(power_of_two(rows), 16 if short else 64)
+        r_block = power_of_two(row) if short else min(power_of_two(row), LOOP_TILE // x_block)
         looped = r_block < row
         if passes > 1 and looped and power_of_two(row) * 8 <= WHOLE_ROW:
             looped, r_block = False, power_of_two(row)
             x_block = max(min(x_block, WHOLE_ROW // r_block), 1)
     else:
-        looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE and form != "across")
+        looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE)
         r_block = LOOP_TILE if looped else power_of_two(row)
         x_block = min(power_of_two(rows), max(1, 1024 // r_block))
         while x_block > 1 and rows // x_block < PROGRAMS:
@@ -366,19 +372,80 @@ def _plain_columns(kernel: Kernel) -> Kernel:
 def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> list[Piece]:
     """Rows in chunks, each with accumulators of its own; then kernels that add the chunks up and finish."""
     x, r = _axes(kernel)
-    plan = _tile(kernel, x, r, "across")
     lanes = [s for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
     numbers = [s for s in across if s not in lanes]
+    alone = len(kernel.phases) == 1 and not kernel.phases[0].row and all(s in lanes for s in across)
+    alone = alone and not any(isinstance(s, Reduce) and not s.across for s in kernel.phases[0].inner)
+    plan, programs = (_columns if alone else _rows_and_columns)(kernel, x, r)
     if plan.looped and lanes:
         raise CannotPlan("sums over the columns of very long rows beside sums over rows")
     tiles = -(-plan.x.size // plan.x.block)
-    chunks = min(tiles, PROGRAMS)
+    chunks = min(tiles, max(programs // plan.columns, 1))
     per = -(-tiles // chunks) * plan.x.block
     chunks = -(-plan.x.size // per)
     plan = replace(plan, chunks=chunks, per_chunk=per, x=replace(plan.x, exact=per * chunks == plan.x.size))
     partial = {**_room(lanes, chunks * plan.r.size, new_buffer), **_room(numbers, chunks, new_buffer)}
     first = replace(kernel, final=(), final_once=())
     return [_piece(first, plan, partial), *_finish(kernel, lanes, numbers, partial, chunks, new_buffer)]
+
+
+def _columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
+    """Sums over columns alone need no whole rows: small tiles, each program a few of them one below the other."""
+    rows, row = numel(v.size for v in x), numel(v.size for v in r)
+    r_block = min(row & -row, COLUMNS)
+    if r_block < COLUMNS // 4:
+        r_block = min(power_of_two(row), COLUMNS)
+    x_block = min(power_of_two(rows), COLUMN_TILE // r_block)
+    warps = max(1, x_block * r_block // 512)
+    programs = min(4 * PROGRAMS, max(-(-rows // (2 * x_block)), 1) * -(-row // r_block))
+    axis = Axis.of("r", r, r_block)
+    run = _run(kernel, x, r)
+    return Plan("across", Axis.of("x", x, x_block), replace(axis, run=run), warps=warps, wide=is_wide(kernel)), programs
+
+
+def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
+    """Few whole rows at a time, the lanes along them: a thread adds up its columns, a program its rows.
+
+    Each step waits for sums of rows in its middle, so loads run ahead of the loop.
+    """
+    if _strided(kernel, x, r) or numel(v.size for v in r) > WHOLE_ROW:
+        return replace(_tile(kernel, x, r), form="across"), PROGRAMS
+    rows, r_block = numel(v.size for v in x), power_of_two(numel(v.size for v in r))
+    run = _run(kernel, x, r)
+    warps = min(16, max(1, r_block // (32 * run)))
+    programs = PROGRAMS * 8 // warps
+    x_block = min(power_of_two(rows), max(1, THREAD * 32 * warps // r_block))
+    while x_block > 1 and rows < x_block * programs:
+        x_block //= 2
+    resident = x_block * r_block * max(1, programs // (PROGRAMS // 2))
+    stages = _stages(kernel, resident * sum(_places(kernel, x, r)[0]))
+    return Plan("across", Axis.of("x", x, x_block), replace(Axis.of("r", r, r_block), run=run), warps=warps, wide=is_wide(kernel),
+                fold=x_block > 1 and r_block >= 32 * run, stages=stages), programs
+
+
+def _places(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[list[int], list[int]]:
+    """Bytes of an element of each load, and of each store, whose elements have places of their own, in order along r."""
+
+    def counts(index: Index) -> bool:
+        return bool(r) and index.coefficient(r[-1]) == 1 and any(index.coefficient(v) for v in x)
+
+    statements = list(kernel.statements())
+    loads = [e.args[2].itemsize for e in walk(*roots(*statements)) if e.op == "load" and counts(e.args[1])]
+    return loads, [s.memory.itemsize for s in statements if isinstance(s, Store) and counts(s.index)]
+
+
+def _run(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
+    """Elements of 16 bytes of the widest type: with one run for all accesses no value changes hands between threads."""
+    loads, stores = _places(kernel, x, r)
+    return 16 // max(loads + stores, default=4)
+
+
+def _stages(kernel: Kernel, loaded: int) -> int:
+    """Of a loop that loads so many bytes a step: no load may run ahead of stores to its memory or of a check of its position."""
+    written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+    exprs = list(walk(*roots(*kernel.statements())))
+    plain = not any(e.op in ("wrap_index", "masked") or (e.op == "load" and e.args[0] in written) for e in exprs)
+    return STAGES if plain and loaded * (STAGES - 1) <= SHARED else 0
 
 
 def _finish(kernel: Kernel, lanes: Sequence[Reduce], numbers: Sequence[Reduce], partial: Mapping[int, tuple[str, torch.dtype]],

@@ -12,7 +12,9 @@ from triton_launches import check, launches, run
 
 from dynamotor.codegen import triton, triton_ops, triton_plan
 from dynamotor.lower.index import Index, Var, flatten
-from dynamotor.lower.ir import Kernel, Phase, Store, compare, const, load, make
+from dynamotor.lower.ir import Kernel, Phase, Reduce, Store, compare, const, load, make, op
+from dynamotor.runtime import triton_build
+from dynamotor.runtime.triton_build import TritonJob, start_kernel
 from dynamotor.runtime.triton_interpret import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
@@ -164,3 +166,63 @@ def test_running_results_are_carried_from_tile_to_tile(monkeypatch, shape, dim):
     x[1, 2], x[2] = float("nan"), -float("inf")
     check(lambda x: (*torch.cummax(x, dim), *torch.cummin(x, dim)), x)
     check(lambda x: torch.logcumsumexp(x, dim), x[:, :5] if dim else x[:, :2])
+
+
+def layer_norm_gradients(rows, row, dtype=torch.float32):
+    backward = torch.ops.aten.native_layer_norm_backward
+    x, g, more, w = R(rows, row), R(rows, row, dtype=dtype), R(rows, row), R(row)
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, [row], w, w, 1e-5)
+
+    def gradients(g, x, mean, rstd, w, more):
+        dx, dw, db = backward(g.float(), x, [row], mean, rstd, w, w, [True, True, True])
+        out = dx + more
+        half = out.to(dtype)
+        return out, half, half.float().sum(0), dw, db
+
+    return gradients, (g, x, mean, rstd, w, more)
+
+
+@pytest.mark.parametrize(("rows", "row"), [(70, 32), (67, 128), (41, 200), (50, 768), (9, 5000), (30, 49)])
+def test_few_rows_at_a_time_are_summed_both_ways(monkeypatch, rows, row):
+    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
+    gradients, inputs = layer_norm_gradients(rows, row, torch.bfloat16)
+    functions = check(gradients, *inputs, tolerance=1e-2)
+    assert "num_stages" in functions[0].source
+    gradients, inputs = layer_norm_gradients(rows, row)
+    check(gradients, *inputs, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("onto", ["x", "y"])
+def test_loads_run_ahead_of_no_store_to_their_memory(onto):
+    i, j = Var("i", 5000), Var("j", 128)
+    at = flatten([Index.of(i), Index.of(j)], (128, 1))
+    x = load("x", at, torch.float32)
+    sums = (Reduce(0, "sum", x), Reduce(1, "sum", x, across=True))
+    square = Store(onto, at, op("mul", x, x), torch.float32)
+    total = Store("total", Index.of(j), make("acc", (1, "final", None), torch.float32), torch.float32)
+    params = (("x", torch.float32, onto == "x"), ("y", torch.float32, True), ("total", torch.float32, True))
+    kernel = Kernel("rows", (i,), (), (j,), (Phase(sums), Phase((square,))), (total,), params=params)
+    first, *_ = triton_plan.plan_kernel(kernel, lambda spec: "none")
+    assert ("num_stages" in triton.emit_piece(first).source) == (onto == "y")
+
+
+@pytest.mark.parametrize(("rows", "row"), [(70, 96), (301, 768), (1000, 64), (33, 1000), (5, 20000), (300, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_columns_alone_are_tiled_over_columns_too(monkeypatch, rows, row, dtype):
+    monkeypatch.setattr(triton_plan, "PROGRAMS", 8)
+    backward = torch.ops.aten.gelu_backward
+
+    def gradients(g, x):
+        h = backward(g, x)
+        return h, h.float().sum(0), (h.float() * x).sum(0)
+
+    check(gradients, R(rows, row, dtype=dtype), R(rows, row, dtype=dtype), tolerance=1e-3 if dtype is torch.float32 else 5e-2)
+
+
+@pytest.mark.skipif(not triton_build.triton_version(), reason="triton is not installed")
+def test_a_loop_over_rows_gets_a_pipeline_that_fits_a_multiprocessor():
+    for rows, row in ((12000, 128), (3000, 768), (600, 4096)):
+        gradients, inputs = layer_norm_gradients(rows, row, torch.bfloat16)
+        f = launches(gradients, *inputs).steps[0].function
+        code = start_kernel(TritonJob(triton_ops.HELPERS + f.source, f.name, f.signature, f.warps, arch=90)).result()
+        assert 1 << 12 < code.shared <= triton_plan.SHARED * f.warps // 16 + 4096
