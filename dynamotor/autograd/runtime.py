@@ -99,14 +99,19 @@ def _autograd_function(plan: ForwardBackward, joint: Joint) -> type[torch.autogr
 
         @staticmethod
         def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
-            return run_backward(ctx.saved_tensors, tangents)
+            saved = list(ctx.saved_tensors)
+            ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
+            return run_backward(saved, tangents)
 
     return CompiledFunction
 
 
 def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved_inputs: int,
-                     constants: tuple[torch.Tensor, ...]) -> Callable[[tuple, tuple], tuple]:
-    """The function from (saved tensors, tangents) to one gradient per input; the backward is compiled on its first call."""
+                     constants: tuple[torch.Tensor, ...]) -> Callable[[list, tuple], tuple]:
+    """The function from (saved tensors, tangents) to one gradient per input; the backward is compiled on its first call.
+
+    It empties the list: a compiled backward that can frees each tensor after its last use.
+    """
     wanted = [k for k, differentiable in enumerate(joint.differentiable) if differentiable]
     arriving = tuple(zip(wanted, [node.meta["val"] for node in joint.tangents], strict=True))
     positions = tuple(joint.gradient_of)
@@ -115,17 +120,18 @@ def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved
     pending = [plan.compile_backward]  # let go of with the graph once it is compiled
     del plan, joint
 
-    def run(saved: tuple, tangents: tuple) -> tuple:
+    def run(saved: list, tangents: tuple) -> tuple:
         if _is_grad_enabled():
             with torch.no_grad():
                 return _only_once(run(saved, tangents))
         if not compiled:
             compiled.append(pending[0]())
             pending.clear()
-        fitted = [_fit(tangents[k], spec) for k, spec in arriving]
         if constants:
-            saved = (*saved[:n_saved_inputs], *constants, *saved[n_saved_inputs:])
-        grads = _call_without_autocast(compiled[0], (*saved, *fitted))
+            saved[n_saved_inputs:n_saved_inputs] = constants
+        saved += [_fit(tangents[k], spec) for k, spec in arriving]
+        backward = compiled[0]
+        grads = _call_without_autocast(getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,))
         result: list[torch.Tensor | None] = [None] * n_inputs
         for position, grad in zip(positions, grads, strict=True):
             result[position] = grad

@@ -175,13 +175,13 @@ class GpuProgram(CallProgram):
                 found[name] = triton_interpret.make_interpreted(HELPERS + f.source, f.name, f.grid, ints)
         return found
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+    def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
         if self._without_tf32 is not None and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
             return self._without_tf32()(*inputs)
         try:
             if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:
-                return super().__call__(*inputs)
+                return super()._run(inputs)
             with torch.cuda.device(self.device):
-                return super().__call__(*inputs)
+                return super()._run(inputs)
         except torch.OutOfMemoryError as error:
             raise device_memory.OutOfDeviceMemory(self.name, self.device, str(error)) from error

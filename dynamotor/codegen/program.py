@@ -15,7 +15,7 @@ import os
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -100,6 +100,8 @@ class Writer:
     def __init__(self, program: Program, info: GraphInfo) -> None:
         self.program, self.info = program, info
         self.static = {program.inputs[i] for i in info.static_inputs if i < len(program.inputs)}
+        self.takes = info.kind == "backward"  # inputs come in a list that is emptied: each is freed after its last use
+        self.given = set(program.inputs) - self.static if self.takes else set()
         self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
         self.constants: dict[str, Any] = {}  # globals that never change
         self.scratch: dict[str, BufRef] = {}  # globals that are tensors in the block
@@ -273,7 +275,8 @@ class Writer:
                     self.lines.append(self.new_result(name))
                     made.add(name)
             self.lines.extend(self.loop(step) if isinstance(step, LoopStep) else self.extern(step))
-            dead = sorted(n for n in touched & self._fresh - self.outputs if self._last[n] == at and not _makes(step, n))
+            dead = sorted(n for n in touched & (self._fresh | self.given) - self.outputs
+                          if self._last[n] == at and not _makes(step, n))
             if dead:
                 self.lines.append(f"del {', '.join(dead)}")
         for name in sorted(self.outputs - made - self._fresh):  # an output without elements that no step writes
@@ -287,7 +290,13 @@ class Writer:
         for name, buffer in self.program.buffers.items():
             if buffer.kind == "const":
                 self.constants[name] = buffer.value
-        return "\n    ".join([f"def call({', '.join(self.program.inputs)}):", *self.lines]) + "\n"
+        names = ", ".join(self.program.inputs)
+        head = [f"def call({names}):"]
+        if self.takes:
+            unused = sorted(self.given - self.outputs - self._last.keys())
+            unpack = [f"{names}{',' if len(self.program.inputs) == 1 else ''} = given"] if names else []
+            head = ["def call(given):", *unpack, "given.clear()", *([f"del {', '.join(unused)}"] if unused else [])]
+        return "\n    ".join([*head, *self.lines]) + "\n"
 
 
 def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tensor:
@@ -383,12 +392,19 @@ class CallProgram:
             scope[name] = block.tensor(offset, ref.shape, ref.stride, ref.dtype)
         return _Instance(types.FunctionType(self._code, scope, "call"), scope)
 
-    def _rebind(self, instance: _Instance, inputs: tuple[torch.Tensor, ...]) -> None:
+    def _rebind(self, instance: _Instance, inputs: Sequence[torch.Tensor]) -> None:
         """Remake the views of static inputs, whose memory has moved."""
         for name, ref in self._writer.bound.items():
             instance.scope[name] = make_view(inputs[self._inputs[ref.name]], ref, self._specs[ref.name])
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        return self._run(inputs)
+
+    def taking(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
+        """A call that empties the list: a backward frees what was saved for it as it goes, as eager's does."""
+        return self._run(inputs)
+
+    def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
         if self._globals is None:
             if self._replacement is None:
                 self._prepare()
@@ -404,6 +420,8 @@ class CallProgram:
                 self._rebind(instance, inputs)
                 instance.pointers = pointers
             with _below_autograd():
+                if self._writer.takes:
+                    return instance.call(inputs if type(inputs) is list else list(inputs))
                 return instance.call(*inputs)
         finally:
             if config.reuse_memory:

@@ -183,17 +183,22 @@ class Averager:
     # Inside the compiled backward --------------------------------------------------------------------------------------------
     def around(self, compiled: Callable[..., Any], places: Sequence[Place | None]) -> Callable[..., tuple]:
         """The rewritten backward as one that gives a gradient per input again. `places`: where each of them comes from."""
+        call = getattr(compiled, "taking", None) or (lambda given: compiled(*given))
 
-        def backward(*inputs: torch.Tensor) -> tuple:
+        def taking(given: list[torch.Tensor]) -> tuple:
             step = self.step = self._new_step() if self._may_start() else _Local()
             try:
-                outs = compiled(*inputs)
+                outs = call(given)
             finally:
                 self.step = None
             gradients = self._gradients(step)
             return tuple([None if place is None else outs[place] if isinstance(place, int) else gradients[place[0]][place[1]]
                           for place in places])
 
+        def backward(*inputs: torch.Tensor) -> tuple:
+            return taking(list(inputs))
+
+        backward.taking = taking  # type: ignore[attr-defined]  # what was saved is freed as it goes here too
         return backward
 
     def _new_step(self) -> Step:
