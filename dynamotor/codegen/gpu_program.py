@@ -50,14 +50,15 @@ class GpuWriter(Writer):
         name = next((known for known, other in self.launches.items() if other == row), None) or f"k{len(self.launches)}"
         self.launches[name] = row
         if step.function.name not in self.facts:
-            nbytes = sum(s.extent * s.dtype.itemsize for s in (self.program.buffers[n].spec for n in dict.fromkeys(step.args)))
+            given = step.args[:-1] if _scratch(step.function) else step.args
+            nbytes = sum(s.extent * s.dtype.itemsize for s in (self.program.buffers[n].spec for n in dict.fromkeys(given)))
             self.facts[step.function.name] = {
                 "note": step.note,
                 "bytes": nbytes,
                 "grid": step.function.grid,
                 "warps": step.function.warps,
             }
-        arguments = [*step.args, "stream"] if self.on_gpu else step.args
+        arguments = [*step.args, "stream"] if self.on_gpu else step.args[:-1] if _scratch(step.function) else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
@@ -86,6 +87,30 @@ def _new(device: torch.device, shape: tuple[int, ...], stride: tuple[int, ...], 
 
 def _is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
+
+
+def _scratch(f: TritonFunction) -> int:
+    """Bytes of memory of its own that each program of a launch needs."""
+    return f.scratch if isinstance(f, GemmFunction) else 0
+
+
+def _job(f: TritonFunction, arch: int) -> triton_build.TritonJob:
+    """What is built for a function."""
+    stages = f.stages if isinstance(f, GemmFunction) else 0
+    source = HELPERS + f.source
+    return triton_build.TritonJob(source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=stages, scratch=_scratch(f))
+
+
+def _other(f: TritonFunction) -> GemmFunction | None:
+    """The function that takes calls with pointers that this one does not allow."""
+    return f.fallback if isinstance(f, GemmFunction) else None
+
+
+def _interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
+    """The function in the interpreter."""
+    kernel = triton_interpret.make_interpreted(HELPERS + f.source, f.name, f.grid, ints)
+    other = _other(f)
+    return kernel if other is None else triton_interpret.by_alignment(kernel, _interpreted(other, ints))
 
 
 def _rounds_operands(step: Any) -> bool:
@@ -153,10 +178,7 @@ class GpuProgram(CallProgram):
         if self.device.type == "cuda":
             arch = triton_launch.arch(self.device.index)
             for f in functions.values():
-                stages = f.stages if isinstance(f, GemmFunction) else 0
-                job = triton_build.TritonJob(
-                    HELPERS + f.source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=stages
-                )
+                job = _job(f, arch)
                 self.builds[f.name] = (job, triton_build.start_kernel(job))
         return {"triton": self.triton_source, "kernels": self._writer.facts}
 
@@ -170,9 +192,11 @@ class GpuProgram(CallProgram):
         for name, (f, n_tensors, ints) in self._writer.launches.items():
             if self.device.type == "cuda":
                 job, pending = self.builds[f.name]
-                found[name] = triton_launch.make_gpu_kernel(job, pending.result(), self.device, f.grid, n_tensors, ints)
+                second = _other(f)
+                other = (_job(second, job.arch), second.grid) if second is not None else None
+                found[name] = triton_launch.make_gpu_kernel(job, pending.result(), self.device, f.grid, n_tensors, ints, other)
             else:
-                found[name] = triton_interpret.make_interpreted(HELPERS + f.source, f.name, f.grid, ints)
+                found[name] = _interpreted(f, ints)
         return found
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:

@@ -13,73 +13,17 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
-
-from ..graph.spec import numel
-from ..lower.index import Index, Var, flatten
-from ..lower.ir import F32, Expr, Kernel, Store, load, loads_of, rewrite, walk
+from ..lower.index import Index, flatten
+from ..lower.ir import F32, Store, load, loads_of, walk
 from .triton_body import Axis, Name, Scope, TileBody
 from .triton_kernel import TritonFunction
 from .triton_ops import MEMORY, POINTER
+from .triton_product import Operand, Product
+from .triton_tma import DESCRIPTOR, Plane, planes, qualifies, stored_plane
 
 MULTIPROCESSORS = 132  # of an H100 or H200: programs of a persistent kernel
 _WIDE = 1 << 31
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A tensor that a product reads or writes: its buffer and how it lies there. stride: of (batch, row, column)."""
-
-    buffer: str
-    dtype: torch.dtype
-    offset: int
-    stride: tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """out[z, m, n] = sum over k of a[z, m, k] * b[z, k, n] (+ bias[z, m, n]).
-
-    compute: the type that operands have when they meet (those of another type are cast as they are read).
-    stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it, over variables z, m, n.
-    """
-
-    size: tuple[int, int, int, int]  # batch, m, n, k
-    a: Operand
-    b: Operand
-    bias: Operand | None
-    out: Operand
-    compute: torch.dtype
-    stored: bool = True
-    epilogue: tuple[Store, ...] = ()
-    params: tuple[tuple[str, torch.dtype, bool], ...] = ()  # of the epilogue
-    streams: tuple[int, ...] = ()
-
-    @property
-    def loops(self) -> tuple[Var, Var, Var]:
-        """The variables that an epilogue is written over."""
-        batch, m, n, _ = self.size
-        return Var("gz", batch), Var("gm", m), Var("gn", n)
-
-    @property
-    def result(self) -> Expr:
-        """The element of the product, as an epilogue reads it."""
-        return load(self.out.buffer, flatten([Index.of(v) for v in self.loops], self.out.stride), self.out.dtype)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """What a launch is given beside pointers: random streams, and k (a loop of known length is unrolled whole, which takes
-        seconds to compile and gains nothing)."""
-        return (*self.streams, self.size[3])
-
-    def buffers(self) -> dict[str, torch.dtype]:
-        """All buffers in the order of the kernel's pointers, with their types."""
-        operands = [self.a, self.b, *([self.bias] if self.bias else [])]
-        found = {o.buffer: o.dtype for o in operands}
-        found |= {name: dtype for name, dtype, _ in self.params if name != self.out.buffer}
-        if self.stored:
-            found[self.out.buffer] = self.out.dtype
-        return found
+_COPIES = 4  # of each descriptor at most, where groups of warps have descriptors of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +31,8 @@ class Tiling:
     """How a product is cut: tile sizes, warps of a program, depth of the pipeline, rows of tiles that share columns.
 
     persistent: as many programs as the GPU has multiprocessors, each of which takes tile after tile.
+    tma: operands are read through descriptors; tma_store: results are written so too.
+    specialized: some warps of a persistent program copy while the others multiply.
     """
 
     m: int
@@ -96,13 +42,32 @@ class Tiling:
     stages: int = 3
     group: int = 8
     persistent: bool = False
+    tma: bool = False
+    tma_store: bool = False
+    specialized: bool = False
+
+    def __str__(self) -> str:
+        words = [f"{self.m}x{self.n}x{self.k}", f"{self.warps} warps", f"{self.stages} stages"]
+        return " ".join([*words, *(word for word in ("persistent", "tma", "tma_store", "specialized") if getattr(self, word))])
+
+    def suited(self, product: Product) -> Tiling:
+        """This tiling without what the product's operands do not allow."""
+        if self.tma and not qualifies(product, self.persistent):
+            return replace(self, tma=False, tma_store=False, specialized=False)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class GemmFunction(TritonFunction):
-    """A TritonFunction with the depth of its software pipeline."""
+    """A TritonFunction with the depth of its software pipeline.
+
+    scratch: bytes of memory of its own that each program needs; the launch's last tensor then is that memory.
+    fallback: the function without descriptors, for pointers that are no multiples of 16.
+    """
 
     stages: int = 3
+    scratch: int = 0
+    fallback: GemmFunction | None = None
 
 
 class ProductEmitter:
@@ -117,31 +82,63 @@ class ProductEmitter:
         self.wide = any(
             abs(o.offset) + sum(abs(s) * max(n - 1, 0) for s, n in zip(o.stride, sizes)) >= _WIDE for o, sizes in self._operands()
         ) or any(i.bounds[1] >= _WIDE for s in product.epilogue for i in _indices(s))
+        self.planes = planes(product) if tiling.tma else None
+        self.stored = self._stored_planes() if tiling.tma_store else {}
 
     def _operands(self) -> list[tuple[Operand, tuple[int, int, int]]]:
         p, (batch, m, n, k) = self.product, self.product.size
         found = [(p.a, (batch, m, k)), (p.b, (batch, k, n)), (p.out, (batch, m, n))]
         return found + ([(p.bias, (batch, m, n))] if p.bias else [])
 
-    def function(self, name: str) -> GemmFunction:
+    def _stored_planes(self) -> dict[str, tuple[str, Plane]]:
+        """Buffers that are written through descriptors: the descriptor's name, and what it shows."""
+        p = self.product
+        stores = [*([self._plain_store()] if p.stored else []), *p.epilogue]
+        found = [(s.buffer, stored_plane(p, s)) for s in stores]
+        return {buffer: (f"o{n}_all", shown) for n, (buffer, shown) in enumerate(found) if shown is not None}
+
+    def _plain_store(self) -> Store:
+        """The store of the product itself."""
+        p = self.product
+        return Store(p.out.buffer, p.result.args[1], p.result, p.out.dtype)
+
+    def function(self, name: str, fallback: GemmFunction | None = None) -> GemmFunction:
         """The whole function."""
         p, t = self.product, self.tiling
         programs = min(self.tiles, MULTIPROCESSORS) if t.persistent else self.tiles
-        head = ["pid = tl.program_id(0)", f"depth = s{len(p.streams)}" + ("" if self.wide else ".to(tl.int32)")]
+        narrow = "" if self.wide and self.planes is None else ".to(tl.int32)"
+        head = ["pid = tl.program_id(0)", f"depth = s{len(p.streams)}{narrow}"]
+        if self.batch == 1:
+            head += self._descriptors()
         if t.persistent:
-            head.append(f"for turn in tl.range(pid, {self.tiles}, {programs}, flatten=True):")
+            how = "warp_specialize=True" if t.specialized else "flatten=True"
+            head.append(f"for turn in tl.range(pid, {self.tiles}, {programs}, {how}):")
             lines = [f"    {line}" for line in head] + list(self._tile("turn", 2))
         else:
             lines = [f"    {line}" for line in head] + list(self._tile("pid", 1))
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(p.numbers)))]
         text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *lines]) + "\n"
         signature = (*(POINTER[dtype] for dtype in p.buffers().values()), *("i64" for _ in p.numbers))
-        return GemmFunction(name, text, signature, programs, t.warps, False, t.stages)
+        copies = _COPIES if t.specialized else 1
+        scratch = DESCRIPTOR * copies * text.count("make_tensor_descriptor(")
+        return GemmFunction(name, text, signature, programs, t.warps, False, t.stages, scratch, fallback)
+
+    def _descriptors(self) -> Iterator[str]:
+        """The descriptors that a program works with."""
+        t, z = self.tiling, "z" if self.batch > 1 else ""
+        if self.planes is not None:
+            a, b = self.planes
+            yield a.descriptor("a_all", self.pointers[a.buffer], (t.m, t.k), z)
+            yield b.descriptor("b_all", self.pointers[b.buffer], (t.k, t.n), z)
+        for name, shown in self.stored.values():
+            yield shown.descriptor(name, self.pointers[shown.buffer], (t.m, t.n))
 
     def _tile(self, number: str, indent: int) -> Iterator[str]:
         """One tile of the result, from its number to its stores."""
         pad = "    " * indent
-        for line in (*self._place(number), *self._multiply()):
+        made = self._descriptors() if self.batch > 1 else ()
+        multiply = self._multiply_through_descriptors if self.planes is not None else self._multiply
+        for line in (*self._place(number), *made, *multiply()):
             yield pad + line
         yield from self._finish(indent)
 
@@ -183,6 +180,14 @@ class ProductEmitter:
         yield f"    a_at += {t.k * p.a.stride[2]}"
         yield f"    b_at += {t.k * p.b.stride[1]}"
 
+    def _multiply_through_descriptors(self) -> Iterator[str]:
+        """The loop over k; tiles beyond the ends are zeros."""
+        t = self.tiling
+        a, b = self.planes
+        yield f"acc = tl.zeros([{t.m}, {t.n}], tl.float32)"
+        yield f"for k in tl.range(0, depth, {t.k}):"
+        yield f"    acc = tl.dot({a.load('a_all', f'tm * {t.m}', 'k')}, {b.load('b_all', 'k', f'tn * {t.n}')}, acc)"
+
     def _address(self, o: Operand, row: str, column: str) -> str:
         """Pointers to a tile of an operand."""
         start = [self.pointers[o.buffer], str(o.offset) if o.offset else ""]
@@ -209,10 +214,12 @@ class ProductEmitter:
             tile.line(f"acc = acc + {bias.text}")
         rounded = "acc" if p.out.dtype is F32 else f"acc.to({MEMORY[p.out.dtype]}).to(tl.float32)"
         tile.values[p.result] = body.define(rounded, both, tile)
-        if p.stored:
-            body.store(Store(p.out.buffer, p.result.args[1], p.result, p.out.dtype), tile, known=False)
-        for s in p.epilogue:
-            body.store(s, tile, known=True)
+        for known, s in (*([(False, self._plain_store())] if p.stored else []), *((True, s) for s in p.epilogue)):
+            if s.buffer in self.stored:
+                value = body.full_tile(body.value(s.expr, tile))
+                tile.line(f"{self.stored[s.buffer][0]}.store([tm * {t.m}, tn * {t.n}], {value}.to({MEMORY[s.memory]}))")
+            else:
+                body.store(s, tile, known)
         yield from top.lines
         yield from tile.lines
 
@@ -239,42 +246,9 @@ def _indices(s: Store) -> Iterator[Index]:
 
 def emit_product(product: Product, tiling: Tiling) -> GemmFunction:
     """The function of a product under a tiling, under a name that hashes its text."""
+    tiling = tiling.suited(product)
     emitter = ProductEmitter(product, tiling)
     draft = emitter.function("kernel")
     digest = hashlib.sha256(f"{draft.source}{draft.signature}{draft.warps}{draft.stages}".encode()).hexdigest()[:12]
-    return emitter.function(f"g{digest}")
-
-
-def over_tile(product: Product, kernel: Kernel) -> Product | None:
-    """The product with an elementwise kernel as its epilogue; None where the kernel does not go through it element by element."""
-    loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
-    batch, m, n, _ = product.size
-    if len(kernel.phases) != 1 or kernel.phases[0].row or kernel.final or kernel.final_once:
-        return None
-    statements = kernel.phases[0].inner
-    stores = [s for s in statements if isinstance(s, Store)]
-    if product.out.stride != (m * n if batch > 1 else 0, n if m > 1 else 0, 1 if n > 1 else 0):
-        return None
-    reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
-    if any(s.scatters for s in stores) or len(stores) != len(statements):
-        return None
-    if len(reads) != 1 or numel(v.size for v in loops) != batch * m * n:
-        return None
-    (read,) = reads
-    steps = {v: read.coefficient(v) for v in loops}
-    expected = 1
-    for v in sorted(loops, key=lambda v: steps[v] or 0):  # the loops are digits of the position in the product
-        if steps[v] != expected:
-            return None
-        expected *= v.size
-    if read.const or not read.is_affine:
-        return None
-    position = flatten([Index.of(v) for v in product.loops], (m * n, n, 1))
-    env = {v: (position // steps[v]) % v.size for v in loops if steps[v]}
-    result = product.result
-
-    def known(e: Expr) -> Expr | None:
-        return result if e.op == "load" and e.args[0] == product.out.buffer else None
-
-    changed = tuple(replace(s, index=s.index.subst(env), expr=rewrite(s.expr, known).subst(env)) for s in stores)
-    return replace(product, epilogue=changed, params=kernel.params, streams=kernel.streams())
+    plain = replace(tiling, tma=False, tma_store=False, specialized=False)
+    return emitter.function(f"g{digest}", emit_product(product, plain) if draft.scratch else None)

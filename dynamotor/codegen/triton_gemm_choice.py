@@ -24,10 +24,11 @@ from ..lower.program import Program
 from ..runtime.triton_build import triton_version
 from .triton_gemm import Tiling
 from .triton_gemm_sites import Site, find_sites, put, template_step, trial
+from .triton_product import Product
 
 MARGIN = 0.97  # of the library's time that a template must stay under
 Measure = Callable[[Sequence[Program]], Sequence[float]]  # milliseconds of programs; infinite for one that does not run
-_TILINGS = (
+TILINGS = (
     Tiling(128, 256, 64, warps=8, stages=3),
     Tiling(128, 256, 64, warps=8, stages=3, persistent=True),
     Tiling(256, 128, 64, warps=8, stages=3),
@@ -43,15 +44,27 @@ _TILINGS = (
     Tiling(64, 32, 64, warps=4, stages=5),
     Tiling(32, 64, 64, warps=4, stages=5),
     Tiling(16, 128, 128, warps=4, stages=3),
+    Tiling(128, 256, 64, warps=8, stages=4, tma=True),
+    Tiling(128, 256, 64, warps=8, stages=3, persistent=True, tma=True),
+    Tiling(128, 256, 64, warps=8, stages=3, persistent=True, tma=True, tma_store=True),
+    Tiling(256, 128, 64, warps=8, stages=3, persistent=True, tma=True),
+    Tiling(128, 128, 64, warps=8, stages=4, persistent=True, tma=True, tma_store=True),
+    Tiling(128, 128, 64, warps=4, stages=4, tma=True),
+    Tiling(128, 64, 64, warps=4, stages=4, tma=True),
+    Tiling(64, 128, 64, warps=4, stages=4, tma=True),
 )
 
 
-def tilings(size: tuple[int, int, int, int], dtype: torch.dtype) -> list[Tiling]:
-    """Candidates for a product: tiles that are not much larger than it, float32 with half of k (the same bytes)."""
+def tilings(size: tuple[int, int, int, int], dtype: torch.dtype, product: Product | None = None) -> list[Tiling]:
+    """Candidates for a product: tiles that are not much larger than it, float32 with half of k (the same bytes).
+
+    Those that read through descriptors only where the operands of `product` allow it.
+    """
     _, m, n, k = size
-    found = [t for t in _TILINGS if t.m < 2 * max(m, 16) and t.n < 2 * max(n, 16) and (t.k < 2 * max(k, 16) or t.k == 64)]
+    found = [t for t in TILINGS if t.m < 2 * max(m, 16) and t.n < 2 * max(n, 16) and (t.k < 2 * max(k, 16) or t.k == 64)]
     if dtype is torch.float32:
         found = [Tiling(**{**asdict(t), "k": max(t.k // 2, 16)}) for t in found]
+    found = [t for t in found if not t.tma or (product is not None and t.suited(product) == t)]
     return found or [Tiling(16, 16, 64)]
 
 
@@ -96,7 +109,7 @@ _known: dict[str, tuple[int, Tiling] | None] = {}
 
 def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Site, Tiling] | None:
     """The fastest template for a site, None where the library is faster. Measured once a label, then read from the cache."""
-    key = cache.digest("gemm-1", gpu, site.label(), torch.__version__, triton_version())
+    key = cache.digest("gemm-2", gpu, site.label(), torch.__version__, triton_version())
     if key not in _known:
         stored = cache.load("gemm", key)
         if stored is not None:
@@ -112,7 +125,7 @@ def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Sit
 
 def _measure(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[int, Tiling] | None:
     """Time the library with the steps around it, and every candidate."""
-    candidates = [(n, t) for n, v in enumerate(site.variants()) for t in tilings(v.product.size, v.product.compute)]
+    candidates = [(n, t) for n, v in enumerate(site.variants()) for t in tilings(v.product.size, v.product.compute, v.product)]
     variants = site.variants()
     programs = [trial(program, site, [program.steps[n] for n in site.steps()])]
     for n, tiling in candidates:

@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 
+from ..graph.spec import TensorSpec
 from ..lower.ir import Reduce, Store, loads_of, walk
-from ..lower.program import BufRef, ExternStep, LoopStep, Program, Step
+from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step
 from .program import refs
 from .triton import TritonStep
-from .triton_gemm import Operand, Product, Tiling, emit_product, over_tile
+from .triton_gemm import GemmFunction, Tiling, emit_product
+from .triton_product import Operand, Product, over_tile
 
 aten = torch.ops.aten
 _FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_SCRATCH_SLACK = 64  # bytes: buffers are multiples of 64, and a launch rounds this one's start up to 128
 # target -> positions of (a, b, bias)
 _PRODUCTS = {
     aten.mm.default: (0, 1, None),
@@ -210,14 +213,27 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     function = emit_product(product, tiling)
     old = program.steps[site.consumer] if site.consumer is not None else None
     names = tuple(product.buffers())
-    writes = (*([product.out.buffer] if product.stored else []), *(old.writes if isinstance(old, TritonStep) else ()))
+    scratch = (f"scratch_{product.out.buffer}",) if function.scratch else ()
+    writes = (*([product.out.buffer] if product.stored else []), *(old.writes if isinstance(old, TritonStep) else ()), *scratch)
     operands = {o.buffer for o in (product.a, product.b, product.bias) if o}
     inplace = old.inplace if isinstance(old, TritonStep) else ()
     inplace = tuple((w, r) for w, r in inplace if r != product.out.buffer and r not in operands)
     reads = tuple(name for name in names if name not in writes)
     kernel = old.kernel if isinstance(old, TritonStep) else None
     note = site.label()
-    return TritonStep(kernel, names, reads, writes, inplace, product.numbers, note, False, function)
+    return TritonStep(kernel, (*names, *scratch), reads, writes, inplace, product.numbers, note, False, function)
+
+
+def _with_scratch(buffers: dict[str, Buffer], steps: Iterable[Step]) -> dict[str, Buffer]:
+    """The buffers, and the memory that these steps need for themselves: as any other intermediate it belongs to one call."""
+    found = dict(buffers)
+    for step in steps:
+        function = step.function if isinstance(step, TritonStep) else None
+        if isinstance(function, GemmFunction) and function.scratch:
+            name, nbytes = step.args[-1], function.scratch * function.grid + _SCRATCH_SLACK
+            device = buffers[step.args[0]].spec.device
+            found[name] = Buffer(name, TensorSpec.dense((nbytes,), torch.uint8, device), "temp")
+    return found
 
 
 def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
@@ -231,7 +247,8 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
         gone |= taken
         new[site.steps()[-1]] = template_step(program, site, tiling)
     steps = [new.get(n, step) for n, step in enumerate(program.steps) if n in new or n not in gone]
-    return Program(program.name, program.inputs, program.buffers, steps, program.outputs, program.mutations)
+    buffers = _with_scratch(program.buffers, new.values())
+    return Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)
 
 
 def trial(program: Program, site: Site, steps: list[Step]) -> Program:
@@ -240,9 +257,10 @@ def trial(program: Program, site: Site, steps: list[Step]) -> Program:
     made = set().union(*(_writes(step) for step in own))
     needed = sorted(set().union(*(_reads(step) for step in own)) - made)
     left = sorted(n for n in made if _is_left(program, site, n))
-    buffers = {n: replace(program.buffers[n], kind="input", value=None) for n in needed}
+    known = _with_scratch(program.buffers, steps)
+    buffers = {n: replace(known[n], kind="input", value=None) for n in needed}
     touched = made | set().union(*(_reads(step) | _writes(step) for step in steps))
-    buffers |= {n: replace(program.buffers[n], kind="output" if n in left else "temp") for n in sorted(touched - set(needed))}
+    buffers |= {n: replace(known[n], kind="output" if n in left else "temp") for n in sorted(touched - set(needed))}
     outputs = tuple(BufRef.whole(buffers[n]) for n in left)
     return Program(f"{program.name}_trial", tuple(needed), buffers, list(steps), outputs, ())
 

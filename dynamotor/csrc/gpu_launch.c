@@ -18,14 +18,15 @@ typedef struct {
     int64_t *numbers;
     PyObject *unaligned; /* called instead when a pointer is no multiple of 16, or None: any pointer will do */
     PyObject *owner;
+    int scratch; /* the last tensor is memory of the kernel's own, which it expects as the first extra parameter */
 } GpuKernel;
 
-enum { MOST_PARAMETERS = 96, INVALID_CONTEXT = 201 };
+enum { MOST_PARAMETERS = 96, INVALID_CONTEXT = 201, SCRATCH_ALIGNMENT = 128 };
 
 /* kernel(*tensors, stream) */
 static PyObject *gpu_kernel_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     GpuKernel *kernel = (GpuKernel *)self;
-    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), n = kernel->n_tensors, at = n;
+    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), n = kernel->n_tensors, at = n - kernel->scratch;
     if (UNLIKELY(nargs != n + 1 || (kwnames != NULL && PyTuple_GET_SIZE(kwnames) > 0)))
         return PyErr_Format(PyExc_TypeError, "this kernel takes %zd tensors and a stream; %zd arguments were given", n, nargs);
     void *pointers[MOST_PARAMETERS], *parameters[MOST_PARAMETERS], *nothing = NULL;
@@ -40,7 +41,12 @@ static PyObject *gpu_kernel_call(PyObject *self, PyObject *const *args, size_t n
     void *stream = PyLong_AsVoidPtr(args[n]);
     if (UNLIKELY(stream == NULL && PyErr_Occurred())) return NULL;
     for (Py_ssize_t i = 0; i < kernel->n_numbers; i++) parameters[at++] = &kernel->numbers[i];
-    for (Py_ssize_t i = 0; i < kernel->n_extra; i++) parameters[at++] = &nothing;
+    if (kernel->scratch) {
+        uintptr_t start = (uintptr_t)pointers[n - 1] + SCRATCH_ALIGNMENT - 1;
+        pointers[n - 1] = (void *)(start - start % SCRATCH_ALIGNMENT);
+        parameters[at++] = &pointers[n - 1];
+    }
+    for (Py_ssize_t i = 0; i < kernel->n_extra - kernel->scratch; i++) parameters[at++] = &nothing;
     int status = INVALID_CONTEXT;
     for (int attempt = 0; attempt < 2 && status == INVALID_CONTEXT; attempt++) {
         if (attempt > 0 && kernel->set_context(kernel->context) != 0) break; /* a thread that has not used CUDA yet */
@@ -53,16 +59,17 @@ static PyObject *gpu_kernel_call(PyObject *self, PyObject *const *args, size_t n
 
 static PyObject *gpu_kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"launch", "set_context", "context", "function", "grid", "threads", "shared_bytes",
-                            "n_tensors", "numbers", "n_extra", "unaligned", "owner", NULL};
+                            "n_tensors", "numbers", "n_extra", "unaligned", "owner", "scratch", NULL};
     unsigned long long launch, set_context, context, function;
     unsigned grid, threads, shared_bytes;
     Py_ssize_t n_tensors, n_extra;
     PyObject *numbers, *unaligned, *owner;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKIIInO!nOO", names, &launch, &set_context, &context, &function, &grid,
-                                     &threads, &shared_bytes, &n_tensors, &PyTuple_Type, &numbers, &n_extra, &unaligned, &owner))
+    int scratch = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKIIInO!nOO|p", names, &launch, &set_context, &context, &function, &grid,
+                                     &threads, &shared_bytes, &n_tensors, &PyTuple_Type, &numbers, &n_extra, &unaligned, &owner, &scratch))
         return NULL;
     Py_ssize_t n_numbers = PyTuple_GET_SIZE(numbers);
-    if (launch == 0 || n_tensors < 0 || n_extra < 0 || n_tensors + n_numbers + n_extra > MOST_PARAMETERS) {
+    if (launch == 0 || n_tensors < scratch || n_extra < scratch || n_tensors + n_numbers + n_extra > MOST_PARAMETERS) {
         PyErr_SetString(PyExc_ValueError, "a kernel needs the address of a launch function and at most 96 parameters");
         return NULL;
     }
@@ -74,7 +81,7 @@ static PyObject *gpu_kernel_new(PyTypeObject *type, PyObject *args, PyObject *kw
     kernel->context = (void *)(uintptr_t)context;
     kernel->function = (void *)(uintptr_t)function;
     kernel->grid = grid, kernel->threads = threads, kernel->shared_bytes = shared_bytes;
-    kernel->n_tensors = n_tensors, kernel->n_numbers = n_numbers, kernel->n_extra = n_extra;
+    kernel->n_tensors = n_tensors, kernel->n_numbers = n_numbers, kernel->n_extra = n_extra, kernel->scratch = scratch;
     kernel->unaligned = Py_NewRef(unaligned);
     kernel->owner = Py_NewRef(owner);
     kernel->numbers = PyMem_Malloc(sizeof(int64_t) * (size_t)(n_numbers + 1));
@@ -107,10 +114,11 @@ static void gpu_kernel_dealloc(PyObject *self) {
 static PyTypeObject GpuKernel_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.GpuKernel",
     .tp_doc = "GpuKernel(launch, set_context, context, function, grid, threads, shared_bytes, n_tensors, numbers, n_extra,\n"
-              "          unaligned, owner)\n\n"
+              "          unaligned, owner, scratch=False)\n\n"
               "Callable on n_tensors tensors and a stream (a number): launches the function on `grid` blocks of `threads`\n"
               "with the tensors' data pointers, the fixed 64-bit numbers and n_extra null pointers. The first four are\n"
-              "addresses: of cuLaunchKernel and cuCtxSetCurrent, of the device's context and of the function.",
+              "addresses: of cuLaunchKernel and cuCtxSetCurrent, of the device's context and of the function. scratch: the last\n"
+              "tensor is memory of the kernel's own; its start rounded up to 128 is passed in place of the first null pointer.",
     .tp_basicsize = sizeof(GpuKernel),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(GpuKernel, vectorcall),

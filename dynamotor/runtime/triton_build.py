@@ -37,6 +37,7 @@ class TritonJob:
     """What decides the code of one function.
 
     aligned: all pointers are multiples of 16. arch: 90 for an H100 or H200. stages: of a loop's pipeline, 0 for triton's own.
+    scratch: bytes of memory of its own that a launch gives each program.
     """
 
     source: str
@@ -47,13 +48,14 @@ class TritonJob:
     aligned: bool = True
     debug: bool = False
     stages: int = 0
+    scratch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCode:
     """Built code: the cubin, the name of its entry, and the shape of a launch.
 
-    extra: pointers that triton expects behind the function's own (null ones do).
+    extra: pointers that triton expects behind the function's own: the first to its scratch memory (null ones do without any).
     """
 
     cubin: bytes

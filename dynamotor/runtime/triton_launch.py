@@ -91,25 +91,31 @@ def _load(code: GpuCode, index: int) -> int:
 
 
 def make_gpu_kernel(job: TritonJob, code: GpuCode, device: torch.device, grid: int, n_tensors: int,
-                    numbers: tuple[int, ...]) -> Callable[..., None]:
-    """A callable of `n_tensors` tensors on `device` and a stream.
+                    numbers: tuple[int, ...], other: tuple[TritonJob, int] | None = None) -> Callable[..., None]:
+    """A callable of `n_tensors` tensors on `device` and a stream. With `job.scratch` the last tensor is the kernel's own memory.
 
-    Code built for aligned pointers hands calls with others to a second kernel, which is built when it is first needed.
+    Code built for aligned pointers hands calls with others to a second kernel, which is built when it is first needed:
+    the same text, or `other` (with its grid), which needs no memory of its own.
     """
     function = _load(code, device.index)
-    unaligned = _Unaligned(job, device, grid, n_tensors, numbers) if job.aligned and n_tensors else None
-    return _C.GpuKernel(_address("cuLaunchKernel"), _address("cuCtxSetCurrent"), _context(device.index), function, grid,
-                        32 * code.warps, code.shared, n_tensors, numbers, code.extra, unaligned, None)
+    given = n_tensors - 1 if job.scratch else n_tensors
+    other_job, other_grid = other or (job, grid)
+    unaligned = _Unaligned(other_job, device, other_grid, given, numbers) if job.aligned and given else None
+    arguments = (_address("cuLaunchKernel"), _address("cuCtxSetCurrent"), _context(device.index), function, grid,
+                 32 * code.warps, code.shared, n_tensors, numbers, code.extra, unaligned, None)
+    return _C.GpuKernel(*arguments, True) if job.scratch else _C.GpuKernel(*arguments)
 
 
 class _Unaligned:
-    """The same kernel for pointers of any alignment."""
+    """The same kernel for pointers of any alignment. It leaves out the memory that only the first one needs."""
 
     def __init__(self, job: TritonJob, device: torch.device, grid: int, n_tensors: int, numbers: tuple[int, ...]) -> None:
         self._job, self._rest = replace(job, aligned=False), (device, grid, n_tensors, numbers)
+        self._n_tensors = n_tensors
         self._kernel: Callable[..., None] | None = None
 
     def __call__(self, *arguments: object) -> None:
+        arguments = (*arguments[: self._n_tensors], arguments[-1])
         if self._kernel is None:
             self._kernel = make_gpu_kernel(self._job, start_kernel(self._job).result(), *self._rest)
         self._kernel(*arguments)

@@ -2,7 +2,8 @@
 
 It reads pickled jobs from standard input and writes pickled answers to standard output, each behind its length:
 
-    {"source", "name", "signature", "aligned", "warps", "arch", "debug", "stages"} -> {"cubin", "symbol", ...} or {"error"}
+    {"source", "name", "signature", "aligned", "warps", "arch", "debug", "stages", "scratch"}
+    -> {"cubin", "symbol", ...} or {"error"}
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import struct
 import sys
 import tempfile
 from typing import Any, BinaryIO
+
+SCRATCH_ALIGNMENT = 128  # what the launcher rounds the start of a kernel's own memory up to
 
 
 def receive(stream: BinaryIO) -> Any:
@@ -52,7 +55,7 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
     options |= {"num_stages": job["stages"]} if job["stages"] else {}
     built = triton.compile(ASTSource(function, signature, {}, aligned), GPUTarget("cuda", job["arch"], 32), options)
     meta = built.metadata
-    if meta.global_scratch_size or meta.num_ctas != 1:
+    if meta.global_scratch_size > job["scratch"] or meta.global_scratch_align > SCRATCH_ALIGNMENT or meta.num_ctas != 1:
         raise RuntimeError("the kernel asks for memory or clusters that the launcher does not give")
     entry = built.asm["ptx"].split(f".entry {meta.name}(", 1)[1].split(")", 1)[0]
     return {"cubin": built.asm["cubin"], "symbol": meta.name, "shared": meta.shared, "warps": meta.num_warps,

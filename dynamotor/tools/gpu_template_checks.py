@@ -83,9 +83,11 @@ def check(name: str, fn: Callable[..., torch.Tensor], inputs: list[torch.Tensor]
 def rows(device: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Name and work of each row."""
     found = cases(device)
-    for tiling in triton_gemm_choice.tilings((1, 4096, 4096, 4096), torch.bfloat16):
-        more = f"{tiling.m}x{tiling.n}x{tiling.k} {tiling.warps} warps{' persistent' if tiling.persistent else ''}"
-        yield more, lambda tiling=tiling: check("gelu", *found["gelu"], tiling)
+    for tiling in triton_gemm_choice.TILINGS:
+        yield str(tiling), lambda tiling=tiling: check("gelu", *found["gelu"], tiling)
+    through = Tiling(128, 128, 64, warps=8, stages=3, persistent=True, tma=True, tma_store=True)
+    for name in ("odd sizes", "gradient layouts", "batches", "residual and permuted", "float16", "unaligned"):
+        yield f"{name}, descriptors", lambda name=name: check(name, *found[name], through)
     for name, case in found.items():
         tiling = Tiling(64, 64, 32, warps=4, stages=4) if "float32" in name else USUAL
         yield name, lambda name=name, case=case, tiling=tiling: check(name, *case, tiling)

@@ -1,6 +1,7 @@
 """Generated matrix products with their epilogues, in Triton's interpreter, against eager: shapes, layouts, types, what is fused."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,13 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import dynamotor
 from dynamotor.base.config import config
+from dynamotor.base.errors import BuildError
 from dynamotor.base.events import collect
 from dynamotor.codegen import gpu_program, triton_gemm_choice
-from dynamotor.codegen.triton_gemm import Tiling
+from dynamotor.codegen.triton_gemm import Tiling, emit_product
 from dynamotor.codegen.triton_gemm_sites import find_sites, put
+from dynamotor.codegen.triton_ops import HELPERS
+from dynamotor.codegen.triton_product import Operand, Product
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available
 
@@ -196,6 +200,112 @@ def test_tf32_templates_are_left_when_tf32_is_no_longer_allowed(templates, monke
         with collect("code") as events:
             torch.testing.assert_close(call(x), torch.relu(x @ x))
     assert len(events) == 1 and "mm(" in events[0].data["python"]
+
+
+TMA = Tiling(16, 32, 16, group=2, tma=True, tma_store=True)
+
+
+def labels_and_text(fn, *inputs, tolerance=2e-2):
+    """The Triton text of a product's kernels, which has been compared with eager."""
+    with torch.no_grad(), config.patch(target="triton", strict=True), collect("code") as events:
+        got = dynamotor.compile(fn)(*inputs)
+    torch.testing.assert_close(got.double(), fn(*(t.double() for t in inputs)).double(), rtol=tolerance, atol=tolerance)
+    return events[0].data["triton"]
+
+
+@pytest.mark.parametrize("tiling", [TMA, replace(TMA, persistent=True), replace(TMA, tma_store=False, persistent=True)])
+@pytest.mark.parametrize("size", [(16, 32, 16), (48, 64, 32), (40, 72, 56), (24, 200, 264), (33, 40, 24)])
+def test_operands_may_be_read_through_descriptors(templates, tiling, size):
+    templates(tiling)
+    m, n, k = size
+    text = labels_and_text(lambda a, b: a @ b.t(), randn(m, k, dtype=BF16), randn(n, k, dtype=BF16) / k)
+    assert text.count("make_tensor_descriptor") == (3 if tiling.tma_store else 2) and "_all.store" in text or not tiling.tma_store
+    text = labels_and_text(lambda a, b: F.relu(a @ b) * 2, randn(m, k, dtype=F16), randn(k, n, dtype=F16) / k)
+    assert "b_all.load([k, tn" in text
+    if m % 8 == 0:
+        text = labels_and_text(lambda a, b: (a.t() @ b).float(), randn(k, m, dtype=BF16), randn(k, n, dtype=BF16) / k)
+        assert "a_all.load([k, tm * 16]).T" in text
+
+
+def test_views_batches_and_epilogues_through_descriptors(templates):
+    templates(TMA)
+    x, w, b, r = (randn(*shape, dtype=BF16) / 4 for shape in ((40, 64), (72, 64), (72,), (40, 72)))
+    text = labels_and_text(lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, x, w, b, r)
+    assert text.count("_all.store") == 1 and "tl.store" not in text.split("@triton.jit")[-1]
+    text = labels_and_text(lambda x, w: x[8:, 16:48] @ w.t()[16:48, ::1] * 2, x, w)
+    assert "make_tensor_descriptor(p0 + 528, [32, 32], [64, 1]" in text
+    batched = [randn(3, 24, 32, dtype=BF16) / 4, randn(3, 32, 40, dtype=BF16)]
+    assert "z * 768" in labels_and_text(lambda a, b: torch.bmm(a, b), *batched)
+    templates(replace(TMA, persistent=True))
+    assert "descriptor" not in labels_and_text(lambda a, b: torch.bmm(a, b), *batched)
+
+
+def test_operands_that_do_not_qualify_are_read_by_pointers(templates):
+    templates(TMA)
+    for a, b in [
+        (randn(40, 30, dtype=BF16), randn(30, 64, dtype=BF16)),  # rows of 60 bytes
+        (randn(40, 64, dtype=BF16)[:, ::2], randn(32, 64, dtype=BF16)),
+        (randn(1, 32, dtype=BF16), randn(32, 64, dtype=BF16)),
+        (randn(1, 32, dtype=BF16).expand(40, 32), randn(32, 64, dtype=BF16)),
+        (randn(40, 32), randn(32, 64)),
+    ]:
+        assert "descriptor" not in labels_and_text(lambda a, b: (a @ b) / 8, a, b)
+    a, b = randn(40, 64, dtype=BF16), randn(32, 64, dtype=BF16)
+    assert "descriptor" not in labels_and_text(lambda a, b: (a[:, 4:36] @ b) / 8, a, b)  # starts at byte 8
+
+
+def test_pointers_that_are_not_aligned_take_the_other_function(templates):
+    templates(TMA)
+    call, store = dynamotor.compile(lambda a, b: F.relu(a @ b)), randn(40 * 64 + 1, dtype=BF16)
+    b = randn(64, 32, dtype=BF16) / 8
+    with torch.no_grad(), config.patch(target="triton", strict=True):
+        for start in (0, 1):
+            a = torch.as_strided(store, (40, 64), (64, 1), start)
+            torch.testing.assert_close(call(a.detach(), b), F.relu(a @ b), rtol=2e-2, atol=2e-2)
+
+
+def test_only_stores_of_whole_rows_that_nobody_reads_go_through_descriptors(templates):
+    templates(TMA)
+    x, w, r = randn(40, 64, dtype=BF16) / 8, randn(64, 48, dtype=BF16), randn(40, 48, dtype=BF16)
+    text = labels_and_text(lambda x, w: (x @ w).view(5, 8, 6, 8).transpose(1, 2).contiguous() * 2, x, w)
+    assert "_all.load" in text and "_all.store" not in text
+
+    def fn(x, w, r):
+        return r.clone().add_(x @ w)
+
+    assert "_all.load" in labels_and_text(fn, x, w, r)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_descriptors_build_for_a_gpu_that_is_not_there(tmp_path, persistent):
+    a, b, out = Operand("a", BF16, 0, (0, 256, 1)), Operand("b", BF16, 0, (0, 1, 256)), Operand("c", BF16, 0, (0, 512, 1))
+    product = Product((1, 512, 512, 256), a, b, None, out, BF16)
+    f = emit_product(product, Tiling(128, 128, 64, warps=4, stages=3, persistent=persistent, tma=True, tma_store=True))
+    assert f.scratch == 3 * 128 and f.fallback.scratch == 0 and "descriptor" not in f.fallback.source
+    with config.patch(cache_dir=str(tmp_path)):
+        job = TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, stages=f.stages, scratch=f.scratch)
+        code = start_kernel(job).result()
+        with pytest.raises(BuildError, match="memory or clusters"):
+            start_kernel(replace(job, scratch=128)).result()
+        stop_workers()
+    assert code.extra == 2 and 3 * (128 * 64 + 64 * 128) * 2 <= code.shared <= 227 << 10
+    text = sass(code.cubin)
+    assert "UTMALDG" in text and "UTMASTG" in text and "HGMMA" in text
+
+
+def sass(cubin):
+    """The instructions of built code, by the disassembler that comes with Triton."""
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=True).stdout
 
 
 def test_a_template_builds_for_a_gpu_that_is_not_there(templates, tmp_path):

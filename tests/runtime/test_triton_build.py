@@ -107,6 +107,16 @@ def test_a_launch_passes_pointers_numbers_and_nulls(library):
     assert seen_by(library) == [77, 3, 128, 4096, 1234, x.data_ptr(), y.data_ptr(), 9, 0, 0]
 
 
+def test_a_kernels_own_memory_takes_the_place_of_the_first_null(library):
+    x, own = torch.zeros(8), torch.zeros(256, dtype=torch.uint8)
+    places = library.address("launch"), library.address("set_context")
+    kernel = _C.GpuKernel(*places, 5, 77, 3, 128, 4096, 2, (9,), 3, None, library, True)
+    for start in (0, 1, 64):
+        kernel(x, own[start:], 1234)
+        rounded = -(-own[start:].data_ptr() // 128) * 128
+        assert seen_by(library) == [77, 3, 128, 4096, 1234, x.data_ptr(), 9, rounded, 0, 0]
+
+
 def test_pointers_that_are_not_aligned_go_to_the_other_kernel(library):
     calls = []
     kernel = kernel_of(library, lambda *arguments: calls.append(arguments))

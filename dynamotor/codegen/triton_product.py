@@ -1,0 +1,106 @@
+"""What a generated matrix product computes: its operands, how they lie in memory, and the elementwise kernel behind it.
+
+>>> product = Product((1, 64, 96, 48), a, b, None, out, torch.bfloat16)
+>>> product = over_tile(product, kernel)      # the kernel as its epilogue; None where it does something else
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..graph.spec import numel
+from ..lower.index import Index, Var, flatten
+from ..lower.ir import Expr, Kernel, Store, load, loads_of, rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a product reads or writes: its buffer and how it lies there. stride: of (batch, row, column)."""
+
+    buffer: str
+    dtype: torch.dtype
+    offset: int
+    stride: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out[z, m, n] = sum over k of a[z, m, k] * b[z, k, n] (+ bias[z, m, n]).
+
+    compute: the type that operands have when they meet (those of another type are cast as they are read).
+    stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it, over variables z, m, n.
+    """
+
+    size: tuple[int, int, int, int]  # batch, m, n, k
+    a: Operand
+    b: Operand
+    bias: Operand | None
+    out: Operand
+    compute: torch.dtype
+    stored: bool = True
+    epilogue: tuple[Store, ...] = ()
+    params: tuple[tuple[str, torch.dtype, bool], ...] = ()  # of the epilogue
+    streams: tuple[int, ...] = ()
+
+    @property
+    def loops(self) -> tuple[Var, Var, Var]:
+        """The variables that an epilogue is written over."""
+        batch, m, n, _ = self.size
+        return Var("gz", batch), Var("gm", m), Var("gn", n)
+
+    @property
+    def result(self) -> Expr:
+        """The element of the product, as an epilogue reads it."""
+        return load(self.out.buffer, flatten([Index.of(v) for v in self.loops], self.out.stride), self.out.dtype)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What a launch is given beside pointers: random streams, and k (a loop of known length is unrolled whole, which takes
+        seconds to compile and gains nothing)."""
+        return (*self.streams, self.size[3])
+
+    def buffers(self) -> dict[str, torch.dtype]:
+        """All buffers in the order of the kernel's pointers, with their types."""
+        operands = [self.a, self.b, *([self.bias] if self.bias else [])]
+        found = {o.buffer: o.dtype for o in operands}
+        found |= {name: dtype for name, dtype, _ in self.params if name != self.out.buffer}
+        if self.stored:
+            found[self.out.buffer] = self.out.dtype
+        return found
+
+
+def over_tile(product: Product, kernel: Kernel) -> Product | None:
+    """The product with an elementwise kernel as its epilogue; None where the kernel does not go through it element by element."""
+    loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
+    batch, m, n, _ = product.size
+    if len(kernel.phases) != 1 or kernel.phases[0].row or kernel.final or kernel.final_once:
+        return None
+    statements = kernel.phases[0].inner
+    stores = [s for s in statements if isinstance(s, Store)]
+    if product.out.stride != (m * n if batch > 1 else 0, n if m > 1 else 0, 1 if n > 1 else 0):
+        return None
+    reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
+    if any(s.scatters for s in stores) or len(stores) != len(statements):
+        return None
+    if len(reads) != 1 or numel(v.size for v in loops) != batch * m * n:
+        return None
+    (read,) = reads
+    steps = {v: read.coefficient(v) for v in loops}
+    expected = 1
+    for v in sorted(loops, key=lambda v: steps[v] or 0):  # the loops are digits of the position in the product
+        if steps[v] != expected:
+            return None
+        expected *= v.size
+    if read.const or not read.is_affine:
+        return None
+    position = flatten([Index.of(v) for v in product.loops], (m * n, n, 1))
+    env = {v: (position // steps[v]) % v.size for v in loops if steps[v]}
+    result = product.result
+
+    def known(e: Expr) -> Expr | None:
+        return result if e.op == "load" and e.args[0] == product.out.buffer else None
+
+    changed = tuple(replace(s, index=s.index.subst(env), expr=rewrite(s.expr, known).subst(env)) for s in stores)
+    return replace(product, epilogue=changed, params=kernel.params, streams=kernel.streams())

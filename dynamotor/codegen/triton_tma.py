@@ -1,0 +1,91 @@
+"""Tiles that Hopper's tensor memory accelerator copies: what qualifies for it, and the text.
+
+    a_all = tl.make_tensor_descriptor(p0, [4096, 768], [768, 1], [128, 64])
+    ... a_all.load([tm * 128, k])                    # what lies outside of the tensor is zero
+    o0_all.store([tm * 128, tn * 256], v4.to(tl.bfloat16))
+
+A descriptor lies in memory that the launch is given, DESCRIPTOR bytes for each of a program's. It needs a base and rows that
+are multiples of 16 bytes; the base of a buffer is only known at a call, so that a launch has a second function without them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..lower.ir import Store, loads_of
+from .triton_product import Operand, Product
+
+DESCRIPTOR = 128
+_UNIT = 16  # bytes
+_MOST_ROW = 1 << 40  # bytes from row to row that a descriptor can say
+_LOADED = (torch.bfloat16, torch.float16)
+_STORED = (*_LOADED, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Part of a buffer as rows of neighbouring elements. turned: the operand's columns are these rows."""
+
+    buffer: str
+    offset: int
+    batch: int  # elements from one batch to the next
+    size: tuple[int, int]
+    row: int  # elements from row to row
+    turned: bool
+
+    def descriptor(self, name: str, pointer: str, block: tuple[int, int], z: str = "") -> str:
+        """The line that makes the descriptor of tiles of an operand."""
+        base = " + ".join([pointer, *([str(self.offset)] if self.offset else []), *([f"{z} * {self.batch}"] if z else [])])
+        rows, columns = reversed(block) if self.turned else block
+        return f"{name} = tl.make_tensor_descriptor({base}, {list(self.size)}, [{self.row}, 1], [{rows}, {columns}])"
+
+    def load(self, name: str, row: str, column: str) -> str:
+        """The expression that reads a tile of the operand."""
+        return f"{name}.load([{column}, {row}]).T" if self.turned else f"{name}.load([{row}, {column}])"
+
+
+def plane(o: Operand, size: tuple[int, int]) -> Plane | None:
+    """An operand of a product for loads through a descriptor; None where it does not qualify."""
+    batch, row, column = o.stride
+    turned = column != 1
+    if turned:
+        row, column = column, row
+    unit = _UNIT // o.dtype.itemsize
+    if o.dtype not in _LOADED or column != 1 or min(size) == 1 or not 0 < row * o.dtype.itemsize < _MOST_ROW:
+        return None
+    if o.offset % unit or row % unit or batch % unit:
+        return None
+    rows, columns = reversed(size) if turned else size
+    return Plane(o.buffer, o.offset, batch, (rows, columns), row, turned)
+
+
+def planes(product: Product) -> tuple[Plane, Plane] | None:
+    """Both operands, where both qualify."""
+    _, m, n, k = product.size
+    a, b = plane(product.a, (m, k)), plane(product.b, (k, n))
+    return (a, b) if a is not None and b is not None else None
+
+
+def qualifies(product: Product, persistent: bool) -> bool:
+    """Whether a product can read through descriptors; a persistent kernel makes them once, not for each batch."""
+    return planes(product) is not None and not (persistent and product.size[0] > 1)
+
+
+def stored_plane(product: Product, s: Store) -> Plane | None:
+    """Where a store writes every element (m, n) to row m and column n of something that nobody else touches."""
+    _, m, n = product.loops
+    row, unit = s.index.coefficient(m), _UNIT // s.memory.itemsize
+    if product.size[0] > 1 or min(m.size, n.size) == 1 or s.memory not in _STORED or s.add or s.scatters:
+        return None
+    if not s.index.is_affine or set(s.index.terms) != {m, n} or s.index.coefficient(n) != 1:
+        return None
+    if row <= 0 or row % unit or s.index.const % unit or row * s.memory.itemsize >= _MOST_ROW:
+        return None
+    others = [t.buffer for t in product.epilogue if t is not s]
+    others += [e.args[0] for t in product.epilogue for e in loads_of(t.expr) if e != product.result]
+    others += [o.buffer for o in (product.a, product.b, product.bias) if o]
+    if s.buffer in others:
+        return None
+    return Plane(s.buffer, s.index.const, 0, (m.size, n.size), row, False)
