@@ -2,7 +2,8 @@
 
     y = relu(conv(x, w) + z)   becomes   packed = reorder(w)  (once);  y = conv_pointwise.binary(x, z, packed, ..., "add", "relu")
 
-In training the weight's gradient of a layer with few pixels and many channels is one matrix product.
+In training the weight's gradient of a layer with few pixels and many channels is one matrix product. On a GPU biases, which cuDNN
+adds in passes of their own, move into the kernels around.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import fx
 
 from ..graph.info import GraphInfo
 from ..graph.spec import TensorSpec
+from .gemm import is_fused
 from .layout import is_channels_last
 from .rewrite import call, only_user, spec_of, static_nodes
 
@@ -150,3 +152,42 @@ def _patches_product(graph: fx.Graph, grad: fx.Node, x: fx.Node, weight: tuple[i
     moved = call(graph, aten.permute.default, grad, [1, 0, 2, 3])
     left_side = call(graph, aten.reshape.default, moved, [weight[0], -1])
     return call(graph, aten.view.default, call(graph, aten.mm.default, left_side, columns), list(weight))
+
+
+def split_convolution_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
+    """convolution(x, w, bias) → convolution(x, w) + bias where a kernel of ours reads it, and a bias' gradient → a sum."""
+    graph = gm.graph
+    for node in [n for n in graph.nodes if n.op == "call_function"]:
+        if node.target is aten.convolution.default:
+            _add_bias(graph, node)
+        elif node.target is aten.convolution_backward.default and node.args[10][2]:
+            _sum_for_bias(graph, node)
+
+
+def _add_bias(graph: fx.Graph, node: fx.Node) -> None:
+    x, weight, bias, *place = node.args
+    spec = node.meta["val"]
+    if bias is None or spec_of(bias).dtype is not spec.dtype or not any(is_fused(user, node) for user in node.users):
+        return
+    with graph.inserting_before(node):
+        plain = call(graph, node.target, x, weight, None, *place, spec=spec)
+        along = call(graph, aten.view.default, bias, [-1] + [1] * (len(spec.shape) - 2))
+        total = call(graph, aten.add.Tensor, plain, along, spec=spec)
+    node.replace_all_uses_with(total)
+    graph.erase_node(node)
+
+
+def _sum_for_bias(graph: fx.Graph, node: fx.Node) -> None:
+    grad, mask = node.args[0], node.args[10]
+    of_bias = [user for user in node.users if user.args[1] == 2]
+    node.update_arg(10, [mask[0], mask[1], False])
+    node.meta["val"] = (*node.meta["val"][:2], None)
+    for user in of_bias:
+        with graph.inserting_before(node):
+            others = [d for d in range(len(spec_of(grad).shape)) if d != 1]
+            total = call(graph, aten.sum.dim_IntList, grad, others, spec=user.meta["val"])
+        user.replace_all_uses_with(total)
+    for unused in [user for user in node.users if not user.users]:
+        graph.erase_node(unused)
+    if not node.users:
+        graph.erase_node(node)

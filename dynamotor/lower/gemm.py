@@ -26,7 +26,7 @@ def split_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
         plain = not node.kwargs or all(value == 1 for value in node.kwargs.values())
         if not plain or spec_of(bias).dtype != node.meta["val"].dtype or not spec_of(node).dtype.is_floating_point:
             continue
-        if not node.users or not all(_is_fused(user, node) for user in node.users):
+        if not node.users or not all(is_fused(user, node) for user in node.users):
             continue
         with graph.inserting_before(node):
             product = call(graph, aten.mm.default, a, b, spec=node.meta["val"])
@@ -35,10 +35,10 @@ def split_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
         graph.erase_node(node)
 
 
-def _is_fused(user: fx.Node, value: fx.Node) -> bool:
+def is_fused(user: fx.Node, value: fx.Node) -> bool:
     """Whether a user becomes part of a generated kernel, looking through views."""
     if user.op != "call_function" or not isinstance(user.target, torch._ops.OpOverload):
         return False
     if facts(user.target).is_view or user.target is aten._unsafe_view.default:
-        return bool(user.users) and all(_is_fused(next_user, user) for next_user in user.users)
+        return bool(user.users) and all(is_fused(next_user, user) for next_user in user.users)
     return user.target in lowerings and user.target not in BY_DESIGN

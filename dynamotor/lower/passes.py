@@ -19,7 +19,7 @@ from ..base.config import config
 from ..graph.info import GraphInfo
 from ..graph.passes import run_passes
 from ..graph.verify import verify_aten_graph
-from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolutions
+from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolutions, split_convolution_bias
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import split_bias
@@ -42,7 +42,12 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     """The passes that run for this kind of graph under the current settings; most of them serve oneDNN and MKL."""
     if on_gpu:
         layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
-        return [("pad products", pad_products), ("add embedding rows", partial(add_embedding_rows, on_gpu=True)), *layout]
+        return [
+            ("pad products", pad_products),
+            ("add embedding rows", partial(add_embedding_rows, on_gpu=True)),
+            ("split bias off convolutions", split_convolution_bias),
+            *layout,
+        ]
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),

@@ -233,3 +233,34 @@ def test_index_add_does_not_write_what_others_read():
         y = x.mm(x)
         return torch.index_add(y, 0, i, s), y + 1, torch.index_add(x, 0, i, s), x.index_add(1, i, s.t(), alpha=2)
     check(f, torch.randn(4, 4), torch.tensor([1, 1, 3]), torch.randn(3, 4), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_on_a_gpu_a_bias_is_added_by_the_kernel_behind_the_convolution(transposed):
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    gm, tensors = module_graph(nn.Sequential(kind(4, 6, 3), nn.GELU(), kind(6, 4, 1)), torch.randn(2, 4, 9, 11))
+    inputs = [*tensors, torch.randn(2, 4, 9, 11)]
+    with torch.no_grad():
+        (expected,) = gm(*inputs)
+    optimised = optimise(gm, GraphInfo("inference", "g", frozenset()), on_gpu=True)
+    first, second = (n for n in gm.graph.nodes if n.target is torch.ops.aten.convolution.default)
+    assert first.args[2] is None and second.args[2] is not None  # nothing of ours follows the second one
+    (result,) = run(optimised, inputs)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("mask", [(True, True, True), (False, False, True)])
+def test_on_a_gpu_the_gradient_of_a_bias_is_a_sum_of_its_own(mask):
+    backward = torch.ops.aten.convolution_backward
+
+    def fn(g, x, w):
+        results = backward(g * 2, x, w, [6], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
+        return [y for y, wanted in zip(results, mask, strict=True) if wanted]
+
+    inputs = torch.randn(2, 6, 7, 9), torch.randn(2, 4, 9, 11), torch.randn(6, 4, 3, 3)
+    gm = aten_graph(fn, *inputs)
+    optimised = optimise(gm, GraphInfo("inference", "g", frozenset()), on_gpu=True)
+    assert "sum" in targets(gm) and ("convolution_backward" in targets(gm)) is mask[0]
+    for a, b in zip(run(optimised, inputs), fn(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
