@@ -57,12 +57,16 @@ class Name:
 
 
 class Scope(ValueScope[Name]):
-    """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not touched."""
+    """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not touched.
+
+    closed: what is computed here may not be computed outside. before: the same condition, before a loop that this lies in.
+    """
 
     def __init__(self, parent: Scope | None = None, bound: Mapping[Var, Name] | None = None, closed: bool = False,
-                 masks: tuple[Name, ...] = (), indent: int = 1) -> None:
+                 masks: tuple[Name, ...] = (), indent: int = 1, before: Scope | None = None) -> None:
         super().__init__(parent)
-        self.closed = closed
+        self.closed, self.before = closed, before
+        self.branches: dict[tuple[Expr, bool], Scope] = {}
         self.own = dict(bound or {})
         self.bound: dict[Var, Name] = {**(parent.bound if parent else {}), **self.own}
         self.masks: tuple[Name, ...] = (*(parent.masks if parent else ()), *masks)
@@ -206,6 +210,8 @@ class TileBody:
     # -- values ------------------------------------------------------------------------------------------------------
     def value(self, e: Expr, scope: Scope) -> Name:
         """The name of e as seen from `scope`."""
+        if scope.before is not None and not e.vars & (scope.bound.keys() - scope.before.bound.keys()):
+            return self.value(e, scope.before)
         found = scope.find(e)
         if found is None:
             home = scope
@@ -301,13 +307,23 @@ class TileBody:
         """Each branch touches memory only where it is the one wanted."""
         condition, body, other = e.args
         test = self.value(condition, scope)
-        no = self.define(f"{test.text} == 0", test.axes, scope)
-        branches = []
-        for branch, when in ((body, test), (other, no)):
-            inner = Scope(scope, closed=True, masks=(when,), indent=scope.indent)
-            branches.append(self.value(branch, inner))
-        axes = test.axes.union(*(b.axes for b in branches))
-        return self.define(f"tl.where({test.text}, {branches[0].text}, {branches[1].text})", axes, scope)
+        yes, no = (self.value(branch, self._branch(condition, way, scope)) for branch, way in ((body, True), (other, False)))
+        return self.define(f"tl.where({test.text}, {yes.text}, {no.text})", test.axes | yes.axes | no.axes, scope)
+
+    def _branch(self, condition: Expr, way: bool, scope: Scope) -> Scope:
+        """A branch's scope; what it needs that no loop changes is computed before the loop, under the same condition."""
+        found = scope.branches.get((condition, way))
+        if found is None:
+            before = None
+            if not scope.closed and scope.parent is not None and not condition.vars & scope.own.keys():
+                before = self._branch(condition, way, scope.parent)
+                when = before.masks[-1]
+            else:
+                when = self.value(condition, scope)
+                when = when if way else self.define(f"{when.text} == 0", when.axes, scope)
+            found = Scope(scope, closed=True, masks=(when,), indent=scope.indent, before=before)
+            scope.branches[condition, way] = found
+        return found
 
     # -- statements --------------------------------------------------------------------------------------------------
     def store(self, s: Store, scope: Scope, known: bool) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from ..graph.spec import contiguous_stride
 from ..lower.index import Index, Var
-from ..lower.ir import Kernel, Store, roots, walk
+from ..lower.ir import Kernel, Store, loaded_exprs, roots, walk
 
 VECTOR = 16  # bytes
 
@@ -82,7 +82,7 @@ def _start(index: Index, along: Sequence[Var], unit: int) -> Index | None:
             return None
     start = Index({a: c % unit for a, c in terms.items()}, index.const % unit)
     crosses = Index(terms, 0).vars() & set(loops)
-    return start if loops and not crosses and start.is_affine else None
+    return start if loops and not crosses and not any(loaded_exprs(start)) else None
 
 
 def vectors_of(kernel: Kernel, along: Sequence[Var]) -> Vectors | None:

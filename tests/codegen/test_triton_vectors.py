@@ -70,6 +70,19 @@ def test_rows_of_several_dimensions_and_of_views(monkeypatch):
     check(lambda x: x.softmax(-1) + 1, R(ODD, 8).t())
 
 
+def test_what_a_condition_guards_is_computed_before_the_loop_where_no_loop_changes_it(monkeypatch):
+    monkeypatch.setattr(triton_plan, "LONG_ROW", 1000)
+    x, row, place = R(3, 4, 9001), R(3, 4), torch.tensor([[0, 8, 5, 7]] * 3)
+
+    def padded(x, row, place):
+        hit = torch.arange(9001) == place[..., None]
+        return torch.nn.functional.pad(torch.where(hit, x.exp() * row[..., None], x), (0, 0, 0, 1), value=2.0)
+
+    (function,) = check(padded, x, row, place, tolerance=1e-4)
+    before, *loops = function.source.split("for base")
+    assert before.count("tl.load(") == 2 and all(loop.count("tl.load(") == 1 for loop in loops)
+
+
 def test_memory_that_does_not_start_at_a_vector_is_read_by_elements():
     whole = torch.full((8 * ODD + 3,), float("nan")).bfloat16()
     x = whole[1 : 8 * ODD + 1].view(8, ODD)
