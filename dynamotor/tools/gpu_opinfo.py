@@ -17,12 +17,13 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..api import compile as compile_
 from ..api import reset
@@ -36,12 +37,39 @@ UNCERTAIN = re.compile(
     "rand|bernoulli|multinomial|normal|dropout|empty|rrelu|uniform|cauchy|exponential|geometric|svd|pca|"
     "resize_|fractional|eig|qr|lu_|householder|ldl"
 )
+# Ops of whose results only the first few mean something: behind attention and its logsumexp come the random generator's seed and
+# offset, which stay uninitialised memory when there is no dropout.
+MEANINGFUL = {"torch.ops.aten._efficient_attention_forward": 2, "torch.ops.aten._flash_attention_forward": 2}
 Cell = dict[str, Any]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of a result."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def in_double(op: Any, sample: Any) -> list[torch.Tensor]:
+    """Eager's results for the same inputs in float64."""
+
+    def up(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    torch.manual_seed(0)
+    return tensors(op.op(*tree_map(up, (sample.input, *sample.args)), **tree_map(up, sample.kwargs)))
+
+
+def assert_right(got: torch.Tensor, want: torch.Tensor, exact: Callable[[], torch.Tensor], rtol: float, atol: float) -> None:
+    """Close to eager; an element that is not must lie no farther from float64 than eager's, which may be rough, but not wild."""
+    try:
+        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError:
+        if not want.is_floating_point():
+            raise
+        truth = exact().double()
+        better = (got.double() - truth).abs() <= (want.double() - truth).abs()
+        better &= torch.isclose(want.double(), truth, rtol=10 * rtol, atol=10 * atol)
+        if not bool((better | torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)).all()):
+            raise
 
 
 def run_sample(op: Any, sample: Any, dtype: str, target: str) -> Counter[str]:
@@ -55,10 +83,10 @@ def run_sample(op: Any, sample: Any, dtype: str, target: str) -> Counter[str]:
         got = tensors(call(sample.input, sample.args, sample.kwargs))
     rtol, atol = TOLERANCE.get(dtype, (0, 0))
     assert len(got) == len(want), f"{len(got)} results, eager gives {len(want)}"
-    for a, b in zip(got, want, strict=True):
+    for n, (a, b) in enumerate(zip(got, want, strict=True)):
         assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype}{list(a.shape)}, eager gives {b.dtype}{list(b.shape)}"
-        if not UNCERTAIN.search(op.name):
-            torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        if not UNCERTAIN.search(op.name) and n < MEANINGFUL.get(op.name, len(want)):
+            assert_right(a, b, lambda n=n: in_double(op, sample)[n], rtol, atol)
     return Counter(kernels=len(kernels), fell_back=sum(counters["fallback"].values()), breaks=sum(counters["breaks"].values()))
 
 

@@ -97,3 +97,33 @@ def test_a_cell_compares_with_eager():
     drawn = iter(range(100))
     op.op = lambda x: x + next(drawn)
     assert gpu_opinfo.run_cell(op, "float32", "meta", 1)["status"] == "wrong"
+
+
+def cell_of(op, name, given):
+    """A cell of an op whose second call, the compiled one, is another function."""
+    sample = types.SimpleNamespace(input=given, args=(), kwargs={})
+    row = types.SimpleNamespace(name=name, variant_test_name="", op=op, sample_inputs=lambda *args, **more: [sample])
+    with gpu_opinfo.config.patch(target=""):
+        return gpu_opinfo.run_cell(row, "bfloat16", "meta", 1)
+
+
+@pytest.mark.parametrize("off, status", [(0.0, "pass"), (-0.06, "wrong")])
+def test_a_result_closer_to_float64_than_eagers_is_right_and_one_farther_off_is_wrong(monkeypatch, off, status):
+    torch = gpu_opinfo.torch
+
+    def rough(x):
+        return x.double().sum(-1).to(x.dtype) + (0.05 if x.dtype is torch.bfloat16 else 0)
+
+    def ours(x, args, kwargs):
+        return x.double().sum(-1).to(x.dtype) + torch.tensor([0, 0, off], dtype=x.dtype)
+
+    monkeypatch.setattr(gpu_opinfo, "compile_", lambda function: ours)
+    assert cell_of(rough, "f", torch.full((3, 4), 0.0625, dtype=torch.bfloat16))["status"] == status
+
+
+@pytest.mark.parametrize("name, status", [("torch.ops.aten._efficient_attention_forward", "pass"), ("other", "wrong")])
+def test_seeds_behind_attention_are_not_compared(monkeypatch, name, status):
+    drawn = iter(range(100))
+    monkeypatch.setattr(gpu_opinfo, "compile_", lambda function: function)
+    found = cell_of(lambda x: (x, x, gpu_opinfo.torch.tensor(next(drawn))), name, gpu_opinfo.torch.ones(3))
+    assert found["status"] == status
