@@ -507,7 +507,7 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
         ctx.node, ctx.spec = node, node.args[0].meta["val"]
         source = env[node.args[1]]
         own = env[node.args[0]].ref.name
-        value = ctx.pointwise(lambda e: round_to(e, ctx.spec.dtype), source)
+        value = ctx.pointwise(lambda e, dtype=ctx.spec.dtype: round_to(e, dtype), source)
         if any(e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))) or _reads_elsewhere(
             ctx, value, env[node.args[0]]
         ):

@@ -434,20 +434,23 @@ def _copy(ctx: Lowering, x: Value, source: Value, non_blocking: bool = False) ->
 
 
 # -- activations with options, and backwards --------------------------------------------------------------------------
+HALVES = (torch.bfloat16, torch.float16)
 SQRT_HALF, SQRT_2_OVER_PI, INV_SQRT_2PI = 0.7071067811865476, 0.7978845608028654, 0.3989422804014327
 
 
-def _normal_cdf(ctx: Lowering, a: Expr) -> Expr:
+def _normal_cdf(a: Expr, half: bool) -> Expr:
     """The standard normal distribution; a result in half precision does not need all digits of it."""
-    if ctx.spec.dtype in (torch.bfloat16, torch.float16):
+    if half:
         return op("normal_cdf", a)
     return mul(like(0.5, a), add(op("erf", mul(a, like(SQRT_HALF, a))), like(1, a)))
 
 
 @lowering(aten.gelu.default)
 def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
+    half = ctx.spec.dtype in HALVES  # read here: expressions are made later, when the context is at another op
+
     def exact(a: Expr) -> Expr:
-        return mul(a, _normal_cdf(ctx, a))
+        return mul(a, _normal_cdf(a, half))
 
     def tanh(a: Expr) -> Expr:
         inner = mul(like(SQRT_2_OVER_PI, a), add(a, mul(like(0.044715, a), mul(mul(a, a), a))))
@@ -458,8 +461,10 @@ def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
 
 @lowering(aten.gelu_backward.default)
 def _gelu_backward(ctx: Lowering, g: Value, x: Value, *, approximate: str = "none") -> Value:
+    half = ctx.spec.dtype in HALVES
+
     def exact(g: Expr, a: Expr) -> Expr:
-        cdf = _normal_cdf(ctx, a)
+        cdf = _normal_cdf(a, half)
         pdf = mul(op("exp", mul(mul(a, a), like(-0.5, a))), like(INV_SQRT_2PI, a))
         return mul(g, add(cdf, mul(a, pdf)))
 
