@@ -41,10 +41,11 @@ LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
 LOOP_WARP = 512  # elements of such a tile for each warp
 LONG_ROW = 4096  # elements from which on a map over many rows takes a program a row
 THREAD = 16  # elements of each thread in a tile of whole rows that also are summed across
+ROW_WARPS = 8  # warps that share a row while each thread has few enough elements: two programs a multiprocessor overlap
 STAGES = 3  # of the pipeline of a loop over such tiles: with two, loads would not run while the loop computes
 SHARED = 200_000  # bytes of shared memory of a multiprocessor that they may take
 COLUMNS = 256  # columns of a tile that is summed across alone
-COLUMN_TILE = 2048  # and its elements
+ONE_WARP = 256  # lanes up to which a row without vectors is left to one warp
 WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
 
 NewBuffer = Callable[[TensorSpec], str]
@@ -210,26 +211,39 @@ def _relative_to(s: Statement, tops: Mapping[int, Reduce]) -> int | None:
 # -- rows and columns ---------------------------------------------------------------------------------------------------
 def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows") -> Plan:
     """Tile sizes for rows `x` over `r`."""
+    if _strided(kernel, x, r):
+        return _strided_tile(kernel, x, r, form)
     rows, row = numel(v.size for v in x), numel(v.size for v in r)
     passes = sum(1 for p in kernel.phases if p.inner)
-    columns = _strided(kernel, x, r)
-    wide = is_wide(kernel)
-    if columns:
-        short = form == "rows" and passes == 1 and row <= 512 and rows < 64 * PROGRAMS  # a few whole columns for each program
-        x_block = min(power_of_two(rows), 16 if short else 64)
-        r_block = power_of_two(row) if short else min(power_of_two(row), LOOP_TILE // x_block)
-        looped = r_block < row
-        if passes > 1 and looped and power_of_two(row) * 8 <= WHOLE_ROW:
-            looped, r_block = False, power_of_two(row)
-            x_block = max(min(x_block, WHOLE_ROW // r_block), 1)
-    else:
-        looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE)
-        r_block = LOOP_TILE if looped else power_of_two(row)
-        x_block = min(power_of_two(rows), max(1, 1024 // r_block))
-        while x_block > 1 and rows // x_block < PROGRAMS:
-            x_block //= 2
+    looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE)
+    r_block = LOOP_TILE if looped else power_of_two(row)
+    x_block = min(power_of_two(rows), max(1, 1024 // r_block))
+    while x_block > 1 and rows // x_block < PROGRAMS:
+        x_block //= 2
     warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // 512))
-    return Plan(form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=wide)
+    if row % 4 and r_block <= ONE_WARP:
+        warps = 1
+    return Plan(form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=is_wide(kernel))
+
+
+def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str) -> Plan:
+    """Tile sizes for rows that lie across memory."""
+    rows, row = numel(v.size for v in x), numel(v.size for v in r)
+    passes = sum(1 for p in kernel.phases if p.inner)
+    sums = passes == 1 and form == "rows"
+    each = _each(kernel, r, x) if sums else THREAD
+    few = 512 if min(_places(kernel, r, x)[0], default=4) < 4 else 1024
+    if sums and row <= few and rows < 64 * PROGRAMS:  # a few whole rows for each program
+        x_block, r_block = min(power_of_two(rows), 16 if row <= 512 else 8), power_of_two(row)
+    else:
+        x_block = min(power_of_two(rows), 64)
+        r_block = min(power_of_two(row), max(1, LOOP_TILE * each // THREAD // x_block))
+    if passes > 1 and r_block < row and power_of_two(row) * 8 <= WHOLE_ROW:
+        r_block = power_of_two(row)
+        x_block = max(min(x_block, WHOLE_ROW // r_block), 1)
+    warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // (32 * each)))
+    axes = Axis.of("x", x, x_block), Axis.of("r", r, r_block)
+    return Plan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
 
 
 def _loop_plan(x: Sequence[Var], r: Sequence[Var], wide: bool) -> Plan:
@@ -395,9 +409,10 @@ def _columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, 
     r_block = min(row & -row, COLUMNS)
     if r_block < COLUMNS // 4:
         r_block = min(power_of_two(row), COLUMNS)
-    x_block = min(power_of_two(rows), COLUMN_TILE // r_block)
-    warps = max(1, x_block * r_block // 512)
-    programs = min(4 * PROGRAMS, max(-(-rows // (2 * x_block)), 1) * -(-row // r_block))
+    each = _each(kernel, x, r)
+    x_block = min(power_of_two(rows), 128 * each // r_block)
+    warps = max(1, x_block * r_block // (32 * each))
+    programs = min(4 * PROGRAMS, max(min(-(-rows // (2 * x_block)), 1024), 1) * -(-row // r_block))
     axis = Axis.of("r", r, r_block)
     run = _run(kernel, x, r)
     return Plan("across", Axis.of("x", x, x_block), replace(axis, run=run), warps=warps, wide=is_wide(kernel)), programs
@@ -411,9 +426,9 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
     if _strided(kernel, x, r) or numel(v.size for v in r) > WHOLE_ROW:
         return replace(_tile(kernel, x, r), form="across"), PROGRAMS
     rows, r_block = numel(v.size for v in x), power_of_two(numel(v.size for v in r))
-    run = _run(kernel, x, r)
-    warps = min(16, max(1, r_block // (32 * run)))
-    programs = PROGRAMS * 8 // warps
+    run = _run(kernel, (), r)
+    warps = min(32, max(1, min(ROW_WARPS, r_block // (32 * run)), r_block // (32 * THREAD)))
+    programs = max(PROGRAMS * 8 // warps, PROGRAMS // 2)
     x_block = min(power_of_two(rows), max(1, THREAD * 32 * warps // r_block))
     while x_block > 1 and rows < x_block * programs:
         x_block //= 2
@@ -424,18 +439,24 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
 
 
 def _places(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[list[int], list[int]]:
-    """Bytes of an element of each load, and of each store, whose elements have places of their own, in order along r."""
+    """Bytes of an element of each load, and of each store, that goes along r in order and over x (if any) too."""
 
     def counts(index: Index) -> bool:
-        return bool(r) and index.coefficient(r[-1]) == 1 and any(index.coefficient(v) for v in x)
+        return bool(r) and index.coefficient(r[-1]) == 1 and (not x or any(index.coefficient(v) for v in x))
 
     statements = list(kernel.statements())
     loads = [e.args[2].itemsize for e in walk(*roots(*statements)) if e.op == "load" and counts(e.args[1])]
     return loads, [s.memory.itemsize for s in statements if isinstance(s, Store) and counts(s.index)]
 
 
+def _each(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
+    """Elements of a thread in a tile of columns: registers for what is loaded and summed of 32 warps a multiprocessor."""
+    sums = sum(isinstance(s, Reduce) for s in kernel.statements())
+    return THREAD if len(_places(kernel, x, r)[0]) + sums <= 3 else THREAD // 2
+
+
 def _run(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
-    """Elements of 16 bytes of the widest type: with one run for all accesses no value changes hands between threads."""
+    """Elements in 16 bytes of the widest type: with one run for all accesses no value changes hands between threads."""
     loads, stores = _places(kernel, x, r)
     return 16 // max(loads + stores, default=4)
 
