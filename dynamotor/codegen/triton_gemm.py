@@ -13,9 +13,11 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..graph.spec import numel
 from ..lower.index import Index, flatten
 from ..lower.ir import F32, Store, load, loads_of, walk
 from .triton_body import Axis, Name, Scope, TileBody
+from .triton_conv import multiply_window
 from .triton_kernel import TritonFunction
 from .triton_ops import MEMORY, POINTER
 from .triton_product import Operand, Product
@@ -51,7 +53,9 @@ class Tiling:
         return " ".join([*words, *(word for word in ("persistent", "tma", "tma_store", "specialized") if getattr(self, word))])
 
     def suited(self, product: Product) -> Tiling:
-        """This tiling without what the product's operands do not allow."""
+        """This tiling without what the product's operands do not allow; windows are copied ahead only by programs of one tile."""
+        if product.window is not None:
+            return replace(self, persistent=False, tma=False, tma_store=False, specialized=False)
         if self.tma and not qualifies(product, self.persistent):
             return replace(self, tma=False, tma_store=False, specialized=False)
         return self
@@ -88,6 +92,8 @@ class ProductEmitter:
     def _operands(self) -> list[tuple[Operand, tuple[int, int, int]]]:
         p, (batch, m, n, k) = self.product, self.product.size
         found = [(p.a, (batch, m, k)), (p.b, (batch, k, n)), (p.out, (batch, m, n))]
+        if p.window is not None:
+            found[0] = (replace(p.a, stride=p.window.step), (m // numel(p.window.result), *p.window.image))
         return found + ([(p.bias, (batch, m, n))] if p.bias else [])
 
     def _stored_planes(self) -> dict[str, tuple[str, Plane]]:
@@ -163,6 +169,9 @@ class ProductEmitter:
     def _multiply(self) -> Iterator[str]:
         """The loop over k."""
         p, t = self.product, self.tiling
+        if p.window is not None:
+            yield from multiply_window(p, t.m, t.n, t.k, self.pointers, self.wide)
+            return
         big = ".to(tl.int64)" if self.wide else ""
         yield f"am = (tm * {t.m} + tl.arange(0, {t.m})){big}"
         yield f"bn = (tn * {t.n} + tl.arange(0, {t.n})){big}"

@@ -13,7 +13,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -58,13 +58,16 @@ TILINGS = (
 def tilings(size: tuple[int, int, int, int], dtype: torch.dtype, product: Product | None = None) -> list[Tiling]:
     """Candidates for a product: tiles that are not much larger than it, float32 with half of k (the same bytes).
 
-    Those that read through descriptors only where the operands of `product` allow it.
+    Descriptors, and programs that take tile after tile, only where `product` allows them.
     """
     _, m, n, k = size
+    if product is not None and product.window is not None:
+        k = product.window.channels  # no tile spans two kernel positions
     found = [t for t in TILINGS if t.m < 2 * max(m, 16) and t.n < 2 * max(n, 16) and (t.k < 2 * max(k, 16) or t.k == 64)]
     if dtype is torch.float32:
-        found = [Tiling(**{**asdict(t), "k": max(t.k // 2, 16)}) for t in found]
-    found = [t for t in found if not t.tma or (product is not None and t.suited(product) == t)]
+        found = [replace(t, k=max(t.k // 2, 16)) for t in found]
+    found = [replace(t, k=32) if k <= 32 and t.k == 64 else t for t in found]
+    found = [t for t in found if (not t.tma if product is None else t.suited(product) == t)]
     return found or [Tiling(16, 16, 64)]
 
 

@@ -18,6 +18,7 @@ from ..lower.ir import Reduce, Store, loads_of, walk
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step
 from .program import refs
 from .triton import TritonStep
+from .triton_conv import convolution
 from .triton_gemm import GemmFunction, Tiling, emit_product
 from .triton_product import Operand, Product, over_tile
 
@@ -58,7 +59,8 @@ class Site:
         layout = "".join("n" if o.stride[2] == 1 else "t" if o.stride[1] == 1 else "s" for o in (p.a, p.b))
         casts = "".join(f" cast {_FLOATS[o.dtype]}" for o in (p.a, p.b) if o.dtype != p.compute)
         extra = f"{'+bias' if p.bias else ''}{casts}{' keep' if p.stored and self.consumer is not None else ''}"
-        return f"{_FLOATS[p.compute]} {sizes} {layout}{extra}{_work(p)}"
+        window = f" {p.window}" if p.window is not None else ""
+        return f"{_FLOATS[p.compute]} {sizes} {layout}{window}{extra}{_work(p)}"
 
 
 def _work(product: Product) -> str:
@@ -80,10 +82,12 @@ def find_sites(program: Program, tf32: bool = False) -> list[Site]:
     """Every product in order, with as much around it as can be fused. tf32: float32 products may round their operands so."""
     found = []
     for at, step in enumerate(program.steps):
-        product = _product(program, step, tf32)
+        convolved = convolution(program, step)
+        product = convolved or _product(program, step, tf32)
         if product is not None:
-            assert isinstance(step, ExternStep)
             plain = _with_consumer(program, Site(at, product))
+            if convolved is not None and plain.consumer is None:  # what pays is the kernel behind it
+                continue
             cast = _with_casts(program, plain)
             found.append(replace(cast, plain=plain) if cast.casts else plain)
     return found

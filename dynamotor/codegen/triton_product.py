@@ -26,8 +26,31 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """How a product's `a` is read where it is a convolution: row m is a place of a result, column k a place under it.
+
+    The images lie channels-last: k counts channels within columns of the kernel within its rows. Pairs are (down, right);
+    step: elements from one image, row and column to the next.
+    """
+
+    channels: int
+    image: tuple[int, int]
+    result: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    step: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        parts = ("of", self.image), ("stride", self.stride), ("padding", self.padding), ("dilation", self.dilation)
+        told = [f"{name} {pair[0]}x{pair[1]}" for name, pair in parts if name == "of" or pair != (int(name != "padding"),) * 2]
+        return f"window {self.kernel[0]}x{self.kernel[1]} {' '.join(told)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
-    """out[z, m, n] = sum over k of a[z, m, k] * b[z, k, n] (+ bias[z, m, n]).
+    """out[z, m, n] = sum over k of a[z, m, k] * b[z, k, n] (+ bias[z, m, n]). window: of a convolution, where `a` is no matrix.
 
     compute: the type that operands have when they meet (those of another type are cast as they are read).
     stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it, over variables z, m, n.
@@ -43,6 +66,7 @@ class Product:
     epilogue: tuple[Store, ...] = ()
     params: tuple[tuple[str, torch.dtype, bool], ...] = ()  # of the epilogue
     streams: tuple[int, ...] = ()
+    window: Window | None = None
 
     @property
     def loops(self) -> tuple[Var, Var, Var]:

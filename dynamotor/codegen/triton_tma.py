@@ -64,6 +64,8 @@ def plane(o: Operand, size: tuple[int, int]) -> Plane | None:
 def planes(product: Product) -> tuple[Plane, Plane] | None:
     """Both operands, where both qualify."""
     _, m, n, k = product.size
+    if product.window is not None:
+        return None
     a, b = plane(product.a, (m, k)), plane(product.b, (k, n))
     return (a, b) if a is not None and b is not None else None
 

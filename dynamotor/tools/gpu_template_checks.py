@@ -32,6 +32,9 @@ def cases(device: str) -> dict[str, Case]:
     def randn(*shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=f32).to(dtype)
 
+    def last(images: torch.Tensor) -> torch.Tensor:
+        return images.to(memory_format=torch.channels_last)
+
     return {
         "gelu": (lambda x, w, b: F.gelu(F.linear(x, w, b)), [randn(512, 320), randn(640, 320), randn(640)]),
         "odd sizes": (lambda x, w, b: F.relu(F.linear(x, w, b)), [randn(333, 77), randn(201, 77), randn(201)]),
@@ -43,6 +46,15 @@ def cases(device: str) -> dict[str, Case]:
             [randn(512, 96), randn(96, 128), randn(8, 4, 64, 32)],
         ),
         "float16": (lambda x, w: torch.tanh(x @ w), [randn(256, 128, dtype=f16), randn(128, 256, dtype=f16)]),
+        "convolution": (
+            lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1)),
+            [last(randn(4, 64, 28, 28)), last(randn(96, 64, 3, 3)), randn(96)],
+        ),
+        "convolution with stride and dilation": (
+            lambda x, w: F.silu(F.conv2d(x, w, stride=2, padding=(2, 1), dilation=(2, 1))),
+            [last(randn(3, 40, 31, 23)), last(randn(72, 40, 3, 3))],
+        ),
+        "convolution of 1x1": (lambda x, w: F.relu(F.conv2d(x, w)), [last(randn(8, 64, 14, 14)), last(randn(128, 64, 1, 1))]),
         "float32 with TF32": (lambda x, w: F.relu(x @ w), [randn(256, 128, dtype=f32), randn(128, 256, dtype=f32)]),
         "unaligned": (lambda x, w: F.relu(x[1:].view(64, 96) @ w), [randn(64 * 96 + 1), randn(96, 128)]),
     }
@@ -86,7 +98,8 @@ def rows(device: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for tiling in triton_gemm_choice.TILINGS:
         yield str(tiling), lambda tiling=tiling: check("gelu", *found["gelu"], tiling)
     through = Tiling(128, 128, 64, warps=8, stages=3, persistent=True, tma=True, tma_store=True)
-    for name in ("odd sizes", "gradient layouts", "batches", "residual and permuted", "float16", "unaligned"):
+    named = ("odd sizes", "gradient layouts", "batches", "residual and permuted", "float16", "unaligned", "convolution of 1x1")
+    for name in named:
         yield f"{name}, descriptors", lambda name=name: check(name, *found[name], through)
     for name, case in found.items():
         tiling = Tiling(64, 64, 32, warps=4, stages=4) if "float32" in name else USUAL
