@@ -20,7 +20,7 @@ from .program import refs
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 ALIGNMENT = 16  # bytes
-LEAST_WIDTH, LEAST_ELEMENTS = 32, 1 << 16
+LEAST_WIDTH, LEAST_ELEMENTS = 128, 1 << 16  # rows of 49: cuBLAS takes the same slow kernels, and they move more
 
 
 class _Cannot(Exception):

@@ -22,7 +22,7 @@ from ..graph.verify import verify_aten_graph
 from .conv import fuse_convolutions, multiply_weight_gradients, prepack_convolutions, split_convolution_bias
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
-from .gemm import split_bias
+from .gemm import copy_as_it_lies, split_bias
 from .layout import assign_layouts
 from .padding import pad_products
 
@@ -46,6 +46,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
             ("pad products", pad_products),
             ("add embedding rows", partial(add_embedding_rows, on_gpu=True)),
             ("split bias off convolutions", split_convolution_bias),
+            ("copy operands as they lie", copy_as_it_lies),
             *layout,
         ]
     inference = info.kind == "inference"

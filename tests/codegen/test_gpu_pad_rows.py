@@ -21,6 +21,7 @@ def programs(monkeypatch):
     """Compile as for a GPU, with small tensors counted too; the list fills with the programs after padding."""
     found = []
     monkeypatch.setattr(pad_rows, "LEAST_ELEMENTS", 64)
+    monkeypatch.setattr(pad_rows, "LEAST_WIDTH", 32)
     monkeypatch.setattr(gpu_program, "_is_gpu", lambda device: True)
     real = gpu_program.pad_rows.pad_rows
     monkeypatch.setattr(gpu_program.pad_rows, "pad_rows", lambda program: found.append(real(program)) or found[-1])

@@ -264,3 +264,29 @@ def test_on_a_gpu_the_gradient_of_a_bias_is_a_sum_of_its_own(mask):
     assert "sum" in targets(gm) and ("convolution_backward" in targets(gm)) is mask[0]
     for a, b in zip(run(optimised, inputs), fn(*inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_on_a_gpu_matrices_that_lie_transposed_are_copied_as_they_lie():
+    def scores(qkv):
+        q, k, v = qkv.view(2, 7, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+    qkv = torch.randn(2, 7, 96)
+    gm = aten_graph(scores, qkv)
+    optimised = optimise(gm, GraphInfo("inference", "g", frozenset()), on_gpu=True)
+    keys = [n for n in gm.graph.nodes if n.target is torch.ops.aten.bmm.default][0].args[1]
+    assert keys.meta["val"].shape == (8, 8, 7) and keys.meta["val"].stride == (56, 1, 8)
+    (result,) = run(optimised, [qkv])
+    torch.testing.assert_close(result, scores(qkv))
+    check(scores, qkv)
+
+
+def test_copies_that_others_read_too_stay():
+    def fn(x):
+        y = x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        return x @ y, y.sum(0)
+
+    gm = aten_graph(fn, torch.randn(3, 8, 7))
+    before = targets(gm)
+    optimise(gm, GraphInfo("inference", "g", frozenset()), on_gpu=True)
+    assert targets(gm) == before and "clone" in before
