@@ -22,6 +22,7 @@ from ..graph.passes import run_passes
 from ..graph.shapes import UnsupportedOp
 from ..graph.spec import TensorSpec
 from ..graph.verify import verify_aten_graph, verify_torch_graph
+from .absent import without_tangents
 from .extract import extract
 from .joint import Joint, trace_joint
 from .partition import dependents, partition
@@ -120,13 +121,17 @@ def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, stat
     compiled = _compile(forward, GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), len(values)),
                         compile_graph)
     info = GraphInfo("backward", f"{name}_backward", _static(saved, joint, static_inputs))
+    several = len(joint.tangents) > 1  # then not all of them need arrive, and the graph is kept for those who come another time
 
     saved_outputs = tuple(values.index(node) if node in values else len(values) + computed.index(node)
                           for node in saved[len(kept_inputs):])
 
-    def compile_backward() -> Compiled:
+    def compile_backward(absent: frozenset[int]) -> Compiled | None:
         _adopt_layouts(forward, saved_outputs, backward, len(kept_inputs))
-        compiled = _compile(backward, info, compile_graph)
+        graph = without_tangents(backward, frozenset(len(saved) + k for k in absent)) if several else backward
+        if graph is None:
+            return None
+        compiled = _compile(graph, info, compile_graph)
         return compiled if around is None else around(compiled)
 
     plan = ForwardBackward(

@@ -16,6 +16,7 @@ from ..graph.spec import TensorSpec
 from .joint import Joint, OutputPlan
 
 Compiled = Callable[..., Any]
+NONE_ABSENT: frozenset[int] = frozenset()
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 
@@ -28,10 +29,13 @@ def _bump(tensors: list[torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class ForwardBackward:
-    """The compiled halves. Saved for the backward: inputs by position, then outputs of the forward by position."""
+    """The compiled halves. Saved for the backward: inputs by position, then outputs of the forward by position.
+
+    compile_backward: called with the positions of tangents that do not arrive; None where it needs zeros in their place.
+    """
 
     forward: Compiled
-    compile_backward: Callable[[], Compiled]
+    compile_backward: Callable[[frozenset[int]], Compiled | None]
     n_values: int
     saved_inputs: tuple[int, ...]
     saved_outputs: tuple[int, ...]
@@ -116,21 +120,29 @@ def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved
     arriving = tuple(zip(wanted, [node.meta["val"] for node in joint.tangents], strict=True))
     positions = tuple(joint.gradient_of)
     reached = _reached_from(joint)
-    compiled: list[Compiled] = []
-    pending = [plan.compile_backward]  # let go of with the graph once it is compiled
+    compile_backward, several = plan.compile_backward, len(arriving) > 1
+    compiled: dict[frozenset[int], Compiled | None] = {}
     del plan, joint
+
+    def backward_for(absent: frozenset[int]) -> Compiled | None:
+        nonlocal compile_backward
+        if absent not in compiled:
+            compiled[absent] = compile_backward(absent)
+            if not several:
+                del compile_backward  # and the graph with it
+        return compiled[absent]
 
     def run(saved: list, tangents: tuple) -> tuple:
         if _is_grad_enabled():
             with torch.no_grad():
                 return _only_once(run(saved, tangents))
-        if not compiled:
-            compiled.append(pending[0]())
-            pending.clear()
+        absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None]) if several else NONE_ABSENT
+        backward = backward_for(absent)
+        if backward is None:  # zeros have to stand in
+            backward, absent = backward_for(NONE_ABSENT), NONE_ABSENT
         if constants:
             saved[n_saved_inputs:n_saved_inputs] = constants
-        saved += [_fit(tangents[k], spec) for k, spec in arriving]
-        backward = compiled[0]
+        saved += [_fit(tangents[k], spec) for n, (k, spec) in enumerate(arriving) if n not in absent]
         grads = _call_without_autocast(getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,))
         result: list[torch.Tensor | None] = [None] * n_inputs
         for position, grad in zip(positions, grads, strict=True):
