@@ -413,9 +413,8 @@ def _columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, 
     x_block = min(power_of_two(rows), 128 * each // r_block)
     warps = max(1, x_block * r_block // (32 * each))
     programs = min(4 * PROGRAMS, max(min(-(-rows // (2 * x_block)), 1024), 1) * -(-row // r_block))
-    axis = Axis.of("r", r, r_block)
-    run = _run(kernel, x, r)
-    return Plan("across", Axis.of("x", x, x_block), replace(axis, run=run), warps=warps, wide=is_wide(kernel)), programs
+    axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), *_places(kernel, x, r))
+    return Plan("across", *axes, warps=warps, wide=is_wide(kernel)), programs
 
 
 def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
@@ -426,7 +425,8 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
     if _strided(kernel, x, r) or numel(v.size for v in r) > WHOLE_ROW:
         return replace(_tile(kernel, x, r), form="across"), PROGRAMS
     rows, r_block = numel(v.size for v in x), power_of_two(numel(v.size for v in r))
-    run = _run(kernel, (), r)
+    loads, stores = _places(kernel, (), r)
+    run = 16 // max(loads + stores, default=4)
     warps = min(32, max(1, min(ROW_WARPS, r_block // (32 * run)), r_block // (32 * THREAD)))
     programs = max(PROGRAMS * 8 // warps, PROGRAMS // 2)
     x_block = min(power_of_two(rows), max(1, THREAD * 32 * warps // r_block))
@@ -434,8 +434,9 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
         x_block //= 2
     resident = x_block * r_block * max(1, programs // (PROGRAMS // 2))
     stages = _stages(kernel, resident * sum(_places(kernel, x, r)[0]))
-    return Plan("across", Axis.of("x", x, x_block), replace(Axis.of("r", r, r_block), run=run), warps=warps, wide=is_wide(kernel),
-                fold=x_block > 1 and r_block >= 32 * run, stages=stages), programs
+    axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), loads, stores)
+    fold = x_block > 1 and r_block >= 32 * run
+    return Plan("across", *axes, warps=warps, wide=is_wide(kernel), fold=fold, stages=stages), programs
 
 
 def _places(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[list[int], list[int]]:
@@ -455,10 +456,14 @@ def _each(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
     return THREAD if len(_places(kernel, x, r)[0]) + sums <= 3 else THREAD // 2
 
 
-def _run(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
-    """Elements in 16 bytes of the widest type: with one run for all accesses no value changes hands between threads."""
-    loads, stores = _places(kernel, x, r)
-    return 16 // max(loads + stores, default=4)
+def _in_runs(axis: Axis, loads: Sequence[int], stores: Sequence[int]) -> Axis:
+    """The axis with the same run for all accesses, 16 bytes of the widest: no value changes hands between threads then.
+
+    Where the axis is taken apart into variables the compiler would not see runs any more.
+    """
+    sizes = {*loads, *stores}
+    plain = sum(v.size > 1 for v in axis.vars) == 1
+    return replace(axis, run=16 // max(sizes)) if plain and len(sizes) > 1 else axis
 
 
 def _stages(kernel: Kernel, loaded: int) -> int:

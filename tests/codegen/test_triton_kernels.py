@@ -219,6 +219,19 @@ def test_sums_over_columns_alone_are_tiled_over_columns_too(monkeypatch, rows, r
     check(gradients, R(rows, row, dtype=dtype), R(rows, row, dtype=dtype), tolerance=1e-3 if dtype is torch.float32 else 5e-2)
 
 
+def test_runs_are_named_where_types_differ_and_the_axis_is_one_variable():
+    heads = R(3, 20, 4, 7, 32, dtype=torch.bfloat16)
+
+    def joined(t):
+        y = t.permute(1, 3, 0, 2, 4).clone(memory_format=torch.contiguous_format).view(140, 384)
+        return y, y.sum(0, dtype=torch.float32)
+
+    assert "max_contiguous" not in check(joined, heads, tolerance=1e-2)[0].source
+    x = R(140, 384)
+    mixed = check(lambda x: (x * 2, x.to(torch.bfloat16), x.sum(0)), x, tolerance=1e-2)
+    assert "tl.max_contiguous(tl.arange(0, 128), 4)" in mixed[0].source
+
+
 @pytest.mark.skipif(not triton_build.triton_version(), reason="triton is not installed")
 def test_a_loop_over_rows_gets_a_pipeline_that_fits_a_multiprocessor():
     for rows, row in ((12000, 128), (3000, 768), (600, 4096)):
