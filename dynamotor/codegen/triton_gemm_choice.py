@@ -22,7 +22,7 @@ from ..base import cache
 from ..base.events import counters, emit
 from ..lower.program import Program
 from ..runtime.triton_build import triton_version
-from .triton_gemm import Tiling
+from .triton_gemm import MULTIPROCESSORS, Tiling
 from .triton_gemm_sites import Site, find_sites, put, template_step, trial
 from .triton_product import Product
 
@@ -58,12 +58,16 @@ TILINGS = (
 def tilings(size: tuple[int, int, int, int], dtype: torch.dtype, product: Product | None = None) -> list[Tiling]:
     """Candidates for a product: tiles that are not much larger than it, float32 with half of k (the same bytes).
 
-    Descriptors, and programs that take tile after tile, only where `product` allows them.
+    Descriptors only where `product` allows them, programs that take tile after tile where there is more than one for each, and
+    small tiles where large ones would leave the GPU idle: what is left out only costs time to build.
     """
-    _, m, n, k = size
+    batch, m, n, k = size
     if product is not None and product.window is not None:
         k = product.window.channels  # no tile spans two kernel positions
     found = [t for t in TILINGS if t.m < 2 * max(m, 16) and t.n < 2 * max(n, 16) and (t.k < 2 * max(k, 16) or t.k == 64)]
+    many = batch * -(-m // 64) * -(-n // 64) >= 4 * MULTIPROCESSORS
+    found = [t for t in found if not (many and t.m * t.n < 64 * 64 and min(m, n) >= 64)]
+    found = [t for t in found if not t.persistent or batch * -(-m // t.m) * -(-n // t.n) > MULTIPROCESSORS]
     if dtype is torch.float32:
         found = [replace(t, k=max(t.k // 2, 16)) for t in found]
     found = [replace(t, k=32) if k <= 32 and t.k == 64 else t for t in found]

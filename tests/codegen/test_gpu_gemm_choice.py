@@ -133,9 +133,35 @@ def test_the_stored_table_can_be_read():
 
 def test_candidates_fit_the_product():
     assert all(t.m <= 16 and t.n >= 16 for t in tilings((1, 8, 4096, 4096), BF16)) and tilings((1, 8, 4096, 4096), BF16)
-    assert len(tilings((1, 4096, 4096, 4096), BF16)) > 12
+    assert len(tilings((1, 4096, 4096, 4096), BF16)) >= 12
+    assert not any(t.persistent for t in tilings((1, 512, 512, 4096), BF16))
     assert max(t.k for t in tilings((1, 4096, 4096, 4096), torch.float32)) == 64
     assert tilings((1, 1, 1, 1), BF16)
+
+
+def test_candidates_suit_the_operands():
+    x, w = torch.randn(2048, 2048).to(BF16), torch.randn(2048, 2056).to(BF16)
+    for start, wanted in ((8, True), (4, False)):  # 16 bytes or 8 into w
+        (site,) = find_sites(program_of(lambda x, w: x @ w[:, start : start + 2048], x, w))  # noqa: B023
+        found = tilings(site.product.size, BF16, site.product)
+        assert any(t.tma for t in found) == wanted and any(t.persistent for t in found)
+    images, kernel = (
+        t.to(BF16).to(memory_format=torch.channels_last) for t in (torch.randn(8, 32, 64, 64), torch.randn(64, 32, 3, 3))
+    )
+    (site,) = find_sites(program_of(lambda x, w: F.relu(F.conv2d(x, w)), images, kernel))
+    found = tilings(site.product.size, BF16, site.product)
+    assert found and not any(t.tma or t.persistent or t.k != 32 for t in found)
+
+
+def test_convolutions_are_chosen_the_same_way():
+    images, kernel = (
+        t.to(BF16).to(memory_format=torch.channels_last) for t in (torch.randn(2, 32, 9, 9), torch.randn(16, 32, 3, 3))
+    )
+    program = program_of(lambda x, w: F.relu(F.conv2d(x, w)), images, kernel)
+    assert products(program) == (1, [])
+    library, templates = products(choose(program, "some GPU", Clock(lambda n: 0.5 if n == 0 else 2.0)))
+    assert library == 0 and len(templates) == 1
+    assert choose(program, "a slow GPU", Clock(lambda n: 2.0)) is program
 
 
 def test_a_trial_reads_and_leaves_what_the_site_does():
