@@ -428,11 +428,11 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
     loads, stores = _places(kernel, (), r)
     run = 16 // max(loads + stores, default=4)
     warps = min(32, max(1, min(ROW_WARPS, r_block // (32 * run)), r_block // (32 * THREAD)))
-    programs = max(PROGRAMS * 8 // warps, PROGRAMS // 2)
+    programs = max(PROGRAMS * ROW_WARPS // warps, PROGRAMS // 2, 1)
     x_block = min(power_of_two(rows), max(1, THREAD * 32 * warps // r_block))
     while x_block > 1 and rows < x_block * programs:
         x_block //= 2
-    resident = x_block * r_block * max(1, programs // (PROGRAMS // 2))
+    resident = x_block * r_block * max(1, 2 * ROW_WARPS // warps)  # elements of the programs of one multiprocessor
     stages = _stages(kernel, resident * sum(_places(kernel, x, r)[0]))
     axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), loads, stores)
     fold = x_block > 1 and r_block >= 32 * run
@@ -467,7 +467,7 @@ def _in_runs(axis: Axis, loads: Sequence[int], stores: Sequence[int]) -> Axis:
 
 
 def _stages(kernel: Kernel, loaded: int) -> int:
-    """Of a loop that loads so many bytes a step: no load may run ahead of stores to its memory or of a check of its position."""
+    """Of a loop that loads so many bytes a step; no load may run ahead of stores to its memory or of a check of its position."""
     written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
     exprs = list(walk(*roots(*kernel.statements())))
     plain = not any(e.op in ("wrap_index", "masked") or (e.op == "load" and e.args[0] in written) for e in exprs)
