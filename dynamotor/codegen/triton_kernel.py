@@ -29,7 +29,7 @@ class Plan:
     r: the second axis (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs that share a
     row (rows) or a tile of columns (across); per_chunk: positions of r, or of x, that each takes. vectors: where the tiles of
     a loop over r start; None: at the row's start. run: neighbours of a row that a thread loads together. fold: sums across are
-    taken of each tile of rows at once. stages: loads of a loop over rows run ahead of it, by way of shared memory.
+    taken of each tile of rows at once. stages: loads of a loop run ahead of it, by way of shared memory.
     """
 
     form: Literal["map", "rows", "across", "scan"]
@@ -219,7 +219,7 @@ class TileEmitter:
                     self._accumulate(s, inner)
                 else:
                     self._statement(s, inner, row)
-            row.line(f"for base in range({steps}):")
+            row.line(f"for base in tl.range({steps}):")
             row.lines += [*head.lines, *inner.lines]
         for s in sorted(reductions, key=lambda s: s.top is not None):  # maxima before what is relative to them
             self._collect(s, f"a{s.id}", f"at{s.id}", row)
@@ -234,11 +234,12 @@ class TileEmitter:
             bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk} + base" if shared else "base", head)
             yield f"0, {plan.per_chunk if shared else plan.r.size}, {plan.r.block}", head, bound, masks
             return
-        inside, edge = vectors.steps(plan.r.size, plan.r.block)
+        inside, edge = vectors.steps(plan.r.size, plan.r.block, plan.chunks, plan.per_chunk)
         lead = self.body.index(vectors.lead, row)
         row.line(f"lead = tl.full([1, 1], 0, {self.position_type}) + ({lead.text}) % {vectors.unit}")
         head.line(f"r = lead + (base + tl.arange(0, {plan.r.block})[None, :])")
-        yield inside, head, self.body.variables(plan.r, head), ()
+        stages = f", num_stages={plan.stages}" if plan.stages else ""
+        yield inside + stages, head, self.body.variables(plan.r, head), ()
         head = Scope(row, indent=row.indent + 1)
         for line in vectors.edge(plan.r.size, plan.r.block):
             head.line(line)

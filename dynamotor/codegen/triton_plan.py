@@ -39,6 +39,7 @@ PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 WHOLE_ROW = 16384  # elements of a row that are kept in registers
 LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
 LOOP_WARP = 512  # elements of such a tile for each warp
+LOOP_STAGES = 0  # tiles of such a loop under way at once, by way of shared memory; 0: as the hardware overlaps programs
 LONG_ROW = 4096  # elements from which on a map over many rows takes a program a row
 THREAD = 16  # elements of each thread in a tile of whole rows that also are summed across
 ROW_WARPS = 8  # warps that share a row while each thread has few enough elements: two programs a multiprocessor overlap
@@ -220,7 +221,7 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows"
     x_block = min(power_of_two(rows), max(1, 1024 // r_block))
     while x_block > 1 and rows // x_block < PROGRAMS:
         x_block //= 2
-    warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // 512))
+    warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // (LOOP_WARP if looped else 512)))
     if row % 4 and r_block <= ONE_WARP:
         warps = 1
     return Plan(form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=is_wide(kernel))
@@ -258,9 +259,9 @@ def _by_vectors(kernel: Kernel, plan: Plan) -> Plan:
         return plan
     if found.start == Index({}, 0) and (plan.r.exact or plan.r.size % found.unit == 0):
         return replace(plan, run=found.unit)
-    if plan.chunks > 1 or plan.r.size < 2 * plan.r.block:
+    if plan.r.size < 2 * plan.r.block:
         return plan
-    return replace(plan, vectors=found, run=found.unit)
+    return replace(plan, vectors=found, run=found.unit, stages=LOOP_STAGES)
 
 
 def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:

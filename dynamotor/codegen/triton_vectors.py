@@ -50,10 +50,14 @@ class Vectors:
         """Elements of a row of this size that the loop takes, whatever the row's start."""
         return (size - self.unit + 1) // block * block
 
-    def steps(self, size: int, block: int) -> tuple[str, str]:
-        """Bounds of the loop, and of the loop over the edge's tiles (one, as a rule)."""
+    def steps(self, size: int, block: int, chunks: int, per_chunk: int) -> tuple[str, str]:
+        """Bounds of the loop, and of the loop over the edge's tiles (one, as a rule). Of several chunks the last has the edge."""
         inside = self.inside(size, block)
-        return f"0, {inside}, {block}", f"0, {self.unit + size - inside}, {block}"
+        edge = self.unit + size - inside
+        if chunks == 1:
+            return f"0, {inside}, {block}", f"0, {edge}, {block}"
+        first = f"tl.where(chunk == {chunks - 1}, 0, {-(-edge // block) * block})"
+        return f"chunk * {per_chunk}, tl.minimum((chunk + 1) * {per_chunk}, {inside}), {block}", f"{first}, {edge}, {block}"
 
     def edge(self, size: int, block: int) -> Iterator[str]:
         """Lines for the edge: `r` and its vectors' first positions `r_first`; of a vector `r_some` or `r_all` is the row's."""

@@ -19,7 +19,7 @@ LONG = triton_plan.WHOLE_ROW + 100
 
 
 def passes(functions):
-    return sum(f.source.count("for base") for f in functions)
+    return sum(f.source.count("for base") - f.source.count("edge = ") for f in functions)  # the edge is part of its pass
 
 
 @pytest.mark.parametrize("programs", [2, triton_plan.PROGRAMS])

@@ -59,6 +59,14 @@ def test_a_map_over_many_long_rows_computes_row_values_once(monkeypatch, dtype):
     assert by_vectors([function]) and "//" not in function.source.split("for base")[1]
 
 
+@pytest.mark.parametrize("rows, size", [(1, 70001), (3, 50257), (5, 4 * 8192 + 3), (2, 65536 + 8)])
+def test_programs_that_share_a_row_have_vectors_too(monkeypatch, rows, size):
+    monkeypatch.setattr(triton_plan, "PROGRAMS", 16)
+    x = R(rows, size).bfloat16()
+    functions = check(lambda x: (x.float().logsumexp(-1), x.amax(-1), x.float().sum(-1)), x, tolerance=1e-3)
+    assert bool(by_vectors(functions)) == bool(size % 8) and functions[0].grid > rows
+
+
 def test_rows_of_several_dimensions_and_of_views(monkeypatch):
     monkeypatch.setattr(triton_plan, "LONG_ROW", 1000)
     x = R(3, 5, 9003).bfloat16()
