@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import linecache
 import types
@@ -39,6 +40,7 @@ def _standard() -> types.ModuleType:
     return triton.language.standard
 
 
+@functools.cache  # what it mends in the interpreter is mended once
 def _libdevice() -> types.SimpleNamespace:
     """CUDA's mathematical library by way of torch: the interpreter has none."""
     import triton.language as tl
@@ -48,8 +50,7 @@ def _libdevice() -> types.SimpleNamespace:
     interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
     interpreter_builder.create_splat = _splat
     interpreter_builder.create_dot = _dot
-    if ReduceOps.generic_reduce.__name__ != "in_halves":
-        ReduceOps.generic_reduce = _in_halves(ReduceOps.generic_reduce)
+    ReduceOps.generic_reduce = _in_halves(ReduceOps.generic_reduce)
 
     def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
