@@ -114,6 +114,8 @@ class ProductEmitter:
         programs = min(self.tiles, MULTIPROCESSORS) if t.persistent else self.tiles
         narrow = "" if self.wide and self.planes is None else ".to(tl.int32)"
         head = ["pid = tl.program_id(0)", f"depth = s{len(p.streams)}{narrow}"]
+        if not t.specialized:  # triton 3.6 fails on the two together
+            head.append("tl.assume(depth > 0)")  # or all is written twice, once for an empty sum
         if self.batch == 1:
             head += self._descriptors()
         if t.persistent:

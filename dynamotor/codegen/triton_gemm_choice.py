@@ -38,6 +38,7 @@ TILINGS = (
     Tiling(128, 128, 128, warps=8, stages=2),
     Tiling(128, 64, 64, warps=4, stages=4),
     Tiling(128, 64, 64, warps=4, stages=4, persistent=True),
+    Tiling(256, 64, 64, warps=8, stages=4),
     Tiling(64, 128, 64, warps=4, stages=4),
     Tiling(64, 64, 64, warps=4, stages=5),
     Tiling(64, 64, 128, warps=4, stages=3),
@@ -50,6 +51,8 @@ TILINGS = (
     Tiling(256, 128, 64, warps=8, stages=3, persistent=True, tma=True),
     Tiling(128, 128, 64, warps=8, stages=4, persistent=True, tma=True, tma_store=True),
     Tiling(128, 128, 64, warps=4, stages=4, tma=True),
+    Tiling(256, 64, 64, warps=8, stages=4, persistent=True, tma=True, tma_store=True),
+    Tiling(128, 64, 64, warps=4, stages=4, persistent=True, tma=True, tma_store=True),
     Tiling(128, 64, 64, warps=4, stages=4, tma=True),
     Tiling(64, 128, 64, warps=4, stages=4, tma=True),
 )
