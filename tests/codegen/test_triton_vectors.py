@@ -7,12 +7,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_launches import check, launches, run
 
+from dynamotor.base.config import config
 from dynamotor.codegen import triton_plan
 from dynamotor.codegen.triton import emit_piece
 from dynamotor.codegen.triton_ops import HELPERS
 from dynamotor.codegen.triton_vectors import vectors_of
 from dynamotor.lower.index import Index, Var
 from dynamotor.lower.ir import Kernel, Phase, Store, load
+from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available, make_interpreted
 
 pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
@@ -122,3 +124,14 @@ def check_store(kernel, apart, dtype):
     want[3:].as_strided((7, 9001), (apart, 1)).copy_(given)
     make_interpreted(HELPERS + f.source, f.name, f.grid)(given, out)
     assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_kernels_of_both_kinds_of_pointers_build_for_a_gpu(dtype, tmp_path):
+    with config.patch(cache_dir=str(tmp_path)):
+        x = R(8, ODD).to(dtype)
+        programs = [launches(lambda x: (torch.softmax(x, -1), x.argmax(-1)), x), launches(lambda x: x.logsumexp(-1), x[:1])]
+        functions = by_vectors([step.function for program in programs for step in program.steps])
+        jobs = [TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, aligned) for f in functions for aligned in (True, False)]
+        assert len(jobs) >= 4 and all(pending.result().cubin for pending in [start_kernel(job) for job in jobs])
+    stop_workers()
