@@ -10,7 +10,7 @@ import torch
 from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .extern import OwnStorage
-from .index import Index, flatten
+from .index import Index, Var, flatten
 from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, select
 from .lowering import Decline, Lowering, Scalar, lowering
 from .program import BufRef
@@ -245,11 +245,27 @@ def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
     def body(index: tuple[Index, ...]) -> Expr:
         result: Expr | None = None
         for part, start in reversed(list(zip(parts, starts, strict=True))):
-            here = part.at((*index[:dim], index[dim] - start, *index[dim + 1 :]))
+            here = _inside(part, (*index[:dim], index[dim] - start, *index[dim + 1 :]))
             result = here if result is None else masked(_less(index[dim], start + part.shape[dim]), here, result)
         return result
 
     return ctx.generate(body)
+
+
+def _inside(x: Value, index: tuple[Index, ...]) -> Expr:
+    """The element at an index that is read only where it lies inside x: divisions in views of x need not wrap elsewhere."""
+    taken = {v.name for i in index for v in i.vars()}
+    found = list(index)
+    places: dict[Var, Index] = {}
+    for d, (i, size) in enumerate(zip(index, x.shape, strict=True)):
+        low, high = i.bounds
+        if low < 0 or high >= size:
+            name = f"inside{d}"
+            while name in taken:
+                name += "_"
+            places[Var(name, size)] = i
+            found[d] = Index.of(Var(name, size))
+    return x.at(tuple(found)).subst(places) if places else x.at(index)
 
 
 @lowering(aten.stack.default)
@@ -284,7 +300,7 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
                 tests.append(_less(i, x.shape[d]))
             for test in tests:
                 inside = test if inside is None else op("and", inside, test)
-        here = x.at(tuple(index[d] - before[d] for d in range(rank)))
+        here = _inside(x, tuple(index[d] - before[d] for d in range(rank)))
         return here if inside is None else masked(inside, here, fill)
 
     return ctx.generate(body)
@@ -303,7 +319,7 @@ def _slice_scatter(
     def body(index: tuple[Index, ...]) -> Expr:
         i = index[dim] - first
         inside = op("and", compare("ge", index_value(i), const(0, I64)), _less(i, length))
-        return masked(inside, source.at((*index[:dim], i, *index[dim + 1 :])), x.at(index))
+        return masked(inside, _inside(source, (*index[:dim], i, *index[dim + 1 :])), x.at(index))
 
     return ctx.generate(body) if length else ctx.pointwise(lambda e: e, x)
 

@@ -117,3 +117,12 @@ def test_empty_tensors():
 def test_outputs_keep_eagers_strides():
     x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
     check(lambda x: (x * 2, (x + 1).permute(0, 2, 3, 1), x.transpose(1, 2) - 1), x)
+
+
+def test_a_padded_view_is_read_without_divisions():
+    x = torch.randn(4, 6, 25)
+    (text,) = check(lambda x: F.pad(x.view(24, 25), (0, 7)) + 1, x)
+    assert "//" not in text and "%" not in text
+    check(lambda x: torch.cat([x.view(24, 25) * 2, x.view(24, 25)[:, 3:] - 1], 1), x, fallbacks=None)
+    check(lambda x: F.pad(F.pad(x.view(24, 25), (3, 5)).view(4, 6, 33), (2, -4, 1, 1)), x)
+    check(lambda x: torch.diagonal(F.pad(x, (0, 0, 1, 9)), dim1=1, dim2=2) * 2, x)
