@@ -1,5 +1,6 @@
 """Long rows that start anywhere in memory: whole vectors inside, elements at the edges, and nothing of the neighbours."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +26,20 @@ ODD = 20001
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
     monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
+
+
+@pytest.fixture(autouse=True)
+def promises(monkeypatch):
+    """What kernels tell the compiler about positions holds; the interpreter itself ignores it."""
+    seen = []
+
+    def check_promise(handle, name, values):
+        run = handle.data.reshape(-1, values[-1])
+        assert (run[:, 0] % values[-1] == 0).all() and (run == run[:, :1] + np.arange(values[-1])).all(), f"{name} {values}"
+        seen.append(name)
+
+    monkeypatch.setattr("triton.runtime.interpreter.TensorHandle.set_attr", check_promise)
+    return seen
 
 
 def by_vectors(functions):
@@ -62,11 +77,12 @@ def test_a_map_over_many_long_rows_computes_row_values_once(monkeypatch, dtype):
 
 
 @pytest.mark.parametrize("rows, size", [(1, 70001), (3, 50257), (5, 4 * 8192 + 3), (2, 65536 + 8)])
-def test_programs_that_share_a_row_have_vectors_too(monkeypatch, rows, size):
+def test_programs_that_share_a_row_have_vectors_too(monkeypatch, promises, rows, size):
     monkeypatch.setattr(triton_plan, "PROGRAMS", 16)
     x = R(rows, size).bfloat16()
     functions = check(lambda x: (x.float().logsumexp(-1), x.amax(-1), x.float().sum(-1)), x, tolerance=1e-3)
     assert bool(by_vectors(functions)) == bool(size % 8) and functions[0].grid > rows
+    assert bool(promises) == bool(size % 8)
 
 
 def test_rows_of_several_dimensions_and_of_views(monkeypatch):
