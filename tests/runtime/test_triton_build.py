@@ -1,6 +1,8 @@
 """Triton builds in worker processes, their cache, and the launcher: none of it needs a GPU."""
 
 import sys
+from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ from dynamotor.base import cache
 from dynamotor.base.config import config
 from dynamotor.base.errors import BuildError
 from dynamotor.base.events import counters
-from dynamotor.runtime import build, triton_build
-from dynamotor.runtime.triton_build import TritonJob, job_key, start_kernel
+from dynamotor.runtime import build, triton_build, triton_launch
+from dynamotor.runtime.triton_build import GpuCode, TritonJob, job_key, start_kernel
 
 SOURCE = """
 @triton.jit
@@ -115,6 +117,32 @@ def test_a_kernels_own_memory_takes_the_place_of_the_first_null(library):
         kernel(x, own[start:], 1234)
         rounded = -(-own[start:].data_ptr() // 128) * 128
         assert seen_by(library) == [77, 3, 128, 4096, 1234, x.data_ptr(), 9, rounded, 0, 0]
+
+
+def test_unaligned_calls_of_a_kernel_with_memory_of_its_own_take_the_one_without(library, monkeypatch):
+    places = {"cuLaunchKernel": library.address("launch"), "cuCtxSetCurrent": library.address("set_context")}
+    code = GpuCode(b"", "double", 0, 4, 2)
+    monkeypatch.setattr(triton_launch, "_address", places.__getitem__)
+    monkeypatch.setattr(triton_launch, "_context", lambda index: 5)
+    monkeypatch.setattr(triton_launch, "_load", lambda code, index: 77 if code.symbol == "double" else 78)
+    asked = []
+
+    def start(job):
+        asked.append(job)
+        future = Future()
+        future.set_result(replace(code, symbol="other"))
+        return future
+
+    monkeypatch.setattr(triton_launch, "start_kernel", start)
+    job, other = replace(JOB, scratch=128), replace(JOB, name="other")
+    kernel = triton_launch.make_gpu_kernel(job, code, torch.device("cuda", 0), 3, 3, (9,), (other, 7))
+    x, own = torch.zeros(9), torch.zeros(256, dtype=torch.uint8)
+    kernel(x, x, own, 1234)
+    start_of_own = -(-own.data_ptr() // 128) * 128
+    assert seen_by(library) == [77, 3, 128, 0, 1234, x.data_ptr(), x.data_ptr(), 9, start_of_own, 0] and not asked
+    kernel(x, x[1:], own, 1234)
+    assert seen_by(library) == [78, 7, 128, 0, 1234, x.data_ptr(), x.data_ptr() + 4, 9, 0, 0]
+    assert asked == [replace(other, aligned=False)]
 
 
 def test_pointers_that_are_not_aligned_go_to_the_other_kernel(library):
