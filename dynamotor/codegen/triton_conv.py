@@ -18,6 +18,7 @@ from ..graph.spec import channels_last_stride
 from ..lower.program import BufRef, ExternStep, Program, Step
 from .triton_ops import MEMORY
 from .triton_product import Operand, Product, Window
+from .triton_tma import Plane
 
 LEAST_CHANNELS = 16  # fewer leave most of a tile over k empty
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -86,8 +87,11 @@ def _is_channels_last(ref: BufRef) -> bool:
     return all(n == 1 or have == want for n, have, want in zip(ref.shape, ref.stride, wanted, strict=True))
 
 
-def multiply_window(p: Product, tile_m: int, tile_n: int, tile_k: int, pointers: Mapping[str, str], wide: bool) -> Iterator[str]:
-    """The loop over kernel positions and blocks of channels, for a tile of the result."""
+def multiply_window(
+    p: Product, tile: tuple[int, int, int], pointers: Mapping[str, str], wide: bool, weights: Plane | None = None
+) -> Iterator[str]:
+    """The loop over kernel positions and blocks of channels, for a tile of the result. weights: read through a descriptor."""
+    tile_m, tile_n, tile_k = tile
     w, (_, m, n, k), big = p.window, p.size, ".to(tl.int64)" if wide else ""
     blocks = -(-w.channels // tile_k)
     yield f"am = (tm * {tile_m} + tl.arange(0, {tile_m})){big}"
@@ -113,9 +117,12 @@ def multiply_window(p: Product, tile_m: int, tile_n: int, tile_k: int, pointers:
     a_mask = ["inside[:, None]"] * bool(rows) + [f"({channel.format('[None, :]')})"] * bool(channel)
     b_mask = [f"({channel.format('[:, None]')})"] * bool(channel) + [f"(bn[None, :] < {n})"] * bool(n % tile_n)
     yield f"    a_at = {_start(p.a, pointers)} + (a_row + (down * {w.step[1]} + right * {w.step[2]}))[:, None] + c[None, :]"
-    yield f"    b_at = {_start(p.b, pointers)} + (place * {w.channels} + c)[:, None] + (bn * {k})[None, :]"
-    a, b = f"tl.load(a_at{_masked(a_mask)}){_cast(p.a, p)}", f"tl.load(b_at{_masked(b_mask)}){_cast(p.b, p)}"
-    yield f"    acc = tl.dot({a}, {b}, acc)"
+    if weights is None:
+        yield f"    b_at = {_start(p.b, pointers)} + (place * {w.channels} + c)[:, None] + (bn * {k})[None, :]"
+        b = f"tl.load(b_at{_masked(b_mask)}){_cast(p.b, p)}"
+    else:
+        b = weights.load("b_all", f"place * {w.channels} + step % {blocks} * {tile_k}", f"tn * {tile_n}")
+    yield f"    acc = tl.dot(tl.load(a_at{_masked(a_mask)}){_cast(p.a, p)}, {b}, acc)"
 
 
 def _start(o: Operand, pointers: Mapping[str, str]) -> str:

@@ -54,11 +54,10 @@ class Tiling:
 
     def suited(self, product: Product) -> Tiling:
         """This tiling without what the product's operands do not allow; windows are copied ahead only by programs of one tile."""
-        if product.window is not None:
-            return replace(self, persistent=False, tma=False, tma_store=False, specialized=False)
-        if self.tma and not qualifies(product, self.persistent):
-            return replace(self, tma=False, tma_store=False, specialized=False)
-        return self
+        found = self if product.window is None else replace(self, persistent=False, specialized=False)
+        if found.tma and not qualifies(product, found.persistent, found.k):
+            return replace(found, tma=False, tma_store=False, specialized=False)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +133,8 @@ class ProductEmitter:
     def _descriptors(self) -> Iterator[str]:
         """The descriptors that a program works with."""
         t, z = self.tiling, "z" if self.batch > 1 else ""
-        if self.planes is not None:
-            a, b = self.planes
-            yield a.descriptor("a_all", self.pointers[a.buffer], (t.m, t.k), z)
-            yield b.descriptor("b_all", self.pointers[b.buffer], (t.k, t.n), z)
+        for key, shown in (self.planes or {}).items():
+            yield shown.descriptor(f"{key}_all", self.pointers[shown.buffer], (t.m, t.k) if key == "a" else (t.k, t.n), z)
         for name, shown in self.stored.values():
             yield shown.descriptor(name, self.pointers[shown.buffer], (t.m, t.n))
 
@@ -145,7 +142,7 @@ class ProductEmitter:
         """One tile of the result, from its number to its stores."""
         pad = "    " * indent
         made = self._descriptors() if self.batch > 1 else ()
-        multiply = self._multiply_through_descriptors if self.planes is not None else self._multiply
+        multiply = self._multiply_through_descriptors if "a" in (self.planes or {}) else self._multiply
         for line in (*self._place(number), *made, *multiply()):
             yield pad + line
         yield from self._finish(indent)
@@ -172,7 +169,7 @@ class ProductEmitter:
         """The loop over k."""
         p, t = self.product, self.tiling
         if p.window is not None:
-            yield from multiply_window(p, t.m, t.n, t.k, self.pointers, self.wide)
+            yield from multiply_window(p, (t.m, t.n, t.k), self.pointers, self.wide, (self.planes or {}).get("b"))
             return
         big = ".to(tl.int64)" if self.wide else ""
         yield f"am = (tm * {t.m} + tl.arange(0, {t.m})){big}"
@@ -194,7 +191,7 @@ class ProductEmitter:
     def _multiply_through_descriptors(self) -> Iterator[str]:
         """The loop over k; tiles beyond the ends are zeros."""
         t = self.tiling
-        a, b = self.planes
+        a, b = self.planes["a"], self.planes["b"]
         yield f"acc = tl.zeros([{t.m}, {t.n}], tl.float32)"
         yield f"for k in tl.range(0, depth, {t.k}):"
         yield f"    acc = tl.dot({a.load('a_all', f'tm * {t.m}', 'k')}, {b.load('b_all', 'k', f'tn * {t.n}')}, acc)"

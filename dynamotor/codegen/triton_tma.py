@@ -61,18 +61,22 @@ def plane(o: Operand, size: tuple[int, int]) -> Plane | None:
     return Plane(o.buffer, o.offset, batch, (rows, columns), row, turned)
 
 
-def planes(product: Product) -> tuple[Plane, Plane] | None:
-    """Both operands, where both qualify."""
+def planes(product: Product) -> dict[str, Plane] | None:
+    """The operands "a" and "b", where both qualify; of a convolution only the weights."""
     _, m, n, k = product.size
-    if product.window is not None:
-        return None
-    a, b = plane(product.a, (m, k)), plane(product.b, (k, n))
-    return (a, b) if a is not None and b is not None else None
+    found = {"b": plane(product.b, (k, n))}
+    if product.window is None:
+        found["a"] = plane(product.a, (m, k))
+    return {key: p for key, p in found.items() if p is not None} if None not in found.values() else None
 
 
-def qualifies(product: Product, persistent: bool) -> bool:
-    """Whether a product can read through descriptors; a persistent kernel makes them once, not for each batch."""
-    return planes(product) is not None and not (persistent and product.size[0] > 1)
+def qualifies(product: Product, persistent: bool, tile_k: int) -> bool:
+    """Whether a product can read through descriptors; a persistent kernel makes them once, not for each batch.
+
+    A tile of weights must not reach into the next kernel position, whose numbers are no zeros.
+    """
+    whole = product.window is None or product.window.channels % tile_k == 0
+    return whole and planes(product) is not None and not (persistent and product.size[0] > 1)
 
 
 def stored_plane(product: Product, s: Store) -> Plane | None:

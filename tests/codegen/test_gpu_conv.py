@@ -48,7 +48,7 @@ def convolve(monkeypatch):
             want, eager = fn(*(t.double() for t in inputs)), fn(*inputs)
         assert got.dtype == eager.dtype and got.stride() == eager.stride()
         torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
-        return labels, events[0].data["python"]
+        return labels, events[0].data["python"] + events[0].data["triton"]
 
     return run
 
@@ -64,7 +64,8 @@ def test_random_convolutions(convolve):
         place = {"stride": (pick([1, 2, 3]), pick([1, 2])), "padding": (pick([0, 1, 2]), pick([0, 1, 4])),
                  "dilation": (pick([1, 2]), pick([1, 2, 3]))}  # fmt: skip
         x, w = images(pick([1, 2, 3]), c, pick([9, 10, 13]), pick([7, 8, 12])), weights(n, c, *kernel)
-        tiling = Tiling(32, 16, pick([16, 32]), group=2, persistent=pick([False, True]))
+        through = pick([False, True])
+        tiling = Tiling(32, 16, pick([16, 32]), group=2, persistent=pick([False, True]), tma=through, tma_store=through)
         labels, text = convolve(lambda x, w: F.relu(F.conv2d(x, w, **place)) * 2, x, w, tiling=tiling)  # noqa: B023
         assert len(labels) == 1 and "convolution(" not in text and "k1(" not in text, (place, x.shape, w.shape)
 
@@ -78,7 +79,19 @@ def test_bias_batch_norm_and_residual_are_part_of_the_launch(convolve):
         return F.relu(F.batch_norm(F.conv2d(x, w, bias, padding=1), mean, variance, scale, shift) + r)
 
     labels, text = convolve(fn, x, w, r, bias, scale, shift, mean, variance, tolerance=6e-2)
-    assert labels[0].startswith("bf16 1x128x24x144 nt window 3x3 of 8x8 padding 1x1") and " > add" in labels[0] and "convolution(" not in text
+    assert (
+        labels[0].startswith("bf16 1x128x24x144 nt window 3x3 of 8x8 padding 1x1")
+        and " > add" in labels[0]
+        and "convolution(" not in text
+    )
+
+
+def test_weights_may_be_read_through_a_descriptor(convolve):
+    through = Tiling(32, 16, 16, group=2, tma=True, tma_store=True)
+    for c, wanted in ((32, True), (24, False)):  # 24 channels are no whole tiles of 16
+        x, w = images(2, c, 9, 8), weights(40, c, 3, 3)
+        _, text = convolve(lambda x, w: F.relu(F.conv2d(x, w, padding=1)), x, w, tiling=through)
+        assert ("b_all.load([tn * 16, place" in text) == wanted and "a_all" not in text
 
 
 def test_one_by_one_is_a_plain_product(convolve):
@@ -119,18 +132,26 @@ def test_float16_and_a_result_that_others_read(convolve):
     assert len(labels) == 2 and "keep" in labels[0]
 
 
-def test_a_window_builds_for_a_gpu_that_is_not_there(tmp_path):
+@pytest.mark.parametrize("through", [False, True])
+def test_a_window_builds_for_a_gpu_that_is_not_there(tmp_path, through):
     import triton
 
     m, n, k = 32 * 28 * 28, 128, 9 * 128
     window = Window(128, (28, 28), (28, 28), (3, 3), (1, 1), (1, 1), (1, 1), (28 * 28 * 128, 28 * 128, 128))
     a, b, out = Operand("a", BF16, 0, (0, 128, 1)), Operand("b", BF16, 0, (0, 1, k)), Operand("c", BF16, 0, (0, n, 1))
-    f = emit_product(Product((1, m, n, k), a, b, None, out, BF16, window=window), Tiling(128, 128, 64, warps=8, stages=3))
+    tiling = Tiling(128, 128, 64, warps=8, stages=3, tma=through)
+    f = emit_product(Product((1, m, n, k), a, b, None, out, BF16, window=window), tiling)
     with config.patch(cache_dir=str(tmp_path)):
-        code = start_kernel(TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, stages=f.stages)).result()
+        job = TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, stages=f.stages, scratch=f.scratch)
+        code = start_kernel(job).result()
         stop_workers()
     (tmp_path / "code.cubin").write_bytes(code.cubin)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     sass = subprocess.run([str(tool), "-sass", str(tmp_path / "code.cubin")], capture_output=True, text=True, check=True).stdout
     copies = [line for line in sass.splitlines() if "LDGSTS" in line]
-    assert "HGMMA" in sass and copies and all(".128" in line for line in copies)  # 16 bytes at a time
+    assert (
+        "HGMMA" in sass
+        and ("UTMALDG" in sass) == through
+        and len(copies) == (12 if through else 24)
+        and all(".128" in line for line in copies)
+    )  # 16 bytes at a time
