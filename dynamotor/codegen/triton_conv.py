@@ -44,11 +44,10 @@ def convolution(program: Program, step: Step) -> Product | None:
 
 
 def _product(x: BufRef, weight: BufRef, bias: BufRef | None, out: BufRef, stride: Pair, padding: Pair, dilation: Pair) -> Product:
-    images, channels, *image = x.shape
-    n, _, *kernel = weight.shape
-    _, _, *result = out.shape
+    images, channels, n = *x.shape[:2], weight.shape[0]
+    image, kernel, result = (_pair(ref.shape[2:]) for ref in (x, weight, out))
     m, k = images * result[0] * result[1], channels * kernel[0] * kernel[1]
-    window = Window(channels, tuple(image), tuple(result), tuple(kernel), stride, padding, dilation, _steps(x))
+    window = Window(channels, image, result, kernel, stride, padding, dilation, _steps(x))
     row = _row(x)
     plain = k == channels and stride == (1, 1) and padding == (0, 0) and row is not None
     a = Operand(x.name, x.dtype, x.offset, (0, _step(m, row or 0), 1))
@@ -91,6 +90,7 @@ def multiply_window(
     p: Product, tile: tuple[int, int, int], pointers: Mapping[str, str], wide: bool, weights: Plane | None = None
 ) -> Iterator[str]:
     """The loop over kernel positions and blocks of channels, for a tile of the result. weights: read through a descriptor."""
+    assert p.window is not None
     tile_m, tile_n, tile_k = tile
     w, (_, m, n, k), big = p.window, p.size, ".to(tl.int64)" if wide else ""
     blocks = -(-w.channels // tile_k)

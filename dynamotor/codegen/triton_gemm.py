@@ -85,7 +85,7 @@ class ProductEmitter:
         self.wide = any(
             abs(o.offset) + sum(abs(s) * max(n - 1, 0) for s, n in zip(o.stride, sizes)) >= _WIDE for o, sizes in self._operands()
         ) or any(i.bounds[1] >= _WIDE for s in product.epilogue for i in _indices(s))
-        self.planes = planes(product) if tiling.tma else None
+        self.planes = (planes(product) if tiling.tma else None) or {}
         self.stored = self._stored_planes() if tiling.tma_store else {}
 
     def _operands(self) -> list[tuple[Operand, tuple[int, int, int]]]:
@@ -111,7 +111,7 @@ class ProductEmitter:
         """The whole function."""
         p, t = self.product, self.tiling
         programs = min(self.tiles, MULTIPROCESSORS) if t.persistent else self.tiles
-        narrow = "" if self.wide and self.planes is None else ".to(tl.int32)"
+        narrow = "" if self.wide and not self.planes else ".to(tl.int32)"
         head = ["pid = tl.program_id(0)", f"depth = s{len(p.streams)}{narrow}"]
         if not t.specialized:  # triton 3.6 fails on the two together
             head.append("tl.assume(depth > 0)")  # or all is written twice, once for an empty sum
@@ -133,7 +133,7 @@ class ProductEmitter:
     def _descriptors(self) -> Iterator[str]:
         """The descriptors that a program works with."""
         t, z = self.tiling, "z" if self.batch > 1 else ""
-        for key, shown in (self.planes or {}).items():
+        for key, shown in self.planes.items():
             yield shown.descriptor(f"{key}_all", self.pointers[shown.buffer], (t.m, t.k) if key == "a" else (t.k, t.n), z)
         for name, shown in self.stored.values():
             yield shown.descriptor(name, self.pointers[shown.buffer], (t.m, t.n))
@@ -142,7 +142,7 @@ class ProductEmitter:
         """One tile of the result, from its number to its stores."""
         pad = "    " * indent
         made = self._descriptors() if self.batch > 1 else ()
-        multiply = self._multiply_through_descriptors if "a" in (self.planes or {}) else self._multiply
+        multiply = self._multiply_through_descriptors if "a" in self.planes else self._multiply
         for line in (*self._place(number), *made, *multiply()):
             yield pad + line
         yield from self._finish(indent)
@@ -169,7 +169,7 @@ class ProductEmitter:
         """The loop over k."""
         p, t = self.product, self.tiling
         if p.window is not None:
-            yield from multiply_window(p, (t.m, t.n, t.k), self.pointers, self.wide, (self.planes or {}).get("b"))
+            yield from multiply_window(p, (t.m, t.n, t.k), self.pointers, self.wide, self.planes.get("b"))
             return
         big = ".to(tl.int64)" if self.wide else ""
         yield f"am = (tm * {t.m} + tl.arange(0, {t.m})){big}"

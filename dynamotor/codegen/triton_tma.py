@@ -87,7 +87,7 @@ def stored_plane(product: Product, s: Store) -> Plane | None:
         return None
     if not s.index.is_affine or set(s.index.terms) != {m, n} or s.index.coefficient(n) != 1:
         return None
-    if row <= 0 or row % unit or s.index.const % unit or row * s.memory.itemsize >= _MOST_ROW:
+    if row is None or row <= 0 or row % unit or s.index.const % unit or row * s.memory.itemsize >= _MOST_ROW:
         return None
     others = [t.buffer for t in product.epilogue if t is not s]
     others += [e.args[0] for t in product.epilogue for e in loads_of(t.expr) if e != product.result]
