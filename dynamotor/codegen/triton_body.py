@@ -20,6 +20,7 @@ from .triton_vectors import Vectors
 
 Axes = frozenset[str]
 NOTHING: Axes = frozenset()
+NO_VARS: frozenset[Var] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,14 @@ class Scope(ValueScope[Name]):
     """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not touched.
 
     closed: what is computed here may not be computed outside. before: the same condition, before a loop that this lies in.
+    met_for: variables on which alone the condition rests, and for some of whose values it holds: what does not depend on them
+    is wanted in any case.
     """
 
     def __init__(self, parent: Scope | None = None, bound: Mapping[Var, Name] | None = None, closed: bool = False,
                  masks: tuple[Name, ...] = (), indent: int = 1, before: Scope | None = None) -> None:
         super().__init__(parent)
-        self.closed, self.before = closed, before
+        self.closed, self.before, self.met_for = closed, before, NO_VARS
         self.branches: dict[tuple[Expr, bool], Scope] = {}
         self.own = dict(bound or {})
         self.bound: dict[Var, Name] = {**(parent.bound if parent else {}), **self.own}
@@ -76,6 +79,26 @@ class Scope(ValueScope[Name]):
     def line(self, text: str) -> None:
         """Append a line."""
         self.lines.append("    " * self.indent + text)
+
+
+def _met_for(condition: Expr) -> frozenset[Var]:
+    """The loop variables of a condition that compares each of them with constants and holds for some of their values."""
+    tests, ranges = [condition], {}
+    while tests:
+        test = tests.pop()
+        if test.op == "and":
+            tests += test.args
+            continue
+        if test.op not in ("lt", "ge") or test.args[0].op != "index" or test.args[1].op != "const":
+            return NO_VARS
+        index = test.args[0].args[0]
+        ((v, step),) = index.terms.items() if len(index.terms) == 1 else ((None, 0),)
+        if step != 1 or not isinstance(v, Var):
+            return NO_VARS
+        low, high = ranges.get(v, v.bounds)
+        limit = test.args[1].args[0] - index.const
+        ranges[v] = (low, min(high, limit - 1)) if test.op == "lt" else (max(low, limit), high)
+    return frozenset(ranges) if all(low <= high for low, high in ranges.values()) else NO_VARS
 
 
 def _word(rand: Expr) -> Expr:
@@ -214,9 +237,11 @@ class TileBody:
             return self.value(e, scope.before)
         found = scope.find(e)
         if found is None:
-            home = scope
-            while not home.closed and home.parent is not None and not (e.vars & home.own.keys()):
-                home = home.parent
+            home, met = scope, NO_VARS
+            while home.parent is not None and not e.vars & home.own.keys():
+                if home.closed and (not home.met_for or home.met_for & (e.vars | met)):
+                    break
+                home, met = home.parent, met | home.met_for
             found = home.values[e] = self.compute(e, home)
         return found
 
@@ -322,6 +347,7 @@ class TileBody:
                 when = self.value(condition, scope)
                 when = when if way else self.define(f"{when.text} == 0", when.axes, scope)
             found = Scope(scope, closed=True, masks=(when,), indent=scope.indent, before=before)
+            found.met_for = _met_for(condition) if way else NO_VARS
             scope.branches[condition, way] = found
         return found
 

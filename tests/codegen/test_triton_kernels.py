@@ -93,6 +93,16 @@ def test_padding_touches_no_memory_outside():
     check(lambda x: F.pad(x, (1, 2, 3, 4), value=2.0) + 1, R(5, 6))
 
 
+def test_what_a_condition_on_columns_does_not_change_is_read_once_a_row(monkeypatch):
+    monkeypatch.setattr(triton_plan, "PROGRAMS", 2)
+    x, y, t = R(9, 5001), R(9, 1), torch.randint(0, 9, (9, 1))
+    fn = lambda x, y, t: F.pad(x * y + y[t.squeeze(1)] * y[0], (0, 7), value=3.0)  # noqa: E731
+    (function,) = check(fn, x, y, t)
+    assert function.source.count("tl.load(") == 5 and "r * 0" not in function.source
+    check(lambda x, y, t: F.pad(F.pad(x * y, (2, 3)) * y[0], (-4, 5, 1, 0)), x, y, t)
+    check(lambda x, y, t: torch.cat([x[:, :3] * y, x[:, 3:] + y[t.squeeze(1)]], 1), x, y, t)
+
+
 def test_random_numbers_are_those_of_the_graph():
     seed = torch.tensor([(123456789 << 20) + 17])
     for count in (5, 1000):
