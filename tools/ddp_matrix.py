@@ -74,7 +74,7 @@ class Runner:
 
 
 def dies(timeout: float = 10.0) -> dict[str, Any]:
-    """NCCL lets the device wait: the surviving rank says why within the timeout, and PyTorch ends it after that."""
+    """NCCL lets the device wait: the surviving rank says why within the timeout, and ends after it."""
     pair = Pair(group_timeout=timeout, device="cuda")
     with tempfile.TemporaryDirectory() as folder:
         for pipe in pair.pipes:

@@ -38,6 +38,7 @@ from .triton_vectors import vectors_of
 PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 WHOLE_ROW = 16384  # elements of a row that are kept in registers
 LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
+LONG_TILE = 8192  # and of one that would not fit into registers
 LOOP_WARP = 512  # elements of such a tile for each warp
 LOOP_STAGES = 0  # tiles of such a loop under way at once, by way of shared memory; 0: as the hardware overlaps programs
 LONG_ROW = 4096  # elements from which on a map over many rows takes a program a row
@@ -45,7 +46,7 @@ THREAD = 16  # elements of each thread in a tile of whole rows that also are sum
 ROW_WARPS = 8  # warps that share a row while each thread has few enough elements: two programs a multiprocessor overlap
 STAGES = 3  # of the pipeline of a loop over such tiles: with two, loads would not run while the loop computes
 SHARED = 200_000  # bytes of shared memory of a multiprocessor that they may take
-COLUMNS = 256  # columns of a tile that is summed across alone
+COLUMNS = 128  # columns of a tile that is summed across alone
 ONE_WARP = 256  # lanes up to which a row without vectors is left to one warp
 WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
 
@@ -168,10 +169,17 @@ def _map(kernel: Kernel) -> Plan:
             rest = [v for v in loops[:-1] if v is not other]
             x = Axis.of("x", [*rest, other], 32, exact=None)
             return Plan("map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide)
-        if last.size >= LONG_ROW and numel(v.size for v in loops[:-1]) >= 2 * PROGRAMS and not kernel.streams():
+        many = numel(v.size for v in loops[:-1]) >= 2 * PROGRAMS
+        if last.size >= LONG_ROW and many and not kernel.streams() and _reads_rows(kernel, loops[:-1], last):
             return _by_vectors(kernel, _loop_plan(loops[:-1], loops[-1:], wide))
     block = min(1024, max(128, power_of_two(total // (4 * PROGRAMS))))
     return Plan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
+
+
+def _reads_rows(kernel: Kernel, rows: Sequence[Var], last: Var) -> bool:
+    """Whether some value belongs to a row as a whole, so that a program a row reads it once."""
+    indices = [e.args[1] for e in walk(*roots(*kernel.statements())) if e.op == "load"]
+    return any(not i.coefficient(last) and any(i.coefficient(v) for v in rows) for i in indices if i.is_affine)
 
 
 def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
@@ -217,7 +225,7 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows"
     rows, row = numel(v.size for v in x), numel(v.size for v in r)
     passes = sum(1 for p in kernel.phases if p.inner)
     looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE)
-    r_block = LOOP_TILE if looped else power_of_two(row)
+    r_block = _loop_tile(row) if looped else power_of_two(row)
     x_block = min(power_of_two(rows), max(1, 1024 // r_block))
     while x_block > 1 and rows // x_block < PROGRAMS:
         x_block //= 2
@@ -247,9 +255,14 @@ def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str)
     return Plan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
 
 
+def _loop_tile(row: int) -> int:
+    return LONG_TILE if row > WHOLE_ROW else LOOP_TILE
+
+
 def _loop_plan(x: Sequence[Var], r: Sequence[Var], wide: bool) -> Plan:
     """A program a row that goes through it in a loop."""
-    return Plan("rows", Axis.of("x", x, 1), Axis.of("r", r, LOOP_TILE), True, warps=max(1, LOOP_TILE // LOOP_WARP), wide=wide)
+    tile = _loop_tile(numel(v.size for v in r))
+    return Plan("rows", Axis.of("x", x, 1), Axis.of("r", r, tile), True, warps=max(1, tile // LOOP_WARP), wide=wide)
 
 
 def _by_vectors(kernel: Kernel, plan: Plan) -> Plan:

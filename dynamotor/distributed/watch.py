@@ -1,14 +1,16 @@
-"""A GPU that never comes to the end of a backward, because another rank is gone, is reported before PyTorch ends the process.
+"""A GPU that never comes to the end of a backward, because another rank is gone, is reported, and the process does not hang.
 
 NCCL's collectives wait on the device: nothing that Python calls fails when a rank dies, and a program sooner or later waits for
-its GPU. PyTorch's watchdog ends the process once the group's timeout is over, with a text that names no line of the program.
-So an event lies behind each backward; a thread that sleeps most of the time looks at it, and says in time what is wrong.
+its GPU, out of which no exception leads. PyTorch's watchdog ends the process some time after the group's timeout, with a text
+that names no line of the program. So an event lies behind each backward; a thread that sleeps most of the time looks at it,
+says in time what is wrong, and ends the process when PyTorch has not.
 
->>> watch = Watch(timeout=600.0); watch.behind_backward()
+>>> watch = Watch(timeout=600.0); watch.behind_backward(where)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from ..base.errors import DistributedError, UserLine
 
 PATIENCE = 0.6  # of the group's timeout: looked at every fifth of that, so that it is said before three quarters are over
+GRACE = 30.0  # seconds behind the timeout that PyTorch's watchdog has to end the process
 
 
 class Watch:
@@ -46,11 +49,20 @@ class Watch:
         self._latest = event, time.monotonic(), where
 
     def _run(self) -> None:
+        said = False
         while True:
             time.sleep(self.limit / 5)
-            if (late := self.look()) is not None:
+            late = self.look()
+            if late is None:
+                said = False
+                continue
+            if not said:
                 print(late, file=self.out or sys.stderr, flush=True)
-                return
+                said = True
+            latest = self._latest
+            if latest is not None and time.monotonic() - latest[1] > self.timeout + GRACE and _may_end():
+                print("dynamotor: the group's timeout is long over: ending this process", file=self.out or sys.stderr, flush=True)
+                os._exit(1)
 
     def look(self) -> DistributedError | None:
         """An error when the latest backward is overdue. The device is asked only then: a question may disturb a graph capture."""
@@ -64,6 +76,11 @@ class Watch:
             return None
         return DistributedError(
             "DM703", f"rank {dist.get_rank()} waits for the all-reduces of a backward for {time.monotonic() - began:.0f} s",
-            why=f"another rank died or is late; PyTorch ends this process when the timeout of {self.timeout:.0f} s is over",
+            why=f"another rank died or is late; this process ends when the timeout of {self.timeout:.0f} s is over",
             cure="see the other ranks' own errors. The gradients of this step are lost; go on from the last checkpoint",
             where=where)
+
+
+def _may_end() -> bool:
+    """Whether PyTorch would end the process too: not when its own error handling is switched off or told to clean up only."""
+    return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") not in ("0", "2")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -65,3 +68,28 @@ def test_a_later_backward_takes_the_place_of_an_earlier_one(device: Device) -> N
     assert watch.look() is not None
     watch.behind_backward(HERE)
     assert watch.look() is None
+
+
+STUCK = """
+import time, torch, torch.distributed as dist
+from dynamotor.distributed import watch
+
+class Event:
+    def record(self): pass
+    def query(self): return False
+
+torch.cuda.Event, torch.cuda.current_device, torch.cuda.is_current_stream_capturing = Event, lambda: 0, lambda: False
+dist.get_rank, watch.GRACE = lambda: 0, 0.2
+watch.Watch(0.5).behind_backward(None)
+time.sleep(%s)
+print("still there")
+"""
+
+
+@pytest.mark.parametrize(("setting", "ends"), [("3", True), ("0", False)])
+def test_a_process_that_waits_for_ever_ends_unless_pytorch_is_told_not_to(setting: str, ends: bool) -> None:
+    env = dict(os.environ, TORCH_NCCL_ASYNC_ERROR_HANDLING=setting)
+    seconds = 60 if ends else 2
+    found = subprocess.run([sys.executable, "-c", STUCK % seconds], env=env, capture_output=True, text=True, timeout=50)
+    assert "DM703" in found.stderr and found.stderr.count("DM703") == 1
+    assert (found.returncode == 1 and "ending this process" in found.stderr) if ends else "still there" in found.stdout
