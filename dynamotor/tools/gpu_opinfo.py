@@ -1,6 +1,6 @@
 """PyTorch's operator database through the compiler on a GPU: each op is right, left to aten, or wrong.
 
->>> python -m dynamotor.tools.gpu_opinfo --dtypes float32,bfloat16 --samples 3 --json docs/results/gpu-opinfo.json
+>>> python -m dynamotor.tools.gpu_opinfo --dtypes float32,bfloat16 --samples 3 --json docs/results/h200-gpu-opinfo.json
 
 Worker processes take op after op, so that one that dies (a failed assertion ends a CUDA context) or hangs costs one cell.
 A run that `--budget` ends goes on where it stopped with `--merge EARLIER.json`. `--device cpu` runs the kernels in
