@@ -215,6 +215,12 @@ class TileBody:
             parts.append(str(index.const))
         return Name(" + ".join(parts).replace("+ -", "- "), axes)
 
+    def integer(self, index: Index, kind: str, scope: Scope) -> Name:
+        """An index as a value of an integer type; along dimensions of one element it is a number, which Triton cannot cast."""
+        at = self.index(index, scope)
+        text = f"({at.text}).to({kind})" if at.axes else f"tl.full((), {at.text}, {kind})"
+        return self.define(text, at.axes, scope)
+
     def atom(self, atom: Var | Div | Mod | Loaded, scope: Scope) -> Name:
         """One term of an index."""
         if isinstance(atom, Var):
@@ -282,8 +288,7 @@ class TileBody:
         return self.define(text, at.axes | mask_axes, scope)
 
     def _index(self, e: Expr, scope: Scope) -> Name:
-        at = self.index(e.args[0], scope)
-        return self.define(f"({at.text}).to({COMPUTE[e.dtype]})", at.axes, scope)
+        return self.integer(e.args[0], COMPUTE[e.dtype], scope)
 
     def _rand(self, e: Expr, scope: Scope) -> Name:
         word = self.value(_word(e), scope)

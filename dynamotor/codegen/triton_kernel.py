@@ -275,8 +275,7 @@ class TileEmitter:
                 self._complete(s, across_tile(s.kind, s.expr.dtype, value, 1), row)
                 return
             tile = self.body.define(value, NOTHING, scope)
-            at = self.body.index(s.position, scope)
-            positions = self.body.full_tile(self.body.define(f"({at.text}).to({self.position_type})", at.axes, scope))
+            positions = self.body.full_tile(self.body.integer(s.position, self.position_type, scope))
             self._collect(s, tile.text, positions, row, masked=scope)
 
     # -- reductions --------------------------------------------------------------------------------------------------
@@ -326,8 +325,7 @@ class TileEmitter:
             scope.line(f"{best} = {combine(s.kind, s.expr.dtype, best, value)}")
             return
         tile = self.body.define(value, NOTHING, scope).text
-        index = self.body.index(s.position, scope)
-        here = self.body.full_tile(self.body.define(f"({index.text}).to({self.position_type})", index.axes, scope))
+        here = self.body.full_tile(self.body.integer(s.position, self.position_type, scope))
         mask, _ = self.body.mask(scope, frozenset("r"))
         if mask:
             here = self.body.define(f"tl.where({mask}, {here}, {self._last_position})", NOTHING, scope).text

@@ -70,8 +70,7 @@ class ScanTiles(TileEmitter):
         return found
 
     def _positions(self, s: Scan, tile: str, scope: Scope) -> str:
-        at = self.body.index(s.position, scope)
-        places = self.body.full_tile(self.body.define(f"({at.text}).to({self.position_type})", at.axes, scope))
+        places = self.body.full_tile(self.body.integer(s.position, self.position_type, scope))
         places = self.body.define(places, NOTHING, scope).text
         best, found = self.body.fresh(), self.body.fresh()
         scope.line(f"{best}, {found} = tl.associative_scan(({tile}, {places}), 1, {SCAN_BY[s.kind]})")

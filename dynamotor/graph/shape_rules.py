@@ -137,6 +137,13 @@ for _func, _suggests in STATISTICS.items():
     shape_rules.add(_func, _normalisation(_func, _suggests))
 
 
+@shape_rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> tuple:
+    """The gradient of a half-precision input is one too, also where the weight is float32."""
+    dx, *others = infer_by_meta_kernel(aten.native_group_norm_backward.default, (grad, x, *args), {})
+    return dx and replace(dx, dtype=x.dtype), *others
+
+
 @shape_rule(aten.multilabel_margin_loss_forward.default)
 def _multilabel_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int) -> tuple[TensorSpec, TensorSpec]:
     shape = x.shape[:-1] if reduction == 0 else ()

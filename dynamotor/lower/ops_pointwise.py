@@ -269,9 +269,12 @@ def _pow(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
 # -- comparisons, logic, where ----------------------------------------------------------------------------------------
 def _compare_rule(name: str) -> Callable[..., Value]:
     def rule(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
-        compute = COMPUTE_TYPE[promoted(x, y)]
+        dtype = promoted(x, y)
+        compute = COMPUTE_TYPE[dtype]
         if compute is BOOL and name not in ("eq", "ne"):
             compute = I64
+        if dtype in HALVES:  # one side may come from memory: a maximum, against what it was taken of and is computed again
+            return ctx.pointwise(lambda a, b: compare(name, round_to(a, dtype), round_to(b, dtype)), x, y, compute=compute)
         return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute)
 
     return rule

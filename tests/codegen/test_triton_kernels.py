@@ -74,6 +74,15 @@ def test_positions_of_ties_and_nan_are_eagers(size):
     check(lambda x: (x.argmax(1), x.argmin(1), x.amax(1), x.amin(1)), x)
 
 
+def test_positions_in_rows_of_one_element(monkeypatch):
+    fn = lambda x: (x.argmax(1), x.argmin(1), x.amax(1), torch.cummax(x, 1)[1])  # noqa: E731
+    check(fn, R(5, 1))
+    monkeypatch.setattr(triton_plan, "WHOLE_ROW", 0)
+    monkeypatch.setattr(triton_plan, "LOOP_TILE", 0)
+    monkeypatch.setattr(triton_plan, "LONG_TILE", 1)
+    check(fn, R(5, 1))
+
+
 def test_reads_at_computed_positions_are_checked():
     w, i = R(10, 8), torch.randint(-10, 10, (5,))
     check(lambda w, i: w[i] * 2, w, i)

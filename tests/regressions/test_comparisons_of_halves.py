@@ -1,0 +1,34 @@
+"""Half-precision comparisons saw float32 on one side and what memory holds on the other: amax had gradients of 0 or NaN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dynamotor
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+def test_a_maximum_of_a_product_finds_its_element_again(dtype: torch.dtype, dims: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(17, 49).to(dtype), torch.randn(49).to(dtype)]
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * w).amax(dims), (x * w).amin(dims)
+
+    found = []
+    for g in (f, dynamotor.compile(f)):
+        x, w = (t.clone().requires_grad_() for t in tensors)
+        sum(t.float().sum() for t in g(x, w)).backward()
+        found.append((x.grad, w.grad))
+    (x, w), (got_x, got_w) = found
+    assert torch.equal(got_x, x)
+    torch.testing.assert_close(got_w, w, rtol=2e-2, atol=2e-2)
+
+
+def test_a_number_is_rounded_as_the_tensor_is():
+    x = torch.tensor([0.1, 0.2, 1 / 3, 0.30078125], dtype=torch.bfloat16)
+    tests = (lambda x: x == 0.1, lambda x: x != 0.1, lambda x: x <= 0.3, lambda x: x > torch.tensor(0.3))
+    for test in tests:
+        assert torch.equal(dynamotor.compile(test)(x), test(x))
