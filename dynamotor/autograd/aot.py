@@ -19,6 +19,7 @@ from ..base.events import counters, emit, timed
 from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.passes import run_passes
+from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.spec import TensorSpec
 from ..graph.verify import verify_aten_graph, verify_torch_graph
@@ -45,7 +46,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
     The graph is specialised on the example inputs' metadata, `requires_grad`, aliasing, and the current grad mode.
     A `gm.meta["on_backward"]` (an `OnBackward`) is taken out and called when there is a backward graph.
     """
-    with collector_paused():
+    with collector_paused(), unseen_by_hooks():
         return _aot_compile(gm, example_inputs, compile_graph, f"graph{next(_names)}", static_inputs)
 
 

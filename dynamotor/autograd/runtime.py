@@ -5,6 +5,7 @@ Everything that can be known is worked out when the callable is made; a call onl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,11 +70,19 @@ def training_callable(plan: ForwardBackward, joint: Joint) -> Compiled:
     function = _autograd_function(plan, joint)
     apply = function.apply
     rebuild = _rebuilder(joint.plans, plan.n_values)
-    if rebuild is None:
+    grads = dict(zip(joint.gradient_of, joint.output[2], strict=True))
+    apart = tuple(i for i, grad in grads.items() if grad is None)
+    if len(apart) == len(grads):
+        apart = ()  # the outputs require a gradient all the same
+    if rebuild is None and not apart:
         return apply
 
     def run(*inputs: torch.Tensor) -> tuple:
-        return rebuild(inputs, apply(*inputs))
+        given = list(inputs)
+        for i in apart:  # no gradient ever comes: its hooks are not to be called
+            given[i] = given[i].detach()
+        values = apply(*given)
+        return values if rebuild is None else rebuild(inputs, values)
 
     return run
 
@@ -86,6 +95,7 @@ def _autograd_function(plan: ForwardBackward, joint: Joint) -> type[torch.autogr
     saved_constants = tuple(joint.constants[i - n_inputs] for i in plan.saved_inputs if i >= n_inputs)
     mutated = tuple(joint.mutated)
     fixed = tuple(k for k, differentiable in enumerate(joint.differentiable) if not differentiable)
+    positions = tuple(joint.gradient_of) if len(joint.tangents) > 1 else ()
     run_backward = _backward_runner(plan, joint, n_inputs, len(saved_inputs), saved_constants)
 
     class CompiledFunction(torch.autograd.Function):
@@ -105,7 +115,9 @@ def _autograd_function(plan: ForwardBackward, joint: Joint) -> type[torch.autogr
         def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
             saved = list(ctx.saved_tensors)
             ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
-            return run_backward(saved, tangents)
+            grads = run_backward(saved, tangents)
+            _pass_over_hooks(ctx, [i for i in positions if grads[i] is None])
+            return grads
 
     return CompiledFunction
 
@@ -122,14 +134,17 @@ def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved
     reached = _reached_from(joint)
     compile_backward, several = plan.compile_backward, len(arriving) > 1
     compiled: dict[frozenset[int], Compiled | None] = {}
+    compiling = threading.Lock()  # a CPU's backward runs on the thread that asks for it: two may come first
     del plan, joint
 
     def backward_for(absent: frozenset[int]) -> Compiled | None:
         nonlocal compile_backward
         if absent not in compiled:
-            compiled[absent] = compile_backward(absent)
-            if not several:
-                del compile_backward  # and the graph with it
+            with compiling:
+                if absent not in compiled:
+                    compiled[absent] = compile_backward(absent)
+                    if not several:
+                        del compile_backward  # and the graph with it
         return compiled[absent]
 
     def run(saved: list, tangents: tuple) -> tuple:
@@ -154,6 +169,33 @@ def _backward_runner(plan: ForwardBackward, joint: Joint, n_inputs: int, n_saved
         return tuple(result)
 
     return run
+
+
+@dataclass(frozen=True)
+class _UnlessAbsent:
+    """A hook of a leaf that passes over a gradient that has not come."""
+
+    hook: Callable[[Any], Any]
+    gradient: Callable[[Any], Any]  # of what the hook is called with
+
+    def __call__(self, given: Any) -> Any:
+        return None if self.gradient(given) is None else self.hook(given)
+
+
+def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
+    """Autograd calls the hooks of all leaves behind this node, some with None; eager has no such node and does not call them.
+
+    PyTorch's own hooks stay as they are: they expect None, and count their calls (`register_multi_grad_hook`).
+    """
+    for i in absent:
+        leaf = getattr(ctx.next_functions[i][0], "variable", None)
+        if leaf is None:
+            continue
+        for hooks, gradient in ((leaf._backward_hooks, lambda grad: grad),
+                                (leaf._post_accumulate_grad_hooks, lambda leaf: leaf.grad)):
+            for key, hook in (hooks or {}).items():
+                if type(hook) is not _UnlessAbsent and not (getattr(hook, "__module__", None) or "").startswith("torch."):
+                    hooks[key] = _UnlessAbsent(hook, gradient)
 
 
 def _reached_from(joint: Joint) -> dict[int, tuple[int, ...]]:

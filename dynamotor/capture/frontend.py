@@ -21,6 +21,7 @@ from ..base.errors import CaptureError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
+from ..graph.shape_tensor import unseen_by_hooks
 from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers, torch_rules
 from .breaks import BreakReason, Stop, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
@@ -82,7 +83,7 @@ class Compiler:
         if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
             return self.eager(args, kwnames)
         try:
-            with collector_paused():
+            with collector_paused(), unseen_by_hooks():
                 captured = self.capture(args, kwnames)
                 run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
                 entry = make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)

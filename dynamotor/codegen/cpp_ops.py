@@ -85,13 +85,13 @@ def ctype(dtype: torch.dtype, width: int) -> str:
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
-    """A number of a compute type."""
+    """A number of a compute type; in parentheses where it has a sign, because `a--1` is no difference in C."""
     if dtype is BOOL:
         return "-1" if value else "0"
     if not dtype.is_floating_point:
         if value == -(1 << 63):
             return "(-9223372036854775807l-1)"
-        return f"{value}l" if dtype is I64 else str(value)
+        return _in_parentheses(f"{value}l" if dtype is I64 else str(value))
     suffix = "f" if dtype is F32 else ""
     if math.isnan(value):
         return f'__builtin_nan{suffix}("")'
@@ -99,7 +99,11 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
         return f"({'-' if value < 0 else ''}__builtin_inf{suffix}())"
     if dtype is F32:
         value = torch.tensor(value, dtype=F32).item()
-    return f"{value!r}{suffix}"
+    return _in_parentheses(f"{value!r}{suffix}")
+
+
+def _in_parentheses(number: str) -> str:
+    return f"({number})" if number.startswith("-") else number
 
 
 def operation(e: Expr, operands: list[str], result: str, width: int) -> str:

@@ -191,3 +191,17 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """While on, each op calls `recorder.record(func, args, kwargs)` for its result."""
     with _Mode(recorder.record):
         yield
+
+
+@contextlib.contextmanager
+def unseen_by_hooks() -> Iterator[None]:
+    """No saved-tensor hooks inside: a user's (checkpointing counts, save_on_cpu copies) see what runs, not what is compiled."""
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
