@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -271,6 +272,8 @@ def main() -> None:
     say({"stamps": {mode: rank.stamps(mode) for mode in modes}})
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # all is said: threads of the backends that still run must not abort the process on its way out
 
 
 if __name__ == "__main__":
