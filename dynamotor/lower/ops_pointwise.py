@@ -146,7 +146,7 @@ unary(aten.sign.default, lambda e: _sign(e))
 
 def _sign(e: Expr) -> Expr:
     zero = like(0, e)
-    return select(compare("gt", e, zero), like(1, e), select(compare("lt", e, zero), like(-1, e), mul(e, zero)))
+    return select(compare("gt", e, zero), like(1, e), select(compare("lt", e, zero), like(-1, e), zero))
 
 
 def binary(target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False) -> None:
