@@ -16,9 +16,9 @@ import torch
 from ..base.registry import Registry
 from ..graph.module import graph_module
 from ..graph.op_facts import facts
-from ..graph.spec import TensorSpec, contiguous_stride
+from ..graph.spec import TensorSpec
 from .extract import RESHAPES
-from .simplify import has_effect
+from .simplify import has_effect, remove_dead_code
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -79,7 +79,7 @@ def _is_linear_in_its_gradient(target: Any) -> bool:
     return name.endswith(("_backward", "_backward_data")) and "double_backward" not in name and "grad" in first
 
 
-def _becomes(node: Node, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _becomes(node: Node, args: tuple) -> Any:
     """NOTHING, a node, or None: the op has to run."""
     target = node.target
     if target is operator.getitem:
@@ -101,7 +101,7 @@ def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int]) -> torch.
     def fill(value: Any, spec: Any) -> Any:
         if value is not NOTHING:
             return value
-        if not isinstance(spec, TensorSpec) or spec.stride != contiguous_stride(spec.shape):
+        if not isinstance(spec, TensorSpec) or not spec.is_contiguous:
             raise _CannotFill
         zeros = graph.call_function(aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device})
         zeros.meta["val"] = TensorSpec.dense(spec.shape, spec.dtype, spec.device)
@@ -116,12 +116,10 @@ def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int]) -> torch.
             elif node.op != "call_function" or not any(env[a] is NOTHING for a in node.all_input_nodes):
                 env[node] = graph.node_copy(node, env.__getitem__)
             else:
-                args, kwargs = torch.fx.map_arg(node.args, env.__getitem__), torch.fx.map_arg(node.kwargs, env.__getitem__)
-                found = _becomes(node, args, kwargs)
-                env[node] = found if found is not None else graph.node_copy(node, lambda n: fill(env[n], n.meta.get("val")))
+                same = _becomes(node, torch.fx.map_arg(node.args, env.__getitem__))
+                env[node] = same if same is not None else graph.node_copy(node, lambda n: fill(env[n], n.meta.get("val")))
     except _CannotFill:
         return None
-    for node in reversed(graph.nodes):
-        if node.op == "call_function" and not node.users and not has_effect(node):
-            graph.erase_node(node)
-    return graph_module(graph)
+    found = graph_module(graph)
+    remove_dead_code(found)
+    return found
