@@ -26,7 +26,6 @@ from ..lower.program import ExternStep, LoopStep, Program
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
 from .program import CallProgram, Writer, refs
-from .triton_gemm import GemmFunction
 from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
 from .triton_plan import CannotPlan
@@ -50,7 +49,7 @@ class GpuWriter(Writer):
         name = next((known for known, other in self.launches.items() if other == row), None) or f"k{len(self.launches)}"
         self.launches[name] = row
         if step.function.name not in self.facts:
-            given = step.args[:-1] if _scratch(step.function) else step.args
+            given = step.args[:-1] if step.function.scratch else step.args
             nbytes = sum(s.extent * s.dtype.itemsize for s in (self.program.buffers[n].spec for n in dict.fromkeys(given)))
             self.facts[step.function.name] = {
                 "note": step.note,
@@ -58,7 +57,7 @@ class GpuWriter(Writer):
                 "grid": step.function.grid,
                 "warps": step.function.warps,
             }
-        arguments = [*step.args, "stream"] if self.on_gpu else step.args[:-1] if _scratch(step.function) else step.args
+        arguments = [*step.args, "stream"] if self.on_gpu else step.args[:-1] if step.function.scratch else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
@@ -89,27 +88,16 @@ def _is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _scratch(f: TritonFunction) -> int:
-    """Bytes of memory of its own that each program of a launch needs."""
-    return f.scratch if isinstance(f, GemmFunction) else 0
-
-
 def _job(f: TritonFunction, arch: int) -> triton_build.TritonJob:
     """What is built for a function."""
-    stages = f.stages if isinstance(f, GemmFunction) else 0
     source = HELPERS + f.source
-    return triton_build.TritonJob(source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=stages, scratch=_scratch(f))
-
-
-def _other(f: TritonFunction) -> GemmFunction | None:
-    """The function that takes calls with pointers that this one does not allow."""
-    return f.fallback if isinstance(f, GemmFunction) else None
+    return triton_build.TritonJob(source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=f.stages, scratch=f.scratch)
 
 
 def _interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
     """The function in the interpreter."""
     kernel = triton_interpret.make_interpreted(HELPERS + f.source, f.name, f.grid, ints)
-    other = _other(f)
+    other = f.fallback
     return kernel if other is None else triton_interpret.by_alignment(kernel, _interpreted(other, ints))
 
 
@@ -192,7 +180,7 @@ class GpuProgram(CallProgram):
         for name, (f, n_tensors, ints) in self._writer.launches.items():
             if self.device.type == "cuda":
                 job, pending = self.builds[f.name]
-                second = _other(f)
+                second = f.fallback
                 other = (_job(second, job.arch), second.grid) if second is not None else None
                 found[name] = triton_launch.make_gpu_kernel(job, pending.result(), self.device, f.grid, n_tensors, ints, other)
             else:

@@ -60,19 +60,6 @@ class Tiling:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class GemmFunction(TritonFunction):
-    """A TritonFunction with the depth of its software pipeline.
-
-    scratch: bytes of memory of its own that each program needs; the launch's last tensor then is that memory.
-    fallback: the function without descriptors, for pointers that are no multiples of 16.
-    """
-
-    stages: int = 3
-    scratch: int = 0
-    fallback: GemmFunction | None = None
-
-
 class ProductEmitter:
     """Writes one product under one tiling."""
 
@@ -107,7 +94,7 @@ class ProductEmitter:
         p = self.product
         return Store(p.out.buffer, p.result.args[1], p.result, p.out.dtype)
 
-    def function(self, name: str, fallback: GemmFunction | None = None) -> GemmFunction:
+    def function(self, name: str, fallback: TritonFunction | None = None) -> TritonFunction:
         """The whole function."""
         p, t = self.product, self.tiling
         programs = min(self.tiles, MULTIPROCESSORS) if t.persistent else self.tiles
@@ -128,7 +115,7 @@ class ProductEmitter:
         signature = (*(POINTER[dtype] for dtype in p.buffers().values()), *("i64" for _ in p.numbers))
         copies = _COPIES if t.specialized else 1
         scratch = DESCRIPTOR * copies * text.count("make_tensor_descriptor(")
-        return GemmFunction(name, text, signature, programs, t.warps, False, t.stages, scratch, fallback)
+        return TritonFunction(name, text, signature, programs, t.warps, False, t.stages, scratch, fallback)
 
     def _descriptors(self) -> Iterator[str]:
         """The descriptors that a program works with."""
@@ -252,7 +239,7 @@ def _indices(s: Store) -> Iterator[Index]:
         yield e.args[1]
 
 
-def emit_product(product: Product, tiling: Tiling) -> GemmFunction:
+def emit_product(product: Product, tiling: Tiling) -> TritonFunction:
     """The function of a product under a tiling, under a name that hashes its text."""
     tiling = tiling.suited(product)
     emitter = ProductEmitter(product, tiling)

@@ -19,7 +19,7 @@ from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step
 from .program import refs
 from .triton import TritonStep
 from .triton_conv import convolution
-from .triton_gemm import GemmFunction, Tiling, emit_product
+from .triton_gemm import Tiling, emit_product
 from .triton_product import Operand, Product, over_tile
 
 aten = torch.ops.aten
@@ -233,7 +233,7 @@ def _with_scratch(buffers: dict[str, Buffer], steps: Iterable[Step]) -> dict[str
     found = dict(buffers)
     for step in steps:
         function = step.function if isinstance(step, TritonStep) else None
-        if isinstance(function, GemmFunction) and function.scratch:
+        if function is not None and function.scratch:
             name, nbytes = step.args[-1], function.scratch * function.grid + _SCRATCH_SLACK
             device = buffers[step.args[0]].spec.device
             found[name] = Buffer(name, TensorSpec.dense((nbytes,), torch.uint8, device), "temp")

@@ -73,7 +73,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TritonFunction:
-    """A function of pointers `p0...` and random streams `s0...`, and how it is launched."""
+    """A function of pointers `p0...` and random streams `s0...`, and how it is launched.
+
+    stages: depth of its software pipeline; 0: Triton's own. scratch: bytes of memory of its own that each program needs; the
+    launch's last tensor then is that memory. fallback: the function for pointers that are no multiples of 16.
+    """
 
     name: str
     source: str
@@ -81,6 +85,9 @@ class TritonFunction:
     grid: int
     warps: int
     checks: bool = False
+    stages: int = 0
+    scratch: int = 0
+    fallback: TritonFunction | None = None
 
 
 class TileEmitter:

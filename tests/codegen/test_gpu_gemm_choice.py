@@ -16,7 +16,7 @@ from dynamotor.base.events import collect
 from dynamotor.codegen import autotune, gpu_program, triton_gemm_choice
 from dynamotor.codegen.gpu_program import GpuProgram
 from dynamotor.codegen.triton import TritonStep
-from dynamotor.codegen.triton_gemm import GemmFunction, Tiling
+from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.codegen.triton_gemm_choice import choose, tilings
 from dynamotor.codegen.triton_gemm_sites import find_sites, template_step, trial
 from dynamotor.graph.info import GraphInfo
@@ -57,7 +57,7 @@ def layer():
 def products(program):
     """(calls of the library, templates) of a program."""
     externs = [s for s in program.steps if isinstance(s, ExternStep)]
-    return len(externs), [s.function for s in program.steps if isinstance(s, TritonStep) and isinstance(s.function, GemmFunction)]
+    return len(externs), [s.function for s in program.steps if isinstance(s, TritonStep) and s.function.stages]
 
 
 class Clock:
