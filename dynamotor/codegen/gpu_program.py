@@ -101,6 +101,12 @@ def _interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None
     return kernel if other is None else triton_interpret.by_alignment(kernel, _interpreted(other, ints))
 
 
+def _placed(program: Program, device: torch.device) -> Program:
+    """The program with all buffers on the device: intermediates, which a trial is given as inputs, do not say where they lie."""
+    buffers = {name: replace(b, spec=replace(b.spec, device=device)) for name, b in program.buffers.items()}
+    return replace(program, buffers=buffers)
+
+
 def _rounds_operands(step: Any) -> bool:
     """Whether a step is a generated product that rounds float32 operands to TF32."""
     return isinstance(step, triton.TritonStep) and "tf32" in step.function.source
@@ -146,9 +152,10 @@ class GpuProgram(CallProgram):
     def _time(self, info: GraphInfo, programs: Sequence[Program]) -> list[float]:
         """Milliseconds of programs with the same inputs; their kernels are built side by side before any is timed."""
         plain = replace(info, static_inputs=frozenset())
-        calls = [GpuProgram(program, plain, self.device, _raise, expanded=True) for program in programs]
+        placed = [_placed(program, self.device) for program in programs]
+        calls = [GpuProgram(program, plain, self.device, _raise, expanded=True) for program in placed]
         try:
-            inputs = autotune.random_inputs([programs[0].buffers[name].spec for name in programs[0].inputs])
+            inputs = autotune.random_inputs([placed[0].buffers[name].spec for name in placed[0].inputs])
             return autotune.time_calls(calls, inputs, self.device)
         except torch.OutOfMemoryError:
             return [float("inf")] * len(programs)

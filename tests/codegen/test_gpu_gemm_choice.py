@@ -216,6 +216,8 @@ def test_programs_are_timed_in_turns_and_one_that_does_not_run_is_out(monkeypatc
     monkeypatch.setattr(autotune, "_CACHE", 16)
     times = GpuProgram(library, info, device, gpu_program._raise, expanded=True)._time(info, [library, template])
     assert times == [1.0, 1.0]
+    placed = gpu_program._placed(library, torch.device("cuda", 0))  # an input on the CPU would be copied in every timed call
+    assert {b.spec.device.type for b in placed.buffers.values()} == {"cuda"} != {b.spec.device.type for b in library.buffers.values()}
 
     def broken(*inputs):
         raise RuntimeError("out of shared memory")
