@@ -6,8 +6,11 @@ mutations or aliases cannot be kept exactly runs as the torch graph it is; that 
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,13 +27,16 @@ from ..graph.shapes import UnsupportedOp
 from ..graph.spec import TensorSpec
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from .absent import without_tangents
-from .extract import extract
+from .extract import extract, inputs_of
 from .joint import Joint, trace_joint
+from .nodes import AutogradNode
 from .partition import dependents, partition
-from .runtime import ForwardBackward, inference_callable, training_callable
+from .reach import gradient_groups
+from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect
 
 Compiled = Callable[..., Any]
+Node = torch.fx.Node
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
 # Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form: `gm.meta["on_backward"]`.
 OnBackward = Callable[[torch.fx.GraphModule], Callable[[Compiled], Compiled]]
@@ -64,7 +70,8 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
         run_passes(joint.gm, PASSES, stage="joint")
     if not joint.gradient_of:
         return _compile_inference(joint, compile_graph, name, static_inputs)
-    return _compile_training(joint, compile_graph, name, static_inputs, gm.meta.pop("on_backward", None))
+    leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
+    return _compile_training(joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None))
 
 
 def _memory_groups(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -104,41 +111,101 @@ def _compile_inference(joint: Joint, compile_graph: CompileGraph, name: str, sta
     return inference_callable(_compile(graph, info, compile_graph), joint)
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """The joint graph cut in two. `saved`: what the backward reads, `kept` inputs first; `results` by place in the forward."""
+
+    forward: torch.fx.GraphModule
+    saved: list[Node]
+    kept: list[Node]
+    results: dict[Node, int]
+    backward_nodes: set[Node]
+
+
 def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int],
-                      on_backward: OnBackward | None) -> Compiled:
+                      leaves: frozenset[int], on_backward: OnBackward | None) -> Compiled:
     with timed("partition"):
-        chosen = partition(joint)
-        emit("partition", name=name, saved_bytes=chosen.saved_bytes, eager_bytes=chosen.eager_bytes)
-        backward_nodes = dependents(list(joint.gm.graph.nodes), joint.tangents)
-        values, _, grads = joint.output
-        written = {joint.inputs[i] for i in joint.mutated}
-        kept_inputs = [node for node in chosen.saved if node.op == "placeholder" and node not in written]
-        computed = [node for node in chosen.saved if node not in kept_inputs and node not in values]
-        forward = extract(joint.gm.graph, joint.inputs, [*values, *computed], writes=_writes(joint),
-                          keep=_generators(joint, backward_nodes))
-        saved = [*kept_inputs, *(node for node in chosen.saved if node not in kept_inputs)]
-        backward = extract(joint.gm.graph, [*saved, *joint.tangents], grads, anchored=backward_nodes)
-    around = on_backward(backward) if on_backward is not None else None
-    compiled = _compile(forward, GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), len(values)),
-                        compile_graph)
-    info = GraphInfo("backward", f"{name}_backward", _static(saved, joint, static_inputs))
-    several = len(joint.tangents) > 1  # then not all of them need arrive, and the graph is kept for those who come another time
+        cut = _cut(joint, name)
+        groups = _groups(joint, cut, leaves) if on_backward is None else {_everything(joint): joint.gradient_of}
+        backwards = [(group, *_backward_graph(joint, cut, group, mask)) for mask, group in groups.items()]
+    around = on_backward(backwards[0][-1]) if on_backward is not None else None
+    n_values = len(joint.output[0])
+    info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), n_values)
+    forward = _compile(cut.forward, info, compile_graph)
+    nodes = []
+    for k, (group, saved, tangents, graph) in enumerate(backwards):
+        inputs = tuple(joint.inputs.index(node) for node in saved if node in cut.kept)
+        outputs = tuple(cut.results[node] for node in saved[len(inputs):])
+        info = GraphInfo("backward", f"{name}_backward{k or ''}", _static(saved, joint, static_inputs))
+        compile_backward = _BackwardCompiler(cut.forward, graph, inputs, outputs, len(tangents), info, compile_graph, around)
+        nodes.append(AutogradNode(compile_backward, inputs, outputs, tuple(group), tangents))
+    return training_callable(forward, n_values, nodes, joint)
 
-    saved_outputs = tuple(values.index(node) if node in values else len(values) + computed.index(node)
-                          for node in saved[len(kept_inputs):])
 
-    def compile_backward(absent: frozenset[int]) -> Compiled | None:
-        _adopt_layouts(forward, saved_outputs, backward, len(kept_inputs))
-        graph = without_tangents(backward, frozenset(len(saved) + k for k in absent)) if several else backward
+def _cut(joint: Joint, name: str) -> _Cut:
+    chosen = partition(joint)
+    emit("partition", name=name, saved_bytes=chosen.saved_bytes, eager_bytes=chosen.eager_bytes)
+    backward_nodes = dependents(list(joint.gm.graph.nodes), joint.tangents)
+    values = joint.output[0]
+    written = {joint.inputs[i] for i in joint.mutated}
+    kept = [node for node in chosen.saved if node.op == "placeholder" and node not in written]
+    outputs = [*values, *(node for node in chosen.saved if node not in kept and node not in values)]
+    forward = extract(joint.gm.graph, joint.inputs, outputs, writes=_writes(joint), keep=_generators(joint, backward_nodes))
+    results = {node: k for k, node in reversed(list(enumerate(outputs)))}  # the first of equal ones
+    return _Cut(forward, [*kept, *(node for node in chosen.saved if node not in kept)], kept, results, backward_nodes)
+
+
+def _everything(joint: Joint) -> int:
+    return (1 << len(joint.tangents)) - 1
+
+
+def _groups(joint: Joint, cut: _Cut, leaves: frozenset[int]) -> dict[int, list[int]]:
+    """Inputs that share an autograd node, by the tangents that lead to them. What has an effect cannot run in two of them."""
+    everything = _everything(joint)
+    graded = {i: joint.reach[i] for i, grad in zip(joint.gradient_of, joint.output[2], strict=True) if grad is not None}
+    groups = gradient_groups(graded, everything, leaves)
+    led = functools.reduce(operator.or_, groups, 0)
+    if len(groups) < 2 or led != everything or any(has_effect(node) for node in cut.backward_nodes if node.op == "call_function"):
+        return {everything: joint.gradient_of}
+    return groups
+
+
+def _backward_graph(joint: Joint, cut: _Cut, group: Sequence[int],
+                    mask: int) -> tuple[list[Node], tuple[int, ...], torch.fx.GraphModule]:
+    """What a backward for these inputs reads of the forward, which tangents it takes, and its graph."""
+    gradients = dict(zip(joint.gradient_of, joint.output[2], strict=True))
+    outputs = [gradients[i] for i in group]
+    needed = inputs_of(outputs, set(cut.saved))
+    saved = [node for node in cut.saved if node in needed]
+    tangents = tuple(k for k in range(len(joint.tangents)) if mask >> k & 1)
+    graph = extract(joint.gm.graph, [*saved, *(joint.tangents[k] for k in tangents)], outputs, anchored=cut.backward_nodes)
+    return saved, tangents, graph
+
+
+@dataclass(frozen=True)
+class _BackwardCompiler:
+    """Compiles a backward when it is first called, for tangents of which some do not arrive (their positions)."""
+
+    forward: torch.fx.GraphModule
+    graph: torch.fx.GraphModule
+    saved_inputs: tuple[int, ...]
+    saved_outputs: tuple[int, ...]
+    n_tangents: int
+    info: GraphInfo
+    compile_graph: CompileGraph
+    around: Callable[[Compiled], Compiled] | None
+
+    def __call__(self, absent: frozenset[int]) -> Compiled | None:
+        first = len(self.saved_inputs)
+        _adopt_layouts(self.forward, self.saved_outputs, self.graph, first)
+        graph: torch.fx.GraphModule | None = self.graph
+        if self.n_tangents > 1:  # then not all of them need arrive, and the graph is kept for those that come another time
+            n_saved = first + len(self.saved_outputs)
+            graph = without_tangents(self.graph, frozenset(n_saved + k for k in absent))
         if graph is None:
             return None
-        compiled = _compile(graph, info, compile_graph)
-        return compiled if around is None else around(compiled)
-
-    plan = ForwardBackward(
-        forward=compiled, compile_backward=compile_backward, n_values=len(values),
-        saved_inputs=tuple(joint.inputs.index(node) for node in kept_inputs), saved_outputs=saved_outputs)
-    return training_callable(plan, joint)
+        compiled = _compile(graph, self.info, self.compile_graph)
+        return compiled if self.around is None else self.around(compiled)
 
 
 def _adopt_layouts(forward: torch.fx.GraphModule, saved_outputs: Sequence[int], backward: torch.fx.GraphModule,

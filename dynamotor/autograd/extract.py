@@ -61,6 +61,21 @@ def extract(joint: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Nod
     return graph_module(graph)
 
 
+def inputs_of(roots: Sequence[Node | None], boundary: set[Node]) -> set[Node]:
+    """The nodes of the boundary that the roots depend on, without looking behind them."""
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    stack = [node for node in roots if node is not None]
+    while stack:
+        node = stack.pop()
+        if node in boundary:
+            found.add(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
 def _order(joint: torch.fx.Graph, roots: Sequence[Node | None], known: dict[Node, Node],
            anchored: set[Node] | None) -> list[Node]:
     """The nodes that the roots depend on. Anchored nodes keep the joint order, the others come just before they are used."""

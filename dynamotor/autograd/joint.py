@@ -20,6 +20,7 @@ from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
 from ..graph.spec import TensorSpec, contiguous_stride
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .functional import Alias, read
+from .reach import reaching
 from .recorder import GraphRecorder
 
 aten = torch.ops.aten
@@ -52,6 +53,7 @@ class Joint:
     differentiable: list[bool]  # per value
     mutated: list[int]  # input indices
     gradient_of: list[int] = field(default_factory=list)  # input indices that want a gradient
+    reach: dict[int, int] = field(default_factory=dict)  # for each of these, the tangents that lead to it: bit k is the k-th
 
     @property
     def output(self) -> tuple[list, list, list]:
@@ -83,14 +85,16 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_
     if any(differentiable):
         _check_gradients(requires_grad, mutated)
     gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
-    tangents, grads = [], []
+    tangents, grads, reach = [], [], {}
     if gradient_of:
-        tangents, grads = _backward(recorder, [t for t, wanted in zip(roots, differentiable, strict=True) if wanted],
-                                    [inputs[i] for i in gradient_of])
+        wanted, leaves = [t for t, graded in zip(roots, differentiable, strict=True) if graded], [inputs[i] for i in gradient_of]
+        reach = dict(zip(gradient_of, reaching(wanted, leaves), strict=True))
+        tangents, grads = _backward(recorder, wanted, leaves)
     recorder.graph.output((values, contents, grads))
     joint_gm = graph_module(recorder.graph, "Joint")
     return Joint(joint_gm, [i.note.memory.input for i in inputs] + [node for node, _ in recorder.constants],
-                 [tensor for _, tensor in recorder.constants], tangents, plans, differentiable, mutated, gradient_of)
+                 [tensor for _, tensor in recorder.constants], tangents, plans, differentiable, mutated, gradient_of,
+                 reach)
 
 
 def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]) -> tuple:

@@ -1,0 +1,294 @@
+"""The nodes that stand for a compiled graph in autograd's graph: one, or where that would visit too much, several.
+
+Autograd visits what a node leads to, with or without a gradient (`reach.py`). Where not all outputs lead to all inputs, an
+output that may have hooks gets a node of its own, and an input that is no leaf hangs behind those outputs alone that use it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..base.errors import BackendError
+from ..graph.spec import TensorSpec
+from .calls import bump, call_without_autocast
+from .joint import Joint
+
+Compiled = Callable[..., Any]
+_set_grad_enabled = torch._C._set_grad_enabled
+_is_grad_enabled = torch.is_grad_enabled
+# Gives a tensor a node of its own in autograd's graph, and does nothing else.
+_own_node = torch.ops.aten.lift.default
+
+
+@dataclass(frozen=True)
+class AutogradNode:
+    """One node of a compiled graph in autograd's graph. It saves inputs by position, then outputs of the forward by position.
+
+    compile_backward: called with the positions of tangents that do not arrive; None where it needs zeros in their place.
+    gradients: the inputs that it leads to. tangents: which of the joint graph's lead to it, in their order.
+    """
+
+    compile_backward: Callable[[frozenset[int]], Compiled | None]
+    saved_inputs: tuple[int, ...]
+    saved_outputs: tuple[int, ...]
+    gradients: tuple[int, ...]
+    tangents: tuple[int, ...]
+
+
+def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint) -> Compiled:
+    """The forward as an autograd function of all inputs: inputs to its `n` values."""
+    apply = _whole_function(forward, n, node, joint).apply
+    grads = dict(zip(joint.gradient_of, joint.output[2], strict=True))
+    apart = tuple(i for i, grad in grads.items() if grad is None)
+    if len(apart) == len(grads):
+        apart = ()  # the outputs require a gradient all the same
+    marked = _seen_by_hooks(joint) if len(joint.tangents) > 1 else ()
+    if not apart and not marked:
+        return apply
+
+    def run(*inputs: torch.Tensor) -> tuple:
+        if apart:  # no gradient ever comes: its hooks are not to be called
+            given = list(inputs)
+            for i in apart:
+                given[i] = given[i].detach()
+            inputs = tuple(given)
+        values = list(apply(*inputs))
+        for k in marked:
+            values[k] = _own_node(values[k])
+        return tuple(values)
+
+    return run
+
+
+def _seen_by_hooks(joint: Joint) -> tuple[int, ...]:
+    """Differentiable values that are handed out as they are, so that the user may hang hooks on them."""
+    handed_out = {plan.index for plan in joint.plans if plan.kind == "value" and not plan.steps and not plan.detach}
+    return tuple(k for k, differentiable in enumerate(joint.differentiable) if differentiable and k in handed_out)
+
+
+def _whole_function(forward: Compiled, n: int, node: AutogradNode, joint: Joint) -> type[torch.autograd.Function]:
+    """The function that runs the forward and leads to all inputs."""
+    mutated = tuple(joint.mutated)
+    fixed = tuple(k for k, differentiable in enumerate(joint.differentiable) if not differentiable)
+    wanted = tuple(k for k, differentiable in enumerate(joint.differentiable) if differentiable)
+    save, backward = _saver(node, joint), _backward_runner(node, joint, wanted)
+    n_inputs = len(joint.inputs) - len(joint.constants)
+    positions = node.gradients
+    watched = positions if len(wanted) > 1 else ()
+
+    class CompiledFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: torch.Tensor) -> tuple:
+            outs = forward(*inputs)
+            if mutated:
+                bump([inputs[i] for i in mutated])
+            save(ctx, inputs, outs)
+            values = tuple(outs[:n])
+            if fixed:
+                ctx.mark_non_differentiable(*[values[k] for k in fixed])
+            return values
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
+            grads: list[torch.Tensor | None] = [None] * n_inputs
+            for position, grad in zip(positions, backward(ctx, tangents), strict=True):
+                grads[position] = grad
+            _pass_over_hooks(ctx, [i for i in watched if grads[i] is None])
+            return tuple(grads)
+
+    return CompiledFunction
+
+
+def through_nodes(forward: Compiled, n: int, nodes: Sequence[AutogradNode], joint: Joint) -> Compiled:
+    """Several nodes, each behind the values that lead to it. The forward runs before them, and none of them computes."""
+    mutated = tuple(joint.mutated)
+    wanted = tuple(k for k, differentiable in enumerate(joint.differentiable) if differentiable)
+    behind = [tuple(wanted[k] for k in node.tangents) for node in nodes]
+    parts = [(_part_function(node, joint, values).apply, node.gradients, values)
+             for node, values in zip(nodes, behind, strict=True)]
+    alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
+
+    def run(*inputs: torch.Tensor) -> tuple:
+        before = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            outs = forward(*inputs)
+            if mutated:
+                bump([inputs[i] for i in mutated])
+        finally:
+            _set_grad_enabled(before)
+        made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
+        for apply, gradients, values in parts:
+            for k, value in zip(values, apply((inputs, outs), *[inputs[i] for i in gradients]), strict=True):
+                made[k].append(value)
+        results = list(outs[:n])
+        for k, found in made.items():
+            results[k] = found[0] if alone[k] else _own_node(found[0]) if len(found) == 1 else _Several.apply(*found)
+        return tuple(results)
+
+    return run
+
+
+def _part_function(node: AutogradNode, joint: Joint, values: Sequence[int]) -> type[torch.autograd.Function]:
+    """A function that leads to some inputs, from these values, which have been computed."""
+    save, backward = _saver(node, joint), _backward_runner(node, joint, range(len(values)))
+
+    class CompiledPart(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, computed: tuple, *inputs: torch.Tensor) -> tuple:
+            save(ctx, *computed)
+            return tuple([computed[1][k].detach() for k in values])
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
+            grads = backward(ctx, tangents)
+            _pass_over_hooks(ctx, [i for i, grad in enumerate(grads) if grad is None])
+            return None, *grads
+
+    return CompiledPart
+
+
+class _Several(torch.autograd.Function):
+    """One value that several nodes made: its gradient goes to all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *same: torch.Tensor) -> torch.Tensor:
+        ctx.n = len(same)
+        ctx.set_materialize_grads(False)
+        return same[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
+        return (grad,) * ctx.n
+
+
+def _saver(node: AutogradNode, joint: Joint) -> Callable[[Any, Sequence, Sequence], None]:
+    n_inputs = len(joint.inputs) - len(joint.constants)
+    saved_inputs, saved_outputs = tuple(i for i in node.saved_inputs if i < n_inputs), node.saved_outputs
+
+    def save(ctx: Any, inputs: Sequence, outs: Sequence) -> None:
+        ctx.save_for_backward(*[inputs[i] for i in saved_inputs], *[outs[i] for i in saved_outputs])
+        ctx.set_materialize_grads(False)
+
+    return save
+
+
+def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) -> Callable[[Any, tuple], Sequence]:
+    """The function from (context, tangents) to the node's gradients. `places`: where its tangents are among those it gets.
+
+    The backward is compiled on its first call. One that can frees each saved tensor after its last use.
+    """
+    n_inputs = len(joint.inputs) - len(joint.constants)
+    n_saved_inputs = sum(i < n_inputs for i in node.saved_inputs)
+    constants = tuple(joint.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
+    arriving = tuple(zip(places, [joint.tangents[k].meta["val"] for k in node.tangents], strict=True))
+    leading = [frozenset(k for k, tangent in enumerate(node.tangents) if joint.reach[i] >> tangent & 1) for i in node.gradients]
+    nothing = (None,) * len(node.gradients)
+    backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
+    del node, joint
+
+    def run(saved: list, tangents: tuple) -> Sequence:
+        absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None])
+        if len(absent) == len(arriving):
+            return nothing
+        backward, filled = backward_for(absent), frozenset()
+        if backward is None:  # zeros have to stand in
+            backward, filled = backward_for(frozenset()), absent
+        if constants:
+            saved[n_saved_inputs:n_saved_inputs] = constants
+        saved += [_fit(tangents[k], spec) for n, (k, spec) in enumerate(arriving) if n not in absent or n in filled]
+        grads = call_without_autocast(getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,))
+        if not absent:
+            return grads
+        return [None if absent >= roots else grad for roots, grad in zip(leading, grads, strict=True)]
+
+    def backward(ctx: Any, tangents: tuple) -> Sequence:
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
+        if not _is_grad_enabled():
+            return run(saved, tangents)
+        with torch.no_grad():
+            return _only_once(run(saved, tangents))
+
+    return backward
+
+
+def _compiled_when_called(compile_backward: Callable[[frozenset[int]], Compiled | None], *,
+                          once: bool) -> Callable[[frozenset[int]], Compiled | None]:
+    """The backward for a set of absent tangents, compiled when it is first asked for."""
+    compiled: dict[frozenset[int], Compiled | None] = {}
+    compiling = threading.Lock()  # a CPU's backward runs on the thread that asks for it: two may come first
+
+    def backward_for(absent: frozenset[int]) -> Compiled | None:
+        nonlocal compile_backward
+        if absent not in compiled:
+            with compiling:
+                if absent not in compiled:
+                    compiled[absent] = compile_backward(absent)
+                    if once:
+                        del compile_backward  # and the graph with it
+        return compiled[absent]
+
+    return backward_for
+
+
+@dataclass(frozen=True)
+class _UnlessAbsent:
+    """A hook of a leaf that passes over a gradient that has not come."""
+
+    hook: Callable[[Any], Any]
+    gradient: Callable[[Any], Any]  # of what the hook is called with
+
+    def __call__(self, given: Any) -> Any:
+        return None if self.gradient(given) is None else self.hook(given)
+
+
+def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
+    """Autograd calls the hooks of all leaves behind this node, some with None; eager has no such node and does not call them.
+
+    PyTorch's own hooks stay as they are: they expect None, and count their calls (`register_multi_grad_hook`).
+    """
+    for i in absent:
+        leaf = getattr(ctx.next_functions[i][0], "variable", None)
+        if leaf is None:
+            continue
+        for hooks, gradient in ((leaf._backward_hooks, lambda grad: grad),
+                                (leaf._post_accumulate_grad_hooks, lambda leaf: leaf.grad)):
+            for key, hook in (hooks or {}).items():
+                if type(hook) is not _UnlessAbsent and not (getattr(hook, "__module__", None) or "").startswith("torch."):
+                    hooks[key] = _UnlessAbsent(hook, gradient)
+
+
+def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+    """A tangent in the layout that the backward was compiled for."""
+    if tangent is None:
+        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).zero_()
+    if tangent.stride() == spec.stride and tangent.dtype is spec.dtype:
+        return tangent
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).copy_(tangent)
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """Stands where `create_graph=True` would go on, and says so instead of giving zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        return tuple([grad.view_as(grad) for grad in grads])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple:
+        raise BackendError("DM402", "the gradient of a compiled function's gradient was asked for",
+                           why="the backward is compiled once, without a backward of its own",
+                           cure="compute second derivatives on the original function (dynamotor.disable)")
+
+
+def _only_once(grads: tuple) -> tuple:
+    present = [grad.detach().requires_grad_() for grad in grads if grad is not None]
+    with torch.enable_grad():
+        marked = iter(_SecondDerivative.apply(*present) if present else ())
+    return tuple([None if grad is None else next(marked) for grad in grads])

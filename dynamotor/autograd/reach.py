@@ -1,0 +1,53 @@
+"""Which inputs eager's backward would come to from which outputs.
+
+Autograd's engine runs every node that it can reach, hands it None where no gradient flows, and calls its hooks. So the
+nodes that stand for a compiled graph may lead from an output only to the inputs that eager's graph leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def reaching(roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[int]:
+    """For each input (a leaf) the roots whose graph leads to it: bit k stands for roots[k]."""
+    masks: dict[Any, int] = {}
+    for k, root in enumerate(roots):
+        masks[root.grad_fn] = masks.get(root.grad_fn, 0) | 1 << k
+    masks.pop(None, None)
+    for node in reversed(_arguments_first(list(masks))):
+        for following, _ in node.next_functions:
+            masks[following] = masks.get(following, 0) | masks[node]
+    return [masks.get(torch.autograd.graph.get_gradient_edge(leaf).node, 0) for leaf in inputs]
+
+
+def _arguments_first(nodes: Sequence[Any]) -> list[Any]:
+    """All nodes of autograd's graph from these on, each behind what it leads to (an explicit stack: graphs are deep)."""
+    placed: dict[Any, None] = {}
+    stack = [(node, False) for node in nodes]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            placed[node] = None
+        elif node not in placed:
+            stack.append((node, True))
+            stack.extend((following, False) for following, _ in node.next_functions
+                         if following is not None and following not in placed)
+    return list(placed)
+
+
+def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[int]) -> dict[int, list[int]]:
+    """Inputs by autograd node, each node under the outputs that lead to it (bits, as in `reach`).
+
+    There is one node, unless what lies behind an input could tell that it is visited. `fixed`: leaves, which have only
+    hooks behind them (`runtime._pass_over_hooks`). Another input that some outputs do not lead to gets a node apart, with
+    all that the same outputs lead to; what two nodes need is computed in both.
+    """
+    apart = {mask for i, mask in reach.items() if i not in fixed and mask not in (0, everything)}
+    groups: dict[int, list[int]] = {}
+    for i, mask in reach.items():
+        groups.setdefault(mask if mask in apart else everything, []).append(i)
+    return groups

@@ -1,0 +1,170 @@
+"""Autograd comes from an output of a compiled function to what eager's graph leads to, and to nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.base.errors import BackendError
+
+backends = pytest.mark.parametrize("backend", ["aot_eager", "native"])
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+class Noisy(torch.autograd.Function):
+    """Counts its backwards; gives ones more than arrives."""
+
+    runs = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        Noisy.runs += 1
+        return grad * 2 + 1
+
+
+def same(a, b) -> bool:
+    return (a is None) == (b is None) and (a is None or torch.allclose(a, b))
+
+
+@backends
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_hooks_on_outputs_are_called_when_their_gradient_comes(backend, used):
+    def both(x):
+        return x.sin(), x.exp()
+
+    def calls(f):
+        x, seen = leaf(3), []
+        outs = f(x)
+        for k, out in enumerate(outs):
+            out.register_hook(lambda grad, k=k: seen.append((k, grad.clone())))
+            out.retain_grad()
+        sum(outs[k].sum() for k in used).backward()
+        return sorted(k for k, _ in seen), [out.grad for out in outs], x.grad
+
+    expected = calls(both)
+    compiled = dynamotor.compile(both, backend=backend)
+    for _ in range(2):
+        seen, kept, grad = calls(compiled)
+        assert seen == expected[0] and torch.allclose(grad, expected[2])
+        assert all(same(a, b) for a, b in zip(kept, expected[1], strict=True))
+
+
+@backends
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
+def test_what_lies_between_two_compiled_functions_is_visited_as_in_eager(backend, used):
+    def first(x, y):
+        return (x * y).tanh(), y.cos()
+
+    def second(a, b, c):
+        mixed = a.sin() * b
+        return a.exp(), b.sigmoid().square(), mixed * c
+
+    def run(first, second):
+        x, y, c, Noisy.runs, seen = leaf(4), leaf(4), leaf(4), 0, []
+        for t in (x, y, c):
+            t.register_hook(lambda grad: seen.append(None if grad is None else grad.sum()))
+            t.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.sum()))
+        p, q = first(x, y)
+        p.register_hook(lambda grad: seen.append(grad.sum()))
+        noisy = Noisy.apply(p)
+        noisy.register_hook(lambda grad: seen.append(grad.sum()))
+        quiet = q * 3
+        quiet.register_hook(lambda grad: seen.append(grad.sum()))
+        outs = second(noisy, quiet, c)
+        sum(outs[k].sum() for k in used).backward()
+        return [x.grad, y.grad, c.grad], Noisy.runs, sorted(map(float, seen))
+
+    grads, runs, seen = run(first, second)
+    ours = [dynamotor.compile(f, backend=backend) for f in (first, second)]
+    for _ in range(2):
+        got, times, hooks = run(*ours)
+        assert times == runs and len(hooks) == len(seen)
+        assert all(same(a, b) for a, b in zip(got, grads, strict=True))
+        assert torch.allclose(torch.tensor(hooks), torch.tensor(seen))
+
+
+@backends
+def test_a_compiled_function_without_any_gradient_gives_none(backend):
+    class Stops(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    x = leaf(3)
+    Stops.apply(dynamotor.compile(lambda x: x.sin() * 2, backend=backend)(x)).sum().backward()
+    assert x.grad is None
+
+
+@backends
+def test_a_break_with_a_custom_function_inside(backend):
+    def f(x, w):
+        a = (x @ w).relu()
+        b = Noisy.apply(x * w.sum())  # a break: custom functions run in eager
+        return a.sin() + x, b.cos() * a.detach(), a * 2
+
+    def run(f):
+        x, w, Noisy.runs = leaf(3, 3), leaf(3, 3), 0
+        outs = f(x, w)
+        outs[0].sum().backward(retain_graph=True)
+        first = Noisy.runs
+        outs[1].sum().backward()
+        return first, Noisy.runs, x.grad, w.grad
+
+    expected = run(f)
+    compiled = dynamotor.compile(f, backend=backend)
+    for _ in range(2):
+        got = run(compiled)
+        assert got[:2] == expected[:2] == (0, 1)
+        assert torch.allclose(got[2], expected[2]) and torch.allclose(got[3], expected[3])
+
+
+@backends
+def test_several_nodes_share_values_with_views_writes_and_plain_outputs(backend):
+    def f(a, b, state):
+        state.add_(1)
+        both = a * b
+        return both, both[0], a.exp(), (b * 2).detach(), state * 2, 5
+
+    def run(f):
+        a, b, state = leaf(3, 3), leaf(3, 3), torch.zeros(3)
+        x, y = a * 1, b * 1
+        outs = f(x, y, state)
+        (outs[1].sum() + outs[2].sum()).backward()
+        return [out if isinstance(out, int) else out.detach() for out in outs], state, a.grad, b.grad
+
+    expected, got = run(f), run(dynamotor.compile(f, backend=backend))
+    torch.testing.assert_close(got, expected)
+
+
+@backends
+def test_a_write_to_an_output_that_is_saved_is_noticed(backend):
+    def f(a, b):
+        return a.exp(), a.exp() * b
+
+    x, y = leaf(3), leaf(3)
+    outs = dynamotor.compile(f, backend=backend)(x * 1, y * 1)
+    with torch.no_grad():
+        outs[0].mul_(2)
+        outs[1].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (outs[0] + outs[1]).sum().backward()
+
+
+def test_second_derivatives_are_refused_through_several_nodes():
+    x, y = leaf(3), leaf(3)
+    outs = dynamotor.compile(lambda a, b: (a.exp(), b.sin() * a), backend="aot_eager")(x * 1, y * 1)
+    (grad,) = torch.autograd.grad(sum(out.sum() for out in outs), x, create_graph=True)
+    with pytest.raises(BackendError, match="DM402"):
+        grad.sum().backward()
