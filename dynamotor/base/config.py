@@ -54,6 +54,9 @@ class Config:
     # Matrix products on a GPU are timed against generated kernels that do the work around them too (mode="max-autotune" turns
     # it on): seconds more at the first call ever, kept on disk.
     max_autotune: bool = False
+    # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel instead of numbers in
+    # it: further shapes build nothing (turned on by a second shape, or dynamic=True; dynamic=False keeps it off).
+    size_arguments: bool = False
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.

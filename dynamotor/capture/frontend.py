@@ -26,7 +26,7 @@ from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_co
 from .breaks import BreakReason, Stop, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard, ConstEquals, first_failure
+from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
 from .inner_frames import InnerFrames
 from .output import Codegen
 from .source import Const, Source
@@ -84,8 +84,10 @@ class Compiler:
             return self.eager(args, kwnames)
         try:
             with collector_paused(), unseen_by_hooks():
+                vary = self.sizes_vary(dispatcher.entries, args)
                 captured = self.capture(args, kwnames)
-                run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
+                with config.patch(size_arguments=vary):
+                    run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
                 entry = make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
                 captured.examples.clear()  # the entry lives on, the first call's tensors need not
         except Raised as raised:
@@ -123,6 +125,12 @@ class Compiler:
                       f"variants run eager. The last one differed because {reasons[0]}. If that is meant, raise "
                       "dynamotor.config.cache_size_limit")
         return not full
+
+    def sizes_vary(self, entries: Any, args: tuple[Any, ...]) -> bool:
+        """Whether this callable sees tensors of changing sizes: its user says so, or an entry was compiled for others."""
+        if self.options.dynamic is not None:
+            return self.options.dynamic
+        return config.size_arguments or any(type(first_failure(e.info.guards, args)) is TensorMatch for e in entries)
 
     def forget(self) -> None:
         """Drop what was compiled for the rest of functions after breaks and for functions entered in breaks."""

@@ -7,13 +7,13 @@ The functions are text; runtime/triton_build.py makes GPU code of them, runtime/
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..graph.spec import TensorSpec
 from ..lower.ir import Kernel, roots, walk
 from ..lower.program import Buffer, LoopStep, Program, Step
+from . import triton_sizes
 from .cpp import structure
 from .triton_kernel import Piece, TileEmitter, TritonFunction
 from .triton_plan import plan_kernel
@@ -22,7 +22,7 @@ from .triton_scan import ScanTiles
 
 @dataclass(frozen=True, slots=True)
 class TritonStep(LoopStep):
-    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams."""
+    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams and sizes."""
 
     function: TritonFunction | None = None
 
@@ -37,26 +37,14 @@ def emit_piece(piece: Piece) -> TritonFunction:
     if found is None:
         if len(_memo) > 4096:
             _memo.clear()
-        found = _memo[key] = _named(piece)
-    return found
+        found = _memo[key] = (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece).draft()
+    return triton_sizes.settle(found)
 
 
 def _canonical(piece: Piece) -> str:
     """A key without the names of buffers and variables."""
     order = {p[0]: n for n, p in enumerate(piece.params)}
     return f"{structure(piece.kernel)}\n{[(n, order[b]) for n, b in piece.partial.items()]}"
-
-
-def emit_function(piece: Piece, name: str) -> TritonFunction:
-    """The Triton function of one launch, under this name."""
-    return (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece).function(name)
-
-
-def _named(piece: Piece) -> TritonFunction:
-    """The function under a name that hashes its text."""
-    draft = emit_function(piece, "kernel")
-    digest = hashlib.sha256(f"{draft.source}{draft.signature}{draft.warps}".encode()).hexdigest()[:12]
-    return emit_function(piece, f"k{digest}")
 
 
 def expand(program: Program) -> Program:
@@ -84,7 +72,7 @@ def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
             _reads(piece.kernel),
             tuple(p[0] for p in piece.params if p[2]),
             step.inplace if len(pieces) == 1 else (),
-            piece.kernel.streams(),
+            (*piece.kernel.streams(), *function.numbers),
             step.note,
             False,
             function,

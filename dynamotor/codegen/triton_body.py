@@ -13,9 +13,9 @@ import torch
 
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Div, Index, Loaded, Mod, Var
-from ..lower.ir import BOOL, I32, I64, Expr, Store, make
+from ..lower.ir import BOOL, F32, I32, I64, Expr, Store, make
 from .scopes import ValueScope
-from .triton_ops import COMPUTE, MEMORY, literal, operation, word_test
+from .triton_ops import COMPUTE, MEMORY, literal, mark, operation, word_test
 from .triton_vectors import Vectors
 
 Axes = frozenset[str]
@@ -143,7 +143,7 @@ class TileBody:
         span = frozenset((name,))
         masks: tuple[Name, ...] = ()
         if not axis.exact:
-            scope.line(f"{name}_in = {name} < {axis.size}")
+            scope.line(f"{name}_in = {name} < {mark(axis.size)}")
             masks = (Name(f"{name}_in", span),)
         return self.variables(axis, scope), masks
 
@@ -155,9 +155,9 @@ class TileBody:
             if v.size == 1:
                 bound[v] = Name("0", NOTHING)
                 continue
-            text = name if step == 1 else f"({name} // {step})"
+            text = name if step == 1 else f"({name} // {mark(step)})"
             if numel(w.size for w in axis.vars[: axis.vars.index(v)]) > 1:
-                text = f"{text} % {v.size}"
+                text = f"{text} % {mark(v.size)}"
             if text != name:
                 scope.line(f"{name}{axis.vars.index(v)} = {text}")
                 text = f"{name}{axis.vars.index(v)}"
@@ -203,17 +203,17 @@ class TileBody:
             steps = contiguous_stride([v.size for v in loops])
             c = terms.get(loops[-1], 0) if loops else 0
             if len(loops) > 1 and c and all(terms.get(v) == c * step for v, step in zip(loops, steps, strict=True)):
-                parts.append(axis.name if c == 1 else f"{axis.name} * {c}")
+                parts.append(axis.name if c == 1 else f"{axis.name} * {mark(c)}")
                 axes |= {axis.name}
                 for v in loops:
                     del terms[v]
         for atom, c in terms.items():
             found = self.atom(atom, scope)
             axes |= found.axes
-            parts.append(found.text if c == 1 else f"{found.text} * {c}")
+            parts.append(found.text if c == 1 else f"{found.text} * {mark(c)}")
         if index.const or not parts:
-            parts.append(str(index.const))
-        return Name(" + ".join(parts).replace("+ -", "- "), axes)
+            parts.append(mark(index.const))
+        return Name(" + ".join(parts), axes)
 
     def integer(self, index: Index, kind: str, scope: Scope) -> Name:
         """An index as a value of an integer type; along dimensions of one element it is a number, which Triton cannot cast."""
@@ -231,10 +231,10 @@ class TileBody:
         low = atom.base.bounds[0]
         if low < 0:  # `//` and `%` round towards zero on a GPU
             lift = -(low // atom.n) * atom.n
-            base = Name(f"{base.text} + {lift}", base.axes)
+            base = Name(f"{base.text} + {mark(lift)}", base.axes)
             if isinstance(atom, Div):
-                return Name(f"(({base.text}) // {atom.n} - {lift // atom.n})", base.axes)
-        return Name(f"(({base.text}) {'//' if isinstance(atom, Div) else '%'} {atom.n})", base.axes)
+                return Name(f"(({base.text}) // {mark(atom.n)} - {mark(lift // atom.n)})", base.axes)
+        return Name(f"(({base.text}) {'//' if isinstance(atom, Div) else '%'} {mark(atom.n)})", base.axes)
 
     # -- values ------------------------------------------------------------------------------------------------------
     def value(self, e: Expr, scope: Scope) -> Name:
@@ -272,7 +272,10 @@ class TileBody:
         return Name(name, axes)
 
     def _const(self, e: Expr, scope: Scope) -> Name:
-        return self.define(f"tl.full((), {literal(e.args[0], e.dtype)}, {COMPUTE[e.dtype]})", NOTHING, scope)
+        text = literal(e.args[0], e.dtype)
+        if e.dtype in (F32, I32, I64) and "(" not in text:  # a mean's divisor, the end of a part
+            text = mark(text)
+        return self.define(f"tl.full((), {text}, {COMPUTE[e.dtype]})", NOTHING, scope)
 
     def _load(self, e: Expr, scope: Scope) -> Name:
         buffer, index, memory = e.args
@@ -322,7 +325,7 @@ class TileBody:
     def _wrap_index(self, e: Expr, scope: Scope) -> Name:
         """A position along a dimension; one outside of it is an error of the program that is compiled."""
         x, size, wrap = e.args
-        given = self.value(x, scope)
+        given, size = self.value(x, scope), mark(size)
         from_end = f"tl.where({given.text} < 0, {given.text} + {size}, {given.text})"
         place = self.define(from_end, given.axes, scope) if wrap else given
         test = self.define(f"({place.text} >= 0) & ({place.text} < {size})", given.axes, scope)

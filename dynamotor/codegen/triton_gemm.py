@@ -19,7 +19,7 @@ from ..lower.ir import F32, Store, load, loads_of, walk
 from .triton_body import Axis, Name, Scope, TileBody
 from .triton_conv import multiply_window
 from .triton_kernel import TritonFunction
-from .triton_ops import MEMORY, POINTER
+from .triton_ops import MEMORY, POINTER, unmarked
 from .triton_product import Operand, Product
 from .triton_tma import DESCRIPTOR, Plane, planes, qualifies, stored_plane
 
@@ -111,7 +111,7 @@ class ProductEmitter:
         else:
             lines = [f"    {line}" for line in head] + list(self._tile("pid", 1))
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(p.numbers)))]
-        text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *lines]) + "\n"
+        text = unmarked("\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *lines]) + "\n")
         signature = (*(POINTER[dtype] for dtype in p.buffers().values()), *("i64" for _ in p.numbers))
         copies = _COPIES if t.specialized else 1
         scratch = DESCRIPTOR * copies * text.count("make_tensor_descriptor(")

@@ -15,7 +15,7 @@ from typing import Literal
 from ..lower.index import Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, roots, walk
 from .triton_body import NOTHING, Axis, Name, Scope, TileBody
-from .triton_ops import COMPUTE, POINTER, across_tile, combine, reduce_start
+from .triton_ops import COMPUTE, POINTER, across_tile, combine, mark, reduce_start
 from .triton_vectors import Vectors
 
 ROW, FINAL, ONCE = Var("@row", 0), Var("@final", 0), Var("@once", 0)
@@ -76,7 +76,8 @@ class TritonFunction:
     """A function of pointers `p0...` and random streams `s0...`, and how it is launched.
 
     stages: depth of its software pipeline; 0: Triton's own. scratch: bytes of memory of its own that each program needs; the
-    launch's last tensor then is that memory. fallback: the function for pointers that are no multiples of 16.
+    launch's last tensor then is that memory. fallback: the function for pointers that are no multiples of 16. numbers: what a
+    launch passes behind the streams, for `n0...`: sizes that are arguments (triton_sizes.py).
     """
 
     name: str
@@ -88,6 +89,7 @@ class TritonFunction:
     stages: int = 0
     scratch: int = 0
     fallback: TritonFunction | None = None
+    numbers: tuple[int, ...] = ()
 
 
 class TileEmitter:
@@ -107,15 +109,15 @@ class TileEmitter:
         self.written: set[str] = set()
         self.tops = {s.top for s in self.kernel.statements() if isinstance(s, Reduce) and s.top is not None}
 
-    def function(self, name: str) -> TritonFunction:
-        """The whole function."""
+    def draft(self) -> TritonFunction:
+        """The whole function, its name and the numbers between marks to be settled."""
         top = Scope()
         top.line("pid = tl.program_id(0)" + (".to(tl.int64)" if self.plan.wide else ""))
         self.write(top)
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(self.streams)))]
-        text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *top.lines]) + "\n"
+        text = "\n".join([f"@triton.jit\ndef kernel({', '.join(arguments)}):", *top.lines]) + "\n"
         signature = (*(POINTER[p[1]] for p in self.params), *("i64" for _ in self.streams))
-        return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
+        return TritonFunction("kernel", text, signature, self.plan.grid, self.plan.warps, self.body.checks)
 
     # -- forms -------------------------------------------------------------------------------------------------------
     def write(self, top: Scope) -> None:
@@ -128,8 +130,8 @@ class TileEmitter:
             bound, masks = self.body.bind(plan.x, f"pid * {plan.x.block}", top)
         else:
             tiles = -(-plan.r.size // plan.r.block)
-            bound, masks = self.body.bind(plan.x, f"(pid // {tiles}) * {plan.x.block}", top)
-            more, more_masks = self.body.bind(plan.r, f"(pid % {tiles}) * {plan.r.block}", top)
+            bound, masks = self.body.bind(plan.x, f"(pid // {mark(tiles)}) * {plan.x.block}", top)
+            more, more_masks = self.body.bind(plan.r, f"(pid % {mark(tiles)}) * {plan.r.block}", top)
             bound, masks = {**bound, **more}, (*masks, *more_masks)
         scope = self.open(top, bound, masks, 1, FINAL, ONCE, ROW)
         for s in self.kernel.statements():
@@ -140,9 +142,9 @@ class TileEmitter:
         """Tiles of rows; with chunks, each program takes a part of its rows and leaves what it gathered in memory."""
         plan = self.plan
         tiles = -(-plan.x.size // plan.x.block)
-        at = "pid" if plan.chunks == 1 else f"(pid % {tiles})"
+        at = "pid" if plan.chunks == 1 else f"(pid % {mark(tiles)})"
         if plan.chunks > 1:
-            top.line(f"chunk = pid // {tiles}")
+            top.line(f"chunk = pid // {mark(tiles)}")
         bound, masks = self.body.bind(plan.x, f"{at} * {plan.x.block}", top)
         row = self.open(top, bound, masks, 1, ROW, FINAL, ONCE)
         self._passes(row)
@@ -150,8 +152,9 @@ class TileEmitter:
             for n, buffer in self.partial.items():
                 value = row.values[self._acc(n)]
                 mask, _ = self.body.mask(row, frozenset("x"))
-                place = f"{self.pointers[buffer]} + (chunk * {plan.x.size} + x)"
-                row.line(f"tl.store({place}, tl.broadcast_to({value.text}, [{plan.x.block}, 1]){', ' + mask if mask else ''})")
+                place = f"{self.pointers[buffer]} + (chunk * {mark(plan.x.size)} + x)"
+                whole = f"tl.broadcast_to({value.text}, [{plan.x.block}, 1])"
+                row.line(f"tl.store({place}, {whole}{', ' + mask if mask else ''})")
         else:
             for s in (*self.kernel.final, *self.kernel.final_once):
                 self._statement(s, row)
@@ -164,8 +167,8 @@ class TileEmitter:
         numbers = [s for p in self.kernel.phases for s in p.row if isinstance(s, Reduce) and s.across]
         outside, part, column = top, "pid", ""
         if plan.columns > 1:
-            part, column = "part", f"(pid % {plan.columns}) * {plan.r.block}"
-            top.line(f"part = pid // {plan.columns}")
+            part, column = "part", f"(pid % {mark(plan.columns)}) * {plan.r.block}"
+            top.line(f"part = pid // {mark(plan.columns)}")
         if not plan.looped:
             bound, masks = self.body.bind(plan.r, column, top)
             outside = self.open(top, bound, masks, 1)
@@ -173,10 +176,10 @@ class TileEmitter:
             shape = [1 if plan.fold and s in lanes else plan.x.block, plan.r.block if s in lanes else 1]
             outside.line(f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})")
         loop = Scope(outside, indent=2)
-        bound, masks = self.body.bind(plan.x, f"({part} * {plan.per_chunk} + step)", loop)
+        bound, masks = self.body.bind(plan.x, f"({part} * {mark(plan.per_chunk)} + step)", loop)
         row = self.open(outside, bound, masks, 2, ROW)
         self._passes(row)
-        span = f"0, {plan.per_chunk}, {plan.x.block}"
+        span = f"0, {mark(plan.per_chunk)}, {plan.x.block}"
         outside.line(f"for step in tl.range({span}, num_stages={plan.stages}):" if plan.stages else f"for step in range({span}):")
         outside.lines += [*loop.lines, *row.lines]
         for s in (*lanes, *numbers):
@@ -184,7 +187,8 @@ class TileEmitter:
             pointer = self.pointers[self.partial[s.id]]
             if s in lanes:
                 mask, _ = self.body.mask(outside, frozenset("r"))
-                outside.line(f"tl.store({pointer} + ({part} * {plan.r.size} + r), {total.text}{', ' + mask if mask else ''})")
+                place = f"{pointer} + ({part} * {mark(plan.r.size)} + r)"
+                outside.line(f"tl.store({place}, {total.text}{', ' + mask if mask else ''})")
             else:
                 outside.line(f"tl.store({pointer} + ({part} + tl.zeros([1, 1], tl.int32)), {total.text})")
         if outside is not top:
@@ -201,7 +205,7 @@ class TileEmitter:
         plan = self.plan
         inner = row
         if not plan.looped and plan.form == "rows":
-            bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk}" if plan.chunks > 1 else "", row)
+            bound, masks = self.body.bind(plan.r, f"chunk * {mark(plan.per_chunk)}" if plan.chunks > 1 else "", row)
             inner = self.open(row, bound, masks, row.indent)
             inner.lines = row.lines
         for phase in self.kernel.phases:
@@ -238,8 +242,8 @@ class TileEmitter:
         head = Scope(row, indent=row.indent + 1)
         if vectors is None:
             shared = plan.form == "rows" and plan.chunks > 1
-            bound, masks = self.body.bind(plan.r, f"chunk * {plan.per_chunk} + base" if shared else "base", head)
-            yield f"0, {plan.per_chunk if shared else plan.r.size}, {plan.r.block}", head, bound, masks
+            bound, masks = self.body.bind(plan.r, f"chunk * {mark(plan.per_chunk)} + base" if shared else "base", head)
+            yield f"0, {mark(plan.per_chunk if shared else plan.r.size)}, {plan.r.block}", head, bound, masks
             return
         inside, edge = vectors.steps(plan.r.size, plan.r.block, plan.chunks, plan.per_chunk)
         lead = self.body.index(vectors.lead, row)

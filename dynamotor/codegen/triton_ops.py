@@ -210,6 +210,16 @@ def normal_cdf(x):
 '''
 
 
+def mark(number: int | str) -> str:
+    """The text of a number that other sizes may change (an integer, or a float32 as text), for triton_sizes.py to settle."""
+    return f"⟦{number}⟧"
+
+
+def unmarked(text: str) -> str:
+    """The text with all numbers in their places."""
+    return text.replace("⟦", "").replace("⟧", "").replace("+ -", "- ")
+
+
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """A number as Python text."""
     if dtype.is_floating_point:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..lower.ir import Expr, Kernel, Scan
 from .triton_body import NOTHING, Name, Scope
 from .triton_kernel import Piece, TileEmitter
-from .triton_ops import COMPUTE, SCAN_BY, reduce_start
+from .triton_ops import COMPUTE, SCAN_BY, mark, reduce_start
 
 
 class ScanTiles(TileEmitter):
@@ -37,7 +37,7 @@ class ScanTiles(TileEmitter):
             else:
                 self.body.store(s, inner, known=True)
         if plan.looped:
-            row.line(f"for base in range(0, {plan.r.size}, {plan.r.block}):")
+            row.line(f"for base in range(0, {mark(plan.r.size)}, {plan.r.block}):")
             row.lines += [*head.lines, *inner.lines]
         top.lines += row.lines
 

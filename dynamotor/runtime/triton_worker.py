@@ -49,8 +49,9 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
                              "ALIGNED": tl.constexpr(job["aligned"])}
     exec(compile(source, filename, "exec"), scope)
     function = scope[name]
-    signature = dict(zip(function.arg_names, job["signature"], strict=True))
-    aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(job["signature"]) if kind[0] == "*" and job["aligned"]}
+    signature = {name: kind.split(":")[0] for name, kind in zip(function.arg_names, job["signature"], strict=True)}
+    by_16 = [n for n, kind in enumerate(job["signature"]) if kind.endswith(":16") or (kind[0] == "*" and job["aligned"])]
+    aligned = {(n,): [["tt.divisibility", 16]] for n in by_16}
     options = {"num_warps": job["warps"], "debug": job["debug"], "sanitize_overflow": False}
     options |= {"num_stages": job["stages"]} if job["stages"] else {}
     built = triton.compile(ASTSource(function, signature, {}, aligned), GPUTarget("cuda", job["arch"], 32), options)

@@ -84,6 +84,9 @@ def line(key: str, row: Row) -> str:
         return f"{key}: {row['GB/s']} GB/s, {row['of copy']} of the copy, {row['ratio']} of torch.compile's speed"
     if row["mode"] == "products":
         return f"{key}: {row['ms']} ms"
+    if row["mode"] == "shapes":
+        seen = f"{row['shapes']}, first calls {row['first_s']} s, built {row['built']['ours']}"
+        return f"{key}: {seen}, literal / ours {row['of literal']}"
     if row["mode"] == "overhead":
         return f"{key}: {row['host_us']} us, {row['of peer']} of torch.compile's"
     text = f"{key}:"

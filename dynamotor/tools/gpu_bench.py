@@ -25,7 +25,7 @@ from . import gpu_bars
 from .gpu_programs import BATCH, WITH_DROPOUT, Job
 from .json_worker import JsonWorker
 
-WITHOUT_MODEL = ("kernels", "overhead", "products")
+WITHOUT_MODEL = ("kernels", "overhead", "products", "shapes")
 GUESS = {
     "train": 75.0,
     "infer": 55.0,
@@ -34,6 +34,7 @@ GUESS = {
     "kernels": 90.0,
     "overhead": 45.0,
     "products": 25.0,
+    "shapes": 90.0,
 }  # seconds a job
 
 
@@ -208,7 +209,7 @@ def arguments() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--modes", default="train,infer,errors,kernels,overhead", help="also infer_amp, products; '' only reports"
+        "--modes", default="train,infer,errors,kernels,overhead", help="also infer_amp, products, shapes; '' only reports"
     )
     parser.add_argument("--models", default="all", help=f"of {', '.join(BATCH)}")
     parser.add_argument("--kernels", default="", help="only kernels whose names start so")

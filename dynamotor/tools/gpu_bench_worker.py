@@ -18,7 +18,7 @@ import torch
 
 from ..base.config import config
 from ..base.events import collect, counters, phase_seconds
-from . import gpu_kernels
+from . import gpu_kernels, gpu_shapes
 from .gpu_programs import PROGRAMS, Job, Workload, compiler, distance, profile
 from .measure import quartiles, turns
 
@@ -167,6 +167,7 @@ MODES: dict[str, Callable[[Job], Callable[[], Iterator[dict[str, Any]]]]] = {
     "kernels": gpu_kernels.kernel_rows,
     "overhead": gpu_kernels.overhead_rows,
     "products": gpu_kernels.product_rows,
+    "shapes": gpu_shapes.shape_rows,
 }
 
 

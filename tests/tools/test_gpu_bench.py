@@ -53,6 +53,12 @@ def test_kernels_and_host_time():
     assert set(row["host_us"]) == {"eager", "ours", "peer", "ours graphs"}
 
 
+def test_shapes_that_change():
+    (row,) = rows_of("shapes").values()
+    assert len({tuple(shape) for shape in row["shapes"]}) == 3
+    assert all(len(row["first_s"][p]) == len(row["ms"][p]) == 3 for p in ("eager", "ours", "literal", "peer"))
+
+
 def test_a_kernel_that_fails_costs_its_row(monkeypatch):
     def broken(*given):
         raise ValueError("no")
