@@ -22,11 +22,14 @@ _CACHE = 1 << 28  # bytes read before each call: data starts out of the cache, a
 
 
 def random_inputs(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-    """A tensor for each spec: numbers around zero, integers that are zero (they may be positions)."""
+    """A tensor for each spec: numbers around zero, integers that are zero (they may be positions).
+
+    What lies under it is filled, so that elements may share their place, as those of an expanded tensor do.
+    """
     found = []
     for spec in specs:
-        tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
-        found.append(tensor.normal_() if spec.dtype.is_floating_point else tensor.zero_())
+        memory = torch.zeros(spec.extent, dtype=spec.dtype, device=spec.device)
+        found.append((memory.normal_() if spec.dtype.is_floating_point else memory).as_strided(spec.shape, spec.stride))
     return found
 
 

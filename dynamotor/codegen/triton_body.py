@@ -299,6 +299,8 @@ class TileBody:
 
     def _random_word(self, e: Expr, scope: Scope) -> Name:
         seed, stream, linear = e.args
+        while scope.closed and scope.parent is not None:  # the seed is one number, also where only some elements want it
+            scope = scope.parent
         key, number = self.value(seed, scope).text, f"s{self.streams.index(stream)}"
         run = self._run_of_four(linear, scope)
         if run is not None:

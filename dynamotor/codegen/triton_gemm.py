@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ..graph.spec import numel
 from ..lower.index import Index, flatten
@@ -51,6 +51,10 @@ class Tiling:
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", f"{self.warps} warps", f"{self.stages} stages"]
         return " ".join([*words, *(word for word in ("persistent", "tma", "tma_store", "specialized") if getattr(self, word))])
+
+    def row(self) -> dict[str, int]:
+        """What differs from the defaults, as the stored table keeps it: `Tiling(**row)` is this one again."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def suited(self, product: Product) -> Tiling:
         """This tiling without what the product's operands do not allow; windows are copied ahead only by programs of one tile."""

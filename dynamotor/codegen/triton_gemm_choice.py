@@ -13,7 +13,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -127,7 +127,7 @@ def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Sit
             _known[key] = (found["variant"], Tiling(**found["tiling"])) if found else None
         else:
             _known[key] = best = _measure(program, site, gpu, measure)
-            answer = {"variant": best[0], "tiling": asdict(best[1])} if best else None
+            answer = {"variant": best[0], "tiling": best[1].row()} if best else None
             cache.store("gemm", key, json.dumps(answer).encode())
     best = _known[key]
     return (site.variants()[best[0]], best[1]) if best else None
@@ -149,7 +149,7 @@ def _measure(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[
         "autotune",
         gpu=gpu,
         label=variants[candidates[best][0]].label(),
-        tiling=asdict(candidates[best][1]),
+        tiling=candidates[best][1].row(),
         wins=wins,
         library_ms=library,
         template_ms=times[best],

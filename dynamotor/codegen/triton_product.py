@@ -108,7 +108,7 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
     reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
     if any(s.scatters for s in stores) or len(stores) != len(statements):
         return None
-    if len(reads) != 1 or numel(v.size for v in loops) != batch * m * n:
+    if len(reads) != 1 or numel(v.size for v in loops) != batch * m * n or not loops:  # a single number has no tile
         return None
     (read,) = reads
     steps = {v: read.coefficient(v) for v in loops}

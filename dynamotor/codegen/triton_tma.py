@@ -46,14 +46,14 @@ class Plane:
         return f"{name}.load([{column}, {row}]).T" if self.turned else f"{name}.load([{row}, {column}])"
 
 
-def plane(o: Operand, size: tuple[int, int]) -> Plane | None:
-    """An operand of a product for loads through a descriptor; None where it does not qualify."""
+def plane(o: Operand, size: tuple[int, int], compute: torch.dtype) -> Plane | None:
+    """An operand of a product for loads through a descriptor, which do not cast; None where it does not qualify."""
     batch, row, column = o.stride
     turned = column != 1
     if turned:
         row, column = column, row
     unit = _UNIT // o.dtype.itemsize
-    if o.dtype not in _LOADED or column != 1 or min(size) == 1 or not 0 < row * o.dtype.itemsize < _MOST_ROW:
+    if o.dtype not in _LOADED or o.dtype != compute or column != 1 or min(size) == 1 or not 0 < row * o.dtype.itemsize < _MOST_ROW:
         return None
     if o.offset % unit or row % unit or batch % unit:
         return None
@@ -64,9 +64,9 @@ def plane(o: Operand, size: tuple[int, int]) -> Plane | None:
 def planes(product: Product) -> dict[str, Plane] | None:
     """The operands "a" and "b", where both qualify; of a convolution only the weights."""
     _, m, n, k = product.size
-    found = {"b": plane(product.b, (k, n))}
+    found = {"b": plane(product.b, (k, n), product.compute)}
     if product.window is None:
-        found["a"] = plane(product.a, (m, k))
+        found["a"] = plane(product.a, (m, k), product.compute)
     return {key: p for key, p in found.items() if p is not None} if None not in found.values() else None
 
 

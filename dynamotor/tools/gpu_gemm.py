@@ -20,6 +20,7 @@ from .. import codegen
 from ..api import compile as compile_
 from ..api import reset
 from ..base.events import Event, collect
+from ..codegen.triton_gemm import Tiling
 from .gpu_programs import BATCH, Workload
 
 TABLE = Path(codegen.__file__).with_name("gemm_table.json")
@@ -47,10 +48,15 @@ def write_table(rows: dict[str, dict[str, Any]], path: Path) -> int:
     for key, row in rows.items():
         report["rows"].pop(key, None)
         if row["wins"]:
-            report["rows"][key] = row["tiling"]
-    report["rows"] = dict(sorted(report["rows"].items()))
-    path.write_text(json.dumps(report, indent=1) + "\n")
+            report["rows"][key] = Tiling(**row["tiling"]).row()
+    path.write_text(_as_text(report["about"], report["rows"]))
     return sum(row["wins"] for row in rows.values())
+
+
+def _as_text(about: str, rows: dict[str, dict[str, int]]) -> str:
+    """The table with a line for each row."""
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(rows.items()))
+    return f'{{\n "about": {json.dumps(about)},\n "rows": {{\n{lines}\n }}\n}}\n'
 
 
 def main() -> int:

@@ -148,6 +148,23 @@ def test_casts_of_operands_happen_as_they_are_read(templates):
     assert "k1(" not in text and labels[0].count("cast f32") == 2
 
 
+def test_a_cast_between_half_precisions_happens_as_pointers_are_read(templates):
+    labels = templates(TMA, casts=True)  # a descriptor's tile is what lies in memory
+    for left, right in ((F16, BF16), (BF16, F16), (F16, F16)):
+        x, w = torch.full((16, 32), 1 / 3).to(left), randn(32, 40).to(right)
+        with torch.no_grad(), config.patch(target="triton", strict=True), collect("code") as events:
+            got = dynamotor.compile(lambda x, w: x.to(BF16) @ w.to(BF16) * 2)(x, w)
+        exact = (x.to(BF16).double() @ w.to(BF16).double()).to(BF16) * 2
+        assert (got != exact).double().mean() < 0.02 and "a_all" not in events[0].data["triton"]
+    assert [label.count("cast f16") for label in labels] == [1, 1, 2]
+
+
+def test_a_product_of_one_element(templates):
+    templates()
+    compare(lambda x: F.relu(x.t() @ x) * 2, randn(40, 1))
+    compare(lambda x: F.relu(x.transpose(1, 2) @ x) * 2, randn(3, 40, 1))
+
+
 def test_two_products_that_one_kernel_reads(templates):
     templates()
     compare(lambda x, w, v: torch.relu(x @ w + x @ v), randn(20, 16), randn(16, 40), randn(16, 40))

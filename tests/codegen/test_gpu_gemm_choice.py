@@ -177,6 +177,13 @@ def test_a_trial_reads_and_leaves_what_the_site_does():
     assert [t.stride() for t in autotune.random_inputs(specs)] == [s.stride for s in specs]
 
 
+def test_random_inputs_lie_as_the_programs_own():
+    expanded = TensorSpec((4, 3), (0, 1), torch.bfloat16)  # all rows share their place
+    apart, turned = TensorSpec((4, 3), (8, 1), torch.float32), TensorSpec((3, 4), (1, 3), torch.float16)
+    found = autotune.random_inputs([expanded, apart, turned])
+    assert [t.stride() for t in found] == [(0, 1), (8, 1), (1, 3)] and all(t.float().std() > 0 for t in found)
+
+
 def test_random_inputs_may_be_positions():
     x, i = autotune.random_inputs([TensorSpec.dense((4,), torch.float32), TensorSpec.dense((4,), torch.int64)])
     assert x.std() > 0 and not i.any()

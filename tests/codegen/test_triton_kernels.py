@@ -118,6 +118,13 @@ def test_random_numbers_are_those_of_the_graph():
         check(lambda s: torch.ops.dynamotor.rand(s, 3, [count]), seed, tolerance=0)  # noqa: B023
 
 
+def test_random_numbers_that_only_some_elements_want():
+    def fn(s, x):
+        return torch.select_scatter(x * torch.ops.dynamotor.rand(s, 3, [33, 8]), torch.ones(33), 1, 0)
+
+    check(fn, torch.tensor([1234567]), R(33, 8), tolerance=1e-6)
+
+
 @pytest.mark.parametrize("limit", [-1.0, 0.0, 2.0**-24, 2.0**-25, 0.1, 0.37, 0.5, 0.9, 1 - 2.0**-24, 1.0, 2.0, float("nan")])
 def test_a_random_number_against_a_constant_is_compared_by_its_bits(limit):
     rand = torch.ops.dynamotor.rand
