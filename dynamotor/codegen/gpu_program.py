@@ -21,6 +21,7 @@ import torch
 
 from ..base.config import config
 from ..base.errors import BuildError
+from ..base.events import counters, emit
 from ..graph.info import GraphInfo
 from ..lower.program import ExternStep, LoopStep, Program
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
@@ -131,12 +132,14 @@ class GpuProgram(CallProgram):
         expanded: bool = False,
     ) -> None:
         self.device = device
-        self._without_tf32: Callable[..., Any] | None = None
+        self._rounds = False  # a template rounds float32 operands to TF32
         if not expanded:
             launches = triton.expand(pad_rows.pad_rows(program) if _is_gpu(device) else program)
             program = self._with_templates(launches, info)
-            if any(_rounds_operands(step) for step in program.steps):
-                self._without_tf32 = functools.cache(lambda: GpuProgram(launches, info, device, on_build_error, expanded=True))
+            if program is not launches:
+                given, on_build_error = on_build_error, self._leave_templates
+                self._without_templates = functools.cache(lambda: GpuProgram(launches, info, device, given, expanded=True))
+                self._rounds = any(_rounds_operands(step) for step in program.steps)
         for name, buffer in program.buffers.items():
             if buffer.value is not None and buffer.value.device != device:
                 program.buffers[name] = replace(buffer, value=buffer.value.to(device))
@@ -148,6 +151,12 @@ class GpuProgram(CallProgram):
             return triton_gemm_choice.choose(program, "interpreter")
         tune = functools.partial(self._time, info) if config.max_autotune else None
         return triton_gemm_choice.choose(program, torch.cuda.get_device_name(self.device), tune)
+
+    def _leave_templates(self, error: BuildError) -> GpuProgram:
+        """What runs where a template cannot be built or loaded: the library's products with their own kernels behind them."""
+        counters["fallback"][f"template.{error.code}"] += 1
+        emit("fallback", what="template", name=self.name, reason=str(error), code=error.code)
+        return self._without_templates()
 
     def _time(self, info: GraphInfo, programs: Sequence[Program]) -> list[float]:
         """Milliseconds of programs with the same inputs; their kernels are built side by side before any is timed."""
@@ -195,8 +204,8 @@ class GpuProgram(CallProgram):
         return found
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
-        if self._without_tf32 is not None and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
-            return self._without_tf32()(*inputs)
+        if self._rounds and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
+            return self._without_templates()(*inputs)
         try:
             if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:
                 return super()._run(inputs)

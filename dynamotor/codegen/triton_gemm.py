@@ -249,5 +249,5 @@ def emit_product(product: Product, tiling: Tiling) -> TritonFunction:
     emitter = ProductEmitter(product, tiling)
     draft = emitter.function("kernel")
     digest = hashlib.sha256(f"{draft.source}{draft.signature}{draft.warps}{draft.stages}".encode()).hexdigest()[:12]
-    plain = replace(tiling, tma=False, tma_store=False, specialized=False)
+    plain = replace(tiling, persistent=False, tma=False, tma_store=False, specialized=False)  # persistent, it would spill
     return emitter.function(f"g{digest}", emit_product(product, plain) if draft.scratch else None)

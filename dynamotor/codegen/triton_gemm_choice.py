@@ -94,7 +94,6 @@ def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
         found = _from_table(site, gpu) or (tuned(program, site, gpu, tune) if tune is not None else None)
         if found is not None:
             chosen.append(found)
-            counters["templates"]["gemm"] += 1
     return put(program, chosen) if chosen else program
 
 
@@ -107,9 +106,10 @@ def tf32_is_allowed() -> bool:
 
 
 def _from_table(site: Site, gpu: str) -> tuple[Site, Tiling] | None:
+    """What the table names; a tiling that these operands do not allow was measured with others, and says nothing here."""
     for variant in site.variants():
         tiling = table().get(f"{gpu} {variant.label()}")
-        if tiling is not None:
+        if tiling is not None and tiling.suited(variant.product) == tiling:
             return variant, tiling
     return None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..base.events import counters
 from ..graph.spec import TensorSpec
 from ..lower.ir import Reduce, Store, loads_of, walk
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step
@@ -160,9 +161,9 @@ def _with_consumer(program: Program, site: Site) -> Site:
         return site
     step = program.steps[at]
     assert isinstance(step, TritonStep)
-    operands = {o.buffer for o in (product.a, product.b, product.bias) if o}
+    touched = (*product.operands(), product.out)
     written = set().union(*(_writes(s) for s in program.steps[site.at + 1 : at + 1]))
-    if written & operands or out in step.writes or any(_disagrees(step, o) for o in (product.a, product.b, product.bias) if o):
+    if any(o.buffer in written or _disagrees(step, o) for o in touched):
         return site
     fused = over_tile(product, step.kernel)
     if fused is None:
@@ -172,13 +173,13 @@ def _with_consumer(program: Program, site: Site) -> Site:
 
 
 def _disagrees(step: TritonStep, operand: Operand) -> bool:
-    """Whether a kernel sees an operand's buffer as another type."""
+    """Whether a kernel sees a product's operand or result as another type."""
     return any(name == operand.buffer and dtype != operand.dtype for name, dtype, _ in step.kernel.params)
 
 
 def _with_casts(program: Program, site: Site) -> Site:
     """The site reading what its operands were cast from, where nobody else reads the casts."""
-    names = [o.buffer for o in (site.product.a, site.product.b, site.product.bias) if o]
+    names = [o.buffer for o in site.product.operands()]
     for key in ("a", "b"):
         operand: Operand = getattr(site.product, key)
         if names.count(operand.buffer) > 1:
@@ -219,7 +220,7 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     names = tuple(product.buffers())
     scratch = (f"scratch_{product.out.buffer}",) if function.scratch else ()
     writes = (*([product.out.buffer] if product.stored else []), *(old.writes if isinstance(old, TritonStep) else ()), *scratch)
-    operands = {o.buffer for o in (product.a, product.b, product.bias) if o}
+    operands = {o.buffer for o in product.operands()}
     inplace = old.inplace if isinstance(old, TritonStep) else ()
     inplace = tuple((w, r) for w, r in inplace if r != product.out.buffer and r not in operands)
     reads = tuple(name for name in names if name not in writes)
@@ -250,6 +251,7 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
             continue
         gone |= taken
         new[site.steps()[-1]] = template_step(program, site, tiling)
+    counters["templates"]["gemm"] += len(new)
     steps = [new.get(n, step) for n, step in enumerate(program.steps) if n in new or n not in gone]
     buffers = _with_scratch(program.buffers, new.values())
     return Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)

@@ -85,10 +85,13 @@ class Product:
         seconds to compile and gains nothing)."""
         return (*self.streams, self.size[3])
 
+    def operands(self) -> tuple[Operand, ...]:
+        """What is read to compute it, the epilogue's own reads aside."""
+        return (self.a, self.b, *([self.bias] if self.bias else []))
+
     def buffers(self) -> dict[str, torch.dtype]:
         """All buffers in the order of the kernel's pointers, with their types."""
-        operands = [self.a, self.b, *([self.bias] if self.bias else [])]
-        found = {o.buffer: o.dtype for o in operands}
+        found = {o.buffer: o.dtype for o in self.operands()}
         found |= {name: dtype for name, dtype, _ in self.params if name != self.out.buffer}
         if self.stored:
             found[self.out.buffer] = self.out.dtype

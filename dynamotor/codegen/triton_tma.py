@@ -91,7 +91,7 @@ def stored_plane(product: Product, s: Store) -> Plane | None:
         return None
     others = [t.buffer for t in product.epilogue if t is not s]
     others += [e.args[0] for t in product.epilogue for e in loads_of(t.expr) if e != product.result]
-    others += [o.buffer for o in (product.a, product.b, product.bias) if o]
+    others += [o.buffer for o in product.operands()]
     if s.buffer in others:
         return None
     return Plane(s.buffer, s.index.const, 0, (m.size, n.size), row, False)

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.errors import BuildError
-from dynamotor.base.events import collect
+from dynamotor.base.events import collect, counters
 from dynamotor.codegen import gpu_program, triton_gemm_choice
 from dynamotor.codegen.triton_gemm import Tiling, emit_product
 from dynamotor.codegen.triton_gemm_sites import find_sites, put
@@ -218,6 +218,26 @@ def test_tf32_templates_are_left_when_tf32_is_no_longer_allowed(templates, monke
         with collect("code") as events:
             torch.testing.assert_close(call(x), torch.relu(x @ x))
     assert len(events) == 1 and "mm(" in events[0].data["python"]
+
+
+def test_the_library_takes_the_place_of_a_template_that_does_not_build(templates, monkeypatch):
+    templates()
+    interpreted = gpu_program._interpreted
+
+    def build(f, ints):
+        if f.name.startswith("g"):
+            raise BuildError("DM305", "a kernel cannot be loaded", why="it asks for too much shared memory", cure="none")
+        return interpreted(f, ints)
+
+    monkeypatch.setattr(gpu_program, "_interpreted", build)
+    before = counters["fallback"]["template.DM305"]
+    x = randn(16, 16)
+    with config.patch(target="triton", strict=True), collect("code", "fallback") as events:
+        call = dynamotor.compile(lambda x: torch.relu(x @ x))
+        for _ in range(2):
+            torch.testing.assert_close(call(x), torch.relu(x @ x))
+    assert [e.kind for e in events] == ["code", "fallback", "code"] and "mm(" in events[2].data["python"]
+    assert counters["fallback"]["template.DM305"] == before + 1
 
 
 TMA = Tiling(16, 32, 16, group=2, tma=True, tma_store=True)

@@ -125,6 +125,16 @@ def test_rows_of_the_table_are_followed(tmp_path, monkeypatch):
     assert choose(program, "NVIDIA H100 80GB HBM3") is program
 
 
+def test_rows_that_were_measured_with_other_strides_are_not_followed(monkeypatch):
+    x, w = torch.randn(64, 48).to(BF16), torch.randn(48, 96).to(BF16)
+    aligned, odd = program_of(lambda x, w: F.relu(x @ w), x, w), program_of(lambda x, w: F.relu(x[:, 1:41] @ w[:40]), x, w)
+    labels = [find_sites(p)[0].label() for p in (aligned, odd)]
+    for tma, wanted in ((True, [0, 1]), (False, [0, 0])):
+        rows = {f"NVIDIA H200 {label}": Tiling(16, 32, 16, tma=tma) for label in labels}
+        monkeypatch.setattr(triton_gemm_choice, "table", lambda rows=rows: rows)
+        assert [products(choose(p, "NVIDIA H200"))[0] for p in (aligned, odd)] == wanted
+
+
 def test_the_stored_table_can_be_read():
     assert all(
         isinstance(tiling, Tiling) and len(key.split(" > ")[0].split()) >= 4 for key, tiling in triton_gemm_choice.table().items()
