@@ -56,6 +56,11 @@ class Tiling:
         """What differs from the defaults, as the stored table keeps it: `Tiling(**row)` is this one again."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
+    def unaligned(self) -> Tiling:
+        """What takes its place where pointers are no multiples of 16: elements move one by one, and large tiles spill."""
+        small = {"m": min(self.m, 64), "n": min(self.n, 64), "warps": 4}
+        return replace(self, **small, persistent=False, tma=False, tma_store=False, specialized=False)
+
     def suited(self, product: Product) -> Tiling:
         """This tiling without what the product's operands do not allow; windows are copied ahead only by programs of one tile."""
         found = self if product.window is None else replace(self, persistent=False, specialized=False)
@@ -249,5 +254,5 @@ def emit_product(product: Product, tiling: Tiling) -> TritonFunction:
     emitter = ProductEmitter(product, tiling)
     draft = emitter.function("kernel")
     digest = hashlib.sha256(f"{draft.source}{draft.signature}{draft.warps}{draft.stages}".encode()).hexdigest()[:12]
-    plain = replace(tiling, persistent=False, tma=False, tma_store=False, specialized=False)  # persistent, it would spill
-    return emitter.function(f"g{digest}", emit_product(product, plain) if draft.scratch else None)
+    other = tiling.unaligned()
+    return emitter.function(f"g{digest}", emit_product(product, other) if other != tiling else None)

@@ -52,8 +52,10 @@ def plane(o: Operand, size: tuple[int, int], compute: torch.dtype) -> Plane | No
     turned = column != 1
     if turned:
         row, column = column, row
+    if o.dtype not in _LOADED or o.dtype != compute or column != 1 or min(size) == 1:
+        return None
     unit = _UNIT // o.dtype.itemsize
-    if o.dtype not in _LOADED or o.dtype != compute or column != 1 or min(size) == 1 or not 0 < row * o.dtype.itemsize < _MOST_ROW:
+    if not 0 < row * o.dtype.itemsize < _MOST_ROW:
         return None
     if o.offset % unit or row % unit or batch % unit:
         return None
