@@ -223,7 +223,8 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     operands = {o.buffer for o in product.operands()}
     inplace = old.inplace if isinstance(old, TritonStep) else ()
     inplace = tuple((w, r) for w, r in inplace if r != product.out.buffer and r not in operands)
-    reads = tuple(name for name in names if name not in writes)
+    loaded = {e.args[0] for s in product.epilogue for e in loads_of(s.expr)} - {product.out.buffer}
+    reads = tuple(name for name in names if name in operands | loaded)
     kernel = old.kernel if isinstance(old, TritonStep) else None
     note = site.label()
     return TritonStep(kernel, (*names, *scratch), reads, writes, inplace, product.numbers, note, False, function)
@@ -259,16 +260,24 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
 
 def trial(program: Program, site: Site, steps: list[Step]) -> Program:
     """A program of these steps alone (the site's own, or the template): what they read is given, what they leave is returned."""
-    own = [program.steps[n] for n in site.steps()]
-    made = set().union(*(_writes(step) for step in own))
-    needed = sorted(set().union(*(_reads(step) for step in own)) - made)
+    needed, made = _needs_and_makes([program.steps[n] for n in site.steps()])
     left = sorted(n for n in made if _is_left(program, site, n))
     known = _with_scratch(program.buffers, steps)
     buffers = {n: replace(known[n], kind="input", value=None) for n in needed}
-    touched = made | set().union(*(_reads(step) | _writes(step) for step in steps))
-    buffers |= {n: replace(known[n], kind="output" if n in left else "temp") for n in sorted(touched - set(needed))}
-    outputs = tuple(BufRef.whole(buffers[n]) for n in left)
-    return Program(f"{program.name}_trial", tuple(needed), buffers, list(steps), outputs, ())
+    touched = made.union(*(_reads(step) | _writes(step) for step in steps)) - needed
+    buffers |= {n: replace(known[n], kind="output" if n in left else "temp") for n in sorted(touched)}
+    outputs = tuple(BufRef.whole(buffers[n]) for n in left if n not in needed)
+    return Program(f"{program.name}_trial", tuple(sorted(needed)), buffers, list(steps), outputs, tuple(sorted(made & needed)))
+
+
+def _needs_and_makes(steps: Iterable[Step]) -> tuple[set[str], set[str]]:
+    """Buffers that the steps read before one of them writes them, and those that they write."""
+    needed: set[str] = set()
+    made: set[str] = set()
+    for step in steps:
+        needed |= _reads(step) - made
+        made |= _writes(step)
+    return needed, made
 
 
 def _is_left(program: Program, site: Site, name: str) -> bool:

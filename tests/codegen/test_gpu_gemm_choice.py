@@ -239,4 +239,28 @@ def test_programs_are_timed_in_turns_and_one_that_does_not_run_is_out(monkeypatc
     def broken(*inputs):
         raise RuntimeError("out of shared memory")
 
-    assert autotune.time_calls([broken, lambda *inputs: None], [], device) == [float("inf"), 1.0]
+    never = float("inf")
+    right, slightly, wrong = (lambda x, by=by: (x * by,) for by in (2, 2.01, -2))
+    x = torch.randn(40, 30).expand(2, 40, 30)
+    assert autotune.time_calls([right, broken, slightly, wrong], [x], device) == [1.0, never, 1.0, never]
+    assert autotune.time_calls([broken, right], [x], device) == [never, never]  # nothing says what is right
+
+
+def test_what_a_candidate_leaves_in_its_inputs_counts(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(autotune, "_CACHE", 16)
+
+    def fn(x, w, r):
+        y = F.silu(x @ w)
+        r.add_(y)
+        return y
+
+    program = program_of(fn, torch.randn(32, 16).to(BF16), torch.randn(16, 32).to(BF16), torch.randn(32, 32).to(BF16))
+    (site,) = find_sites(program)
+    library = trial(program, site, [program.steps[n] for n in site.steps()])
+    template = trial(program, site, [template_step(program, site, Tiling(32, 32, 16))])
+    assert library.inputs == template.inputs and len(library.inputs) == 3 and library.mutations == template.mutations != ()
+    info, device = GraphInfo("inference", "trial"), torch.device("cpu")
+    calls = [GpuProgram(p, info, device, gpu_program._raise, expanded=True) for p in (library, template)]
+    inputs = autotune.random_inputs([library.buffers[name].spec for name in library.inputs])
+    assert autotune.time_calls([*calls, lambda *given: calls[1](*(t.clone() for t in given))], inputs, device) == [1, 1, float("inf")]
