@@ -34,7 +34,7 @@ class Config:
 
     # What cannot be captured or built raises instead of running in eager PyTorch.
     strict: bool = False
-    # Guard sets kept per compiled callable; the next one runs eager and says so once.
+    # Guard sets kept per compiled callable (eight times as many with dynamic=True); the next one runs eager and says so once.
     cache_size_limit: int = 16
     # Random ops draw eager's exact numbers (slower) instead of the compiler's counter-based ones.
     fallback_random: bool = False

@@ -38,6 +38,7 @@ from .values.base import Raised, Value
 REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers,
               torch_rules, context, instances, klass, nn_module, tensor, torch_function)
 
+MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
 
@@ -109,7 +110,7 @@ class Compiler:
 
     def may_add(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
-        full = len(dispatcher.entries) >= config.cache_size_limit
+        full = len(dispatcher.entries) >= config.cache_size_limit * (MORE_SHAPES if self.options.dynamic else 1)
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
             return False

@@ -77,6 +77,15 @@ def test_at_the_limit_calls_run_eager_and_reasons_are_looked_for_once():
         assert counters["frames"]["cache_limit"] == 5
 
 
+def test_more_shapes_are_kept_where_the_user_says_that_they_change():
+    for dynamic, kept in ((None, 3), (True, 9)):
+        compiled = dynamotor.compile(lambda x: x + 1, backend="eager", dynamic=dynamic)
+        with dynamotor.config.patch(cache_size_limit=3):
+            for n in range(1, 10):
+                assert compiled(torch.zeros(n)).sum() == n
+        assert len(compiled.entries) == kept
+
+
 def test_reset_forgets_the_rest_of_broken_functions_too():
     compiled = dynamotor.compile(Broken(), backend="eager")
     x = torch.randn(3, 4)
