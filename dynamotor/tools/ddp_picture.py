@@ -51,7 +51,7 @@ def lanes(cells: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> str:
             share = "" if about["share"] is None else f", {about['share']:.0%} of {about['collectives_ms']:.2f} ms covered"
             parts.append(_text(20, y + ROW, mode + share))
             for lane, colour in (("kernels", _COMPUTE), ("collectives", _WAIT)):
-                parts += [_bar(LEFT + a * scale, y + 4, (b - a) * scale, ROW - 4, colour) for a, b in about["lanes"][lane]]
+                parts.append(_bars([(LEFT + a * scale, LEFT + b * scale) for a, b in about["lanes"][lane]], y + 4, ROW - 4, colour))
                 y += ROW - 2
             y += 6
         parts.append(_text(LEFT, y + 6, f"0 .. {WIDTH / scale:.1f} ms from the start of the step"))
@@ -78,6 +78,19 @@ def _mode(parts: list[str], y: int, rows: Stamps, scale: float) -> int:
 
 def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" fill="{colour}"/>'
+
+
+def _bars(spans: Sequence[tuple[float, float]], y: float, height: float, colour: str) -> str:
+    """All bars of a lane as one path. Bars less than half a pixel apart, which no screen shows apart, are drawn as one."""
+    drawn: list[list[float]] = []
+    for start, end in spans:
+        end = max(end, start + 0.5)
+        if drawn and start - drawn[-1][1] < 0.5:
+            drawn[-1][1] = max(drawn[-1][1], end)
+        else:
+            drawn.append([start, end])
+    outline = "".join(f"M{start:.1f} {y:.1f}h{end - start:.1f}v{height:.1f}h-{end - start:.1f}z" for start, end in drawn)
+    return f'<path d="{outline}" fill="{colour}"/>'
 
 
 def _text(x: float, y: float, text: str, bold: bool = False) -> str:

@@ -81,4 +81,12 @@ def test_the_picture_is_well_formed() -> None:
     root = ElementTree.fromstring(timeline([("bert4 <200>", {"eager": STAMPS, "off": []}), ("r", {"ingraph": STAMPS})]))
     assert sum(child.tag.endswith("rect") for child in root) >= 10
     root = ElementTree.fromstring(lanes([("bert <32>", {"ingraph": evidence(TRACE), "off": evidence([])})]))
-    assert sum(child.tag.endswith("rect") for child in root) == 4
+    assert [child.get("d").count("M") for child in root if child.tag.endswith("path")] == [2, 1, 0, 0]
+
+
+def test_kernels_narrower_than_a_pixel_are_one_bar() -> None:
+    kernels = [[k / 1000, k / 1000 + 0.0008] for k in range(1000)] + [[50.0, 60.0]]
+    mode = {"share": None, "collectives_ms": 0.0, "step_ms": 100.0, "lanes": {"kernels": kernels, "collectives": []}}
+    root = ElementTree.fromstring(lanes([("m", {"eager": mode})]))
+    first, second = next(child.get("d") for child in root if child.tag.endswith("path")).split("z")[:2]
+    assert first.startswith("M250.0 ") and "h8.7v" in first and "h82.0v" in second
