@@ -51,7 +51,8 @@ def lanes(cells: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> str:
             share = "" if about["share"] is None else f", {about['share']:.0%} of {about['collectives_ms']:.2f} ms covered"
             parts.append(_text(20, y + ROW, mode + share))
             for lane, colour in (("kernels", _COMPUTE), ("collectives", _WAIT)):
-                parts.append(_bars([(LEFT + a * scale, LEFT + b * scale) for a, b in about["lanes"][lane]], y + 4, ROW - 4, colour))
+                spans = [(LEFT + a * scale, LEFT + b * scale) for a, b in about["lanes"][lane]]
+                parts.append(_bars(spans, y + 4, ROW - 4, colour))
                 y += ROW - 2
             y += 6
         parts.append(_text(LEFT, y + 6, f"0 .. {WIDTH / scale:.1f} ms from the start of the step"))
