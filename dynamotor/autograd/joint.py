@@ -29,15 +29,16 @@ Step = tuple[OpOverload, tuple, dict[str, Any], bool]  # op, arguments after the
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """How a user output is made: the `index`-th value or input, view steps replayed on it, then perhaps a detach.
+    """How a user output is made: the `index`-th value or input, and view steps replayed on it.
 
-    kind "constant" holds a plain number in `constant`.
+    detach: "" where the output is eager's view of it, "last" where it is a tensor apart that shares its memory, "first" where
+    it is a view of such a tensor. kind "constant" holds a plain number in `constant`.
     """
 
     kind: str
     index: int = 0
     steps: tuple[Step, ...] = ()
-    detach: bool = False
+    detach: str = ""
     constant: Any = None
 
 
@@ -189,7 +190,17 @@ def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: Shape
         return OutputPlan(kind, index)
     if not steps and tensor.requires_grad:
         steps = ((aten.alias.default, (), {}, True),)
-    return OutputPlan(kind, index, steps, detach=not tensor.requires_grad)
+    return OutputPlan(kind, index, steps, detach=_detach(tensor, source))
+
+
+def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:
+    """Where on the way from its source an output was cut off from it (a write to one then gives the other no gradient)."""
+    if tensor.requires_grad:
+        return ""
+    if tensor._base is None:
+        return "last"
+    mine = source is not None and (tensor._base is source or tensor._base is source._base)
+    return "" if mine else "first"
 
 
 def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor | None]:
@@ -198,19 +209,24 @@ def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor 
         return _root_of_one(memory, group[0])
     wanting = [tensor for tensor in group if tensor.requires_grad]
     if not wanting:
-        whole = [tensor for tensor in group if tensor.note is memory.base]
-        return memory.base, whole[0] if whole else None
+        return memory.base, _whole(memory, group)
     root = wanting[0]._base if wanting[0]._base is not None else wanting[0]
     if not isinstance(root, ShapeTensor) or any(_chain(tensor.note, root.note) is None for tensor in group):
         raise UnsupportedOp("DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
     return next((t for t in group if t is root), root).note, root
 
 
+def _whole(memory: Any, group: list[ShapeTensor]) -> ShapeTensor | None:
+    """The tensor that has the whole memory and of which outputs without gradient are views, if there is one."""
+    bases = [tensor._base for tensor in group if tensor._base is not None]
+    return next((t for t in [*bases, *group] if isinstance(t, ShapeTensor) and t.note is memory.base and t._base is None), None)
+
+
 def _root_of_one(memory: Any, tensor: ShapeTensor) -> tuple[Alias, ShapeTensor | None]:
     """The output itself; where it leaves holes in its memory, what it is a view of, so that it keeps eager's strides."""
     if not is_dense(tensor.spec):
         if not tensor.requires_grad:
-            return memory.base, None
+            return memory.base, _whole(memory, [tensor])
         root = tensor._base
         if isinstance(root, ShapeTensor) and is_dense(root.spec) and _chain(tensor.note, root.note) is not None:
             return root.note, root

@@ -86,17 +86,17 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
 
     def make(inputs: Sequence, values: Sequence) -> Any:
         tensor = inputs[index] if plan.kind == "input" else values[index]
-        if detach:
+        if detach == "first":
             tensor = tensor.detach()
-        if not graded:
+        if graded:
+            for func, args, kwargs, _ in steps:
+                tensor = func(tensor, *args, **kwargs)
+        else:
             before = _is_grad_enabled()
             for func, args, kwargs, grad_mode in steps:
                 _set_grad_enabled(before and grad_mode)
                 tensor = func(tensor, *args, **kwargs)
             _set_grad_enabled(before)
-            return tensor
-        for func, args, kwargs, _ in steps:
-            tensor = func(tensor, *args, **kwargs)
-        return tensor
+        return tensor.detach() if detach == "last" else tensor
 
     return make

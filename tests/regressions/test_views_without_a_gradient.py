@@ -1,0 +1,65 @@
+"""Outputs that view an input or each other and need no gradient were cut off from it: a later write gave it no history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import dynamotor
+
+MAKERS: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.ones(4, 4),
+    "a view of a base without gradient": lambda: torch.ones(5, 4)[1:],
+    "a view that became a leaf": lambda: torch.ones(5, 4)[1:].requires_grad_(),
+    "a view in a graph": lambda: torch.ones(5, 4).requires_grad_().mul(1)[1:],
+    "a detached view": lambda: torch.ones(5, 4).requires_grad_().detach()[1:],
+}
+
+
+def in_no_grad(x: torch.Tensor) -> tuple:
+    v = x[0]
+    with torch.no_grad():
+        w = v[1:]
+    return v, w, w[1:]
+
+
+def detached_on_the_way(x: torch.Tensor) -> tuple:
+    v = x[0].detach()
+    return v, v[1:], x[1]
+
+
+def of_new_memory(x: torch.Tensor) -> tuple:
+    with torch.no_grad():
+        y = x.t() * 2
+    return y[0], y[0:2], y.detach()[1]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("f", [in_no_grad, detached_on_the_way, of_new_memory], ids=lambda f: f.__name__)
+def test_outputs_are_the_views_that_eager_gives(f: Callable, maker: str) -> None:
+    def seen(f: Callable) -> list:
+        x = MAKERS[maker]()
+        return [(t.requires_grad, t.is_leaf, t._is_view(), t._is_view() and (t._base is x or t._base is x._base)) for t in f(x)]
+
+    assert seen(dynamotor.compile(f, backend="aot_eager")) == seen(f)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_a_write_into_an_output_reaches_what_it_is_a_view_of(backend: str) -> None:
+    def run(first: Callable, second: Callable) -> list:
+        x, p = torch.ones(4, 4, dtype=torch.float64), torch.full((4,), 3.0, dtype=torch.float64, requires_grad=True)
+        first(x).copy_(p)
+        one, both, apart = second(x.detach().clone())
+        one.mul_(p)
+        apart.add_(1)
+        (x.sum() + both.sum()).backward()
+        return [x.requires_grad, both.requires_grad, apart.requires_grad, p.grad]
+
+    def row(x: torch.Tensor) -> torch.Tensor:
+        return x[1]
+
+    expected = run(row, of_new_memory)
+    got = run(dynamotor.compile(row, backend=backend), dynamotor.compile(of_new_memory, backend=backend))
+    assert got[:3] == expected[:3] == [True, True, False] and torch.equal(got[3], expected[3])
