@@ -41,7 +41,11 @@ def compile_step(
     """
     _check_device(model.named_parameters())
     modules = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
-    replayed = _Replayed(lambda: [*_tensors_of(modules), *_state_of(optimizer)])
+
+    def state_of(walked: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+        return [*_tensors_of(walked), *_state_of(optimizer)]
+
+    replayed = _Replayed(lambda: state_of(_walk(modules)))
 
     def body(*batch: torch.Tensor) -> torch.Tensor:
         loss = loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:])
@@ -52,9 +56,11 @@ def compile_step(
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         _check_device((f"batch[{i}]", t) for i, t in enumerate(batch))
-        training = tuple([m.training for m in _walk(modules)])
+        walked = _walk(modules)
+        training = tuple([m.training for m in walked])
+        trained = tuple([p.requires_grad for m in walked for p in m._parameters.values() if p is not None])
         shapes = tuple([(t.shape, t.dtype) for t in batch])
-        return replayed((shapes, training), _hyperparameters(optimizer), body, batch)
+        return replayed((shapes, training, trained), _hyperparameters(optimizer), body, batch, state_of(walked))
 
     return step
 
@@ -68,9 +74,11 @@ def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         optimizer.step()
 
     def step() -> None:
-        grads = [p.grad for p in _parameters_of(optimizer)]
+        parameters = _parameters_of(optimizer)
+        grads = [p.grad for p in parameters]
         missing = tuple([g is None for g in grads])
-        replayed(missing, _hyperparameters(optimizer), body, [g for g in grads if g is not None])
+        state = [*parameters, *_state_of(optimizer)]
+        replayed(missing, _hyperparameters(optimizer), body, [g for g in grads if g is not None], state)
 
     return step
 
@@ -90,9 +98,11 @@ class _Replayed:
         self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
         self._calls: dict[Any, tuple[Program, list[Any], list[XLATensor]]] = {}
 
-    def __call__(self, structure: Any, settings: Any, body: Callable, arguments: Sequence[Any]) -> Any:
-        """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers in `settings`."""
-        state = self._state()
+    def __call__(self, structure: Any, settings: Any, body: Callable, arguments: Sequence[Any], state: list[torch.Tensor]) -> Any:
+        """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers in `settings`.
+
+        `state` is what `state()` would list now; the caller has walked its modules for the structure already.
+        """
         if not _same(state, self._known):
             self._known = state
             self._warm.clear()
@@ -198,9 +208,9 @@ def _walk(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     return list(found.values())
 
 
-def _tensors_of(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+def _tensors_of(walked: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     """Parameters, buffers, and gradients that the step adds to."""
-    own = [own for m in _walk(modules) for own in (m._parameters, m._buffers)]
+    own = [own for m in walked for own in (m._parameters, m._buffers)]
     tensors = [t for tensors in own for t in tensors.values() if t is not None]
     return [*tensors, *[t.grad for t in tensors if t.is_leaf and t.grad is not None]]
 

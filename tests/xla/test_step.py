@@ -156,3 +156,27 @@ def test_an_optimizer_that_replaces_its_state_is_refused_with_a_code():
     step(*data[0])
     with pytest.raises(XlaError, match="DM618"):
         step(*data[1])
+
+
+def test_a_parameter_that_is_frozen_between_two_steps_stays_as_it_is():
+    def train(make_step):
+        model = network().to("xla")
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        step, losses = make_step(model, optimizer), []
+        for index, (x, y) in enumerate(batches()):
+            model[0].weight.requires_grad_(index not in (3, 4))
+            losses.append(step(x, y).item())
+        return losses, [p.detach().cpu() for p in model.parameters()]
+
+    def lazy(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+        return step
+
+    expected = train(lazy)
+    got = train(lambda model, optimizer: compile_step(model, torch.nn.functional.cross_entropy, optimizer))
+    torch.testing.assert_close(got, expected)
