@@ -1,6 +1,6 @@
 """Are kernels and models right on this machine's GPU? Writes JSON as it goes; tools/gpu_bench measures how fast they are.
 
-python -m dynamotor.tools.gpu_check --json gpu.json --sections kernels,dropout,graphs,templates,models
+python -m dynamotor.tools.gpu_check --json gpu.json --sections kernels,dropout,graphs,templates,sizes,models
 
 Each section survives the failure of its rows; a row that failed says why.
 """
@@ -23,7 +23,7 @@ from ..api import compile as compile_
 from ..api import reset
 from ..base.config import config
 from ..base.events import counters, phase_seconds
-from . import gpu_graph_checks, gpu_template_checks, models
+from . import gpu_graph_checks, gpu_size_checks, gpu_template_checks, models
 from .numerics import Errors, largest_error
 
 SMALL_MODELS = (
@@ -221,7 +221,7 @@ def main() -> int:
     """Run the sections; 0 when every checked row is right."""
     parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_check")
     parser.add_argument("--json", default="gpu-check.json")
-    parser.add_argument("--sections", default="kernels,dropout,graphs,templates,models")
+    parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     parser.add_argument("--models", default=",".join(SMALL_MODELS))
     parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no further model is started")
@@ -237,6 +237,7 @@ def main() -> int:
         "models": lambda: check_models(device, args.models.split(","), deadline),
         "graphs": lambda: check_graphs(device),
         "templates": lambda: {name: row(name, work) for name, work in gpu_template_checks.rows(device)},
+        "sizes": lambda: {name: row(name, work) for name, work in gpu_size_checks.rows(device)},
     }
     report: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "torch": torch.__version__}
     wrong = 0

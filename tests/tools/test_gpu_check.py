@@ -10,13 +10,18 @@ pytest.importorskip("transformers", reason="the models need transformers")
 
 from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.runtime.triton_interpret import available
-from dynamotor.tools import gpu_check, gpu_graph_checks, gpu_template_checks
+from dynamotor.tools import gpu_check, gpu_graph_checks, gpu_size_checks, gpu_template_checks
 
 
 @pytest.mark.parametrize("label", [label for label in gpu_graph_checks.CHECKS if "BERT" not in label and "follows" not in label])
 def test_checks_of_graphs(label):
     row = gpu_graph_checks.CHECKS[label]("cpu")
     assert row["ok"] and row["counts"] == {}
+
+
+@pytest.mark.parametrize("name, work", gpu_size_checks.rows("cpu"))
+def test_checks_of_sizes(name, work):
+    assert work()["ok"], name
 
 
 def test_sections_are_written_and_a_row_that_raises_is_an_error(tmp_path, monkeypatch):
