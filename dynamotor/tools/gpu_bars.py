@@ -102,6 +102,31 @@ def line(key: str, row: Row) -> str:
     return text + (f", fell back {row['fallbacks']}" if row.get("fallbacks") else "")
 
 
+NAMES = {"BertForMaskedLM": "BERT-base", "vit_base_patch16_224": "ViT-B/16", "GPT2LMHeadModel": "GPT-2"}
+NAMES |= {"swin_base_patch4_window7_224": "swin_base", "T5ForConditionalGeneration": "T5", "LlamaForCausalLM": "Llama, 8 layers"}
+HEAD = (
+    "| model | training: times eager | times `torch.compile` | first call, s: ours | `torch.compile` "
+    "| inference: times eager | times `torch.compile` | first call, s: ours | `torch.compile` |\n|" + "---|" * 9
+)
+
+
+def markdown(rows: dict[str, Row]) -> str:
+    """The README's table: training and inference of each model, medians with their quartiles."""
+
+    def cells(row: Row) -> list[str]:
+        if "ratio" not in row:
+            return ["-"] * 4
+        spread = [f"{row[k]:.2f} ({row[f'{k}_spread'][0]:.2f}-{row[f'{k}_spread'][1]:.2f})" for k in ("speedup", "ratio")]
+        cold = row.get("cold_s") or {}
+        return spread + [f"{cold[p]:.1f}" if p in cold else "-" for p in ("ours", "peer")]
+
+    lines = [HEAD]
+    for model in BATCH:
+        both = [cells(rows.get(f"{mode}/{model}", {})) for mode in ("train", "infer")]
+        lines.append(f"| {NAMES.get(model, model)} | {' | '.join(both[0] + both[1])} |")
+    return "\n".join(lines)
+
+
 def _profile(row: Row) -> list[str]:
     """Where the time of a model goes, for each program."""
     lines = []

@@ -126,7 +126,7 @@ class Session:
                 alone = not ready and bool(waiting) and not waiting[0]["group"]
                 ready += self._measure(worker, waiting if alone else [])
         self.write()
-        print(gpu_bars.text(self.report))
+        print(gpu_bars.markdown(self.report["rows"]) if self.args.markdown else gpu_bars.text(self.report))
         return int(bool(self.report["not run"]) or any("error" in row for row in self.report["rows"].values()))
 
     def _start(self, waiting: list[Job]) -> list[Worker]:
@@ -225,6 +225,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="reduced models")
     parser.add_argument("--peer", default="inductor", help="the backend of torch.compile to compare with")
     parser.add_argument("--target", default="", help="config.target: 'triton' runs kernels in the interpreter on a CPU")
+    parser.add_argument("--markdown", action="store_true", help="end with the README's table instead of the report")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     return parser
 

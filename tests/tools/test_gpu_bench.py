@@ -59,6 +59,14 @@ def test_shapes_that_change():
     assert all(len(row["first_s"][p]) == len(row["ms"][p]) == 3 for p in ("eager", "ours", "literal", "peer"))
 
 
+def test_the_table_for_people():
+    row = {**timed_row(0.5), "speedup_spread": [1.9, 2.1]}
+    lines = gpu_bars.markdown({"train/resnet50": row, "infer/GPT2LMHeadModel": {**row, "cold_s": {}}}).splitlines()
+    assert len(lines) == 2 + len(BATCH) and len({line.count("|") for line in lines}) == 1
+    assert lines[2] == "| resnet50 | 4.00 (1.90-2.10) | 2.00 (1.00-1.00) | 1.0 | 4.0 | - | - | - | - |"
+    assert lines[5] == "| GPT-2 | - | - | - | - | 4.00 (1.90-2.10) | 2.00 (1.00-1.00) | - | - |"
+
+
 def test_a_kernel_that_fails_costs_its_row(monkeypatch):
     def broken(*given):
         raise ValueError("no")
