@@ -16,8 +16,7 @@ import torch
 
 from ..graph.spec import channels_last_stride
 from ..lower.program import BufRef, ExternStep, Program, Step
-from .triton_ops import MEMORY
-from .triton_product import Operand, Product, Window
+from .triton_product import Operand, Product, Window, masked
 from .triton_tma import Plane
 
 LEAST_CHANNELS = 16  # fewer leave most of a tile over k empty
@@ -114,24 +113,12 @@ def multiply_window(
         rows += [f"{start} + {by} >= 0", f"{start} + {by} < {size}"] if padded else []
     if rows:
         yield f"    inside = {' & '.join(f'({r})' for r in rows)}"
-    a_mask = ["inside[:, None]"] * bool(rows) + [f"({channel.format('[None, :]')})"] * bool(channel)
-    b_mask = [f"({channel.format('[:, None]')})"] * bool(channel) + [f"(bn[None, :] < {n})"] * bool(n % tile_n)
-    yield f"    a_at = {_start(p.a, pointers)} + (a_row + (down * {w.step[1]} + right * {w.step[2]}))[:, None] + c[None, :]"
+    a_mask = masked("inside[:, None]" if rows else "", channel.format("[None, :]"))
+    yield f"    a_at = {p.a.start(pointers)} + (a_row + (down * {w.step[1]} + right * {w.step[2]}))[:, None] + c[None, :]"
     if weights is None:
-        yield f"    b_at = {_start(p.b, pointers)} + (place * {w.channels} + c)[:, None] + (bn * {k})[None, :]"
-        b = f"tl.load(b_at{_masked(b_mask)}){_cast(p.b, p)}"
+        b_mask = masked(channel.format("[:, None]"), f"bn[None, :] < {n}" if n % tile_n else "")
+        yield f"    b_at = {p.b.start(pointers)} + (place * {w.channels} + c)[:, None] + (bn * {k})[None, :]"
+        b = f"tl.load(b_at{b_mask}){p.b.cast(p.compute)}"
     else:
         b = weights.load("b_all", f"place * {w.channels} + step % {blocks} * {tile_k}", f"tn * {tile_n}")
-    yield f"    acc = tl.dot(tl.load(a_at{_masked(a_mask)}){_cast(p.a, p)}, {b}, acc)"
-
-
-def _start(o: Operand, pointers: Mapping[str, str]) -> str:
-    return f"{pointers[o.buffer]} + {o.offset}" if o.offset else pointers[o.buffer]
-
-
-def _masked(conditions: list[str]) -> str:
-    return f", {' & '.join(conditions)}, 0.0" if conditions else ""
-
-
-def _cast(o: Operand, p: Product) -> str:
-    return f".to({MEMORY[p.compute]})" if o.dtype != p.compute else ""
+    yield f"    acc = tl.dot(tl.load(a_at{a_mask}){p.a.cast(p.compute)}, {b}, acc)"

@@ -20,7 +20,7 @@ from .triton_body import Axis, Name, Scope, TileBody
 from .triton_conv import multiply_window
 from .triton_kernel import TritonFunction
 from .triton_ops import MEMORY, POINTER, unmarked
-from .triton_product import Operand, Product
+from .triton_product import Operand, Product, masked
 from .triton_tma import DESCRIPTOR, Plane, planes, qualifies, stored_plane
 
 MULTIPROCESSORS = 132  # of an H100 or H200: programs of a persistent kernel
@@ -58,7 +58,7 @@ class Tiling:
 
     def unaligned(self) -> Tiling:
         """What takes its place where pointers are no multiples of 16: elements move one by one, and large tiles spill."""
-        small = {"m": min(self.m, 64), "n": min(self.n, 64), "warps": 4}
+        small = {"m": min(self.m, 64), "n": min(self.n, 64), "k": min(self.k, 64), "warps": 4}
         return replace(self, **small, persistent=False, tma=False, tma_store=False, specialized=False)
 
     def suited(self, product: Product) -> Tiling:
@@ -176,9 +176,9 @@ class ProductEmitter:
         yield f"acc = tl.zeros([{t.m}, {t.n}], tl.float32)"
         yield f"for k in tl.range(0, depth, {t.k}):"
         inner_k = "" if self.k % t.k == 0 else "k + ak{} < " + str(self.k)
-        a_mask = _both(f"am[:, None] < {self.m}" if self.m % t.m else "", inner_k.format("[None, :]"))
-        b_mask = _both(inner_k.format("[:, None]"), f"bn[None, :] < {self.n}" if self.n % t.n else "")
-        cast_a, cast_b = (f".to({MEMORY[p.compute]})" if o.dtype != p.compute else "" for o in (p.a, p.b))
+        a_mask = masked(f"am[:, None] < {self.m}" if self.m % t.m else "", inner_k.format("[None, :]"))
+        b_mask = masked(inner_k.format("[:, None]"), f"bn[None, :] < {self.n}" if self.n % t.n else "")
+        cast_a, cast_b = (o.cast(p.compute) for o in (p.a, p.b))
         precision = ', input_precision="tf32"' if p.compute is F32 else ""
         yield f"    acc = tl.dot(tl.load(a_at{a_mask}){cast_a}, tl.load(b_at{b_mask}){cast_b}, acc{precision})"
         yield f"    a_at += {t.k * p.a.stride[2]}"
@@ -194,9 +194,8 @@ class ProductEmitter:
 
     def _address(self, o: Operand, row: str, column: str) -> str:
         """Pointers to a tile of an operand."""
-        start = [self.pointers[o.buffer], str(o.offset) if o.offset else ""]
-        start.append(f"z * {o.stride[0]}" if self.batch > 1 and o.stride[0] else "")
-        return f"{' + '.join(filter(None, start))} + ({row} * {o.stride[1]} + {column} * {o.stride[2]})"
+        batch = f" + z * {o.stride[0]}" if self.batch > 1 and o.stride[0] else ""
+        return f"{o.start(self.pointers)}{batch} + ({row} * {o.stride[1]} + {column} * {o.stride[2]})"
 
     def _finish(self, indent: int) -> Iterator[str]:
         """Bias, rounding, and the epilogue's statements on the tile."""
@@ -234,12 +233,6 @@ def _always(axis: Axis, mask: Name, scope: Scope) -> Name:
         return mask
     scope.line(f"{axis.name}_only = {mask.text}")
     return Name(f"{axis.name}_only", mask.axes)
-
-
-def _both(a: str, b: str) -> str:
-    """A mask of two conditions, as arguments of a load."""
-    condition = " & ".join(f"({c})" for c in (a, b) if c)
-    return f", {condition}, 0.0" if condition else ""
 
 
 def _indices(s: Store) -> Iterator[Index]:

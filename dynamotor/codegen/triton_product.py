@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from ..graph.spec import numel
 from ..lower.index import Index, Var, flatten
 from ..lower.ir import Expr, Kernel, Store, load, loads_of, rewrite
+from .triton_ops import MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,20 @@ class Operand:
     dtype: torch.dtype
     offset: int
     stride: tuple[int, int, int]
+
+    def start(self, pointers: Mapping[str, str]) -> str:
+        """The pointer to its first element, as text."""
+        return f"{pointers[self.buffer]} + {self.offset}" if self.offset else pointers[self.buffer]
+
+    def cast(self, compute: torch.dtype) -> str:
+        """What turns a tile of it into the type that a product computes in, as text."""
+        return f".to({MEMORY[compute]})" if self.dtype != compute else ""
+
+
+def masked(*conditions: str) -> str:
+    """A load's further arguments: elements outside of these conditions (those that are not empty) are zero."""
+    found = " & ".join(f"({c})" for c in conditions if c)
+    return f", {found}, 0.0" if found else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,6 +336,19 @@ def test_descriptors_build_for_a_gpu_that_is_not_there(tmp_path, form):
     assert "UTMALDG" in text and "UTMASTG" in text and "HGMMA" in text
 
 
+def test_calls_that_are_not_aligned_take_tiles_that_fit_into_registers(tmp_path):
+    a, b, out = Operand("a", BF16, 0, (0, 256, 1)), Operand("b", BF16, 0, (0, 1, 256)), Operand("c", BF16, 0, (0, 512, 1))
+    product = Product((1, 4096, 512, 256), a, b, None, out, BF16)
+    for tiling in (Tiling(256, 128, 64, warps=8, persistent=True), Tiling(256, 128, 64, warps=8, stages=3, tma=True)):
+        f = emit_product(product, tiling).fallback
+        assert f.grid == 64 * 8 and f.fallback is None
+        with config.patch(cache_dir=str(tmp_path)):
+            job = TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, aligned=False, stages=f.stages)
+            code = start_kernel(job).result()
+            stop_workers()
+        assert "HGMMA" in sass(code.cubin) and sass(code.cubin).count("STL") < 32  # stores of registers that did not suffice
+
+
 def sass(cubin):
     """The instructions of built code, by the disassembler that comes with Triton."""
     import subprocess
