@@ -114,28 +114,32 @@ def _from_table(site: Site, gpu: str) -> tuple[Site, Tiling] | None:
     return None
 
 
-_known: dict[str, tuple[int, Tiling] | None] = {}
+Candidate = tuple[int, Tiling]  # which of a site's variants, and how it is cut
+_known: dict[str, Candidate | None] = {}
 
 
 def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Site, Tiling] | None:
-    """The fastest template for a site, None where the library is faster. Measured once a label, then read from the cache."""
-    key = cache.digest("gemm-2", gpu, site.label(), torch.__version__, triton_version())
+    """The fastest template for a site, None where the library is faster.
+
+    Measured once for a label and what the operands' strides allow, then read from the cache.
+    """
+    candidates = [(n, t) for n, v in enumerate(site.variants()) for t in tilings(v.product.size, v.product.compute, v.product)]
+    key = cache.digest("gemm-3", gpu, site.label(), repr(candidates), torch.__version__, triton_version())
     if key not in _known:
         stored = cache.load("gemm", key)
         if stored is not None:
             found = json.loads(stored)
             _known[key] = (found["variant"], Tiling(**found["tiling"])) if found else None
         else:
-            _known[key] = best = _measure(program, site, gpu, measure)
+            _known[key] = best = _measure(program, site, candidates, gpu, measure)
             answer = {"variant": best[0], "tiling": best[1].row()} if best else None
             cache.store("gemm", key, json.dumps(answer).encode())
     best = _known[key]
     return (site.variants()[best[0]], best[1]) if best else None
 
 
-def _measure(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[int, Tiling] | None:
+def _measure(program: Program, site: Site, candidates: Sequence[Candidate], gpu: str, measure: Measure) -> Candidate | None:
     """Time the library with the steps around it, and every candidate."""
-    candidates = [(n, t) for n, v in enumerate(site.variants()) for t in tilings(v.product.size, v.product.compute, v.product)]
     variants = site.variants()
     programs = [trial(program, site, [program.steps[n] for n in site.steps()])]
     for n, tiling in candidates:

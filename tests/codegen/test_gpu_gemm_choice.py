@@ -97,6 +97,13 @@ def test_the_fastest_candidate_is_taken_and_remembered():
     assert clock.asked == 2
 
 
+def test_what_was_found_for_aligned_rows_says_nothing_of_others():
+    x, w, clock = torch.randn(64, 48).to(BF16), torch.randn(48, 96).to(BF16), Clock(lambda n: 2.0)
+    aligned, odd = (program_of(lambda x, w: x[:, at : at + 32] @ w[:32], x, w) for at in (8, 1))  # noqa: B023
+    for asked, program in ((1, aligned), (2, odd), (2, aligned)):
+        assert choose(program, "some GPU", clock) is program and clock.asked == asked
+
+
 @pytest.mark.parametrize("times", [lambda n: 0.98, lambda n: float("inf"), lambda n: 3.0])
 def test_the_library_stays_where_it_is_about_as_fast(times):
     program, clock = layer(), Clock(times)
