@@ -1,20 +1,18 @@
 """Which matrix products of a program are computed by a template, and under which tiling.
 
-By default those that the stored table names (`gemm_table.json`: what a measurement on such a GPU has found); under
-`mode="max-autotune"` the others are timed, the library with the kernels behind it against the template, and the disk
-cache keeps what was found.
+By default those that the stored table names (gemm_table.py: what a measurement on such a GPU has found, of this product or of
+the same layer with about as many samples); under `mode="max-autotune"` products that are not in it are timed, the library with
+the kernels behind it against the template, and the disk cache keeps what was found.
 
 >>> choose(program, "NVIDIA H200", tune=measure)
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -22,6 +20,7 @@ from ..base import cache
 from ..base.events import counters, emit
 from ..lower.program import Program
 from ..runtime.triton_build import triton_version
+from . import gemm_table
 from .triton_gemm import MULTIPROCESSORS, Tiling
 from .triton_gemm_sites import Site, find_sites, put, template_step, trial
 from .triton_product import Product
@@ -78,20 +77,15 @@ def tilings(size: tuple[int, int, int, int], dtype: torch.dtype, product: Produc
     return found or [Tiling(16, 16, 64)]
 
 
-@functools.cache
-def table() -> dict[str, Tiling]:
-    """The stored table: "GPU label" → tiling."""
-    rows = json.loads(Path(__file__).with_name("gemm_table.json").read_text())["rows"]
-    return {key: Tiling(**row) for key, row in rows.items()}
-
-
 def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
     """The program with templates where the table or (with `tune`) a measurement says so."""
-    if tune is None and not any(key.startswith(f"{gpu} ") for key in table()):
+    if tune is None and not gemm_table.knows(gpu):
         return program
     chosen = []
     for site in find_sites(program, tf32=tf32_is_allowed()):
-        found = _from_table(site, gpu) or (tuned(program, site, gpu, tune) if tune is not None else None)
+        found = _from_table(site, gpu, gemm_table.stored)
+        if found is None:
+            found = tuned(program, site, gpu, tune) if tune is not None else _from_table(site, gpu, gemm_table.nearest)
         if found is not None:
             chosen.append(found)
     return put(program, chosen) if chosen else program
@@ -105,10 +99,10 @@ def tf32_is_allowed() -> bool:
         return False
 
 
-def _from_table(site: Site, gpu: str) -> tuple[Site, Tiling] | None:
+def _from_table(site: Site, gpu: str, look_up: Callable[[str], Tiling | None]) -> tuple[Site, Tiling] | None:
     """What the table names; a tiling that these operands do not allow was measured with others, and says nothing here."""
     for variant in site.variants():
-        tiling = table().get(f"{gpu} {variant.label()}")
+        tiling = look_up(f"{gpu} {variant.label()}")
         if tiling is not None and tiling.suited(variant.product) == tiling:
             return variant, tiling
     return None
@@ -166,4 +160,4 @@ def _measure(program: Program, site: Site, candidates: Sequence[Candidate], gpu:
 def forget() -> None:
     """Forget what this process has measured or read (the disk cache stays)."""
     _known.clear()
-    table.cache_clear()
+    gemm_table.forget()

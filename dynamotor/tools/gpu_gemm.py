@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
-from .. import codegen
 from ..api import compile as compile_
 from ..api import reset
 from ..base.events import Event, collect
+from ..codegen import gemm_table
 from ..codegen.triton_gemm import Tiling
 from .gpu_programs import BATCH, Workload
-
-TABLE = Path(codegen.__file__).with_name("gemm_table.json")
 
 
 def rows_of(events: Iterable[Event]) -> dict[str, dict[str, Any]]:
@@ -32,9 +30,9 @@ def rows_of(events: Iterable[Event]) -> dict[str, dict[str, Any]]:
     return {f"{e.data['gpu']} {e.data['label']}": {k: e.data[k] for k in keys} for e in events}
 
 
-def measure(model: str, mode: str, device: str, tiny: bool) -> dict[str, dict[str, Any]]:
-    """One step of a model with every product timed."""
-    job = {"mode": mode, "model": model, "batch": BATCH.get(model, 32), "device": device, "tiny": tiny}
+def measure(model: str, mode: str, device: str, tiny: bool, times: float = 1.0) -> dict[str, dict[str, Any]]:
+    """One step of a model with every product timed. times: of the usual number of samples."""
+    job = {"mode": mode, "model": model, "batch": round(times * BATCH.get(model, 32)), "device": device, "tiny": tiny}
     work = Workload(job)
     work.to_device()
     with collect("autotune") as events:
@@ -42,18 +40,24 @@ def measure(model: str, mode: str, device: str, tiny: bool) -> dict[str, dict[st
     return rows_of(events)
 
 
+def foretold(rows: dict[str, dict[str, Any]]) -> str:
+    """How often the table says of products that it does not have whether a template wins, and how often it is right."""
+    said = {key: gemm_table.nearest(key) for key in rows if key not in gemm_table.table()}
+    right = sum((tiling is not None) == rows[key]["wins"] for key, tiling in said.items())
+    taken = [rows[key]["template_ms"] / rows[key]["library_ms"] for key, tiling in said.items() if tiling is not None]
+    worst = f", at worst {max(taken):.3f} of the library's time" if taken else ""
+    return f"{right} of {len(said)} new products foretold; {len(taken)} templates{worst} (each with its own best tiling)"
+
+
 def write_table(rows: dict[str, dict[str, Any]], path: Path) -> int:
-    """Add the winners to the table, take out what lost; how many won."""
+    """Add what was measured to the table: tilings of winners, null where the library was faster; how many won."""
     report = json.loads(path.read_text())
-    for key, row in rows.items():
-        report["rows"].pop(key, None)
-        if row["wins"]:
-            report["rows"][key] = Tiling(**row["tiling"]).row()
+    report["rows"] |= {key: Tiling(**row["tiling"]).row() if row["wins"] else None for key, row in rows.items()}
     path.write_text(_as_text(report["about"], report["rows"]))
     return sum(row["wins"] for row in rows.values())
 
 
-def _as_text(about: str, rows: dict[str, dict[str, int]]) -> str:
+def _as_text(about: str, rows: dict[str, dict[str, int] | None]) -> str:
     """The table with a line for each row."""
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(rows.items()))
     return f'{{\n "about": {json.dumps(about)},\n "rows": {{\n{lines}\n }}\n}}\n'
@@ -67,7 +71,8 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no further model is started")
     parser.add_argument("--json", default="gpu-gemm.json")
     parser.add_argument("--rows", default="", help="a file of measured rows: nothing is measured")
-    parser.add_argument("--table", action="store_true", help="write the winners into the stored table")
+    parser.add_argument("--table", action="store_true", help="write them into the stored table")
+    parser.add_argument("--times", type=float, default=1.0, help="of the usual samples: what does the table say of others?")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
@@ -82,14 +87,15 @@ def main() -> int:
                 print(f"not run for want of time: {mode}/{model}")
                 continue
             start = time.monotonic()
-            rows |= measure(model, mode, args.device, args.tiny)
+            rows |= measure(model, mode, args.device, args.tiny, args.times)
             reset()
             Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
             print(f"{mode}/{model}: {len(rows)} products so far, {time.monotonic() - start:.1f} s", flush=True)
     for key, row in sorted(rows.items(), key=lambda item: item[1]["template_ms"] / item[1]["library_ms"]):
         print(f"{row['template_ms'] / row['library_ms']:.3f} of the library's {row['library_ms']:.4f} ms: {key} {row['tiling']}")
+    print(foretold(rows))
     if args.table:
-        print(f"{write_table(rows, TABLE)} rows of {TABLE}")
+        print(f"{write_table(rows, gemm_table.PATH)} rows of {gemm_table.PATH}")
     return 0
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import collect
-from dynamotor.codegen import autotune, gpu_program, triton_gemm_choice
+from dynamotor.codegen import autotune, gemm_table, gpu_program, triton_gemm_choice
 from dynamotor.codegen.gpu_program import GpuProgram
 from dynamotor.codegen.triton import TritonStep
 from dynamotor.codegen.triton_gemm import Tiling
@@ -124,10 +124,45 @@ def test_with_and_without_the_casts_of_operands():
     assert len(found.steps) == len(program.steps) - 1  # the cast stays, product and gelu are one
 
 
+def rows_are(monkeypatch, rows):
+    """The stored table for the rest of the test."""
+    gemm_table._layers.cache_clear()
+    monkeypatch.setattr(gemm_table, "table", lambda: rows)
+
+
+@pytest.fixture(autouse=True)
+def read_again():
+    yield
+    gemm_table._layers.cache_clear()
+
+
+def test_a_row_speaks_for_the_same_layer_with_about_as_many_samples(monkeypatch):
+    small, large = Tiling(64, 64, 64), Tiling(128, 128, 64)
+    rows = {"G bf16 1x1000x768x64 nt+bias": small, "G bf16 1x4000x768x64 nt+bias": large, "G bf16 1x9000x768x64 nt+bias": None}
+    rows |= {"G bf16 1x768x64x1000 tn": small, "G bf16 32x49x49x32 nn": small}
+    rows_are(monkeypatch, rows)
+    for samples, tiling in ((500, small), (1900, small), (2100, large), (7000, None), (499, None), (18001, None)):
+        assert gemm_table.nearest(f"G bf16 1x{samples}x768x64 nt+bias") == tiling
+    assert gemm_table.nearest("G bf16 1x768x64x1500 tn") == gemm_table.nearest("G bf16 48x49x49x32 nn") == small
+    others = "H bf16 1x1000x768x64 nt+bias", "G bf16 1x1000x769x64 nt+bias", "G bf16 1x1000x768x64 nt", "G f16 1x1000x768x64 nt+bias"
+    assert all(gemm_table.nearest(key) is None for key in (*others, "G bf16 1x769x64x1000 tn", "G bf16 32x50x49x32 nn"))
+    assert gemm_table.stored("G bf16 1x1100x768x64 nt+bias") is None
+
+
+def test_similar_rows_are_followed_unless_products_are_timed(monkeypatch):
+    program = layer()
+    label = find_sites(program)[0].plain.label()
+    similar = label.replace("1x64x96x48", "1x100x96x48")
+    assert similar != label
+    rows_are(monkeypatch, {f"NVIDIA H200 {similar}": Tiling(16, 32, 16)})
+    assert products(choose(program, "NVIDIA H200"))[0] == 0
+    assert products(choose(program, "NVIDIA H200", Clock(lambda n: 2.0)))[0] == 1
+
+
 def test_rows_of_the_table_are_followed(tmp_path, monkeypatch):
     program = layer()
     label = find_sites(program)[0].plain.label()
-    monkeypatch.setattr(triton_gemm_choice, "table", lambda: {f"NVIDIA H200 {label}": Tiling(16, 32, 16)})
+    rows_are(monkeypatch, {f"NVIDIA H200 {label}": Tiling(16, 32, 16)})
     assert products(choose(program, "NVIDIA H200"))[0] == 0
     assert choose(program, "NVIDIA H100 80GB HBM3") is program
 
@@ -138,13 +173,13 @@ def test_rows_that_were_measured_with_other_strides_are_not_followed(monkeypatch
     labels = [find_sites(p)[0].label() for p in (aligned, odd)]
     for tma, wanted in ((True, [0, 1]), (False, [0, 0])):
         rows = {f"NVIDIA H200 {label}": Tiling(16, 32, 16, tma=tma) for label in labels}
-        monkeypatch.setattr(triton_gemm_choice, "table", lambda rows=rows: rows)
+        rows_are(monkeypatch, rows)
         assert [products(choose(p, "NVIDIA H200"))[0] for p in (aligned, odd)] == wanted
 
 
 def test_the_stored_table_can_be_read():
     assert all(
-        isinstance(tiling, Tiling) and len(key.split(" > ")[0].split()) >= 4 for key, tiling in triton_gemm_choice.table().items()
+        isinstance(tiling, Tiling | None) and len(key.split(" > ")[0].split()) >= 4 for key, tiling in gemm_table.table().items()
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("transformers", reason="the models need transformers")
 
 from dynamotor.base.events import Event
+from dynamotor.codegen import gemm_table
 from dynamotor.tools import gpu_gemm
 
 TILING = {"m": 128, "n": 64, "k": 64, "warps": 4, "stages": 3, "group": 8, "persistent": False, "tma": True}
@@ -25,20 +26,20 @@ def timed(label, wins):
     return Event("autotune", {**data, "all_ms": [1.0]})
 
 
-def test_winners_are_written_and_losers_taken_out(tmp_path):
+def test_winners_are_written_with_their_tilings_and_losers_without(tmp_path):
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"about": "a table", "rows": {"NVIDIA H200 b": {"m": 1}, "other": {"m": 2}}}))
     rows = gpu_gemm.rows_of([timed("a", True), timed("b", False)])
     assert gpu_gemm.write_table(rows, path) == 1
     short = {"m": 128, "n": 64, "k": 64, "tma": True}  # what differs from the defaults
-    assert json.loads(path.read_text()) == {"about": "a table", "rows": {"NVIDIA H200 a": short, "other": {"m": 2}}}
-    assert len(path.read_text().splitlines()) == 7  # a line a row
+    assert json.loads(path.read_text()) == {"about": "a table", "rows": {"NVIDIA H200 a": short, "NVIDIA H200 b": None, "other": {"m": 2}}}
+    assert len(path.read_text().splitlines()) == 8  # a line a row
 
 
 def test_the_stored_table_is_as_the_tool_writes_it(tmp_path):
     path = tmp_path / "table.json"
-    path.write_text(gpu_gemm.TABLE.read_text())
-    assert gpu_gemm.write_table({}, path) == 0 and path.read_text() == gpu_gemm.TABLE.read_text()
+    path.write_text(gemm_table.PATH.read_text())
+    assert gpu_gemm.write_table({}, path) == 0 and path.read_text() == gemm_table.PATH.read_text()
 
 
 def test_a_run_measures_each_model_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
