@@ -81,15 +81,15 @@ def _short(dtype: torch.dtype) -> str:
 
 def find_sites(program: Program, tf32: bool = False) -> list[Site]:
     """Every product in order, with as much around it as can be fused. tf32: float32 products may round their operands so."""
-    found = []
+    found, flow = [], _Flow(program)
     for at, step in enumerate(program.steps):
         convolved = convolution(program, step)
         product = convolved or _product(program, step, tf32)
         if product is not None:
-            plain = _with_consumer(program, Site(at, product))
+            plain = _with_consumer(program, flow, Site(at, product))
             if convolved is not None and plain.consumer is None:  # what pays is the kernel behind it
                 continue
-            cast = _with_casts(program, plain)
+            cast = _with_casts(program, flow, plain)
             found.append(replace(cast, plain=plain) if cast.casts else plain)
     return found
 
@@ -126,9 +126,22 @@ def _operand(ref: BufRef, shape: tuple[int, ...]) -> Operand:
     return Operand(ref.name, ref.dtype, ref.offset, stride)  # type: ignore[arg-type]
 
 
-def _readers(program: Program, name: str) -> list[int]:
-    """Steps that read a buffer."""
-    return [n for n, step in enumerate(program.steps) if name in _reads(step)]
+class _Flow:
+    """Which steps of a program read and write each buffer, in order, and which buffers the caller sees."""
+
+    def __init__(self, program: Program) -> None:
+        self.readers: dict[str, list[int]] = {}
+        self.writers: dict[str, list[int]] = {}
+        self.results = {ref.name for ref in refs(program.outputs)} | set(program.mutations)
+        for n, step in enumerate(program.steps):
+            for name in _reads(step):
+                self.readers.setdefault(name, []).append(n)
+            for name in _writes(step):
+                self.writers.setdefault(name, []).append(n)
+
+    def is_written(self, name: str, after: int, until: int) -> bool:
+        """Whether a step behind `after` up to `until` writes a buffer."""
+        return any(after < n <= until for n in self.writers.get(name, ()))
 
 
 def _reads(step: Step) -> set[str]:
@@ -141,10 +154,6 @@ def _writes(step: Step) -> set[str]:
     return set(step.writes) if isinstance(step, LoopStep) else {*filter(None, step.outs), *step.mutates}
 
 
-def _is_result(program: Program, name: str) -> bool:
-    return any(ref.name == name for ref in refs(program.outputs)) or name in program.mutations
-
-
 def _is_map(step: Step) -> bool:
     """Whether a step is one launch over independent elements."""
     if not isinstance(step, TritonStep) or step.function is None or step.function.checks:
@@ -152,23 +161,24 @@ def _is_map(step: Step) -> bool:
     return not any(isinstance(s, Reduce) for s in step.kernel.statements())
 
 
-def _with_consumer(program: Program, site: Site) -> Site:
+def _with_consumer(program: Program, flow: _Flow, site: Site) -> Site:
     """The site with the kernel that reads the product first, where that can be its epilogue."""
     product, out = site.product, site.product.out.buffer
-    readers = _readers(program, out)
-    at = readers[0] if readers else None
-    if at is None or at < site.at or not _is_map(program.steps[at]):
+    readers = flow.readers.get(out)
+    if not readers:
+        return site
+    at = readers[0]
+    if at < site.at or not _is_map(program.steps[at]):
         return site
     step = program.steps[at]
     assert isinstance(step, TritonStep)
     touched = (*product.operands(), product.out)
-    written = set().union(*(_writes(s) for s in program.steps[site.at + 1 : at + 1]))
-    if any(o.buffer in written or _disagrees(step, o) for o in touched):
+    if any(flow.is_written(o.buffer, site.at, at) or _disagrees(step, o) for o in touched):
         return site
     fused = over_tile(product, step.kernel)
     if fused is None:
         return site
-    stored = len(readers) > 1 or _is_result(program, out)
+    stored = len(readers) > 1 or out in flow.results
     return replace(site, product=replace(fused, stored=stored), consumer=at)
 
 
@@ -177,22 +187,22 @@ def _disagrees(step: TritonStep, operand: Operand) -> bool:
     return any(name == operand.buffer and dtype != operand.dtype for name, dtype, _ in step.kernel.params)
 
 
-def _with_casts(program: Program, site: Site) -> Site:
+def _with_casts(program: Program, flow: _Flow, site: Site) -> Site:
     """The site reading what its operands were cast from, where nobody else reads the casts."""
     names = [o.buffer for o in site.product.operands()]
     for key in ("a", "b"):
         operand: Operand = getattr(site.product, key)
         if names.count(operand.buffer) > 1:
             continue
-        makers = [n for n, step in enumerate(program.steps[: site.at]) if operand.buffer in _writes(step)]
-        if len(makers) != 1 or _readers(program, operand.buffer) != [site.at] or _is_result(program, operand.buffer):
+        makers = flow.writers.get(operand.buffer, [])
+        if len(makers) != 1 or flow.readers[operand.buffer] != [site.at] or operand.buffer in flow.results:
             continue
-        source = _cast_from(program, program.steps[makers[0]], operand)
-        between = program.steps[makers[0] + 1 : site.steps()[-1] + 1]
-        if source is None or any(source.buffer in _writes(step) for step in between) or source.buffer in site.product.buffers():
+        (made,) = makers
+        source = _cast_from(program, program.steps[made], operand) if made < site.at else None
+        if source is None or source.buffer in site.product.buffers() or flow.is_written(source.buffer, made, site.steps()[-1]):
             continue
         changes: dict[str, Any] = {key: source}
-        site = replace(site, product=replace(site.product, **changes), casts=(*site.casts, makers[0]))
+        site = replace(site, product=replace(site.product, **changes), casts=(*site.casts, made))
     return site
 
 
@@ -261,7 +271,8 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
 def trial(program: Program, site: Site, steps: list[Step]) -> Program:
     """A program of these steps alone (the site's own, or the template): what they read is given, what they leave is returned."""
     needed, made = _needs_and_makes([program.steps[n] for n in site.steps()])
-    left = sorted(n for n in made if _is_left(program, site, n))
+    flow, inside = _Flow(program), set(site.steps())
+    left = sorted(n for n in made if n in flow.results or not inside.issuperset(flow.readers.get(n, ())))
     known = _with_scratch(program.buffers, steps)
     buffers = {n: replace(known[n], kind="input", value=None) for n in needed}
     touched = made.union(*(_reads(step) | _writes(step) for step in steps)) - needed
@@ -278,9 +289,3 @@ def _needs_and_makes(steps: Iterable[Step]) -> tuple[set[str], set[str]]:
         needed |= _reads(step) - made
         made |= _writes(step)
     return needed, made
-
-
-def _is_left(program: Program, site: Site, name: str) -> bool:
-    """Whether a buffer that the site's steps make is needed behind them."""
-    inside = set(site.steps())
-    return _is_result(program, name) or any(n not in inside for n in _readers(program, name))
