@@ -147,7 +147,7 @@ class ProductEmitter:
         """Which tile it is: neighbours in number share columns of b, so that they meet in the cache."""
         per = self.tiles_m * self.tiles_n
         if self.batch > 1:
-            yield f"z = {number} // {per}" if not self.wide else f"z = ({number} // {per}).to(tl.int64)"
+            yield f"z = {number} // {per}" if not self.wide else f"z = tl.cast({number} // {per}, tl.int64)"
             yield f"tile = {number} % {per}"
         else:
             yield f"tile = {number}"
