@@ -47,7 +47,8 @@ def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint
     apart = tuple(i for i, grad in grads.items() if grad is None)
     if len(apart) == len(grads):
         apart = ()  # the outputs require a gradient all the same
-    marked = _seen_by_hooks(joint) if len(joint.tangents) > 1 else ()
+    # PyTorch loses a retain_grad of an output that is not its node's first when the output is written in place.
+    marked = tuple(k for k in _seen_by_hooks(joint) if len(joint.tangents) > 1 or k > 0)
     if not apart and not marked:
         return apply
 
@@ -237,15 +238,24 @@ def _compiled_when_called(compile_backward: Callable[[frozenset[int]], Compiled 
     return backward_for
 
 
+class _Arrival:
+    """A leaf's last tensor hook: whether a gradient came in the backward that is running."""
+
+    came = True
+
+    def __call__(self, grad: torch.Tensor | None) -> None:
+        self.came = grad is not None
+
+
 @dataclass(frozen=True)
 class _UnlessAbsent:
     """A hook of a leaf that passes over a gradient that has not come."""
 
     hook: Callable[[Any], Any]
-    gradient: Callable[[Any], Any]  # of what the hook is called with
+    has_come: Callable[[Any], bool]  # of what the hook is called with
 
     def __call__(self, given: Any) -> Any:
-        return None if self.gradient(given) is None else self.hook(given)
+        return self.hook(given) if self.has_come(given) else None
 
 
 def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
@@ -257,11 +267,19 @@ def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
         leaf = getattr(ctx.next_functions[i][0], "variable", None)
         if leaf is None:
             continue
-        for hooks, gradient in ((leaf._backward_hooks, lambda grad: grad),
-                                (leaf._post_accumulate_grad_hooks, lambda leaf: leaf.grad)):
-            for key, hook in (hooks or {}).items():
-                if type(hook) is not _UnlessAbsent and not (getattr(hook, "__module__", None) or "").startswith("torch."):
-                    hooks[key] = _UnlessAbsent(hook, gradient)
+        _wrap(leaf._backward_hooks, lambda grad: grad is not None)
+        if leaf._post_accumulate_grad_hooks:
+            watch = next((hook for hook in (leaf._backward_hooks or {}).values() if type(hook) is _Arrival), None)
+            if watch is None:
+                watch = _Arrival()
+                leaf.register_hook(watch)
+            _wrap(leaf._post_accumulate_grad_hooks, lambda leaf, watch=watch: watch.came)
+
+
+def _wrap(hooks: dict[int, Any] | None, has_come: Callable[[Any], bool]) -> None:
+    for key, hook in (hooks or {}).items():
+        if type(hook) not in (_UnlessAbsent, _Arrival) and not (getattr(hook, "__module__", None) or "").startswith("torch."):
+            hooks[key] = _UnlessAbsent(hook, has_come)
 
 
 def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:

@@ -168,3 +168,35 @@ def test_second_derivatives_are_refused_through_several_nodes():
     (grad,) = torch.autograd.grad(sum(out.sum() for out in outs), x, create_graph=True)
     with pytest.raises(BackendError, match="DM402"):
         grad.sum().backward()
+
+
+@backends
+def test_hooks_behind_an_accumulated_gradient_wait_for_the_next_one(backend):
+    class Heads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    def run(compiled):
+        model, seen = Heads(), []
+        for name, p in model.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name: seen.append(name))
+        call = dynamotor.compile(model, backend=backend) if compiled else model
+        for k in (0, 1, 0, 0, 1):  # gradients stay, so that a hook cannot tell by them whether one has come
+            call(torch.ones(4, 3))[k].sum().backward()
+            seen.append(k)
+        return [sorted(seen[i:i + 2]) + seen[i + 2:i + 3] for i in range(0, len(seen), 3)]
+
+    assert run(compiled=True) == run(compiled=False)
+
+
+@backends
+def test_an_output_with_a_kept_gradient_is_written_in_place(backend):
+    out = dynamotor.compile(lambda x: (torch.zeros(2), x * 3), backend=backend)(leaf(3))[1]
+    out.retain_grad()
+    out.mul_(2)
+    out.sum().backward()
+    assert torch.equal(out.grad, torch.ones_like(out))
