@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,12 +34,13 @@ def _scale_shift(
     bias: Value | None,
     shape: Sequence[int],
     dtype: torch.dtype,
+    root: Callable[[Expr], Expr] = lambda rstd: rstd,
 ) -> Value:
-    """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`."""
+    """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`. root: makes 1/std of what is given for it."""
     parts = [x, mean, rstd] + [p for p in (weight, bias) if p is not None]
 
     def fn(x: Expr, mean: Expr, rstd: Expr, *affine: Expr) -> Expr:
-        y = mul(sub(x, mean), rstd)
+        y = mul(sub(x, mean), root(rstd))
         rest = list(affine)
         if weight is not None:
             y = mul(y, rest.pop(0))
@@ -205,9 +206,15 @@ def _batch_norm_eval(
     compute = COMPUTE_TYPE[dtype]
     if not numel(x.shape):
         raise Decline("empty batch")
-    rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), var, shape=c, dtype=compute)
-    ctx.realize(rstd)
     affine = [None if p is None else _channel(p, rank) for p in (weight, bias)]
+
+    def root(v: Expr) -> Expr:
+        return op("rsqrt", add(v, like(eps, v)))
+
+    if ctx.on_gpu:  # there a root for each element is free beside memory, and a launch for a few channels is not
+        return _scale_shift(ctx, x, _channel(mean, rank), _channel(var, rank), *affine, shape=x.shape, dtype=dtype, root=root)
+    rstd = ctx.pointwise(root, var, shape=c, dtype=compute)
+    ctx.realize(rstd)
     return _scale_shift(ctx, x, _channel(mean, rank), _channel(rstd, rank), *affine, shape=x.shape, dtype=dtype)
 
 
