@@ -34,7 +34,7 @@ GUESS = {
     "kernels": 90.0,
     "overhead": 45.0,
     "products": 25.0,
-    "shapes": 90.0,
+    "shapes": 35.0,
 }  # seconds a job
 
 

@@ -56,7 +56,7 @@ def test_kernels_and_host_time():
 def test_shapes_that_change():
     (row,) = rows_of("shapes").values()
     assert len({tuple(shape) for shape in row["shapes"]}) == 3
-    assert all(len(row["first_s"][p]) == len(row["ms"][p]) == 3 for p in ("eager", "ours", "literal", "peer"))
+    assert all(len(row["first_s"][p]) == 3 for p in ("eager", "ours", "literal", "peer")) and len(row["ms"]["ours"]) == 3
 
 
 def test_the_table_for_people():
