@@ -45,7 +45,8 @@ def shape_rows(job: Job) -> Rows:
             row["built"].setdefault(name, []).append(built)
             work.step(call)
 
-        calls = {"eager": model, "ours": compile_(model, options=options), "literal": compile_(model, dynamic=False, options=options)}
+        calls = {"eager": model, "ours": compile_(model, options=options)}
+        calls["literal"] = compile_(model, dynamic=False, options=options)
         for cut in cuts:
             work.kwargs = {k: _cut(v, *cut) for k, v in given.items()}
             for name, call in calls.items():
