@@ -56,7 +56,14 @@ def cases(device: str) -> dict[str, Case]:
         ),
         "convolution of 1x1": (lambda x, w: F.relu(F.conv2d(x, w)), [last(randn(8, 64, 14, 14)), last(randn(128, 64, 1, 1))]),
         "float32 with TF32": (lambda x, w: F.relu(x @ w), [randn(256, 128, dtype=f32), randn(128, 256, dtype=f32)]),
-        "unaligned": (lambda x, w: F.relu(x[1:].view(64, 96) @ w), [randn(64 * 96 + 1), randn(96, 128)]),
+        "rows of 49": (lambda q, k: torch.bmm(q, k.transpose(1, 2)), [randn(64, 49, 32), randn(64, 49, 32)]),
+        "turned rows of 49": (lambda p, g: torch.bmm(p.transpose(1, 2), g), [randn(64, 49, 49), randn(64, 49, 32)]),
+        "convolution of 2x2 with stride": (
+            lambda x, w, b: F.conv2d(x, w, stride=2) + b.view(1, -1, 1, 1),
+            [last(randn(4, 64, 28, 28)), last(randn(128, 64, 2, 2)), randn(128)],
+        ),
+        "offset": (lambda x, w: F.relu(x[1:].view(64, 96) @ w), [randn(64 * 96 + 1), randn(96, 128)]),
+        "unaligned": (lambda x, w: F.relu(x @ w), [randn(64 * 96 + 1)[1:].view(64, 96), randn(96, 128)]),
     }
 
 
