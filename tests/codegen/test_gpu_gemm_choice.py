@@ -1,5 +1,6 @@
 """Which products become templates: the stored table, timing with a clock that is made up, and the cache of what was found."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -181,6 +182,31 @@ def test_the_stored_table_can_be_read():
     assert all(
         isinstance(tiling, Tiling | None) and len(key.split(" > ")[0].split()) >= 4 for key, tiling in gemm_table.table().items()
     )
+
+
+def test_labels_of_today_find_their_rows(monkeypatch):
+    """A change to lowering or fusion that changes labels leaves rows behind, without a wrong answer to tell of it."""
+    labels = []
+
+    def choose(program, gpu, tune=None):
+        labels.append([site.label() for site in find_sites(program)])
+        raise InterruptedError  # nothing is run
+
+    monkeypatch.setattr(gpu_program.triton_gemm_choice, "choose", choose)
+    e = functools.partial(torch.empty, dtype=BF16)
+    last = {"memory_format": torch.channels_last}
+    x, w, r = e(32, 64, 56, 56).to(**last), e(64, 64, 3, 3).to(**last), e(32, 64, 56, 56).to(**last)
+    wide, w1, norm = e(32, 256, 56, 56).to(**last), e(256, 64, 1, 1).to(**last), [e(64) for _ in range(4)]
+    for fn, inputs in [
+        (lambda x, w, *n: F.relu(F.batch_norm(F.conv2d(x, w, padding=1), *n)), (x, w, *norm)),
+        (lambda x, w, r, *n: F.relu(F.batch_norm(F.conv2d(x, w), *n) + r), (r, w1, wide, *(e(256) for _ in range(4)))),
+        (lambda x, w, b: F.gelu(F.linear(x, w, b)), (e(32, 128, 768), e(3072, 768), e(3072))),
+        (lambda g, x: (g.t() @ x).float(), (e(1568, 4096), e(1568, 1024))),
+        (lambda q, k: torch.bmm(q, k.transpose(1, 2)), (e(1024, 49, 32), e(1024, 49, 32))),
+    ]:
+        with torch.no_grad(), config.patch(target="triton", strict=True), pytest.raises(Exception, match="InterruptedError"):
+            dynamotor.compile(lambda *given: fn(*given))(*inputs)  # noqa: B023
+    assert len(labels) == 5 and all(gemm_table.stored(f"NVIDIA H200 {label}") for (label,) in labels), labels
 
 
 def test_candidates_fit_the_product():
