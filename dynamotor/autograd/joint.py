@@ -55,6 +55,7 @@ class Joint:
     mutated: list[int]  # input indices
     gradient_of: list[int] = field(default_factory=list)  # input indices that want a gradient
     reach: dict[int, int] = field(default_factory=dict)  # for each of these, the tangents that lead to it: bit k is the k-th
+    inner: dict[int, int] = field(default_factory=dict)  # for each user output that others are computed from, their tangents
 
     @property
     def output(self) -> tuple[list, list, list]:
@@ -86,16 +87,17 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_
     if any(differentiable):
         _check_gradients(requires_grad, mutated)
     gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
-    tangents, grads, reach = [], [], {}
+    tangents, grads, reach, inner = [], [], {}, []
     if gradient_of:
         wanted, leaves = [t for t, graded in zip(roots, differentiable, strict=True) if graded], [inputs[i] for i in gradient_of]
-        reach = dict(zip(gradient_of, reaching(wanted, leaves), strict=True))
+        found, inner = reaching(wanted, leaves, results)
+        reach = dict(zip(gradient_of, found, strict=True))
         tangents, grads = _backward(recorder, wanted, leaves)
     recorder.graph.output((values, contents, grads))
     joint_gm = graph_module(recorder.graph, "Joint")
     return Joint(joint_gm, [i.note.memory.input for i in inputs] + [node for node, _ in recorder.constants],
                  [tensor for _, tensor in recorder.constants], tangents, plans, differentiable, mutated, gradient_of,
-                 reach)
+                 reach, {k: mask for k, mask in enumerate(inner) if mask})
 
 
 def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]) -> tuple:

@@ -19,6 +19,7 @@ from .calls import bump, call_without_autocast
 from .joint import Joint
 
 Compiled = Callable[..., Any]
+Finish = Callable[[Sequence, Sequence, Sequence], tuple]  # (inputs, values, the nodes' contexts) → the user's outputs
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 # Gives a tensor a node of its own in autograd's graph, and does nothing else.
@@ -40,8 +41,8 @@ class AutogradNode:
     tangents: tuple[int, ...]
 
 
-def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint) -> Compiled:
-    """The forward as an autograd function of all inputs: inputs to its `n` values."""
+def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint, finish: Finish | None) -> Compiled:
+    """The forward as an autograd function of all inputs, from inputs to its `n` values and what `finish` makes of them."""
     apply = _whole_function(forward, n, node, joint).apply
     grads = dict(zip(joint.gradient_of, joint.output[2], strict=True))
     apart = tuple(i for i, grad in grads.items() if grad is None)
@@ -49,19 +50,19 @@ def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint
         apart = ()  # the outputs require a gradient all the same
     # PyTorch loses a retain_grad of an output that is not its node's first when the output is written in place.
     marked = tuple(k for k in _seen_by_hooks(joint) if len(joint.tangents) > 1 or k > 0)
-    if not apart and not marked:
+    if not apart and not marked and finish is None:
         return apply
+    first = joint.differentiable.index(True)
 
     def run(*inputs: torch.Tensor) -> tuple:
-        if apart:  # no gradient ever comes: its hooks are not to be called
-            given = list(inputs)
-            for i in apart:
-                given[i] = given[i].detach()
-            inputs = tuple(given)
-        values = list(apply(*inputs))
+        given = list(inputs)
+        for i in apart:  # no gradient ever comes: its hooks are not to be called
+            given[i] = given[i].detach()
+        values = list(apply(*given))
+        context = values[first].grad_fn
         for k in marked:
             values[k] = _own_node(values[k])
-        return tuple(values)
+        return tuple(values) if finish is None else finish(inputs, values, (context,))
 
     return run
 
@@ -105,7 +106,7 @@ def _whole_function(forward: Compiled, n: int, node: AutogradNode, joint: Joint)
     return CompiledFunction
 
 
-def through_nodes(forward: Compiled, n: int, nodes: Sequence[AutogradNode], joint: Joint) -> Compiled:
+def through_nodes(forward: Compiled, n: int, nodes: Sequence[AutogradNode], joint: Joint, finish: Finish | None) -> Compiled:
     """Several nodes, each behind the values that lead to it. The forward runs before them, and none of them computes."""
     mutated = tuple(joint.mutated)
     wanted = tuple(k for k, differentiable in enumerate(joint.differentiable) if differentiable)
@@ -124,13 +125,15 @@ def through_nodes(forward: Compiled, n: int, nodes: Sequence[AutogradNode], join
         finally:
             _set_grad_enabled(before)
         made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
+        contexts = []
         for apply, gradients, values in parts:
             for k, value in zip(values, apply((inputs, outs), *[inputs[i] for i in gradients]), strict=True):
                 made[k].append(value)
+            contexts.append(value.grad_fn)
         results = list(outs[:n])
         for k, found in made.items():
             results[k] = found[0] if alone[k] else _own_node(found[0]) if len(found) == 1 else _Several.apply(*found)
-        return tuple(results)
+        return tuple(results) if finish is None else finish(inputs, results, contexts)
 
     return run
 
@@ -190,6 +193,7 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
     arriving = tuple(zip(places, [joint.tangents[k].meta["val"] for k in node.tangents], strict=True))
     leading = [frozenset(k for k, tangent in enumerate(node.tangents) if joint.reach[i] >> tangent & 1) for i in node.gradients]
     nothing = (None,) * len(node.gradients)
+    numbers, inner = node.tangents, bool(joint.inner)
     backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
     del node, joint
 
@@ -209,6 +213,9 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
         return [None if absent >= roots else grad for roots, grad in zip(leading, grads, strict=True)]
 
     def backward(ctx: Any, tangents: tuple) -> Sequence:
+        if inner:
+            come = [number for number, (k, _) in zip(numbers, arriving, strict=True) if tangents[k] is not None]
+            refuse_hooks(ctx, sum(1 << number for number in come))
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
         if not _is_grad_enabled():
@@ -236,6 +243,23 @@ def _compiled_when_called(compile_backward: Callable[[frozenset[int]], Compiled 
         return compiled[absent]
 
     return backward_for
+
+
+def refuse_hooks(ctx: Any, arrived: int) -> None:
+    """An output that others are computed from sees only the gradient from outside: its hooks would be told too little."""
+    for reference, mask in getattr(ctx, "watched", ()):
+        output = reference()
+        if output is None or not mask & arrived:
+            continue
+        if output.retains_grad or any(map(_is_users, (output._backward_hooks or {}).values())):
+            raise BackendError("DM403", "a hook or retain_grad on an output that other outputs are computed from",
+                               why="the gradient from those other outputs stays inside the compiled backward",
+                               cure="register it inside the compiled function (a graph break), or use dynamotor.disable")
+
+
+def _is_users(hook: Any) -> bool:
+    """Whether the hook is not PyTorch's own, which may count calls and expect None."""
+    return not (getattr(getattr(hook, "func", hook), "__module__", None) or "").startswith("torch.")
 
 
 class _Arrival:
@@ -278,7 +302,7 @@ def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
 
 def _wrap(hooks: dict[int, Any] | None, has_come: Callable[[Any], bool]) -> None:
     for key, hook in (hooks or {}).items():
-        if type(hook) not in (_UnlessAbsent, _Arrival) and not (getattr(hook, "__module__", None) or "").startswith("torch."):
+        if type(hook) not in (_UnlessAbsent, _Arrival) and _is_users(hook):
             hooks[key] = _UnlessAbsent(hook, has_come)
 
 

@@ -12,16 +12,24 @@ from typing import Any
 import torch
 
 
-def reaching(roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[int]:
-    """For each input (a leaf) the roots whose graph leads to it: bit k stands for roots[k]."""
+def reaching(roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
+             outputs: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """For each input (a leaf), and for each output, the roots whose graph leads to it: bit k stands for roots[k].
+
+    An output has a graph of its own, which does not count: 0 says that nothing else is computed from it.
+    """
     masks: dict[Any, int] = {}
+    through: dict[tuple[Any, int], int] = {}
     for k, root in enumerate(roots):
         masks[root.grad_fn] = masks.get(root.grad_fn, 0) | 1 << k
     masks.pop(None, None)
     for node in reversed(_arguments_first(list(masks))):
-        for following, _ in node.next_functions:
+        for following, place in node.next_functions:
             masks[following] = masks.get(following, 0) | masks[node]
-    return [masks.get(torch.autograd.graph.get_gradient_edge(leaf).node, 0) for leaf in inputs]
+            through[following, place] = through.get((following, place), 0) | masks[node]
+    inner = [through.get((tensor.grad_fn, tensor.output_nr), 0) if isinstance(tensor, torch.Tensor) and tensor.grad_fn else 0
+             for tensor in outputs]
+    return [masks.get(torch.autograd.graph.get_gradient_edge(leaf).node, 0) for leaf in inputs], inner
 
 
 def _arguments_first(nodes: Sequence[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ Everything that can be known is worked out when the callable is made; a call onl
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from .calls import bump, without_autocast
 from .joint import Joint, OutputPlan
-from .nodes import AutogradNode, through_nodes, through_one_node
+from .nodes import AutogradNode, Finish, through_nodes, through_one_node
 
 Compiled = Callable[..., Any]
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -45,14 +46,27 @@ def inference_callable(compiled: Compiled, joint: Joint) -> Compiled:
 def training_callable(forward: Compiled, n_values: int, nodes: Sequence[AutogradNode], joint: Joint) -> Compiled:
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes."""
     forward = without_autocast(_with_constants(forward, joint.constants))
-    rebuild = _rebuilder(joint.plans, n_values)
+    finish = _finisher(_rebuilder(joint.plans, n_values), joint)
     if len(nodes) > 1:
-        values_of = through_nodes(forward, n_values, nodes, joint)
-    else:
-        values_of = through_one_node(forward, n_values, nodes[0], joint)
-    if rebuild is None:
-        return values_of
-    return lambda *inputs: rebuild(inputs, values_of(*inputs))
+        return through_nodes(forward, n_values, nodes, joint, finish)
+    return through_one_node(forward, n_values, nodes[0], joint, finish)
+
+
+def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, joint: Joint) -> Finish | None:
+    """Makes the user's outputs, and notes for `nodes.refuse_hooks` those that others are computed from."""
+    inner = tuple(joint.inner.items())
+    if rebuild is None and not inner:
+        return None
+
+    def finish(inputs: Sequence, values: Sequence, contexts: Sequence) -> tuple:
+        outputs = tuple(values) if rebuild is None else rebuild(inputs, values)
+        if inner:
+            watched = [(weakref.ref(outputs[k]), mask) for k, mask in inner]
+            for context in contexts:
+                context.watched = watched
+        return outputs
+
+    return finish
 
 
 def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Compiled:

@@ -200,3 +200,28 @@ def test_an_output_with_a_kept_gradient_is_written_in_place(backend):
     out.mul_(2)
     out.sum().backward()
     assert torch.equal(out.grad, torch.ones_like(out))
+
+
+@backends
+@pytest.mark.parametrize("between", [False, True])
+def test_hooks_on_an_output_that_another_is_computed_from_are_refused(backend, between):
+    def f(x, y):
+        hidden = x.sin()
+        return hidden, hidden[0], hidden.exp() * 2, y * 2
+
+    def outputs():
+        x, y = leaf(3, 3), leaf(3, 3)
+        return dynamotor.compile(f, backend=backend)(*((x * 1, y * 1) if between else (x, y)))
+
+    for hang in (lambda t: t.retain_grad(), lambda t: t.register_hook(lambda grad: grad * 2)):
+        outs = outputs()
+        hang(outs[0])
+        with pytest.raises(BackendError, match="DM403"):
+            (outs[0].sum() + outs[2].sum()).backward()
+        outs = outputs()
+        hang(outs[0])
+        hang(outs[1])
+        hang(outs[2])
+        hang(outs[3])
+        (outs[0].sum() + outs[1].sum() + outs[3].sum()).backward()  # all of the gradient comes from outside
+        assert not outs[0].retains_grad or torch.equal(outs[0].grad[1:], torch.ones(2, 3, dtype=torch.float64))
