@@ -8,10 +8,12 @@ Written by `python -m dynamotor.tools.gpu_gemm`; a row without a tiling is one w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from .triton_gemm import Tiling
@@ -26,6 +28,19 @@ def table() -> dict[str, Tiling | None]:
     """"GPU label" → the tiling under which a template won, None where the library did."""
     rows = json.loads(PATH.read_text())["rows"]
     return {key: None if row is None else Tiling(**row) for key, row in rows.items()}
+
+
+@contextlib.contextmanager
+def ignored() -> Iterator[None]:
+    """As if the table were empty: all is measured anew."""
+    global table
+    before, table = table, functools.cache(dict)
+    _layers.cache_clear()
+    try:
+        yield
+    finally:
+        table = before
+        _layers.cache_clear()
 
 
 def knows(gpu: str) -> bool:

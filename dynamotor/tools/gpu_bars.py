@@ -65,6 +65,12 @@ def summary(rows: dict[str, Row]) -> dict[str, Any]:
     with_errors = [r for r in rows.values() if r["mode"] in ("train", "infer", "errors") and "errors" in r]
     if with_errors:
         bars[f"errors no worse ({len(with_errors)} rows)"] = all(errors_hold(r) for r in with_errors)
+        found["farther from float32 than torch.compile"] = {
+            f"{r['mode']}/{r['model']} {k}": round(ours / r["errors"]["peer"][k], 3)
+            for r in with_errors
+            for k, ours in r["errors"]["ours"].items()
+            if k in ("out", "grad") and ours > NO_WORSE * r["errors"]["peer"].get(k, 0.0)
+        }
         found["worse errors"] = [f"{r['mode']}/{r['model']}" for r in with_errors if not errors_hold(r)]
     kernels = [r for r in rows.values() if r["mode"] == "kernels" and r.get("bar")]
     if kernels:

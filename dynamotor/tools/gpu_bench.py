@@ -84,7 +84,8 @@ class Session:
         for path in args.merge:
             if Path(path).exists():
                 earlier = json.loads(Path(path).read_text())
-                self.report |= {"rows": {**self.report["rows"], **earlier["rows"]}, "device": earlier["device"]}
+                rows = {key: row for key, row in earlier["rows"].items() if "error" not in row or key not in self.report["rows"]}
+                self.report |= {"rows": {**self.report["rows"], **rows}, "device": earlier["device"]}
         self.device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         self.spent: dict[str, float] = {}
 
