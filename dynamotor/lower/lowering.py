@@ -48,6 +48,8 @@ Scalar = int | float | bool
 
 # A value read in several places is computed again in each when it costs no more than this, otherwise it is kept.
 CHEAP_COST, CHEAP_LOADS = 6, 2
+# In half precision keeping rounds: a residual stream that is added up again from more parts is rounded less often.
+CHEAP_HALF_LOADS = 4
 # An expression larger than this becomes real even with one reader, so that kernels stay of a size that compiles fast.
 MAX_COST, MAX_LOADS = 400, 12
 COPY_ = torch.ops.aten.copy_.default
@@ -240,7 +242,7 @@ class Lowering:
         """Make x real unless computing it again is cheap: for rules that read it in several loops."""
         if x.ref is None:
             e = self.probe(x)
-            if total_cost(e) > CHEAP_COST or len(loads_of(e)) > CHEAP_LOADS:
+            if total_cost(e) > CHEAP_COST or len(loads_of(e)) > _cheap_loads(x):
                 self.realize(x)
         return x
 
@@ -269,7 +271,7 @@ class Lowering:
             cost > MAX_COST
             or count > MAX_LOADS
             or len(readers) > 1
-            and (cost > CHEAP_COST or count > CHEAP_LOADS or any(_is_call(r) for r in readers))
+            and (cost > CHEAP_COST or count > _cheap_loads(x) or any(_is_call(r) for r in readers))
         ):
             self.realize(x)
 
@@ -449,6 +451,10 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
     outputs = tuple(_output(ctx, n, env, targets) for n in flat_outputs)
     _mutate(ctx, copies, env, targets)
     return ctx, inputs, outputs
+
+
+def _cheap_loads(x: Value) -> int:
+    return CHEAP_HALF_LOADS if x.dtype.is_floating_point and x.dtype.itemsize == 2 else CHEAP_LOADS
 
 
 def _is_on_gpu(node: fx.Node) -> bool:
