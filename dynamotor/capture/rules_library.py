@@ -432,6 +432,14 @@ def _find_outside(fn: Any) -> CallRule | None:
     return None
 
 
+@call_finder
+def _find_bookkeeping(fn: Any) -> CallRule | None:
+    """Once torch.compile has run, PyTorch's modules count themselves when they are made: nothing that a program sees."""
+    if not isinstance(fn, types.FunctionType) or fn.__module__ != "torch._dynamo.mutation_guard":
+        return None
+    return (lambda trace, args, kwargs: Constant(None)) if fn.__qualname__ == "GenerationTracker.tag" else None
+
+
 @builtin_rule(sys.exc_info)
 def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if trace.handled is None:
