@@ -49,8 +49,8 @@ def compile(
     backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
     fullgraph: raise CaptureError instead of breaking the graph.
     dynamic: programs are specialised to the shapes they see and a new shape is captured anew. A GPU's kernels take sizes as
-        arguments from a callable's second shape on, so that further shapes build nothing; True: from the first (and eight
-        times as many shapes are kept), False: never.
+        arguments from a callable's second shape on, so that further shapes build few or none; True: from the first (and
+        eight times as many shapes are kept), False: never.
     mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
       "max-autotune-no-cudagraphs" time matrix products there against generated kernels. "default" is None.
     options: fields of `dynamotor.config` that hold for this callable.

@@ -1,4 +1,4 @@
-"""What surrounds each call of compiled code: autocast is off in it, and what it writes is told to PyTorch."""
+"""What surrounds each call of compiled code: autocast and gradients are off in it, and what it writes is told to PyTorch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,26 @@ from typing import Any
 import torch
 
 Compiled = Callable[..., Any]
+_set_grad_enabled = torch._C._set_grad_enabled
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def bump(tensors: list[torch.Tensor]) -> None:
     """Generated code writes without PyTorch seeing it: tell the version counters (inference tensors have none)."""
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def call_without_grad(compiled: Compiled, inputs: tuple, mutated: tuple[int, ...]) -> tuple:
+    """Call it with gradients off; `mutated` are the places of inputs that it writes."""
+    before = _is_grad_enabled()
+    _set_grad_enabled(False)
+    try:
+        values = compiled(*inputs)
+        if mutated:
+            bump([inputs[i] for i in mutated])
+    finally:
+        _set_grad_enabled(before)
+    return values
 
 
 def _autocast_regions() -> list[str]:

@@ -15,12 +15,11 @@ import torch
 
 from ..base.errors import BackendError
 from ..graph.spec import TensorSpec
-from .calls import bump, call_without_autocast
+from .calls import bump, call_without_autocast, call_without_grad
 from .joint import Joint
 
 Compiled = Callable[..., Any]
 Finish = Callable[[Sequence, Sequence, Sequence], tuple]  # (inputs, values, the nodes' contexts) → the user's outputs
-_set_grad_enabled = torch._C._set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 # Gives a tensor a node of its own in autograd's graph, and does nothing else.
 _own_node = torch.ops.aten.lift.default
@@ -116,14 +115,7 @@ def through_nodes(forward: Compiled, n: int, nodes: Sequence[AutogradNode], join
     alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
 
     def run(*inputs: torch.Tensor) -> tuple:
-        before = _is_grad_enabled()
-        _set_grad_enabled(False)
-        try:
-            outs = forward(*inputs)
-            if mutated:
-                bump([inputs[i] for i in mutated])
-        finally:
-            _set_grad_enabled(before)
+        outs = call_without_grad(forward, inputs, mutated)
         made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
         contexts = []
         for apply, gradients, values in parts:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .calls import bump, without_autocast
+from .calls import call_without_grad, without_autocast
 from .joint import Joint, OutputPlan
 from .nodes import AutogradNode, Finish, through_nodes, through_one_node
 
@@ -30,14 +30,7 @@ def inference_callable(compiled: Compiled, joint: Joint) -> Compiled:
         return compiled
 
     def run(*inputs: torch.Tensor) -> tuple:
-        before = _is_grad_enabled()
-        _set_grad_enabled(False)
-        try:
-            values = compiled(*inputs)
-            if mutated:
-                bump([inputs[i] for i in mutated])
-        finally:
-            _set_grad_enabled(before)
+        values = call_without_grad(compiled, inputs, mutated)
         return values if rebuild is None else rebuild(inputs, values)
 
     return run

@@ -55,7 +55,7 @@ class Config:
     # it on): seconds more at the first call ever, kept on disk.
     max_autotune: bool = False
     # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel instead of numbers in
-    # it: further shapes build nothing (turned on by a second shape, or dynamic=True; dynamic=False keeps it off).
+    # it: further shapes build few kernels or none (turned on by a second shape, or dynamic=True; dynamic=False keeps it off).
     size_arguments: bool = False
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
