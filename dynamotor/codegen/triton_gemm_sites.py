@@ -7,7 +7,7 @@ bf16 1x4096x3072x768 nt+bias > add,erf,mul reads nothing writes bf16
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from ..base.events import counters
 from ..graph.spec import TensorSpec
-from ..lower.ir import Reduce, Store, loads_of, walk
+from ..lower.ir import Expr, Reduce, Store, loads_of, walk
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step
 from .program import refs
 from .triton import TritonStep
@@ -35,14 +35,17 @@ _PRODUCTS = {
 }
 
 
+_SourceOf = Callable[[Store, Product, Operand], Expr | None]  # what a store takes from elsewhere to make a product's operand
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A product at step `at`; with its epilogue at step `consumer`, and casts of its operands at `casts`."""
+    """A product at step `at`; with its epilogue at step `consumer`, and what casts or pads its operands at `makers`."""
 
     at: int
     product: Product
     consumer: int | None = None
-    casts: tuple[int, ...] = ()
+    makers: tuple[int, ...] = ()
     plain: Site | None = None  # the same without the casts
 
     def variants(self) -> tuple[Site, ...]:
@@ -51,7 +54,7 @@ class Site:
 
     def steps(self) -> tuple[int, ...]:
         """The steps that the template takes the place of, in order."""
-        return (*sorted(self.casts), self.at, *([self.consumer] if self.consumer is not None else []))
+        return (*sorted(self.makers), self.at, *([self.consumer] if self.consumer is not None else []))
 
     def label(self) -> str:
         """What decides how fast it runs, readable: types, sizes, layouts and what is fused."""
@@ -89,8 +92,9 @@ def find_sites(program: Program, tf32: bool = False) -> list[Site]:
             plain = _with_consumer(program, flow, Site(at, product))
             if convolved is not None and plain.consumer is None:  # what pays is the kernel behind it
                 continue
-            cast = _with_casts(program, flow, plain)
-            found.append(replace(cast, plain=plain) if cast.casts else plain)
+            plain = _with_sources(program, flow, plain, _padded_from)
+            cast = _with_sources(program, flow, plain, _cast_from)
+            found.append(replace(cast, plain=plain) if cast is not plain else plain)
     return found
 
 
@@ -179,6 +183,8 @@ def _with_consumer(program: Program, flow: _Flow, site: Site) -> Site:
     if fused is None:
         return site
     stored = len(readers) > 1 or out in flow.results
+    if stored and fused.size != product.size:  # others read columns that this kernel does not
+        return site
     return replace(site, product=replace(fused, stored=stored), consumer=at)
 
 
@@ -187,8 +193,8 @@ def _disagrees(step: TritonStep, operand: Operand) -> bool:
     return any(name == operand.buffer and dtype != operand.dtype for name, dtype, _ in step.kernel.params)
 
 
-def _with_casts(program: Program, flow: _Flow, site: Site) -> Site:
-    """The site reading what its operands were cast from, where nobody else reads the casts."""
+def _with_sources(program: Program, flow: _Flow, site: Site, source_of: _SourceOf) -> Site:
+    """The site reading what its operands were made from, where nobody else reads what was made."""
     names = [o.buffer for o in site.product.operands()]
     for key in ("a", "b"):
         operand: Operand = getattr(site.product, key)
@@ -198,28 +204,47 @@ def _with_casts(program: Program, flow: _Flow, site: Site) -> Site:
         if len(makers) != 1 or flow.readers[operand.buffer] != [site.at] or operand.buffer in flow.results:
             continue
         (made,) = makers
-        source = _cast_from(program, program.steps[made], operand) if made < site.at else None
+        source = _made_from(program, made, site, key, source_of) if made < site.at else None
         if source is None or source.buffer in site.product.buffers() or flow.is_written(source.buffer, made, site.steps()[-1]):
             continue
         changes: dict[str, Any] = {key: source}
-        site = replace(site, product=replace(site.product, **changes), casts=(*site.casts, made))
+        site = replace(site, product=replace(site.product, **changes), makers=(*site.makers, made))
     return site
 
 
-def _cast_from(program: Program, step: Step, operand: Operand) -> Operand | None:
-    """The operand that a step casts element by element into this one."""
+def _made_from(program: Program, made: int, site: Site, key: str, source_of: _SourceOf) -> Operand | None:
+    """What a step reads element by element where it makes an operand, as that operand."""
+    step, operand = program.steps[made], getattr(site.product, key)
     if not _is_map(step) or not isinstance(step, TritonStep) or len(step.writes) != 1:
         return None
     statements = list(step.kernel.statements())
     (store,) = statements if len(statements) == 1 else (None,)
-    if not isinstance(store, Store) or store.expr.op != "round_to":
+    if not isinstance(store, Store) or len(loads_of(store.expr)) != 1:
         return None
-    given = store.expr.args[0]
-    if given.op != "load" or given.args[1] != store.index or len(loads_of(store.expr)) != 1:
+    given = source_of(store, site.product, operand)
+    if given is None or given.op != "load" or given.args[1] != store.index:
         return None
     if given.args[2] not in _FLOATS or program.buffers[given.args[0]].spec.dtype != given.args[2]:
         return None
     return replace(operand, buffer=given.args[0], dtype=given.args[2])
+
+
+def _cast_from(store: Store, product: Product, operand: Operand) -> Expr | None:
+    """What is cast."""
+    return store.expr.args[0] if store.expr.op == "round_to" else None
+
+
+def _padded_from(store: Store, product: Product, operand: Operand) -> Expr | None:
+    """What has zeros behind it, where the product does not read them: they lie behind the last of its columns."""
+    if store.expr.op != "masked" or operand is not product.b or operand.offset or operand.stride[0]:
+        return None
+    test, given, _ = store.expr.args
+    if test.op != "lt" or test.args[0].op != "index" or test.args[1].op != "const":
+        return None
+    column, step = test.args[0].args[0], operand.stride[2]
+    inside = (store.index - column * step).bounds  # of a column
+    is_column = operand.stride[1] == 1 and inside[0] >= 0 and inside[1] < step
+    return given if is_column and test.args[1].args[0] >= product.size[2] else None
 
 
 def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:

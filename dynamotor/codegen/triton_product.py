@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..graph.spec import numel
 from ..lower.index import Index, Var, flatten
 from ..lower.ir import Expr, Kernel, Store, load, loads_of, rewrite
 from .triton_ops import MEMORY
@@ -115,9 +114,12 @@ class Product:
 
 
 def over_tile(product: Product, kernel: Kernel) -> Product | None:
-    """The product with an elementwise kernel as its epilogue; None where the kernel does not go through it element by element."""
+    """The product with an elementwise kernel as its epilogue; None where the kernel does not go through it element by element.
+
+    Where the kernel reads only the first columns (behind padding), the product has only these: nobody else may read it then.
+    """
     loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
-    batch, m, n, _ = product.size
+    batch, m, n, k = product.size
     if len(kernel.phases) != 1 or kernel.phases[0].row or kernel.final or kernel.final_once:
         return None
     statements = kernel.phases[0].inner
@@ -127,19 +129,23 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
     reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
     if any(s.scatters for s in stores) or len(stores) != len(statements):
         return None
-    if len(reads) != 1 or numel(v.size for v in loops) != batch * m * n or not loops:  # a single number has no tile
+    if len(reads) != 1 or not loops:  # a single number has no tile
         return None
     (read,) = reads
-    steps = {v: read.coefficient(v) for v in loops}
-    expected = 1
-    for v in sorted(loops, key=lambda v: steps[v] or 0):  # the loops are digits of the position in the product
-        if steps[v] != expected:
-            return None
-        expected *= v.size
     if read.const or not read.is_affine:
         return None
-    position = flatten([Index.of(v) for v in product.loops], (m * n, n, 1))
-    env = {v: (position // steps[v]) % v.size for v in loops if steps[v]}
+    steps = {v: read.coefficient(v) or 0 for v in loops}
+    columns = _columns(steps, batch * m, n)
+    if columns is None:
+        return None
+    product = replace(product, size=(batch, m, columns, k))
+    z, row, column = (Index.of(v) for v in product.loops)
+    if columns == n:
+        position = flatten([z, row, column], (m * n, n, 1))
+        env = {v: (position // step) % v.size for v, step in steps.items()}
+    else:
+        rows = flatten([z, row], (m, 1))
+        env = {v: (column // step) % v.size if step < n else (rows // (step // n)) % v.size for v, step in steps.items()}
     result = product.result
 
     def known(e: Expr) -> Expr | None:
@@ -147,3 +153,15 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
 
     changed = tuple(replace(s, index=s.index.subst(env), expr=rewrite(s.expr, known).subst(env)) for s in stores)
     return replace(product, epilogue=changed, params=kernel.params, streams=kernel.streams())
+
+
+def _columns(steps: Mapping[Var, int], rows: int, columns: int) -> int | None:
+    """How many of a matrix' columns loops go through whose indices are the digits of a position in it; None for other loops."""
+    expected, found = 1, columns
+    for v in sorted(steps, key=steps.__getitem__):
+        if steps[v] == columns > expected:
+            expected, found = columns, expected
+        if steps[v] != expected:
+            return None
+        expected *= v.size
+    return found if expected == rows * columns else None

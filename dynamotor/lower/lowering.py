@@ -49,7 +49,7 @@ Scalar = int | float | bool
 # A value read in several places is computed again in each when it costs no more than this, otherwise it is kept.
 CHEAP_COST, CHEAP_LOADS = 6, 2
 # In half precision keeping rounds: a residual stream that is added up again from more parts is rounded less often.
-CHEAP_HALF_LOADS = 4
+CHEAP_HALF_COST, CHEAP_HALF_LOADS = 8, 4
 # An expression larger than this becomes real even with one reader, so that kernels stay of a size that compiles fast.
 MAX_COST, MAX_LOADS = 400, 12
 COPY_ = torch.ops.aten.copy_.default
@@ -241,8 +241,7 @@ class Lowering:
     def keep(self, x: Value) -> Value:
         """Make x real unless computing it again is cheap: for rules that read it in several loops."""
         if x.ref is None:
-            e = self.probe(x)
-            if total_cost(e) > CHEAP_COST or len(loads_of(e)) > _cheap_loads(x):
+            if not _is_cheap(x, self.probe(x)):
                 self.realize(x)
         return x
 
@@ -267,12 +266,8 @@ class Lowering:
             return
         e = self.probe(x)
         cost, count = total_cost(e), len(loads_of(e))
-        if (
-            cost > MAX_COST
-            or count > MAX_LOADS
-            or len(readers) > 1
-            and (cost > CHEAP_COST or count > _cheap_loads(x) or any(_is_call(r) for r in readers))
-        ):
+        shared = len(readers) > 1 and (not _is_cheap(x, e) or any(_is_call(r) for r in readers))
+        if shared or cost > MAX_COST or count > MAX_LOADS:
             self.realize(x)
 
     # -- aten calls -------------------------------------------------------------------------------------------------
@@ -453,8 +448,10 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
     return ctx, inputs, outputs
 
 
-def _cheap_loads(x: Value) -> int:
-    return CHEAP_HALF_LOADS if x.dtype.is_floating_point and x.dtype.itemsize == 2 else CHEAP_LOADS
+def _is_cheap(x: Value, e: Expr) -> bool:
+    half = x.dtype.is_floating_point and x.dtype.itemsize == 2
+    cost, loads = (CHEAP_HALF_COST, CHEAP_HALF_LOADS) if half else (CHEAP_COST, CHEAP_LOADS)
+    return total_cost(e) <= cost and len(loads_of(e)) <= loads
 
 
 def _is_on_gpu(node: fx.Node) -> bool:

@@ -62,6 +62,7 @@ def cases(device: str) -> dict[str, Case]:
             lambda x, w, b: F.conv2d(x, w, stride=2) + b.view(1, -1, 1, 1),
             [last(randn(4, 64, 28, 28)), last(randn(128, 64, 2, 2)), randn(128)],
         ),
+        "padded vocabulary": (lambda x, w: F.linear(x, w), [randn(4, 256, 512), randn(1001, 512)]),
         "offset": (lambda x, w: F.relu(x[1:].view(64, 96) @ w), [randn(64 * 96 + 1), randn(96, 128)]),
         "unaligned": (lambda x, w: F.relu(x @ w), [randn(64 * 96 + 1)[1:].view(64, 96), randn(96, 128)]),
     }
@@ -105,8 +106,8 @@ def rows(device: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for tiling in triton_gemm_choice.TILINGS:
         yield str(tiling), lambda tiling=tiling: check("gelu", *found["gelu"], tiling)
     through = Tiling(128, 128, 64, warps=8, stages=3, persistent=True, tma=True, tma_store=True)
-    named = ("odd sizes", "gradient layouts", "batches", "residual and permuted", "float16", "unaligned", "convolution of 1x1")
-    for name in named:
+    plain = ("odd sizes", "gradient layouts", "batches", "residual and permuted", "float16", "unaligned")
+    for name in (*plain, "convolution of 1x1", "padded vocabulary"):
         yield f"{name}, descriptors", lambda name=name: check(name, *found[name], through)
     for name, case in found.items():
         tiling = Tiling(64, 64, 32, warps=4, stages=4) if "float32" in name else USUAL

@@ -131,9 +131,35 @@ def test_a_permuted_result_goes_where_it_belongs(templates):
 def test_reductions_and_other_shapes_stay_kernels_of_their_own(templates):
     labels = templates()
     compare(lambda x, w: torch.softmax(x @ w, -1), randn(20, 16), randn(16, 40))
-    compare(lambda x, w: (x @ w)[:, :8] + 1, randn(20, 16), randn(16, 40))
+    compare(lambda x, w: (x @ w)[:8] + 1, randn(20, 16), randn(16, 40))
     compare(lambda x, w: (x @ w).cumsum(0), randn(20, 16), randn(16, 40))
     assert len(labels) == 3 and not any(">" in label for label in labels)
+
+
+def test_columns_that_nobody_reads_are_not_computed(templates):
+    labels = templates()
+    compare(lambda x, w: (x @ w)[:, :8] + 1, randn(20, 16), randn(16, 40))
+    compare(lambda x, w, r: (x @ w).view(4, 5, 40)[..., :30].relu() * r, randn(20, 16), randn(16, 40), randn(4, 5, 30))
+    assert [label.split(" > ")[0] for label in labels] == ["f32 1x20x8x16 nn", "f32 1x20x30x16 nn"]
+    labels.clear()
+    compare(lambda x, w: (F.relu((x @ w)[:, :8]), (x @ w)[:, 8:] * 2), randn(20, 16), randn(16, 40))
+    compare(lambda x, w: (x @ w)[:, 1:9] + 1, randn(20, 16), randn(16, 40))
+    compare(lambda x, w: torch.bmm(x, w)[:, :10, :8] + 1, randn(3, 20, 16), randn(3, 16, 40))
+    assert not any(">" in label for label in labels)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tiling", [SMALL, Tiling(16, 32, 16, persistent=True, tma=True)], ids=["pointers", "descriptors"])
+def test_logits_of_a_padded_vocabulary_go_straight_to_the_user(templates, monkeypatch, bias, tiling):
+    monkeypatch.setattr("dynamotor.lower.padding.WORTH", 8)
+    labels = templates(tiling)
+    x, w, b = randn(2, 12, 32, dtype=BF16), randn(45, 32, dtype=BF16), randn(45, dtype=BF16) if bias else None
+    text = compare(lambda x, w, b: F.linear(F.relu(x), w, b), x, w, b, tolerance=1e-2)
+    assert labels == [f"bf16 1x24x45x32 nt{'+bias' if bias else ''} > copy reads nothing writes bf16"]
+    assert "mm(" not in text and text.count("k0(") == 1 and "k1(" in text and ("k2(" in text) is bias  # relu, the product, the bias
+    labels.clear()
+    compare(lambda x, w: ((y := F.linear(x, w)), y.logsumexp(-1)), x, w, tolerance=1e-2)  # another reads the padded product
+    assert not any(">" in label for label in labels) or "keep" in labels[0]
 
 
 def test_casts_of_operands_happen_as_they_are_read(templates):
