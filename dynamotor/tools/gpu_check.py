@@ -201,8 +201,8 @@ def check_model(name: str, train: bool, amp: bool, device: str) -> dict[str, Any
 def check_models(device: str, names: Sequence[str], deadline: float) -> dict[str, Any]:
     """Reduced models, inference and training, in float32 and under bfloat16 autocast."""
     found = {}
-    for name in names:
-        for train, amp in ((True, True), (False, False), (True, False)):
+    for train, amp in ((True, True), (False, False), (True, False)):
+        for name in names:
             label = f"{name} {'train' if train else 'infer'}{' amp' if amp else ''}"
             if time.monotonic() > deadline:
                 print(f"  {label}: not run for want of time")
@@ -223,10 +223,13 @@ def main() -> int:
     parser.add_argument("--json", default="gpu-check.json")
     parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
-    parser.add_argument("--models", default=",".join(SMALL_MODELS))
+    parser.add_argument("--models", default=",".join(SMALL_MODELS), help="'all': every one of models.txt")
+    parser.add_argument("--part", default="1/1", help="of these: '2/8' takes the second of eight, for processes side by side")
     parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no further model is started")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
+    part, parts = (int(n) for n in args.part.split("/"))
+    names = (models.names() if args.models == "all" else args.models.split(","))[part - 1 :: parts]
     device, deadline = args.device, time.monotonic() + args.budget
     if device == "cuda" and not torch.cuda.is_available():
         print("no GPU in this machine: nothing is checked")
@@ -234,7 +237,7 @@ def main() -> int:
     sections: dict[str, Callable[[], dict[str, Any]]] = {
         "kernels": lambda: check_kernels(device),
         "dropout": lambda: {"dropout": row("dropout", lambda: check_dropout(device))},
-        "models": lambda: check_models(device, args.models.split(","), deadline),
+        "models": lambda: check_models(device, names, deadline),
         "graphs": lambda: check_graphs(device),
         "templates": lambda: {name: row(name, work) for name, work in gpu_template_checks.rows(device)},
         "sizes": lambda: {name: row(name, work) for name, work in gpu_size_checks.rows(device)},
