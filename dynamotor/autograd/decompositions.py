@@ -72,9 +72,9 @@ def _cudnn_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, x: Sha
 def _native_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, x: ShapeTensor, weight: Any,
                                 running_mean: Any, running_var: Any, mean: Any, rstd: Any, train: bool, eps: float,
                                 mask: Any) -> Any:
-    """In training the running statistics are not read; leaving them out keeps their old values from being saved."""
-    means = (None, None) if train else (running_mean, running_var)
-    return recorder.plain(func, (grad, x, weight, *means, mean, rstd, train, eps, mask), {})
+    """In training the running statistics are not read, in evaluation the saved ones are not: what is left out is not kept."""
+    statistics = (None, None, mean, rstd) if train else (running_mean, running_var, None, None)
+    return recorder.plain(func, (grad, x, weight, *statistics, train, eps, mask), {})
 
 
 @decomposition(aten._log_softmax.default)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+ZERO = 1e-12  # of the largest gradient: what float64's rounding leaves of a zero, and no other program does
+
 
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
     """Largest |ours - reference| over the largest |reference|; infinite where shapes or NaNs differ."""
@@ -33,20 +35,24 @@ def largest_error(ours: Iterable[torch.Tensor], reference: Iterable[torch.Tensor
 def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """Largest difference of any gradient, relative to that gradient's size but at least a millionth of the largest one.
 
-    A gradient that is zero in exact arithmetic (a key's bias under softmax) is rounding noise in both programs; without
-    the floor its relative error says nothing.
+    A gradient that is zero in exact arithmetic (a key's bias under softmax) is rounding noise in every program; without the
+    floor its relative error says nothing. One that float64 shows to be zero counts relative to the largest gradient.
     """
     if found.keys() != expected.keys():
         return float("inf")
-    floor = 1e-6 * max((g.abs().max().item() for g in expected.values()), default=0.0)
+    largest = max((g.abs().max().item() for g in expected.values() if g.numel()), default=0.0)
     worst = 0.0
     for name, reference in expected.items():
         if found[name].shape != reference.shape:
             return float("inf")
+        if not reference.numel():
+            continue
         difference = (found[name].double() - reference.double()).abs().max().item()
         if difference != difference:
             return float("inf")
-        worst = max(worst, difference / max(reference.abs().max().item(), floor, 1e-30))
+        size = reference.abs().max().item()
+        scale = largest if size < ZERO * largest else max(size, 1e-6 * largest, 1e-30)
+        worst = max(worst, difference / scale if scale else difference)
     return worst
 
 
