@@ -51,7 +51,7 @@ def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Ten
         if difference != difference:
             return float("inf")
         size = reference.abs().max().item()
-        scale = largest if size < ZERO * largest else max(size, 1e-6 * largest, 1e-30)
+        scale = largest if size <= ZERO * largest else max(size, 1e-6 * largest, 1e-30)
         worst = max(worst, difference / scale if scale else difference)
     return worst
 

@@ -25,7 +25,7 @@ class Frozen(nn.Module):
 
 
 def test_inference() -> None:
-    model, x = Frozen().eval(), torch.randn(4, 3, 6, 5)
+    model, x = Frozen().eval().double(), torch.randn(4, 3, 6, 5, dtype=torch.float64)
     dynamotor.counters.clear()
     with torch.no_grad():
         torch.testing.assert_close(dynamotor.compile(model)(x), model(x))
@@ -33,7 +33,7 @@ def test_inference() -> None:
 
 
 def test_training_around_it() -> None:
-    model, x = Frozen(), torch.randn(4, 3, 6, 5)
+    model, x = Frozen().double(), torch.randn(4, 3, 6, 5, dtype=torch.float64)
     twin = copy.deepcopy(model)
     dynamotor.counters.clear()
     dynamotor.compile(twin)(x).square().sum().backward()
