@@ -335,8 +335,8 @@ class Lowering:
             return self.fallback(node, args, kwargs, "no lowering")
         if any(isinstance(a, NumberResult) for a in pytree.tree_leaves((args, kwargs))):
             return self.fallback(node, args, kwargs, "a number computed at run time")
-        is_view = node.target.overloadpacket.__name__ in VIEW_OPS
-        if not is_view and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
+        any_dtype = node.target.overloadpacket.__name__ in VIEW_OPS or node.target in BY_DESIGN
+        if not any_dtype and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
             return self.fallback(node, args, kwargs, "a dtype that loop kernels do not have")
         try:
             return rule(self, *args, **kwargs)
