@@ -59,11 +59,10 @@ def test_shapes_that_change():
     assert all(len(row["first_s"][p]) == 3 for p in ("eager", "ours", "literal", "peer")) and len(row["ms"]["ours"]) == 3
 
 
-def test_errors_between_eager_and_torch_compile_hold_and_are_told():
-    row = {"mode": "infer", "model": "m", "errors": {"eager": {"out": 0.3}, "ours": {"out": 0.2}, "peer": {"out": 0.1}}}
-    found = gpu_bars.summary({"infer/m": row})
-    assert found["farther from float32 than torch.compile"] == {"infer/m out": 2.0} and found["worse errors"] == []
-    row["errors"]["ours"]["out"] = 0.4
+def test_errors_count_against_torch_compiles_alone():
+    row = {"mode": "infer", "model": "m", "errors": {"eager": {"out": 0.3}, "ours": {"out": 0.105}, "peer": {"out": 0.1}}}
+    assert gpu_bars.summary({"infer/m": row})["worse errors"] == []
+    row["errors"]["ours"]["out"] = 0.2
     assert gpu_bars.summary({"infer/m": row})["worse errors"] == ["infer/m"]
 
 
