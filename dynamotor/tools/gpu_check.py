@@ -254,8 +254,8 @@ def main() -> int:
     }
     report: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "torch": torch.__version__}
     wrong = 0
-    torch.backends.cudnn.allow_tf32 = False  # or convolutions of float32 are wrong by more than what is looked for
-    with config.patch(strict=args.strict):
+    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # or float32 convolutions err by more than is looked for
+    with config.patch(strict=args.strict), exact:
         for name in args.sections.split(","):
             report[name] = sections[name]()
             report["phase seconds"] = dict(phase_seconds)
