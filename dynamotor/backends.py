@@ -91,7 +91,12 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
     """Captured and differentiated ahead of time, the aten graphs run op by op."""
 
     def run_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
-        return graph.forward
+        def run(*inputs: torch.Tensor) -> tuple:
+            # What the graph returns is new to the caller: PyTorch must not know it as a view, or refuses to write in place.
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                return graph.forward(*inputs)
+
+        return run
 
     return aot_compile(gm, list(example_inputs), run_graph, static_inputs=static_inputs(gm))
 

@@ -64,7 +64,8 @@ def _sum(node: Node, a: Any, b: Any) -> Any:
     if not isinstance(other, Node):
         return None
     have, want = other.meta["val"], node.meta["val"]
-    return other if (have.shape, have.dtype, have.device) == (want.shape, want.dtype, want.device) else None
+    same = (have.shape, have.dtype, have.device) == (want.shape, want.dtype, want.device)
+    return other if same and have.stride == want.stride else None  # what follows may be a view that only the sum's strides allow
 
 
 @absence(aten.where.self)

@@ -1,0 +1,51 @@
+"""Strides of a gradient whose other part never arrives, and values that the user writes in place behind a graph break."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dynamotor
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_a_sum_with_an_absent_gradient_keeps_its_strides(backend):
+    """ProphetNetForConditionalGeneration: the loss reads transposed logits, and nothing the logits that are returned."""
+    def fn(x, weight):
+        scores = F.linear(x, weight)
+        return F.log_softmax(scores.transpose(0, 1).contiguous().view(-1, 9), dim=-1).square().sum(-1), scores[:, 0], scores[:, 1:]
+
+    grads = []
+    for call in (fn, dynamotor.compile(fn, backend=backend, fullgraph=True)):
+        torch.manual_seed(0)
+        x, weight = torch.randn(2, 2, 5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+        call(x, weight)[0].mean().backward()
+        grads.append((x.grad, weight.grad))
+    torch.testing.assert_close(grads[1], grads[0])
+    assert [g.stride() for g in grads[1]] == [g.stride() for g in grads[0]]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+@pytest.mark.parametrize("last", [
+    lambda t: t.transpose(0, 1),
+    lambda t: t.unflatten(-1, (2, 3)),
+    lambda t: t.cumsum(-1).view(-1),
+])
+def test_values_that_end_in_a_view_may_be_written_in_place(last, backend):
+    """Wav2Vec2ForCTC with a padding mask: masked positions are set to zero after a graph break."""
+    def fn(x, weight):
+        return last(x @ weight.t())
+
+    grads = []
+    for call in (fn, dynamotor.compile(fn, backend=backend, fullgraph=True)):
+        torch.manual_seed(0)
+        x, weight = torch.randn(2, 3, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+        out = call(x, weight)
+        out[out > 0] = 0
+        out.square().sum().backward()
+        grads.append((x.grad, weight.grad))
+    torch.testing.assert_close(grads[1], grads[0])
+    with torch.no_grad():
+        value = dynamotor.compile(fn, backend=backend)(x, weight)
+    value.mul_(2)
