@@ -118,17 +118,30 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 STATISTICS = {
     aten.native_layer_norm.default: False, aten.native_group_norm.default: False, aten.native_batch_norm.default: True,
     aten._native_batch_norm_legit_functional.default: True, aten._native_batch_norm_legit.no_stats: True,
+    aten._native_batch_norm_legit_no_training.default: True,
 }  # fmt: skip
 
 
+def _evaluates(func: OpOverload, args: tuple) -> bool:
+    """Whether a batch norm uses its running statistics. args: those behind the input."""
+    if func in (aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default):
+        return not args[4]
+    return func is aten._native_batch_norm_legit_no_training.default
+
+
 def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
-    """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's are never halves."""
+    """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's are never halves.
+
+    Batch norm in evaluation has none on a CPU.
+    """
     def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple:
         out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
         out = out.with_stride(suggested_stride(x, out.shape)) if suggests else out
         if x.device.type != "cuda":
             single = x.dtype.itemsize < 4 and any(type(a) is TensorSpec and a.dtype is torch.float32 for a in args)
             mean, rstd = (replace(s, dtype=torch.float32 if single else x.dtype) for s in (mean, rstd))
+        if x.device == CPU and _evaluates(func, args):
+            mean, rstd = (TensorSpec.dense((0,), s.dtype) for s in (mean, rstd))
         return out, mean, rstd, *running
     return rule
 

@@ -53,6 +53,7 @@ CHEAP_HALF_COST, CHEAP_HALF_LOADS = 8, 4
 # An expression larger than this becomes real even with one reader, so that kernels stay of a size that compiles fast.
 MAX_COST, MAX_LOADS = 400, 12
 COPY_ = torch.ops.aten.copy_.default
+CLONE, CLONE_OUT = torch.ops.aten.clone.default, torch.ops.aten.clone.out
 # Views pass their readers' count on to what they view.
 VIEW_OPS = frozenset(
     [
@@ -231,7 +232,12 @@ class Lowering:
         """A new buffer with exactly these (dense) strides, holding x."""
         spec = TensorSpec(x.shape, tuple(stride), x.dtype)
         buffer = self.new_buffer(spec)
-        self.add(Node(buffer.name, x.shape, x.at, spec.stride, x.dtype, origin=f"copy for {self.node}"))
+        if x.dtype in COMPUTE_TYPE:
+            self.add(Node(buffer.name, x.shape, x.at, spec.stride, x.dtype, origin=f"copy for {self.node}"))
+        else:
+            ref = self.realize(x)
+            step = ExternStep(CLONE, (ref,), {}, (buffer.name,), CLONE_OUT)
+            self.add(ExternNode(step, frozenset({ref.name}), (buffer.name,)))
         return BufRef.whole(buffer)
 
     def probe(self, x: Value) -> Expr:
@@ -510,6 +516,10 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
         ctx.node, ctx.spec = node, node.args[0].meta["val"]
         source = env[node.args[1]]
         own = env[node.args[0]].ref.name
+        if _is_left_to_aten(node):
+            ref = ctx.realize(source)
+            values.append(Value(source.shape, source.dtype, ref=ctx.copy(source, source.stride) if ref.name in targets else ref))
+            continue
         value = ctx.pointwise(lambda e, dtype=ctx.spec.dtype: round_to(e, dtype), source)
         if any(e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))) or _reads_elsewhere(
             ctx, value, env[node.args[0]]
@@ -520,10 +530,19 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
         ctx.node = node
         target = env[node.args[0]]
         spec, ref = node.args[0].meta["val"], target.ref
+        ctx.mutated.append(ref.name)
+        if _is_left_to_aten(node):
+            step = ExternStep(COPY_, (ref, value.ref), {}, (), mutates=(ref.name,))
+            ctx.add(ExternNode(step, frozenset({value.ref.name}), (), step.mutates))
+            continue
         after = frozenset(e.buffer for e in ctx.schedule if isinstance(e, Node) and ref.name in e.reads)
         after |= frozenset(name for e in ctx.schedule if isinstance(e, ExternNode) and ref.name in e.reads for name in e.makes)
         ctx.add(Node(ref.name, spec.shape, value.at, spec.stride, spec.dtype, after=after, origin=str(node)))
-        ctx.mutated.append(ref.name)
+
+
+def _is_left_to_aten(copy: fx.Node) -> bool:
+    """Whether a copy into an input reads or writes a dtype that loop kernels do not have."""
+    return any(node.meta["val"].dtype not in COMPUTE_TYPE for node in copy.args[:2])
 
 
 def _reads_elsewhere(ctx: Lowering, value: Value, target: Value) -> bool:

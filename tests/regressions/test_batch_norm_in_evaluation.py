@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -43,3 +44,17 @@ def test_training_around_it() -> None:
     for want, got in zip(model.buffers(), twin.buffers(), strict=True):
         assert torch.equal(got, want)
     assert not dynamotor.counters["fallback"]
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)], ids=str)
+def test_its_statistics_are_empty_on_a_cpu(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """They were taken for one number a channel, and what read them read beyond their memory."""
+
+    def statistics(x: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, mean, rstd = torch.native_batch_norm(x, p, p, p, p, False, 0.1, 1e-5)
+        return y, mean, rstd, mean + 1, rstd.sum()
+
+    x, p = torch.randn(3, 4, 5).to(dtypes[0]), torch.rand(4).to(dtypes[1])
+    wanted, found = statistics(x, p), dynamotor.compile(statistics)(x, p)
+    tolerance = 2e-2 if dtypes[0] is torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
