@@ -118,7 +118,7 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 STATISTICS = {
     aten.native_layer_norm.default: False, aten.native_group_norm.default: False, aten.native_batch_norm.default: True,
     aten._native_batch_norm_legit_functional.default: True, aten._native_batch_norm_legit.no_stats: True,
-    aten._native_batch_norm_legit_no_training.default: True,
+    aten._native_batch_norm_legit_no_training.default: True, aten._batch_norm_no_update.default: True,
 }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _evaluates(func: OpOverload, args: tuple) -> bool:
     """Whether a batch norm uses its running statistics. args: those behind the input."""
     if func in (aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default):
         return not args[4]
-    return func is aten._native_batch_norm_legit_no_training.default
+    return func in (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 
 
 def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:

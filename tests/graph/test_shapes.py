@@ -143,6 +143,7 @@ def test_convolutions(fn):
     lambda x: F.dropout(x, 0.2), lambda x: F.instance_norm(x), lambda x: F.dropout2d(x), lambda x: F.max_pool2d(x, 3, 2, 1),
     lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5),
     lambda x: torch.native_batch_norm(x, None, None, torch.ones(4), torch.ones(4), False, 0.1, 1e-5),
+    lambda x: torch.ops.aten._batch_norm_no_update(x, *[torch.ones(4)] * 4, 0.1, 1e-5),
     lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")])
 def test_image_ops(fn):
     for x in layouts(2, 4, 6, 6):
