@@ -16,24 +16,33 @@ from ..lower.program import ExternStep
 aten = torch.ops.aten
 
 
-def _convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, *rest: Any) -> Any:
-    """aten's, around a bug of oneDNN (torch 2.13): channels-last, 1×1 with a stride and few channels, it writes beyond memory."""
-    if max(stride) > 1 and x.device.type == "cpu" and x.shape[1] < 32 and all(n == 1 for n in weight.shape[2:]):
+def _row_major_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
+    """A convolution's backward on a CPU with row-major operands."""
+    if x.device.type == "cpu":
         grad, x = grad.contiguous(), x.contiguous()
-    return aten.convolution_backward.default._op(grad, x, weight, bias, stride, *rest)
+    return aten.convolution_backward.default._op(grad, x, *rest)
+
+
+def _overwrites_memory(step: ExternStep) -> bool:
+    """Whether oneDNN (torch 2.13) writes beyond memory if operands are channels-last: 1×1 with a stride and few channels."""
+    if step.target is not aten.convolution_backward.default:
+        return False
+    _, x, weight, _, stride, *_ = step.args
+    return max(stride) > 1 and x.shape[1] < 32 and all(n == 1 for n in weight.shape[2:])
 
 
 # Python bindings parse their arguments faster than OpOverload does.
 _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.out: torch.mm, aten.addmm.out: torch.addmm, aten.bmm.out: torch.bmm, aten.baddbmm.out: torch.baddbmm,
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
-    aten.convolution_backward.default: _convolution_backward,
 }
 _ALIASING_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 
 
 def callable_of(step: ExternStep) -> tuple[str, Callable[..., Any]]:
     """A name for the generated text and the callable that it stands for."""
+    if _overwrites_memory(step):
+        return "row_major_backward", _row_major_backward
     target = step.out_variant or step.target
     if not isinstance(target, torch._ops.OpOverload):
         name = getattr(target, "__name__", "")
