@@ -46,6 +46,9 @@ class Config:
     # The C++ compiler; "" means $CXX, then g++, then clang++.
     cxx: str = ""
     cxx_flags: tuple[str, ...] = ()
+    # The vectors that C++ kernels are built for: "" this machine's, "avx512", "avx2" or "portable" (any x86-64; on other
+    # processors the compiler's default). Only what the machine has can run.
+    isa: str = ""
     # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU); "triton" on CPU tensors
     # runs them in Triton's interpreter, very slowly: for tests.
     target: str = ""
@@ -85,6 +88,7 @@ def _from_environment() -> Config:
         xla_strict=_flag("DYNAMOTOR_XLA_STRICT", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
+        isa=os.environ.get("DYNAMOTOR_ISA", ""),
         cache_dir=_default_cache_dir(),
         debug=int(debug) if debug.isdigit() else 0,
         log=os.environ.get("DYNAMOTOR_LOG", ""),

@@ -1,6 +1,6 @@
 """C++ for fused loop kernels: one function a kernel, one self-contained translation unit a graph.
 
->>> unit = emit_unit([emit_kernel(step.kernel) for step in loop_steps])   # text; build it with FLAGS
+>>> unit = emit_unit([emit_kernel(step.kernel) for step in loop_steps])   # text; build it with flags()
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from ..base.config import config
 from ..lower.ir import Expr, Kernel, Reduce, Scan, Scratch, Store, roots, walk
 from .cpp_cols import ColsEmitter
-from .cpp_kernel import Emitter, RowsEmitter
+from .cpp_kernel import Emitter, RowsEmitter, isa
 from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
 
-# Flags that the text is written for; the runtime adds the user's `config.cxx_flags`.
-FLAGS: tuple[str, ...] = (
+_FLAGS: tuple[str, ...] = (
     "-O2",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-march=native",
     "-fopenmp",
     "-shared",
     "-fPIC",
     "-w",
     "-mprefer-vector-width=512",
 )
+
+
+def flags() -> tuple[str, ...]:
+    """Flags that the text is written for; the runtime adds the user's `config.cxx_flags`."""
+    march = isa()[1]
+    return (*_FLAGS, march) if march else _FLAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ def _index_repr(i: object, ids: dict[Expr, int]) -> str:
 
 def emit_kernel(kernel: Kernel) -> CFunction:
     """The C function of a kernel; equal structures give the same function (memo)."""
-    key = f"{config.threads}\n{structure(kernel)}"
+    key = f"{config.threads}{config.isa}\n{structure(kernel)}"
     found = _memo.get(key)
     if found is None:
         name = "k" + hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..base.config import config
+from ..base.errors import UsageError
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, determined, flatten
 from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, roots, walk
@@ -25,14 +26,30 @@ ROW, FINAL = Var("@row", 0), Var("@final", 0)
 ONCE = Var("@once", 0)
 
 
+ISAS = {"avx512": (16, "-march=x86-64-v4"), "avx2": (8, "-march=x86-64-v3"), "portable": (4, "")}  # floats a vector, flag
+
+
 @functools.cache
-def machine_width() -> int:
-    """Floats in the widest vector of this machine."""
+def _native_width() -> int:
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
         return 4
     return 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
+
+
+def machine_width() -> int:
+    """Floats in the widest vector of this machine, or of the instruction set that `config.isa` names."""
+    return isa()[0] or _native_width()
+
+
+def isa() -> tuple[int, str]:
+    """(floats a vector, the compiler's flag) of `config.isa`; UsageError DM109 for an unknown name."""
+    if not config.isa:
+        return 0, "-march=native"
+    if config.isa not in ISAS:
+        raise UsageError("DM109", f"config.isa names no known instruction set: {config.isa!r}", cure=f"one of {', '.join(ISAS)}")
+    return ISAS[config.isa]
 
 
 def all_exprs(statements: Iterable[Statement]) -> list[Expr]:

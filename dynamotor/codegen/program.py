@@ -357,7 +357,7 @@ class CallProgram:
         self._units = _split(list(self._writer.functions.values()), self._writer.checking)
         sources = [cpp.emit_unit(unit) for unit in self._units]
         self.cpp_source = "\n".join(sources)
-        self.builds = [build.start_build(source, cpp.FLAGS) for source in sources]
+        self.builds = [build.start_build(source, cpp.flags()) for source in sources]
         return {"cpp": self.cpp_source}
 
     def _built(self) -> dict[str, Any]:

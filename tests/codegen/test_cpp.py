@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dynamotor.base.config import config
+from dynamotor.base.errors import UsageError
 from dynamotor.codegen import cpp, cpp_kernel
 from dynamotor.graph.info import GraphInfo
 from dynamotor.lower.lower import lower_graph
@@ -88,17 +90,24 @@ def test_the_unit_includes_nothing():
     assert "#include" not in unit
 
 
-@pytest.mark.parametrize("width", [4, 8, 16])
-def test_narrower_machines_get_right_code_too(width, monkeypatch, tmp_path):
+@pytest.mark.parametrize("isa", cpp_kernel.ISAS)
+def test_other_instruction_sets_get_right_code_too(isa):
     from dynamotor.codegen import compile_aten
 
-    monkeypatch.setattr(cpp_kernel, "machine_width", lambda: width)
-    monkeypatch.setattr(cpp, "_memo", {})
+    if cpp_kernel.ISAS[isa][0] > cpp_kernel.machine_width():
+        pytest.skip("this machine has no such vectors")
 
     def fn(x, y):
         return torch.softmax(x * y, -1), (x > y).sum(0), (x * x).bfloat16(), x.argmax(1), x.sum(0)
 
     x, y = torch.randn(20, 50), torch.randn(50)
-    got = compile_aten(aten_graph(fn, x, y), GraphInfo("inference", "test"))(x, y)
-    for a, b in zip(got, fn(x, y), strict=True):
+    with config.patch(isa=isa):
+        assert cpp_kernel.machine_width() == cpp_kernel.ISAS[isa][0]
+        call = compile_aten(aten_graph(fn, x, y), GraphInfo("inference", "test"))
+    for a, b in zip(call(x, y), fn(x, y), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_instruction_set_is_an_error():
+    with config.patch(isa="mmx"), pytest.raises(UsageError, match="DM109"):
+        cpp.flags()
