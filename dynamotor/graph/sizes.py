@@ -1,0 +1,568 @@
+"""Sizes that differ between calls: integer expressions over symbols, and what a program assumed of them.
+
+A `Size` stands for an int. A question with one answer for all values of the symbols is answered; else the answer at
+the call being compiled (the *hint*) is taken and becomes a guard. Becoming a plain int (`range(n)`) is such a question,
+so code that knows nothing of symbols stays right: its sizes are specialised, and the guard says where.
+
+>>> env = ShapeEnv()
+>>> n = env.symbol(64)
+>>> (n * 6 + 3) // 3, n * 4 % 2, n > 1  # answered for every n that may come
+(2*s0 + 1, 0, True)
+>>> n > 10, env.guards
+(True, [s0 >= 11])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Monomial = tuple["Atom", ...]  # factors, sorted by `order`; () is the constant's
+INFINITY = 1 << 62
+
+
+class Symbol:
+    """A size that is known at the call: lo <= value <= hi. Compared by identity."""
+
+    __slots__ = ("name", "hint", "lo", "hi", "env", "order")
+
+    def __init__(self, env: ShapeEnv, name: str, hint: int, lo: int, hi: int) -> None:
+        self.env, self.name, self.hint, self.lo, self.hi = env, name, hint, lo, hi
+        self.order = (0, len(env.symbols), "")
+
+    def value(self, of: Mapping[Symbol, int]) -> int:
+        """The value, given the symbols'."""
+        return of[self]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Derived:
+    """`a // b`, `a % b`, `min(a, b)` or `max(a, b)` where nothing simpler is known. Interned by `ShapeEnv.derived`."""
+
+    __slots__ = ("kind", "a", "b", "env", "hint", "lo", "hi", "order")
+
+    def __init__(self, env: ShapeEnv, kind: str, a: Size, b: Size, bounds: tuple[int, int]) -> None:
+        self.env, self.kind, self.a, self.b = env, kind, a, b
+        self.hint = _COMPUTE[kind](a.hint, b.hint)
+        self.lo, self.hi = bounds
+        self.order = (1, 0, repr(self))
+
+    def value(self, of: Mapping[Symbol, int]) -> int:
+        """The value, given the symbols'."""
+        return _COMPUTE[self.kind](self.a.value(of), self.b.value(of))
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({self.a}, {self.b})"
+
+
+Atom = Symbol | Derived
+_COMPUTE: dict[str, Callable[[int, int], int]] = {
+    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guard:
+    """An assumption: `expr >= 0`, `expr == 0` or `expr != 0`; `where` is what asked."""
+
+    kind: Literal[">=", "==", "!="]
+    expr: Size
+    where: Any = None
+
+    def holds(self, of: Mapping[Symbol, int]) -> bool:
+        """Whether it is true of these values."""
+        value = self.expr.value(of)
+        return value >= 0 if self.kind == ">=" else (value == 0) is (self.kind == "==")
+
+    def __repr__(self) -> str:
+        left = {m: c for m, c in self.expr.terms.items() if m}
+        right = -self.expr.terms.get((), 0)
+        kind = self.kind
+        if left and all(c < 0 for c in left.values()):  # -s0 + 8 >= 0 reads better as s0 <= 8
+            left, right = {m: -c for m, c in left.items()}, -right
+            kind = "<=" if kind == ">=" else kind
+        return f"{_text(left)} {kind} {right}"
+
+
+class ShapeEnv:
+    """The symbols of one program and what it assumed of them. `where()` names the line that is being traced."""
+
+    def __init__(self, where: Callable[[], Any] = lambda: None) -> None:
+        self.symbols: list[Symbol] = []
+        self.fixed: dict[Symbol, int] = {}  # symbols that were turned into plain ints
+        self.where = where
+        self._guards: dict[Any, Guard] = {}
+        self._derived: dict[Any, Derived] = {}
+        self._answers: dict[Any, bool] = {}
+
+    @property
+    def guards(self) -> list[Guard]:
+        """What was assumed, in the order in which it was asked."""
+        return list(self._guards.values())
+
+    def symbol(self, hint: int, lo: int = 2, hi: int = INFINITY, name: str = "") -> Size:
+        """A new symbol that is `hint` at this call. Sizes of 0 and 1 are programs of their own, hence lo."""
+        made = Symbol(self, name or f"s{len(self.symbols)}", hint, lo, hi)
+        self.symbols.append(made)
+        return Size({(made,): 1}, self)
+
+    def derived(self, kind: str, a: Size | int, b: Size | int) -> Size | int:
+        """The atom of an operation that does not simplify."""
+        a, b = self.lift(a), self.lift(b)
+        key = kind, a, b
+        found = self._derived.get(key)
+        if found is None:
+            found = self._derived[key] = Derived(self, kind, a, b, _derived_bounds(kind, a, b))
+        return size({(found,): 1}, self)
+
+    def lift(self, value: Size | int) -> Size:
+        """A number as an expression of this program."""
+        return value if type(value) is Size else Size({(): int(value)} if value else {}, self)
+
+    def ask(self, kind: Literal[">=", "=="], expr: Size | int) -> bool:
+        """Whether `expr >= 0` (`expr == 0`): proved, or as it is at this call, with a guard."""
+        if type(expr) is not Size:
+            return expr >= 0 if kind == ">=" else expr == 0
+        key = kind, expr
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = prove(kind, expr)
+            if answer is None:
+                answer = self._assume(kind, expr)
+            self._answers[key] = answer
+        return answer
+
+    def _assume(self, kind: Literal[">=", "=="], expr: Size) -> bool:
+        """Take the hint's answer and note it."""
+        answer = expr.hint >= 0 if kind == ">=" else expr.hint == 0
+        if kind == "==":
+            guard = Guard("==" if answer else "!=", expr, self.where())
+            key = guard.kind, min(expr, -expr, key=repr)
+        else:
+            guard = Guard(">=", expr if answer else -expr - 1, self.where())
+            key = guard.kind, guard.expr
+        self._guards.setdefault(key, guard)
+        if guard.kind == "==" and len(expr.terms) <= 2:
+            self._fix(expr)
+        return answer
+
+    def _fix(self, expr: Size) -> None:
+        """`c * symbol == number`: the symbol is a number from now on."""
+        for monomial, c in expr.terms.items():
+            rest = -expr.terms.get((), 0)
+            if len(monomial) == 1 and type(monomial[0]) is Symbol and rest % c == 0 and len(expr.terms) == 1 + (() in expr.terms):
+                self.fixed[monomial[0]] = rest // c
+
+    def bind(self, values: Mapping[str, int]) -> dict[Symbol, int]:
+        """Values by symbol from values by name."""
+        return {symbol: values[symbol.name] for symbol in self.symbols if symbol.name in values}
+
+    def admits(self, of: Mapping[Symbol, int]) -> bool:
+        """Whether a program compiled under these guards is right for these values."""
+        return all(s.lo <= of[s] <= s.hi for s in self.symbols) and all(g.holds(of) for g in self._guards.values())
+
+
+class Size:
+    """A sum of integer multiples of products of atoms; never a plain number (`size` gives an int where it is one)."""
+
+    __slots__ = ("terms", "env", "_hash", "_hint", "_text")
+
+    def __init__(self, terms: dict[Monomial, int], env: ShapeEnv) -> None:
+        self.terms, self.env = terms, env
+        self._hash: int | None = None
+        self._hint: int | None = None
+        self._text: str | None = None
+
+    # What it is -----------------------------------------------------------------------------------------------------
+    @property
+    def hint(self) -> int:
+        """Its value at the call that is being compiled: for costs and choices that are right for every value."""
+        if self._hint is None:
+            total = 0
+            for monomial, c in self.terms.items():
+                for atom in monomial:
+                    c *= atom.hint
+                total += c
+            self._hint = total
+        return self._hint
+
+    def value(self, of: Mapping[Symbol, int]) -> int:
+        """Its value, given the symbols'."""
+        total = 0
+        for monomial, c in self.terms.items():
+            for atom in monomial:
+                c *= atom.value(of)
+            total += c
+        return total
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The symbols that it depends on."""
+        found: set[Symbol] = set()
+        for monomial in self.terms:
+            for atom in monomial:
+                found |= {atom} if type(atom) is Symbol else atom.a.symbols | atom.b.symbols
+        return frozenset(found)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Smallest and largest value, by intervals."""
+        lo = hi = 0
+        for monomial, c in self.terms.items():
+            a, b = _monomial_bounds(monomial)
+            a, b = (c * a, c * b) if c > 0 else (c * b, c * a)
+            lo, hi = lo + a, hi + b
+        return max(lo, -INFINITY), min(hi, INFINITY)
+
+    def same(self, other: Any) -> bool:
+        """Whether both are the same expression; asks nothing."""
+        return self is other or type(other) is Size and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(("Size", frozenset(self.terms.items())))
+        return self._hash
+
+    def __repr__(self) -> str:
+        if self._text is None:
+            self._text = _text(self.terms)
+        return self._text
+
+    def __format__(self, spec: str) -> str:
+        text = repr(self)
+        return f"({text})" if len(self.terms) > 1 else text
+
+    # Arithmetic -----------------------------------------------------------------------------------------------------
+    def __add__(self, other: Any) -> Any:
+        terms = _terms(other)
+        if terms is None:
+            return NotImplemented
+        total = dict(self.terms)
+        for monomial, c in terms.items():
+            total[monomial] = total.get(monomial, 0) + c
+        return size(total, self.env)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Size:
+        return Size({m: -c for m, c in self.terms.items()}, self.env)
+
+    def __pos__(self) -> Size:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        return NotImplemented if _terms(other) is None else self + (-other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return NotImplemented if _terms(other) is None else -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        terms = _terms(other)
+        if terms is None:
+            return NotImplemented
+        total: dict[Monomial, int] = {}
+        for a, ca in self.terms.items():
+            for b, cb in terms.items():
+                product = tuple(sorted((*a, *b), key=_order)) if a and b else a or b
+                total[product] = total.get(product, 0) + ca * cb
+        return size(total, self.env)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, n: Any) -> Any:
+        return divide(self.env, self, n)[0] if _terms(n) is not None else NotImplemented
+
+    def __rfloordiv__(self, n: Any) -> Any:
+        return divide(self.env, n, self)[0] if _terms(n) is not None else NotImplemented
+
+    def __mod__(self, n: Any) -> Any:
+        return divide(self.env, self, n)[1] if _terms(n) is not None else NotImplemented
+
+    def __rmod__(self, n: Any) -> Any:
+        return divide(self.env, n, self)[1] if _terms(n) is not None else NotImplemented
+
+    def __divmod__(self, n: Any) -> Any:
+        return divide(self.env, self, n) if _terms(n) is not None else NotImplemented
+
+    def __pow__(self, n: Any) -> Any:
+        if type(n) is not int or not 0 <= n <= 8:
+            return int(self) ** n
+        result: Any = 1
+        for _ in range(n):
+            result = result * self
+        return result
+
+    def __truediv__(self, other: Any) -> float:
+        return int(self) / other
+
+    def __rtruediv__(self, other: Any) -> float:
+        return other / int(self)
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    # Questions ------------------------------------------------------------------------------------------------------
+    def __eq__(self, other: Any) -> bool:
+        if self is other:
+            return True
+        terms = _terms(other)
+        return NotImplemented if terms is None else self.env.ask("==", self - other)
+
+    def __ne__(self, other: Any) -> bool:
+        return NotImplemented if _terms(other) is None else not self == other
+
+    def __ge__(self, other: Any) -> bool:
+        return NotImplemented if _terms(other) is None else self.env.ask(">=", self - other)
+
+    def __gt__(self, other: Any) -> bool:
+        return NotImplemented if _terms(other) is None else self.env.ask(">=", self - other - 1)
+
+    def __le__(self, other: Any) -> bool:
+        return NotImplemented if _terms(other) is None else self.env.ask(">=", other - self)
+
+    def __lt__(self, other: Any) -> bool:
+        return NotImplemented if _terms(other) is None else self.env.ask(">=", other - self - 1)
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __index__(self) -> int:
+        """The value at this call; guarded: the program is right for no other."""
+        self.env.ask("==", self - self.hint)
+        return self.hint
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+
+def size(terms: dict[Monomial, int], env: ShapeEnv) -> Size | int:
+    """The expression of these terms, an int where it is one."""
+    kept = {m: c for m, c in terms.items() if c}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    return Size(kept, env)
+
+
+def hint(value: Size | int) -> int:
+    """A number's value at the call that is being compiled; asks nothing, so only choices that are right anyway may use it."""
+    return value.hint if type(value) is Size else value
+
+
+def is_symbolic(values: Any) -> bool:
+    """Whether one of these sizes is an expression."""
+    return any(type(v) is Size for v in values)
+
+
+def known(kind: Literal[">=", "=="], value: Size | int) -> bool:
+    """Whether `value >= 0` (`value == 0`) for all values that the symbols may take; asks nothing."""
+    if type(value) is not Size:
+        return value >= 0 if kind == ">=" else value == 0
+    return prove(kind, value) is True
+
+
+def divides(n: Size | int, value: Size | int) -> bool:
+    """Whether n divides the value whatever the symbols are; asks nothing."""
+    if type(value) is not Size and type(n) is not Size:
+        return value % n == 0
+    env = (value if type(value) is Size else n).env  # type: ignore[union-attr]
+    return not _split(env, env.lift(value), env.lift(n))[1].terms
+
+
+def divide(env: ShapeEnv, a: Size | int, n: Size | int) -> tuple[Size | int, Size | int]:
+    """(a // n, a % n)."""
+    if type(n) is not Size and type(a) is not Size:
+        return divmod(a, n)
+    if type(n) is not Size and n == 0:
+        raise ZeroDivisionError("integer division or modulo by zero")
+    whole, rest = _split(env, env.lift(a), env.lift(n))
+    whole, rest = size(whole.terms, env), size(rest.terms, env)
+    if known(">=", rest) and known(">=", n - rest - 1):
+        return whole, rest
+    return whole + env.derived("floordiv", rest, n), env.derived("mod", rest, n)
+
+
+def _split(env: ShapeEnv, a: Size, n: Size) -> tuple[Size, Size]:
+    """(q, r) with a == n * q + r, q holding the terms that n divides (a number or a product of atoms, times a number)."""
+    if len(n.terms) > 1:  # a sum divides its own multiples only
+        return _split_by_sum(env, a, n)
+    ((factors, c),) = n.terms.items() or [((), 0)]
+    whole: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for monomial, k in a.terms.items():
+        left = _without(monomial, factors)
+        if left is None:
+            rest[monomial] = k
+            continue
+        q, r = divmod(k, c) if not factors and not monomial else (k // c, 0) if k % c == 0 else (0, k)
+        if q:
+            whole[left] = whole.get(left, 0) + q
+        if r:
+            rest[monomial] = r
+    return Size(whole, env), Size(rest, env)
+
+
+def _split_by_sum(env: ShapeEnv, a: Size, n: Size) -> tuple[Size, Size]:
+    """Long division by a sum, by its leading term; the remainder is what is left when that does not go on."""
+    lead = max(n.terms, key=_degree)
+    whole: Size | int = 0
+    rest: Size | int = size(a.terms, env)
+    for _ in range(8):
+        if type(rest) is not Size:
+            break
+        top = max(rest.terms, key=_degree)
+        left = _without(top, lead)
+        if left is None or rest.terms[top] % n.terms[lead]:
+            break
+        step = size({left: rest.terms[top] // n.terms[lead]}, env)
+        whole, rest = whole + step, rest - n * step
+    if type(rest) is Size and not rest.same(a) and len(rest.terms) >= len(a.terms):
+        return Size({}, env), a  # nothing became simpler
+    return env.lift(whole), env.lift(rest)
+
+
+def minimum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
+    """min(a, b) without asking which."""
+    if known(">=", b - a):
+        return a
+    return b if known(">=", a - b) else env.derived("min", a, b)
+
+
+def maximum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
+    """max(a, b) without asking which."""
+    if known(">=", a - b):
+        return a
+    return b if known(">=", b - a) else env.derived("max", a, b)
+
+
+def prove(kind: Literal[">=", "=="], expr: Size) -> bool | None:
+    """The answer when it is the same for all values that the symbols may take, else None."""
+    expr_or_int = _settled(expr)
+    if type(expr_or_int) is not Size:
+        return expr_or_int >= 0 if kind == ">=" else expr_or_int == 0
+    lowest, highest = _range(expr_or_int)
+    if kind == ">=":
+        return True if lowest >= 0 else False if highest < 0 else None
+    return False if lowest > 0 or highest < 0 else None
+
+
+def _settled(expr: Size) -> Size | int:
+    """The expression with the symbols that became plain ints replaced."""
+    fixed = expr.env.fixed
+    if not fixed or fixed.keys().isdisjoint(expr.symbols):
+        return expr
+    total: Size | int = 0
+    for monomial, c in expr.terms.items():
+        product: Size | int = c
+        for atom in monomial:
+            product = product * _settled_atom(atom, fixed)
+        total = total + product
+    return total
+
+
+def _settled_atom(atom: Atom, fixed: dict[Symbol, int]) -> Size | int:
+    if type(atom) is Symbol:
+        value = fixed.get(atom)
+        return Size({(atom,): 1}, atom.env) if value is None else value
+    a, b = _settled(atom.a), _settled(atom.b)
+    env = atom.env
+    if atom.kind in ("floordiv", "mod"):
+        return divide(env, a, b)[atom.kind == "mod"]
+    return (minimum if atom.kind == "min" else maximum)(env, a, b)
+
+
+def _range(expr: Size) -> tuple[int, int]:
+    """Bounds; lower ones are found with each atom written as its smallest value plus something that is not negative."""
+    lo, hi = expr.bounds
+    if lo < 0:
+        lo = max(lo, _shifted_bound(expr))
+    if hi > 0:
+        hi = min(hi, -_shifted_bound(-expr))
+    return lo, hi
+
+
+def _shifted_bound(expr: Size) -> int:
+    """The constant of the expression in `atom - atom.lo`, where no term of it is negative; else minus infinity."""
+    shifted: dict[Monomial, int] = {}
+    for monomial, c in expr.terms.items():
+        parts: dict[Monomial, int] = {(): c}
+        for atom in monomial:
+            if atom.lo <= -INFINITY:
+                return -INFINITY
+            grown: dict[Monomial, int] = {}
+            for m, k in parts.items():
+                grown[(*m, atom)] = grown.get((*m, atom), 0) + k
+                grown[m] = grown.get(m, 0) + k * atom.lo
+            parts = grown
+        for m, k in parts.items():
+            shifted[m] = shifted.get(m, 0) + k
+    if any(k < 0 for m, k in shifted.items() if m):
+        return -INFINITY
+    return shifted.get((), 0)
+
+
+def _monomial_bounds(monomial: Monomial) -> tuple[int, int]:
+    lo = hi = 1
+    for atom in monomial:
+        ends = [x * y for x in (lo, hi) for y in (atom.lo, atom.hi)]
+        lo, hi = max(min(ends), -INFINITY), min(max(ends), INFINITY)
+    return lo, hi
+
+
+def _derived_bounds(kind: str, a: Size, b: Size) -> tuple[int, int]:
+    (alo, ahi), (blo, bhi) = _range(a), _range(b)
+    if kind == "mod":
+        return (0, min(bhi - 1, ahi) if alo >= 0 else bhi - 1) if blo > 0 else (-INFINITY, INFINITY)
+    if kind == "floordiv":
+        if blo <= 0:
+            return -INFINITY, INFINITY
+        ends = [x if abs(x) >= INFINITY else x // y for x in (alo, ahi) for y in (blo, bhi)]
+        return min(ends), max(ends)
+    chosen = min if kind == "min" else max
+    return chosen(alo, blo), chosen(ahi, bhi)
+
+
+def _terms(value: Any) -> Mapping[Monomial, int] | None:
+    """The terms of a Size or a plain int, None for anything else."""
+    if type(value) is Size:
+        return value.terms
+    if isinstance(value, int):
+        return {(): int(value)}
+    return None
+
+
+def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
+    """The product without these factors, None when it does not hold them all."""
+    if not factors:
+        return monomial
+    left = list(monomial)
+    for atom in factors:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _order(atom: Atom) -> tuple[int, int, str]:
+    return atom.order
+
+
+def _degree(monomial: Monomial) -> tuple[int, list[tuple[int, int, str]]]:
+    return len(monomial), [atom.order for atom in monomial]
+
+
+def _text(terms: Mapping[Monomial, int]) -> str:
+    """The sum as Python and C both read it (`floordiv`, `mod`, `min`, `max` are functions of two numbers there)."""
+    parts = []
+    for monomial, c in sorted(terms.items(), key=lambda term: _degree(term[0]), reverse=True):
+        factors = [repr(atom) for atom in monomial]
+        if abs(c) != 1 or not factors:
+            factors.insert(0, str(abs(c)))
+        sign = "-" if c < 0 else "+" if parts else ""
+        parts.append(f"{sign} {'*'.join(factors)}" if parts else f"{sign}{'*'.join(factors)}")
+    return " ".join(parts) or "0"
