@@ -153,7 +153,7 @@ class Program:
 
         self.outputs = [plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
         self.updates = [(index, plan(node)) for index, node in updates]
-        self.random = lane.draws > 0
+        self.set_draws(lane)
         written = {index for index, _ in updates} if donate else set()
         self.donated = tuple([position for position, index in enumerate(self.order) if index in written])
         self.graph = execute.Graph.of(lane, tuple(positions), self.donated)
@@ -166,10 +166,16 @@ class Program:
         vector = execute.scalar_vector(list(scalars))
         self.constants = [jax.device_put(vector, devices.jax_device(self.device))] if len(scalars) else []
 
+    def set_draws(self, lane: Lane) -> None:
+        """The random draws that every call makes, and what it leaves of the random state."""
+        moved = lane.draws or lane.after != lane.before
+        self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
+
     def __call__(self, *inputs: torch.Tensor) -> tuple:
         arrays = self.gather(inputs)
-        if self.random:
-            arrays.append(jax.device_put(rng.take(self.device), devices.jax_device(self.device)))
+        if self.draws is not None:
+            keys = self.draws.take(self.device)
+            arrays += [jax.device_put(keys, devices.jax_device(self.device))] if len(keys) else []
         for position in self.donated:
             tensor = inputs[self.order[position]]
             if value(tensor._alias).owners != 1:

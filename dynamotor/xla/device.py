@@ -19,19 +19,58 @@ import torch
 
 from ..base.errors import BuildError
 from ..runtime.build import load_library
-from . import replication
+from . import replication, rng
 from .ir import Lane, XlaError
 
-# PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one.
+# PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one; nor generators, which
+# here hold a seed and how often they were drawn from.
 _GUARD = """
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Generator.h>
+#include <ATen/detail/XLAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <cstring>
 namespace {
+struct XlaGenerator final : c10::GeneratorImpl {
+  explicit XlaGenerator(c10::DeviceIndex index)
+      : c10::GeneratorImpl(c10::Device(c10::DeviceType::XLA, index < 0 ? 0 : index),
+                           c10::DispatchKeySet(c10::DispatchKey::XLA)) {}
+  uint64_t state[2] = {c10::default_rng_seed_val, 0};
+  void set_current_seed(uint64_t seed) override { state[0] = seed; state[1] = 0; }
+  uint64_t current_seed() const override { return state[0]; }
+  void set_offset(uint64_t offset) override { state[1] = offset; }
+  uint64_t get_offset() const override { return state[1]; }
+  uint64_t seed() override { set_current_seed(c10::detail::getNonDeterministicRandom()); return state[0]; }
+  void set_state(const c10::TensorImpl& given) override {
+    at::detail::check_rng_state(given);
+    TORCH_CHECK(given.numel() == sizeof(state), "an XLA generator's state has ", sizeof(state), " bytes");
+    std::memcpy(state, given.data(), sizeof(state));
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto held = at::detail::empty_cpu({sizeof(state)}, c10::ScalarType::Byte);
+    std::memcpy(held.data_ptr(), state, sizeof(state));
+    return held.getIntrusivePtr();
+  }
+  XlaGenerator* clone_impl() const override {
+    auto copy = new XlaGenerator(device().index());
+    std::memcpy(copy->state, state, sizeof(state));
+    return copy;
+  }
+};
+struct XlaHooks final : at::XLAHooksInterface {
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return at::make_generator<XlaGenerator>(index); }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+};
 int64_t count = 1;
 struct XlaGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XLA> {
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(count); }
 };
 }
 namespace c10::impl { C10_REGISTER_GUARD_IMPL(XLA, XlaGuard) }
+// The name that PyTorch asks for.
+const bool hooked = (at::XLAHooksRegistry()->Register("torch_xla::detail::XLAHooks", [] {
+  return std::unique_ptr<at::XLAHooksInterface>(new XlaHooks());
+}), true);
 extern "C" void set_device_count(int64_t n) { count = n; }
 """
 _XLA_SLOT, _PRIVATE_SLOT, _SLOTS = 9, 20, 22  # c10::DeviceType values
@@ -54,6 +93,7 @@ def _install_guard() -> Any:
         f"-I{include}",
         f"-I{include / 'torch/csrc/api/include'}",
         f"-L{folder / 'lib'}",
+        "-ltorch_cpu",
         "-lc10",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
     )
@@ -106,6 +146,11 @@ def platform() -> str:
     """What the devices are: "CPU", "CUDA" or "TPU"."""
     name = local_devices()[0].platform
     return {"gpu": "CUDA", "cuda": "CUDA"}.get(name, name.upper())
+
+
+def device_count() -> int:
+    """The number of devices of this process."""
+    return len(local_devices())
 
 
 def xla_devices() -> list[torch.device]:
@@ -166,13 +211,19 @@ def lanes(device: Any = None) -> list[Lane]:
 
 @contextlib.contextmanager
 def using_lane(lane: Lane) -> Iterator[None]:
-    """Record what is done on the lane's device into this lane: how the bridge traces apart from the running program."""
+    """Record what is done on the lane's device into this lane: how the bridge traces apart from the running program, whose
+    random state stays what it is."""
     index = lane.device.index
-    before = _lanes.get(index)
+    before, state = _lanes.get(index), rng.get_state(lane.device)
     _lanes[index] = lane
+    if lane.before is None:
+        lane.before = lane.after = state
+    rng.set_state(lane.after, lane.device)
     try:
         yield
     finally:
+        lane.after = rng.get_state(lane.device)
+        rng.set_state(state, lane.device)
         if before is None:
             del _lanes[index]
         else:
@@ -199,8 +250,10 @@ def module(**functions: Any) -> types.ModuleType:
     made = types.ModuleType("torch.xla")
     made.__dict__.update(
         is_available=lambda: True,
+        init=lambda: None,
         is_initialized=lambda: True,
-        device_count=lambda: len(local_devices()),
+        _initialized=True,  # what activation checkpointing asks, before it looks after the random state
+        device_count=device_count,
         current_device=current_device,
         set_device=lambda device: _DeviceContext(device).__enter__(),
         device=_DeviceContext,

@@ -22,7 +22,7 @@ from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, 
 
 aten = torch.ops.aten
 specials: Registry[Any, Handler] = Registry("special handler")
-# Arguments that mean nothing on a device with opaque memory; a generator of another device is refused by _convert.
+# Arguments that mean nothing on a device with opaque memory.
 _NOT_RECORDED = frozenset(("device", "layout", "pin_memory", "memory_format", "non_blocking"))
 
 
@@ -49,14 +49,6 @@ def _convert(arg: Any, args: Any) -> Any:
         )
     if type(arg) is list or type(arg) is tuple:
         return type(arg)([_convert(a, args) for a in arg])
-    if isinstance(arg, torch.Generator):
-        raise XlaError(
-            "DM614",
-            "XLA devices have no torch.Generator",
-            why="their random numbers come from one seed per device",
-            where=metrics.user_line(),
-            cure="leave generator=None and set the seed with xm.set_rng_state(seed)",
-        )
     return arg
 
 

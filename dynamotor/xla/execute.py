@@ -38,13 +38,14 @@ class Step:
 
 @dataclass
 class Graph:
-    """A trace cut to what its outputs need. Inputs in order: leaves, then one vector of lifted scalars, then the random seed."""
+    """A trace cut to what its outputs need. Inputs in order: leaves, then one vector of lifted scalars, then
+    the keys of its random draws."""
 
     steps: dict[int, Step]
     leaves: list[Meta]
     outputs: tuple[int, ...]
     scalars: int
-    random: bool
+    draws: int
     collective: bool
     device: torch.device
     donated: tuple[int, ...] = ()
@@ -69,7 +70,7 @@ class Graph:
             [leaf.meta for leaf in lane.leaves],
             tuple(outputs),
             len(lane.scalars),
-            any(s.draw >= 0 for s in steps.values()),
+            len(lane.draws),
             lane.collective,
             lane.device,
             donated,
@@ -100,12 +101,12 @@ def _needed(steps: dict[int, Step], outputs: Sequence[int]) -> set[int]:
 
 
 def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:
-    """The jax function of a graph: (leaves..., [scalars], [seed]) -> outputs."""
+    """The jax function of a graph: (leaves..., [scalars], [keys]) -> outputs."""
     n_leaves = len(graph.leaves)
 
     def program(*inputs: Any) -> list[jax.Array]:
         scalars = inputs[n_leaves] if graph.scalars else None
-        seed = inputs[-1] if graph.random else None
+        keys = inputs[-1] if graph.draws else None
         env: dict[int, Any] = {-i - 1: array for i, array in enumerate(inputs[:n_leaves])}
         for position, step in graph.steps.items():
             values = [env[p] for p in step.inputs]
@@ -115,7 +116,7 @@ def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:
             numbers = [scalars[step.scalar + i] for i in range(step.instruction.scalars)]
             if not step.instruction.double:
                 numbers = [number.astype(jnp.float32) for number in numbers]
-            key = rng.key(seed, step.draw) if step.draw >= 0 else None
+            key = rng.key(keys[step.draw]) if step.draw >= 0 else None
             env[position] = lower_instruction(step.instruction, values, numbers, key)
         return [env[p] for p in graph.outputs]
 

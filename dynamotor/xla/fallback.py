@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..base.config import config
 from ..base.events import counters, emit
-from . import layout, metrics, transfer
+from . import layout, metrics, rng, transfer
 from .ir import Cut, Lane, XlaError
 from .tensor import XLATensor, new_root, wrap, write
 
@@ -32,6 +32,8 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
     def host(value: Any) -> Any:
         if type(value) is XLATensor:
             return transfer.to_cpu(value, cause)
+        if isinstance(value, torch.Generator):
+            return torch.Generator().manual_seed(rng.draw(torch.device("xla", 0) if lane is None else lane.device, value))
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     host_args, host_kwargs = tree_map(host, args), tree_map(host, kwargs)

@@ -25,7 +25,7 @@ from ..base.errors import XlaError
 from ..graph.shape_rules import STATISTICS
 from ..graph.shapes import infer_spec
 from ..graph.spec import TensorSpec
-from . import metrics
+from . import metrics, rng
 from .dtypes import TORCH_TO_JAX, jax_dtype
 from .lowering import Lowering, Spec, Unsupported, apply, find
 
@@ -139,12 +139,17 @@ class Lane:
         "draws",
         "collective",
         "recording",
+        "before",
+        "after",
     )
 
     def __init__(self, device: torch.device, recording: bool = False) -> None:
         self.device = device
         self.recording = recording  # the bridge's: it has leaves without data, and nothing may be read of it
         self.epoch = 0
+        # The random state that the recording began with, and the one after its last draw (device.using_lane).
+        self.before: int | None = None
+        self.after: int | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -156,7 +161,7 @@ class Lane:
         self.scalars: list[float] = []
         self.pending: list[Any] = []  # roots (tensor.Alias) that were given a value of this trace
         self.replaced: list[Node] = []  # leaves whose root was overwritten: their buffers may be donated
-        self.draws = 0
+        self.draws: list[int] = []  # keys
         self.collective = False
 
     def leaf(self, data: Any, meta: Meta) -> Node:
@@ -228,7 +233,11 @@ def record(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | No
         raise Refused(instruction)
     if inputs:
         lane = inputs[0].lane
-    return append(lane, instruction, inputs, lifted)
+    node = append(lane, instruction, inputs, lifted)
+    if instruction.rule.random:
+        given = (arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, torch.Generator))
+        lane.draws.append(rng.draw(lane.device, next(given, None)))
+    return node
 
 
 def append(lane: Lane, instruction: Instruction, inputs: list[Node], lifted: list[float] | None) -> Node:
@@ -249,10 +258,8 @@ def append(lane: Lane, instruction: Instruction, inputs: list[Node], lifted: lis
     node.epoch = epoch
     node.position = len(lane.nodes)
     lane.nodes.append(node)
-    rule = instruction.rule
-    if rule.random or rule.collective:
-        lane.draws += rule.random
-        lane.collective = lane.collective or rule.collective
+    if instruction.rule.collective:
+        lane.collective = True
     return node
 
 
@@ -318,7 +325,7 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
         return list, tuple([_describe(item, inputs, lifted) for item in arg])
     if isinstance(arg, dict):
         return dict, tuple([(name, _describe(item, inputs, lifted)) for name, item in arg.items()])
-    return arg
+    return None if kind is torch.Generator else arg
 
 
 def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
@@ -356,7 +363,7 @@ def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tup
         if lift and type(arg) is float and arg == arg and arg not in _LITERALS:
             scalars.append(Slot(len(scalars), lifted=True))
             return scalars[-1]
-        return arg
+        return None if isinstance(arg, torch.Generator) else arg
 
     template = (tuple(visit(arg) for arg in args), {name: visit(arg) for name, arg in kwargs.items()})
     return template, tuple(inputs), scalars
@@ -369,6 +376,8 @@ def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) ->
         return tuple([Meta.of(spec.shape, spec.dtype) for spec in result])
 
     def meta_tensor(arg: Any) -> Any:
+        if isinstance(arg, torch.Generator):
+            return None
         return torch.empty(arg.meta.shape, dtype=arg.meta.dtype, device="meta") if isinstance(arg, Node) else arg
 
     kwargs = dict(kwargs)

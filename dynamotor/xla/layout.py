@@ -100,6 +100,8 @@ def specs_in(value: Any) -> Any:
         return TensorSpec.of(value)
     if type(value) is list or type(value) is tuple:
         return type(value)([specs_in(item) for item in value])
+    if isinstance(value, torch.Generator):
+        return None
     return CPU if isinstance(value, torch.device) else value
 
 

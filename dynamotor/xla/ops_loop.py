@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from . import rng
 from .lowering import op
 from .subgraph import Subgraph
 
@@ -36,7 +37,7 @@ def intern(body: Subgraph) -> int:
 
 def draw_seeds(body: Subgraph, length: int, device: torch.device) -> torch.Tensor | None:
     """The random state of each iteration, int64 [length, 2]; None where the body draws nothing."""
-    return torch.randint(0, 2**32, (length, 2), dtype=torch.int64, device=device) if body.graph.random else None
+    return torch.randint(0, 2**32, (length, 2), dtype=torch.int64, device=device) if body.graph.draws else None
 
 
 def run(
@@ -90,12 +91,12 @@ def _scan(
     reverse: bool,
     keep_carries: bool,
 ) -> list[Any]:
-    program = bodies[body].program
+    program, draws = bodies[body].program, bodies[body].graph.draws
     numbers = [] if scalars is None else [scalars]
 
     def step(carry: list[jax.Array], inputs: Any) -> Any:
         slices, seed = inputs
-        seed = [] if seed is None else [seed]
+        seed = [] if seed is None else [rng.keys_from(seed, draws)]
         results = program(*carry, *slices, *captured, *numbers, *seed)
         return results[: len(carry)], (results[len(carry) :], carry if keep_carries else [])
 

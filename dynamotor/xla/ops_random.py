@@ -60,11 +60,6 @@ def _open_symmetric(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> 
     return 2 * _uniform(key, shape, dtype) - dtype.type(1 - 2.0**-digits)
 
 
-def _no_generator(generator: Any) -> None:
-    if generator is not None:
-        raise Unsupported("the numbers come from a generator that was passed, which lives on the CPU")
-
-
 # -- uniform and normal ----------------------------------------------------------------------------------------------------------
 
 
@@ -85,19 +80,16 @@ def _normal_of(key: jax.Array, out: Spec) -> jax.Array:
 
 @random_op(aten.rand, aten.rand_like, out=True)
 def _rand(key, *sizes, out, generator=None, dtype=None, **names):
-    _no_generator(generator)
     return _uniform_of(key, out)
 
 
 @random_op(aten.randn, aten.randn_like, out=True)
 def _randn(key, *sizes, out, generator=None, dtype=None, **names):
-    _no_generator(generator)
     return _normal_of(key, out)
 
 
 @random_op(aten.uniform, out=True)
 def _uniform_between(key, x, low=0.0, high=1.0, *, out, generator=None, **named):
-    _no_generator(generator)
     low = named.get("from", low)  # aten's name is a keyword of Python
     high = named.get("to", high)
     return _uniform_of(key, out) * (high - low) + low
@@ -105,13 +97,11 @@ def _uniform_between(key, x, low=0.0, high=1.0, *, out, generator=None, **named)
 
 @random_op(aten.normal_functional, out=True)
 def _normal_like(key, x, mean=0.0, std=1.0, *, out, generator=None):
-    _no_generator(generator)
     return _normal_of(key, out) * std + mean
 
 
 @random_op(aten.normal, out=True)
 def _normal_with(key, mean, std=1.0, size=None, *, out, generator=None, dtype=None):
-    _no_generator(generator)
     draw = _normal_of(key, out)
     mean, std = (wide(v) if isinstance(v, jax.Array) else v for v in (mean, std))
     return draw * std + mean
@@ -119,20 +109,17 @@ def _normal_with(key, mean, std=1.0, size=None, *, out, generator=None, dtype=No
 
 @random_op(aten.log_normal, out=True)
 def _log_normal(key, x, mean=1.0, std=2.0, *, out, generator=None):
-    _no_generator(generator)
     return jnp.exp(_normal_of(key, out) * std + mean)
 
 
 @random_op(aten.cauchy, out=True)
 def _cauchy(key, x, median=0.0, sigma=1.0, *, out, generator=None):
-    _no_generator(generator)
     dtype = _draw_type(out)
     return median + sigma * jnp.tan(dtype.type(math.pi / 2) * _open_symmetric(key, out.shape, dtype))
 
 
 @random_op(aten.exponential, out=True)
 def _exponential(key, x, lambd=1.0, *, out, generator=None):
-    _no_generator(generator)
     draw = -jnp.log(_uniform(key, out.shape, _draw_type(out), middle=True))
     return draw / lambd if lambd else jnp.full_like(draw, jnp.inf)
 
@@ -140,7 +127,6 @@ def _exponential(key, x, lambd=1.0, *, out, generator=None):
 @random_op(aten.geometric, out=True)
 def _geometric(key, x, p, *, out, generator=None):
     """The number of the first success: 1, 2, ..."""
-    _no_generator(generator)
     draw = jnp.log(_uniform(key, out.shape, _draw_type(out), middle=True))
     return jnp.maximum(jnp.ceil(draw / math.log1p(-p)), 1) if p < 1 else jnp.ones_like(draw)
 
@@ -163,14 +149,12 @@ def _integers(key: jax.Array, low: int, count: int, shape: tuple[int, ...]) -> j
 def _randint(key, *bounds_and_size, out, generator=None, dtype=None):
     """(high, size), (low, high, size), (high, size, generator), ..."""
     numbers = [b for b in bounds_and_size if isinstance(b, int)]
-    _no_generator(generator or next((b for b in bounds_and_size if isinstance(b, torch.Generator)), None))
     low, high = (0, *numbers) if len(numbers) == 1 else numbers
     return _integers(key, low, high - low, out.shape)
 
 
 @random_op(aten.randint_like, out=True)
 def _randint_like(key, x, *bounds, out, generator=None, dtype=None):
-    _no_generator(generator)
     if not all(isinstance(b, int) for b in bounds):
         raise Unsupported("the bounds are tensors")
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
@@ -187,7 +171,6 @@ def _last_of(dtype: torch.dtype) -> int:
 @random_op(aten.random, out=True)
 def _random(key, x, *bounds, out, generator=None, **named):
     """() draws from the whole type, (to) from [0, to), (from, to | None) from [from, to)."""
-    _no_generator(generator)
     bounds = (*([named["from"]] if "from" in named else []), *bounds, *([named["to"]] if "to" in named else []))
     if not bounds:
         return _integers(key, 0, _last_of(out.dtype) + 1, out.shape)
@@ -198,7 +181,6 @@ def _random(key, x, *bounds, out, generator=None, **named):
 
 @random_op(aten.randperm)
 def _randperm(key, n, *, generator=None, dtype=None):
-    _no_generator(generator)
     return jax.random.permutation(key, n)
 
 
@@ -213,7 +195,6 @@ def _chance(key: jax.Array, shape: tuple[int, ...], p: Any) -> jax.Array:
 
 @random_op(aten.bernoulli)
 def _bernoulli(key, x, p=None, *, generator=None):
-    _no_generator(generator)
     return _chance(key, x.shape, x if p is None else p)
 
 
@@ -234,14 +215,12 @@ def _dropout_backward(grad, mask, scale):
 
 @random_op(aten._fused_dropout)
 def _fused_dropout(key, x, p, generator=None):
-    _no_generator(generator)
     kept = _chance(key, x.shape, p)
     return jnp.where(kept, wide(x) / p, 0), kept
 
 
 @random_op(aten.rrelu_with_noise_functional)
 def _rrelu(key, x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
-    _no_generator(generator)
     x = wide(x)
     if not training:
         return jnp.where(x > 0, x, x * ((lower + upper) / 2)), noise
@@ -253,7 +232,6 @@ def _rrelu(key, x, noise, lower=0.125, upper=1 / 3, training=False, generator=No
 @random_op(aten.multinomial)
 def _multinomial(key, weights, num_samples, replacement=False, *, generator=None):
     """With replacement by the inverse of the cumulative weights; without, the largest of weight / exponential (as aten)."""
-    _no_generator(generator)
     weights = wide(weights)
     if not replacement:
         race = weights / -jnp.log(_uniform(key, weights.shape, jnp.dtype(weights.dtype), middle=True))
@@ -269,20 +247,17 @@ def _multinomial(key, weights, num_samples, replacement=False, *, generator=None
 
 @random_op(aten.poisson)
 def _poisson(key, rate, generator=None):
-    _no_generator(generator)
     return jax.random.poisson(key, wide(rate), dtype=jnp.int64)
 
 
 @random_op(aten.binomial)
 def _binomial(key, count, prob, generator=None):
-    _no_generator(generator)
     dtype = jnp.float64 if count.dtype == jnp.float64 else jnp.float32
     return jax.random.binomial(key, wide(count), wide(prob), dtype=dtype)
 
 
 @random_op(aten._standard_gamma)
 def _standard_gamma(key, alpha, generator=None):
-    _no_generator(generator)
     alpha = wide(alpha)
     return jax.random.gamma(key, alpha, dtype=alpha.dtype)
 
@@ -294,7 +269,6 @@ def _standard_gamma_grad(alpha, sample):
 
 @random_op(aten._sample_dirichlet)
 def _sample_dirichlet(key, alpha, generator=None):
-    _no_generator(generator)
     alpha = wide(alpha)
     return jax.random.dirichlet(key, alpha, dtype=alpha.dtype)
 

@@ -219,7 +219,7 @@ def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported
     graph = Graph.of(lane, positions)
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in graph.leaves]
     avals += [jax.ShapeDtypeStruct((graph.scalars,), jax.numpy.float64)] if graph.scalars else []
-    avals += [jax.ShapeDtypeStruct((2,), jax.numpy.uint32)] if graph.random else []
+    avals += [jax.ShapeDtypeStruct((graph.draws, 2), jax.numpy.uint32)] if graph.draws else []
     return jax.export.export(jax.jit(to_function(graph), keep_unused=True))(*avals)
 
 
@@ -254,7 +254,7 @@ def _arguments(program: Any, inputs: list[Any]) -> tuple[list[list[Any]], list[A
 
 def _export(sub: Subgraph, metas: list[Meta]) -> Any:
     """jax's exported program of a traced function. DM672 where it draws random numbers."""
-    if sub.graph.random:
+    if sub.graph.draws:
         why = "a program has no random state"
         raise XlaError("DM672", "the exported model draws random numbers", why=why, cure="export it in eval mode")
     if sub.captured:

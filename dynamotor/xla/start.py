@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import secrets
+from typing import Any
 
 import jax
+import torch
 
 from . import (  # noqa: F401  (imported for their rows)
     autocast,
@@ -35,15 +38,26 @@ def _load_families() -> None:
             importlib.import_module(f"{package}.{found.name}")
 
 
+def _index(which: Any) -> int:
+    """The number of a device; `xla` without one is the current device."""
+    index = which if isinstance(which, int) else torch.device(which or "xla").index
+    return device.current_device() if index is None else index
+
+
 def start() -> None:
     """Register everything with PyTorch. Safe to call again."""
     _load_families()
     factories.install()
     device.install(
-        get_rng_state=lambda which=None: rng.get_state_tensor(which),
-        set_rng_state=lambda state, which=None: rng.set_state_tensor(state, which),
-        manual_seed=rng.set_state,
+        get_rng_state=lambda which="xla": rng.get_state_tensor(_index(which)),
+        set_rng_state=lambda state, which="xla": rng.set_state_tensor(state, _index(which)),
+        get_rng_state_all=lambda: [rng.get_state_tensor(index) for index in range(device.device_count())],
+        set_rng_state_all=lambda states: [rng.set_state_tensor(state, index) for index, state in enumerate(states)],
+        initial_seed=lambda: rng.get_state(device.current_device()),
+        manual_seed=lambda seed: rng.set_state(seed, device.current_device()),
         manual_seed_all=rng.set_state_all,
+        seed=lambda: rng.set_state(secrets.randbits(63), device.current_device()),
+        seed_all=lambda: rng.set_state_all(secrets.randbits(63)),
         synchronize=lambda which=None: sync.wait_device_ops([] if which is None else [which]),
     )
 

@@ -96,7 +96,7 @@ class _Replayed:
         self._programs: dict[tuple, Program] = {}  # by what was recorded
         self._known: list[torch.Tensor] = []
         self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
-        self._calls: dict[Any, tuple[Program, list[Any], list[XLATensor]]] = {}
+        self._calls: dict[Any, tuple[Program, list[Any], Any, list[XLATensor]]] = {}
 
     def __call__(self, structure: Any, settings: Any, body: Callable, arguments: Sequence[Any], state: list[torch.Tensor]) -> Any:
         """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers in `settings`.
@@ -114,8 +114,7 @@ class _Replayed:
             taken = {id(t) for t in arguments}
             read = list({id(t): t for t in state if is_xla(t) and id(t) not in taken}.values())
             found = self._calls[structure, settings] = *self._record(body, arguments, read), read
-        program, scalars, read = found
-        program.constants = scalars
+        program, program.constants, program.draws, read = found
         return program(*arguments, *read)[0]
 
     def _run_lazily(self, structure: Any, body: Callable, arguments: Sequence[Any]) -> Any:
@@ -126,7 +125,7 @@ class _Replayed:
         self._warm.add(structure)
         return result
 
-    def _record(self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]) -> tuple[Program, list[Any]]:
+    def _record(self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]) -> tuple[Program, list[Any], Any]:
         """Record the body on leaves in the place of all tensors; what was recorded before keeps its executable."""
         tensors = [*arguments, *state]
         lane = Lane(devices.lane_of(tensors[0].device).device, recording=True)
@@ -157,7 +156,8 @@ class _Replayed:
             if program is None:
                 program = self._programs[recorded] = Program(lane, first, [result], updates, donate=True)
         program.set_scalars(lane.scalars)
-        return program, program.constants
+        program.set_draws(lane)
+        return program, program.constants, program.draws
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -26,7 +26,7 @@ from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A traced function. `program(*inputs, *captured, [scalars], [seed])` gives its outputs; `key` is equal for equal programs.
+    """A traced function. `program(*inputs, *captured, [scalars], [keys])` gives its outputs; `key` is equal for equal programs.
 
     scalars: numbers that the trace lifted out of its program (float64), to be passed as one array where there are any.
     """

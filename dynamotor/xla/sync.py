@@ -75,7 +75,7 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
     if scalars:
         inputs.append(jax.device_put(execute.scalar_vector(scalars), devices.home(lane.device)))
     if draws:
-        inputs.append(jax.device_put(rng.take(lane.device), devices.home(lane.device)))
+        inputs.append(jax.device_put(rng.words(draws), devices.home(lane.device)))
     try:
         if executable is None:
             graph = execute.Graph.of(lane, positions, donated)

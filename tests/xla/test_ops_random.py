@@ -16,7 +16,7 @@ from lowering_harness import to_jax  # noqa: E402
 
 from dynamotor.graph import prims  # noqa: E402
 from dynamotor.xla import ops_random  # noqa: E402, F401
-from dynamotor.xla.lowering import Spec, Unsupported, apply, find  # noqa: E402
+from dynamotor.xla.lowering import Spec, apply, find  # noqa: E402
 
 aten = torch.ops.aten
 COUNT = 20_000
@@ -155,10 +155,6 @@ def test_sampled_distributions():
     near(draw(aten._standard_gamma.default, torch.full((COUNT,), 2.0)), 2, 1.42)
     near(draw(aten._sample_dirichlet.default, torch.ones(COUNT, 4), shape=(COUNT, 4))[:, 0], 0.25, 0.2)
 
-
-def test_a_generator_that_is_passed_is_refused():
-    with pytest.raises(Unsupported, match="generator"):
-        draw(aten.rand.generator, [3], shape=(3,), generator=torch.Generator())
 
 
 @pytest.mark.parametrize("size", [[], [0], [7], [3, 5]])
