@@ -26,6 +26,11 @@ class Effects:
     def __bool__(self) -> bool:
         return bool(self.touched or self.calls)
 
+    @property
+    def changes_objects(self) -> bool:
+        """Whether an outside object looks different in the trace than it does for real."""
+        return any(value.source is not None for value in self.touched)
+
     def touch(self, value: Any) -> None:
         """Note that an outside object changed; `value.replay(cg)` will write it back."""
         self.touched[value] = None

@@ -199,21 +199,39 @@ class SetEquals(Guard):
 
 
 @dataclass(frozen=True, eq=False)
-class Predicate(Guard):
-    """Any Python test of a value; `text` says what it wants. Slow (a Python call each time): the last resort."""
+class Answer(Guard):
+    """`ask(value)` answers as it did; `text` names the question. Slow (a Python call each time): for what no other row holds.
+    An exception is an answer too: its class."""
 
-    test: Callable[[Any], bool]
+    ask: Callable[[Any], Any]
+    answer: Any
     text: str
     code = "predicate"
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Answer and (self.source, self.text) == (other.source, other.text) and (
+            const_equal(self.answer, other.answer))
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.text))
+
     def check_value(self, value: Any) -> bool:
-        return bool(self.test(value))
+        return const_equal(answer_of(self.ask, value), self.answer)
 
     def explain(self, value: Any) -> str:
-        return f"{self.source} is {_short(value)}: not {self.text}"
+        return f"{self.text} of {self.source} is {_short(answer_of(self.ask, value))}, was {_short(self.answer)}"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.test
+        ask, answer = self.ask, self.answer
+        return (lambda value: ask(value) is answer) if type(answer) is bool else self.check_value
+
+
+def answer_of(ask: Callable[[Any], Any], value: Any) -> Any:
+    """What a question answers about a value: a constant, an object, or the class of the exception that it raises."""
+    try:
+        return ask(value)
+    except Exception as error:
+        return type(error)
 
 
 def key_set(tensor: torch.Tensor) -> int:
@@ -357,6 +375,26 @@ class MissingTypeAttr(Guard):
 
 
 @dataclass(frozen=True)
+class MroIs(Guard):
+    """A class has this method resolution order (new `__bases__` change it)."""
+
+    mro: tuple[type, ...]
+    code = "mro_is"
+
+    def check_value(self, value: Any) -> bool:
+        return isinstance(value, type) and _mro_of(value) == self.mro
+
+    def explain(self, value: Any) -> str:
+        return f"{self.source} has the bases {_short(value.__bases__)} now"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.mro
+
+
+_mro_of = type.__dict__["__mro__"].__get__
+
+
+@dataclass(frozen=True)
 class MissingAttr(Guard):
     """`hasattr(value, name)` is false; for C slots that may be unset. Runs at every call."""
 
@@ -466,18 +504,49 @@ class NoOverlap(Guard):
         return (self.source, *self.others)
 
     def check(self, args: tuple[Any, ...]) -> bool:
-        try:
-            start, stop = memory_range(self.source.fetch(args))
-            others = [memory_range(other.fetch(args)) for other in self.others]
-        except Missing:
-            return False
-        return all(stop <= a or b <= start or a == b for a, b in others) or start == stop
+        return _stay_apart(self.sources, 1, args)
 
     def reason(self, args: tuple[Any, ...]) -> str:
         return f"the memory of {self.source} overlaps one of {', '.join(map(str, self.others))}"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         return tuple(node(source) for source in self.others)
+
+
+@dataclass(frozen=True)
+class Apart(Guard):
+    """`NoOverlap` of `source` and the first of `others`, `n_written` tensors that are written, with all tensors, which a module
+    holds: one row, because their memory hardly ever moves."""
+
+    others: tuple[Source, ...]
+    n_written: int
+    code = "apart"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (self.source, *self.others)
+
+    def check(self, args: tuple[Any, ...]) -> bool:
+        return _stay_apart(self.sources, self.n_written, args)
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        return "parameters or buffers of which some are written share memory now"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.n_written, tuple(node(source) for source in self.sources)
+
+
+def _stay_apart(sources: tuple[Source, ...], n_written: int, args: tuple[Any, ...]) -> bool:
+    try:
+        return are_apart([source.fetch(args) for source in sources], n_written)
+    except Missing:
+        return False
+
+
+def are_apart(tensors: list[torch.Tensor], n_written: int) -> bool:
+    """Whether the memory of the first `n_written` tensors overlaps no other one's."""
+    ranges = [memory_range(tensor) for tensor in tensors]
+    return not any(a < d and c < b for i, (a, b) in enumerate(ranges[:n_written]) for c, d in ranges[i + 1:] if a < b and c < d)
 
 
 @dataclass(frozen=True)
@@ -544,7 +613,7 @@ AnyGuard = Guard | Ambient
 # The rows by the name that the C program knows; csrc/guards.c has an evaluator for each.
 rows: Registry[str, type] = Registry("guard")
 for _row in (TypeIs, IdIs, ConstEquals, TensorMatch, Length, DictKeys, MissingKey, MissingTypeAttr, MissingAttr, CellEmpty,
-             SameObject, Distinct, NoOverlap, Ambient, Predicate):
+             SameObject, Distinct, NoOverlap, Apart, Ambient, Answer, MroIs):
     rows.add(_row.code, _row)
 
 

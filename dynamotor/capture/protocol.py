@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .. import _C
 from .breaks import unsupported
 from .guards import MissingTypeAttr
 from .reader import trusted_module
@@ -18,6 +19,7 @@ from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
 
 if TYPE_CHECKING:
+    from .effects import Effects
     from .reader import Reader
 
 _NAMES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor"]
@@ -55,6 +57,7 @@ class Protocol:
     """The generic half of `Trace`: what CPython's object.c and abstract.c do."""
 
     reader: Reader
+    effects: Effects
     _type_attrs: dict[tuple[type, str], Any]
     if TYPE_CHECKING:
         call: Callable[..., Value]
@@ -129,7 +132,17 @@ class Protocol:
                 if not issubclass(raised.value.python_type(), AttributeError):
                     raise
                 return self.getattr_hook(value, cls, name, raised)
+        if not _C.is_plain_access(custom):
+            return self.foreign_getattr(value, cls, name)
         return self.object_getattr(value, cls, name)
+
+    def foreign_getattr(self, value: Value, cls: type, name: str) -> Value:
+        """An attribute of a C type with a lookup of its own (threading.local, weakref.proxy): asked for real, at each call."""
+        obj = value.real()
+        if obj is MISSING or value.source is None or self.effects.changes_objects:
+            raise unsupported("unsupported-value", f"attribute {name!r} of {value.describe()}, whose class has its own lookup")
+        found = self.reader.attribute(value.source, obj, name)
+        return self._no_attr(value, name) if found is None else found
 
     def object_getattr(self, value: Value, cls: type, name: str, hook: bool = True) -> Value:
         """The lookup order of `object.__getattribute__` over the class `cls` of a value."""
@@ -172,6 +185,8 @@ class Protocol:
         custom = self.type_attr(cls, method)
         if isinstance(custom, types.FunctionType):
             self.call(self.bind(custom, method, value, cls), [Constant(name)] + ([new] if new is not None else []))
+        elif not _C.is_plain_access(custom):
+            raise unsupported("unsupported-mutation", f"attribute {name!r} of {value.describe()} is set")
         else:
             self.object_setattr(value, cls, name, new)
 

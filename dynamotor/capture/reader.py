@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .guards import ConstEquals, Distinct, IdIs, Predicate, SameObject, TypeIs
+from .breaks import unsupported
+from .guards import Answer, ConstEquals, Distinct, IdIs, MissingAttr, MroIs, SameObject, TypeIs, answer_of
 from .source import Attr, Const, Source
 from .values.base import Value, wrap_base, wrap_exact
 from .values.constant import Constant
@@ -78,9 +79,29 @@ class Reader:
         """The object is this one."""
         self.guard(IdIs(source, obj))
 
-    def guard_call(self, source: Source, test: Callable[[Any], bool], text: str) -> None:
-        """A Python test of the object holds; slow, for what has no other guard."""
-        self.guard(Predicate(source, test, text))
+    def ask(self, source: Source, obj: Any, text: str, question: Callable[[Any], Any]) -> Any:
+        """What a Python question (named by `text`) answers about the object, asked again at each call. The answer is a constant,
+        an object that stays one, or the exception that it raises, raised here too."""
+        answer = answer_of(question, obj)
+        self.guard(Answer(source, question, answer, text))
+        return question(obj) if isinstance(answer, type) and issubclass(answer, Exception) else answer
+
+    def attribute(self, source: Source, obj: Any, name: str) -> Value | None:
+        """`obj.name` as C code gives it (a slot, a getset, a type with a lookup of its own), read again at each call; None when
+        there is none."""
+        try:
+            found = getattr(obj, name)
+        except AttributeError:
+            self.guard(MissingAttr(source, name))
+            return None
+        value = self.trace.wrap(Attr(source, name), found)
+        if IdIs(Attr(source, name), found) in self.guards and getattr(obj, name) is not found:
+            raise unsupported("unsupported-value", f"attribute {name!r} of a {type(obj).__name__} is a new object at each read")
+        return value
+
+    def guard_bases(self, cls: type) -> None:
+        """A class derives from what it derives from; those of libraries always do."""
+        self.guard(MroIs(Const(cls, cls.__qualname__), cls.__mro__))
 
     def guard_distinct(self, first: Source, second: Source) -> None:
         """Two different objects must not be one at the next call."""
@@ -103,11 +124,6 @@ class Reader:
         for other in among:
             if other is not value and other.source is not None and other.python_type() is value.python_type():
                 self.guard_distinct(value.source, other.source)
-
-    @staticmethod
-    def attr(source: Source, name: str) -> Source:
-        """The source of a C attribute."""
-        return Attr(source, name)
 
     def adopt(self, obj: Any, value: Value) -> None:
         """Remember that `value` stands for `obj`."""

@@ -11,10 +11,12 @@ import operator
 import types
 from typing import TYPE_CHECKING, Any
 
+from .. import _C
 from .breaks import unsupported
 from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
-from .protocol import ObjectIterator
+from .protocol import ObjectIterator, trusted_class
+from .source import Const
 from .values.base import MISSING, Iterator, Raised, Value, builtin_rule
 from .values.constant import PURE_TYPES, Constant, RealIterator
 from .values.containers import (
@@ -34,6 +36,7 @@ from .values.function import BoundMethod
 from .values.instances import pure_functions
 from .values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from .values.klass import ClassValue, SuperValue
+from .values.tensor import TensorValue
 from .values.text import text_of
 from .values.user_object import UserObject
 
@@ -65,35 +68,109 @@ def _len(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(isinstance)
 def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(_check_class(trace, args[0], args[0].python_type(), args[1], "__instancecheck__"))
+    return Constant(any(_is_instance(trace, args[0], kind) for kind in _kinds(trace, args[1])))
 
 
 @builtin_rule(issubclass)
 def _issubclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(_check_class(trace, args[0], args[0].as_constant(), args[1], "__subclasscheck__"))
+    return Constant(any(_is_subclass(trace, args[0], kind) for kind in _kinds(trace, args[1])))
 
 
-def _check_class(trace: Trace, value: Value, cls: type, kinds: Value, hook: str) -> bool:
+def _kinds(trace: Trace, kinds: Value) -> list[Value]:
+    """The classes that are meant, in the order in which they are asked."""
     if kinds.python_type() is tuple:
-        return any(_check_class(trace, value, cls, kind, hook) for kind in kinds.unpack(trace))
+        return [kind for part in kinds.unpack(trace) for kind in _kinds(trace, part)]
     kind = kinds.as_constant()
-    if isinstance(kind, types.UnionType):
-        return any(_check_class(trace, value, cls, trace.make(k), hook) for k in kind.__args__)
-    if hook == "__instancecheck__" and isinstance(value, Constant):
-        try:
-            return isinstance(value.value, kind)
-        except TypeError as error:
-            raise trace.real_error(error) from None
-    special = trace.type_attr(type(kind), hook)
-    if hook == "__instancecheck__" and value.real() is not MISSING:
-        return isinstance(value.real(), kind)
-    if isinstance(special, types.FunctionType) and special.__module__ not in ("abc", "enum", "typing", "torch.nn.parameter",
-                                                                                "torch", "torch._C"):
-        return trace.truth(trace.call(trace.make(special), [kinds, value]))
+    return [trace.make(k) for k in kind.__args__] if isinstance(kind, types.UnionType) else [kinds]
+
+
+def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
+    cls, kind = value.python_type(), kinds.as_constant()
+    if cls is kind:
+        return True
+    hook = trace.type_attr(type(kind), "__instancecheck__")
+    if hook is _TYPE_INSTANCE:
+        return derives(trace, cls, kind) or _claims(trace, value, cls, kind)
+    if isinstance(hook, types.FunctionType) and hook.__module__ not in _ASKED_HOOKS:
+        return trace.truth(trace.call(trace.make(hook), [kinds, value]))
+    real = value.real()
+    if real is MISSING:
+        return _made_is_instance(trace, value, cls, kind)
+    if trusted_class(cls) and _is_trusted(kind) and not isinstance(value, TensorValue):
+        return trace.real_call(isinstance, real, kind).as_constant()
+    if getattr(kind, "_is_protocol", False) and trace.effects.changes_objects:
+        raise unsupported("unsupported-call", f"isinstance() asks the protocol {kind.__name__} after objects were changed")
+    if value.source is not None:
+        return _ask(trace, value.source, real, f"being a {kind!r}", lambda now: isinstance(now, kind))
+    return _ask(trace, Const(kind, str(kind)), kind, f"having {real!r:.60}", lambda now: isinstance(real, now))
+
+
+def _ask(trace: Trace, source: Any, obj: Any, text: str, question: Any) -> bool:
     try:
-        return issubclass(cls, kind)
+        return trace.reader.ask(source, obj, text, question)
     except TypeError as error:
         raise trace.real_error(error) from None
+
+
+def _is_trusted(kind: Any) -> bool:
+    """Whether a class, or an alias of one, is taken as constant."""
+    return trusted_class(kind) if isinstance(kind, type) else type(kind).__module__ == "typing"
+
+
+def _made_is_instance(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
+    """Of an object made in the trace only the class is known."""
+    if getattr(kind, "_is_protocol", False) and isinstance(value, UserObject):
+        raise unsupported("unsupported-call", f"isinstance() asks the protocol {kind.__name__} about an object made here")
+    if isinstance(value, TensorValue):
+        return isinstance(value.example, kind)
+    return _is_subclass(trace, trace.make(cls), trace.make(kind))
+
+
+def _claims(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
+    """Whether the object's `__class__` says what its type does not."""
+    if not isinstance(value, UserObject):
+        return False
+    if trace.type_attr(cls, "__class__") is object.__dict__["__class__"] and (
+            _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))):
+        return False
+    claimed = trace.getattr(value, "__class__").as_constant()
+    return claimed is not cls and isinstance(claimed, type) and derives(trace, claimed, kind)
+
+
+def _is_subclass(trace: Trace, value: Value, kinds: Value) -> bool:
+    cls, kind = value.as_constant(), kinds.as_constant()
+    hook = trace.type_attr(type(kind), "__subclasscheck__")
+    if hook is _TYPE_SUBCLASS and isinstance(cls, type):
+        return derives(trace, cls, kind)
+    if isinstance(hook, types.FunctionType) and hook.__module__ not in _ASKED_HOOKS:
+        return trace.truth(trace.call(trace.make(hook), [kinds, value]))
+    if isinstance(cls, type) and trusted_class(cls) and _is_trusted(kind):
+        return trace.real_call(issubclass, cls, kind).as_constant()
+    return _ask(trace, Const(kind, str(kind)), kind, f"having the subclass {cls!r}", lambda now: issubclass(cls, now))
+
+
+def derives(trace: Trace, cls: type, kind: Any) -> bool:
+    """Whether `kind` is in the method resolution order of a class; guarded."""
+    if not isinstance(kind, type):
+        return trace.real_call(isinstance, None, kind).as_constant()  # raises what isinstance() does
+    if not trusted_class(cls):
+        trace.reader.guard_bases(cls)
+    return kind in type.__dict__["__mro__"].__get__(cls)
+
+
+_TYPE_INSTANCE, _TYPE_SUBCLASS = type.__dict__["__instancecheck__"], type.__dict__["__subclasscheck__"]
+_ASKED_HOOKS = frozenset(("abc", "typing", "enum"))  # these are asked as a whole, under a guard
+
+
+@builtin_rule(_TYPE_INSTANCE)
+def _type_instancecheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    cls, kind = args[1].python_type(), args[0].as_constant()
+    return Constant(derives(trace, cls, kind) or _claims(trace, args[1], cls, kind))
+
+
+@builtin_rule(_TYPE_SUBCLASS)
+def _type_subclasscheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(derives(trace, args[1].as_constant(), args[0].as_constant()))
 
 
 @builtin_rule(type)

@@ -99,12 +99,10 @@ def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @wrap_rule(functools.partial)
 def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
     trace.reader.guard_type(source, functools.partial)
-    attr = trace.reader.attr
-    func = trace.wrap(attr(source, "func"), obj.func)
-    args = trace.wrap(attr(source, "args"), obj.args).unpack(trace)
-    named = contents_of(trace.wrap(attr(source, "keywords"), obj.keywords))
+    func, args, keywords = [trace.reader.attribute(source, obj, name) for name in ("func", "args", "keywords")]
+    named = contents_of(keywords)
     assert isinstance(named, DictValue)
-    return PartialValue(func, args, {k.as_constant(): v for k, v in named.load().values()}, source, obj)
+    return PartialValue(func, args.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}, source, obj)
 
 
 @builtin_rule(functools.reduce)
@@ -187,13 +185,15 @@ def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(dataclasses.fields)
 def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     cls = args[0].value if isinstance(args[0], ClassValue) else args[0].python_type()
+    if trace.type_attr(cls, "__dataclass_fields__") is not MISSING:  # guards what is called for real
+        contents_of(trace.make(cls).getattr(trace, "__dataclass_fields__")).load()  # type: ignore[union-attr]
     return trace.real_call(dataclasses.fields, cls)
 
 
 @builtin_rule(dataclasses.is_dataclass)
 def _is_dataclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     cls = args[0].value if isinstance(args[0], ClassValue) else args[0].python_type()
-    return Constant(hasattr(cls, "__dataclass_fields__"))
+    return Constant(trace.type_attr(cls, "__dataclass_fields__") is not MISSING)
 
 
 @builtin_rule(typing.cast)
@@ -259,8 +259,7 @@ def _read_var(trace: Trace, var: Any) -> Any:
     written = _context_vars(trace).table.get(var)
     if written is not None:
         return written
-    found = var.get(MISSING)
-    trace.reader.guard_call(Const(var, f"contextvar {var.name}"), lambda v, found=found: v.get(MISSING) is found, "has its value")
+    found = trace.reader.ask(Const(var, f"contextvar {var.name}"), var, "the value", lambda v: v.get(MISSING))
     return found if found is MISSING else trace.wrap(Const(found, var.name), found)
 
 
@@ -303,7 +302,7 @@ def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
 
 
 class Held(Builtin):
-    """An object of the standard library, held by identity; its immutable attributes may be read for real."""
+    """An object of the standard library, held by identity; those that describe code are taken as constant."""
 
     __slots__ = ()
 
@@ -338,11 +337,10 @@ def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if logger is MISSING or args[0].source is None:
         raise unsupported("unsupported-call", "a logger made in the trace")
     trace.reader.guard_identity(args[0].source, logger)
-    level = logger.getEffectiveLevel()
-    trace.reader.guard_call(args[0].source, lambda now: now.getEffectiveLevel() == level, f"a logger at level {level}")
-    if len(args) > 1:
-        return trace.real_call(logger.isEnabledFor, args[1].as_constant())
-    return trace.real_call(logger.getEffectiveLevel)
+    if len(args) == 1:
+        return Constant(trace.reader.ask(args[0].source, logger, "the level", logging.Logger.getEffectiveLevel))
+    level = args[1].as_constant()
+    return Constant(trace.reader.ask(args[0].source, logger, f"logging {level}", lambda now: now.isEnabledFor(level)))
 
 
 @builtin_rule(logging.getLogger)

@@ -21,31 +21,39 @@ _NAMESPACES = (torch, F, torch.functional, torch.linalg, torch.special, torch.ff
                torch._C._special, torch._C._fft, torch._C._VariableFunctions,  # type: ignore
                torch.nested, torch.masked)
 
-# Answered at trace time; the ambient guard covers what can change. Names that this PyTorch lacks are skipped.
-_QUERY_NAMES = """
-    distributed.is_available is_grad_enabled is_inference_mode_enabled is_inference is_autocast_enabled
-    is_autocast_cpu_enabled is_autocast_cache_enabled get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype
-    get_default_dtype get_default_device is_tensor is_storage finfo iinfo device Size promote_types can_cast
-    broadcast_shapes are_deterministic_algorithms_enabled
-    is_floating_point is_complex is_signed jit.is_scripting jit.is_tracing
-    _C._get_tracing_state _C._is_tracing compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting
-    overrides.has_torch_function overrides.has_torch_function_unary overrides.has_torch_function_variadic
-    overrides.is_tensor_like overrides.is_tensor_method_or_property _C._has_torch_function _C._has_torch_function_unary
-    _C._has_torch_function_variadic _C._is_torch_function_enabled _C._are_functorch_transforms_active
-    _C._functorch.peek_interpreter_stack
-    _C._is_any_autocast_enabled
-    cuda.is_available cuda.device_count cuda.is_initialized cuda.is_current_stream_capturing backends.mps.is_available
-    backends.cuda.is_built typename _C._log_api_usage_once is_vulkan_available
-    _C._is_fx_tracing fx._symbolic_trace.is_fx_tracing fx._symbolic_trace.is_fx_symbolic_tracing numel
-    distributed.is_initialized
-"""
-
-# Answered at trace time under a guard of their own: flags that the ambient guard does not hold.
-_GUARDED_NAMES = """
-    get_num_threads get_float32_matmul_precision is_deterministic_algorithms_warn_only_enabled get_deterministic_debug_mode
-    backends.mha.get_fastpath_enabled _C._get_cudnn_enabled _C._get_mkldnn_enabled _C._get_flash_sdp_enabled
-    _C._get_math_sdp_enabled _C._get_mem_efficient_sdp_enabled _C._get_cudnn_sdp_enabled
-"""
+# Answered at trace time, by what keeps the answer true. Names that this PyTorch lacks are skipped.
+_QUERY_NAMES = {
+    # It is the same for as long as the process lives.
+    "constant": """
+        distributed.is_available cuda.is_available cuda.device_count backends.mps.is_available backends.cuda.is_built
+        is_vulkan_available jit.is_scripting compiler.is_compiling compiler.is_dynamo_compiling compiler.is_exporting
+        _C._log_api_usage_once
+    """,
+    # It follows from the arguments: their types, and what `TensorMatch` holds.
+    "arguments": """
+        is_tensor is_storage finfo iinfo device Size promote_types can_cast broadcast_shapes is_floating_point is_complex
+        is_signed is_inference numel typename overrides.is_tensor_like overrides.is_tensor_method_or_property
+        overrides.has_torch_function overrides.has_torch_function_unary overrides.has_torch_function_variadic
+        _C._has_torch_function _C._has_torch_function_unary _C._has_torch_function_variadic
+    """,
+    # The `Ambient` row compares it at each call (traces by others run eager, see `foreign_modes`).
+    "ambient": """
+        is_grad_enabled is_inference_mode_enabled is_autocast_cache_enabled get_default_dtype get_default_device
+        are_deterministic_algorithms_enabled is_autocast_cpu_enabled _C._is_torch_function_enabled
+        _C._are_functorch_transforms_active _C._functorch.peek_interpreter_stack
+        jit.is_tracing _C._get_tracing_state _C._is_tracing
+        _C._is_fx_tracing fx._symbolic_trace.is_fx_tracing fx._symbolic_trace.is_fx_symbolic_tracing
+    """,
+    # It is asked again at each call.
+    "asked": """
+        is_autocast_enabled get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype _C._is_any_autocast_enabled
+        cuda.is_initialized cuda.is_current_stream_capturing distributed.is_initialized
+        get_num_threads get_num_interop_threads get_float32_matmul_precision is_deterministic_algorithms_warn_only_enabled
+        get_deterministic_debug_mode is_warn_always_enabled is_anomaly_enabled is_anomaly_check_nan_enabled
+        backends.mha.get_fastpath_enabled _C._get_cudnn_enabled _C._get_mkldnn_enabled _C._get_flash_sdp_enabled
+        _C._get_math_sdp_enabled _C._get_mem_efficient_sdp_enabled _C._get_cudnn_sdp_enabled
+    """,
+}
 
 
 def _resolve(names: str) -> frozenset[Any]:
@@ -59,8 +67,33 @@ def _resolve(names: str) -> frozenset[Any]:
     return frozenset(found)
 
 
-GUARDED_QUERIES = _resolve(_GUARDED_NAMES)
-QUERIES = _resolve(_QUERY_NAMES) | GUARDED_QUERIES
+def _by_name(names_by_row: dict[str, str]) -> dict[str, str]:
+    return {name: row for row, names in names_by_row.items() for name in names.split()}
+
+
+QUERIES = {fn: how for how, names in _QUERY_NAMES.items() for fn in _resolve(names)}
+
+# Plain attributes of tensors, by what keeps the answer of a tensor from outside true: the `TensorMatch` row, or ("asked") a guard
+# of their own. Others are no constants: they have rules in values/tensor.py, or break the graph.
+METADATA = _by_name({
+    "match": """
+        shape dtype device ndim requires_grad layout itemsize nbytes names is_cuda is_cpu is_xla is_xpu is_mps is_mtia is_ipu
+        is_maia is_vulkan is_sparse is_sparse_csr is_mkldnn is_quantized is_nested is_meta
+    """,
+    "asked": "is_leaf output_nr _backward_hooks",
+})
+# Functions and methods of tensors that answer with something else, by what keeps the answer true. Others break the graph.
+# "arguments": see above. "offset": the tensors from outside whose memory it is about start where they started.
+ANSWERS = _by_name({
+    "arguments": """
+        size stride dim ndimension numel nelement element_size is_floating_point is_complex is_signed is_contiguous get_device
+        type is_same_size result_type can_cast promote_types is_conj is_neg is_inference _is_zerotensor has_names __len__
+        is_coalesced dim_order broadcast_shapes is_distributed sym_size sym_stride sym_numel
+    """,
+    "offset": "storage_offset sym_storage_offset",
+})
+# These take offsets that count from the start of the memory.
+ADDRESSING = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 
 _RANDOM = (torch.manual_seed, torch.seed, torch.initial_seed, torch.get_rng_state, torch.set_rng_state, torch.random.manual_seed,
            torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state, torch.random.set_rng_state,

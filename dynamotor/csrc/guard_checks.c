@@ -94,6 +94,14 @@ static bool cell_is_empty(PyObject *value, Py_ssize_t index) {
     return place != NULL && *place == NULL;
 }
 
+static bool has_mro(PyObject *cls, PyObject *mro) {
+    PyObject *now = PyType_Check(cls) ? ((PyTypeObject *)cls)->tp_mro : NULL;
+    if (now == NULL || PyTuple_GET_SIZE(now) != PyTuple_GET_SIZE(mro)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++)
+        if (PyTuple_GET_ITEM(now, i) != PyTuple_GET_ITEM(mro, i)) return false;
+    return true;
+}
+
 bool check_holds(const Check *check, PyObject *value) {
     bool holds = false;
     switch (check->kind) {
@@ -109,6 +117,7 @@ bool check_holds(const Check *check, PyObject *value) {
     case CHECK_MISSING_TYPE_ATTR: holds = PyType_Check(value) && _PyType_Lookup((PyTypeObject *)value, check->data) == NULL; break;
     case CHECK_MISSING_ATTR: holds = lacks_attribute(value, check->data); break;
     case CHECK_CELL_EMPTY: holds = cell_is_empty(value, check->number); break;
+    case CHECK_MRO_IS: return has_mro(value, check->data);
     case CHECK_PREDICATE: holds = call_says_yes(check->data, value, NULL); break;
     default: break;
     }

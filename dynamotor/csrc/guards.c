@@ -7,7 +7,7 @@ static const char *STEP_NAMES[N_STEPS] = {
 };
 static const char *CHECK_NAMES[N_CHECKS] = {
     "type_is", "id_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "missing_type_attr",
-    "missing_attr", "cell_empty", "predicate", "same", "distinct", "no_overlap",
+    "missing_attr", "cell_empty", "predicate", "mro_is", "same", "distinct", "no_overlap", "apart",
 };
 
 static int name_index(PyObject *name, const char *const *names, int n) {
@@ -110,15 +110,34 @@ static bool are_distinct(const GuardProgram *program, const Check *check, PyObje
     return true;
 }
 
-static bool none_overlaps(const GuardProgram *program, const Check *check, PyObject **slots) {
+static bool overlap(PyObject *one, PyObject *other) {
     uintptr_t start, stop, other_start, other_stop;
-    if (tensor_range(node_value(&program->nodes[check->node], slots), &start, &stop) < 0) return false;
+    if (tensor_range(one, &start, &stop) < 0 || tensor_range(other, &other_start, &other_stop) < 0) return true;
+    return start < stop && other_start < other_stop && other_start < stop && start < other_stop;
+}
+
+static bool none_overlaps(const GuardProgram *program, const Check *check, PyObject **slots) {
+    PyObject *written = node_value(&program->nodes[check->node], slots);
+    for (int i = 0; i < check->n_nodes; i++)
+        if (overlap(written, node_value(&program->nodes[check->nodes[i]], slots))) return false;
+    return true;
+}
+
+/* None of the first `number` tensors overlaps another one. All pairs are looked at only after a tensor has moved. */
+static bool stay_apart(const GuardProgram *program, const Check *check, PyObject **slots) {
+    bool moved = false;
     for (int i = 0; i < check->n_nodes; i++) {
-        PyObject *other = node_value(&program->nodes[check->nodes[i]], slots);
-        if (tensor_range(other, &other_start, &other_stop) < 0) return false;
-        bool empty = start == stop || other_start == other_stop;
-        if (!empty && other_start < stop && start < other_stop) return false;
+        void *place;
+        if (tensor_data_ptr(node_value(&program->nodes[check->nodes[i]], slots), &place) < 0) return false;
+        moved |= check->places[i] != (uintptr_t)place;
+        check->places[i] = (uintptr_t)place;
     }
+    for (int i = 0; moved && i < check->number; i++)
+        for (int j = i + 1; j < check->n_nodes; j++)
+            if (overlap(node_value(&program->nodes[check->nodes[i]], slots), node_value(&program->nodes[check->nodes[j]], slots))) {
+                check->places[0] = 0; /* look at all pairs again */
+                return false;
+            }
     return true;
 }
 
@@ -130,6 +149,8 @@ static bool relations_hold(const GuardProgram *program, PyObject **slots) {
             holds = node_value(&program->nodes[check->node], slots) == node_value(&program->nodes[check->number], slots);
         else if (check->kind == CHECK_DISTINCT)
             holds = are_distinct(program, check, slots);
+        else if (check->kind == CHECK_APART)
+            holds = stay_apart(program, check, slots);
         else
             holds = none_overlaps(program, check, slots);
         if (!holds) {
@@ -220,8 +241,17 @@ static int parse_check_data(GuardProgram *program, Check *check) {
         break;
     case CHECK_DISTINCT:
     case CHECK_NO_OVERLAP: return parse_indices(check->data, program->n_nodes, &check->nodes, &check->n_nodes);
+    case CHECK_APART: {
+        PyObject *nodes;
+        if (!PyArg_ParseTuple(check->data, "nO", &check->number, &nodes)) return -1;
+        if (parse_indices(nodes, program->n_nodes, &check->nodes, &check->n_nodes) < 0) return -1;
+        check->places = PyMem_Calloc((size_t)check->n_nodes + 1, sizeof(uintptr_t));
+        if (check->places == NULL) PyErr_NoMemory();
+        break;
+    }
+    case CHECK_MRO_IS:
     case CHECK_DICT_KEYS:
-        if (!PyTuple_Check(check->data)) PyErr_SetString(PyExc_TypeError, "dict_keys takes a tuple");
+        if (!PyTuple_Check(check->data)) PyErr_SetString(PyExc_TypeError, "dict_keys and mro_is take a tuple");
         break;
     default: break;
     }
@@ -321,6 +351,7 @@ static int program_clear(PyObject *self) {
         Py_CLEAR(program->checks[i].slow);
         PyMem_Free(program->checks[i].facts.dims);
         PyMem_Free(program->checks[i].nodes);
+        PyMem_Free(program->checks[i].places);
     }
     program->has_ambient = false;
     Py_CLEAR(program->ambient.state);
@@ -383,6 +414,21 @@ PyTypeObject GuardProgram_Type = {
     .tp_getset = program_getset,
 };
 
+/* Whether what a class holds under `__getattribute__`, `__setattr__` or `__delattr__` is object's own C function, which many
+ * classes of C code name again. */
+static PyObject *is_plain_access(PyObject *module, PyObject *found) {
+    (void)module;
+    if (!Py_IS_TYPE(found, &PyWrapperDescr_Type)) Py_RETURN_FALSE;
+    void *wrapped = ((PyWrapperDescrObject *)found)->d_wrapped;
+    return PyBool_FromLong(wrapped == (void *)PyObject_GenericGetAttr || wrapped == (void *)PyObject_GenericSetAttr);
+}
+
+static PyMethodDef guards_functions[] = {
+    {"is_plain_access", is_plain_access, METH_O, "is_plain_access(slot wrapper) -> whether it is object's own lookup or store"},
+    {NULL, NULL, 0, NULL},
+};
+
 int guards_init(PyObject *module) {
+    if (PyModule_AddFunctions(module, guards_functions) < 0) return -1;
     return guard_checks_init() < 0 ? -1 : PyModule_AddType(module, &GuardProgram_Type);
 }

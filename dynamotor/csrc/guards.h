@@ -19,8 +19,8 @@ typedef enum {
 /* One for each row in capture/guards.py, by its code. */
 typedef enum {
     CHECK_TYPE_IS, CHECK_ID_IS, CHECK_CONST_EQUALS, CHECK_TENSOR_MATCH, CHECK_LENGTH, CHECK_DICT_KEYS, CHECK_MISSING_KEY,
-    CHECK_MISSING_TYPE_ATTR, CHECK_MISSING_ATTR, CHECK_CELL_EMPTY, CHECK_PREDICATE,
-    CHECK_SAME, CHECK_DISTINCT, CHECK_NO_OVERLAP, /* these relate nodes and run last */
+    CHECK_MISSING_TYPE_ATTR, CHECK_MISSING_ATTR, CHECK_CELL_EMPTY, CHECK_PREDICATE, CHECK_MRO_IS,
+    CHECK_SAME, CHECK_DISTINCT, CHECK_NO_OVERLAP, CHECK_APART, /* these relate nodes and run last */
     N_CHECKS
 } CheckKind;
 
@@ -46,12 +46,13 @@ typedef struct {
 typedef struct {
     CheckKind kind;
     int node;
-    Py_ssize_t number;  /* length, cell index, the other node of `same` */
+    Py_ssize_t number;  /* length, cell index, the other node of `same`, how many of `apart` are written */
     PyObject *data;     /* what the row encoded */
     PyObject *slow;     /* tensor_match: the row's own check_value */
     TensorFacts facts;  /* tensor_match */
-    int *nodes;         /* distinct, no_overlap */
+    int *nodes;         /* distinct, no_overlap, apart */
     int n_nodes;
+    uintptr_t *places;  /* apart: where the tensors were when they were last found apart */
 } Check;
 
 typedef enum { WATCH_POINTER, WATCH_DICT, WATCH_TYPE, WATCH_ITEM, WATCH_TENSOR, WATCH_CHECK, WATCH_NODE } WatchKind;

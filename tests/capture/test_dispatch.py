@@ -11,7 +11,7 @@ import torch
 
 from dynamotor import _C
 from dynamotor.capture.dispatch import arg_sources, compile_program, make_entry, miss_reason
-from dynamotor.capture.guards import Ambient, ConstEquals, IdIs, Predicate, TensorMatch, TypeIs
+from dynamotor.capture.guards import Ambient, Answer, ConstEquals, IdIs, TensorMatch, TypeIs
 from dynamotor.capture.source import Arg, Const, DictItem, InstanceDict, SeqItem, TypeAttr, TypeOf
 
 
@@ -176,7 +176,7 @@ def test_a_guard_that_calls_the_dispatcher_again():
             state["depth"] -= 1
         return True
     held = Const(state, "state")
-    guards = [Predicate(held, nosy, "nosy"), TypeIs(DictItem(held, "value"), int)]
+    guards = [Answer(held, nosy, True, "being nosy"), TypeIs(DictItem(held, "value"), int)]
     entry = make_entry(guards, [DictItem(held, "value")], lambda v: v, None, 1)
     f = _C.Dispatcher(lambda *a: "missed", None)
     f.add(entry)

@@ -12,6 +12,7 @@ from dynamotor import _C
 from dynamotor.capture.dispatch import compile_program
 from dynamotor.capture.guards import (
     Ambient,
+    Answer,
     CellEmpty,
     ConstEquals,
     DictKeys,
@@ -22,7 +23,6 @@ from dynamotor.capture.guards import (
     MissingKey,
     MissingTypeAttr,
     NoOverlap,
-    Predicate,
     SameObject,
     SetEquals,
     TensorMatch,
@@ -336,15 +336,15 @@ def test_ordered_dicts_see_a_move():
     check_change([DictKeys(held(empty), ())], lambda: empty.update(a=1), empty.clear)
 
 
-def test_sets_and_predicates():
+def test_sets_and_questions():
     items = {1, 2}
     check_change([SetEquals(held(items), frozenset(items))], lambda: items.add(3), lambda: items.remove(3))
     check_change([SetEquals(held(items), frozenset(items))], lambda: items.add(3), lambda: items.remove(3))
     check_change([Length(held(items), 2)], lambda: items.add(3), lambda: items.remove(3))
     box = [1]
-    check_change([Predicate(held(box), lambda b: b[0] < 2, "small")], lambda: box.append(box.pop() + 5),
+    check_change([Answer(held(box), lambda b: b[0] < 2, True, "being small")], lambda: box.append(box.pop() + 5),
                  lambda: box.append(box.pop() - 5))
-    failing = compile_program([Predicate(x, lambda v: v / 0, "never")], [])
+    failing = compile_program([Answer(x, lambda v: v / 0, 1, "a quotient")], [])
     assert failing.check((1,)) is None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..breaks import unsupported
-from ..guards import DictKeys, Length, MissingKey, Predicate, SetEquals, TypeIs, is_constant
+from ..guards import DictKeys, Length, MissingKey, SetEquals, TypeIs, is_constant
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Iterator, ObjectKey, Value, makers, wrap_rule
@@ -511,7 +511,7 @@ class SetValue(Value):
         if self._table is None:
             items = set(self.obj)
             if not all(is_constant(item) for item in items):
-                self.trace.reader.guard(Predicate(self.source, lambda now: set(now) == items, "the same set"))
+                self.trace.reader.ask(self.source, self.obj, "the items", lambda now: set(now) == items)
             else:
                 self.trace.reader.guard(SetEquals(self.source, frozenset(items)))
                 mirror = set(self.obj)
@@ -579,7 +579,7 @@ class SetValue(Value):
                               cure="iterate over a list or dict, or sort the set")
         if self.obj is not MISSING and not self.log:
             order = list(self.obj)
-            self.trace.reader.guard(Predicate(self.source, lambda now: list(now) == order, "a set in the same order"))
+            self.trace.reader.ask(self.source, self.obj, "the order", lambda now: list(now) == order)
         by_key = {v.as_constant(): v for v in table.values()}
         return [by_key[k] for k in self.mirror]
 
@@ -594,10 +594,7 @@ class SetValue(Value):
         if type(key) not in _OWN_KEYS:
             trace.reader.guard_key(key, None if self.obj is not MISSING else self.table.values())
         if self._table is None and is_real_key(key):
-            found = key in self.obj
-            trace.reader.guard(Predicate(self.source, lambda now: (key in now) == found, f"a set with {key!r:.60}" if found else
-                                         f"a set without {key!r:.60}"))
-            return Constant(found)
+            return Constant(trace.reader.ask(self.source, self.obj, f"having {key!r:.60}", lambda now: key in now))
         return Constant(key in self.table)
 
     def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:

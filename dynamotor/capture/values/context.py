@@ -15,6 +15,7 @@ from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
 from ..breaks import unsupported
+from ..source import Const
 from .base import Value, builtin_rule
 from .constant import Constant
 from .user_object import UserObject
@@ -119,17 +120,21 @@ def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value])
 
 # Autocast ----------------------------------------------------------------------------------------------------------------
 class AutocastValue(UserObject):
-    """`torch.autocast(...)` made in the trace: `template` is a real one, never entered, that holds the settings."""
+    """`torch.autocast(...)` made in the trace: `template` is a real one, never entered, that holds the settings. Unless the
+    program `has_dtype`, the region takes the one that is set for the device."""
 
-    __slots__ = ("template",)
+    __slots__ = ("template", "has_dtype")
 
-    def __init__(self, template: torch.autocast) -> None:
+    def __init__(self, template: torch.autocast, has_dtype: bool) -> None:
         super().__init__(type(template))
-        self.template = template
+        self.template, self.has_dtype = template, has_dtype
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         found = super().instance_attr(trace, name)
         if found is None and name in self.template.__dict__:
+            if name == "fast_dtype" and not self.has_dtype:
+                ask, device = torch.get_autocast_dtype, self.template.device
+                trace.reader.ask(Const(ask, ask.__name__), ask, f"the answer to {device!r}", lambda f: f(device))
             return trace.make(self.template.__dict__[name])
         return found
 
@@ -146,12 +151,14 @@ class AutocastValue(UserObject):
 @builtin_rule(torch.autocast)
 def _make_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     real_args = [a.as_constant() for a in args]
-    return AutocastValue(torch.autocast(*real_args, **{k: v.as_constant() for k, v in kwargs.items()}))
+    template = torch.autocast(*real_args, **{k: v.as_constant() for k, v in kwargs.items()})
+    return AutocastValue(template, len(args) > 1 or "dtype" in kwargs)
 
 
 def _settings(trace: Trace, value: Value) -> tuple[str, torch.dtype, bool, bool]:
-    names = ("device", "fast_dtype", "_enabled", "_cache_enabled")
-    return tuple([value.getattr(trace, name).as_constant() for name in names])  # type: ignore[return-value]
+    device, enabled, cache = [value.getattr(trace, n).as_constant() for n in ("device", "_enabled", "_cache_enabled")]
+    used = enabled or not isinstance(value, AutocastValue)  # a region that is off needs no dtype
+    return device, value.getattr(trace, "fast_dtype").as_constant() if used else value.template.fast_dtype, enabled, cache
 
 
 @builtin_rule(torch.autocast.__enter__)

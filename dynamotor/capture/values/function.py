@@ -151,6 +151,15 @@ class FunctionValue(Value):
         found = getattr(self.fn, name)
         return self.trace.make(found) if self.trusted else self.trace.wrap(FuncAttr(self.source, name), found)
 
+    def _own_name(self, trace: Trace, name: str) -> Value:
+        """A name or the annotations of a real function; those of a library's are constant."""
+        if self.trusted:
+            return trace.make(getattr(self.fn, name, None))
+        found = trace.reader.attribute(self.source, self.fn, name)
+        if found is None:
+            raise trace.error(AttributeError, f"'function' object has no attribute '{name}'")
+        return found
+
     @property
     def defaults(self) -> list[Value]:
         if self._defaults is None:
@@ -180,7 +189,7 @@ class FunctionValue(Value):
             return self.special[name]
         if name in _NAMES:
             if self.fn is not MISSING:
-                return trace.make(getattr(self.fn, name, None))
+                return self._own_name(trace, name)
             if name == "__module__":
                 return self.globals.lookup("__name__") or Constant(None)
             if name == "__doc__":

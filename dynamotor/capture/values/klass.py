@@ -17,7 +17,7 @@ from ..breaks import unsupported
 from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
 from ..reader import trusted_module
-from ..source import Const
+from ..source import Const, InstanceDict
 from .base import MISSING, Value, binders, find_rule, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant
 from .containers import DictValue, TupleValue
@@ -48,7 +48,7 @@ class ClassValue(Constant):
         cls = self.value
         meta = type(cls)
         if name in _CLASS_SLOTS:
-            return trace.make(getattr(cls, name, None))
+            return self.slot(trace, name)
         if name == "__dict__":
             return TypeDictValue(trace, cls)
         on_meta = trace.type_attr(meta, name)
@@ -63,6 +63,15 @@ class ClassValue(Constant):
         if hook is not MISSING:
             return trace.call(trace.bind(hook, "__getattr__", self, meta), [Constant(name)])
         raise trace.error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
+
+    def slot(self, trace: Trace, name: str) -> Value:
+        """What `type` itself keeps for a class; that of libraries' classes is constant."""
+        if trusted_class(self.value):
+            return trace.make(getattr(self.value, name, None))
+        found = trace.reader.attribute(Const(self.value, self.value.__qualname__), self.value, name)
+        if found is None:
+            raise trace.error(AttributeError, f"type object '{self.value.__name__}' has no attribute '{name}'")
+        return found
 
     def _bind(self, trace: Trace, raw: Any, name: str) -> Value:
         cls, kind = self.value, type(raw)
@@ -136,12 +145,26 @@ class TypeDictValue(DictValue):
         super().__init__(None, None, dict(cls.__dict__), trace, trusted=True, kind=types.MappingProxyType)
         self.cls = cls
 
+    def load(self) -> dict[Hashable, tuple[Value, Value]]:
+        if not self.complete and not trusted_class(self.cls):
+            self.trace.reader.ask(Const(self.cls, self.cls.__qualname__), self.cls, "the names", _own_names)
+        return super().load()
+
+    def lookup(self, key: Hashable) -> Value | None:
+        if isinstance(key, str):
+            self.trace.type_attr(self.cls, key)  # guards what is there, and what is not
+        return super().lookup(key)
+
     def _read(self, key: Any) -> Value:
         raw = self.trace.type_attr(self.cls, key)
         return self.trace.make(raw if raw is not MISSING else self.obj[key])
 
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
         raise trace.error(TypeError, "'mappingproxy' object does not support item assignment")
+
+
+def _own_names(cls: type) -> tuple[str, ...]:
+    return tuple(type.__dict__["__dict__"].__get__(cls))
 
 
 class PythonModule(Constant):
@@ -171,13 +194,16 @@ class PythonModule(Constant):
         if found is not None:
             return found
         try:  # a lazily imported name (transformers' modules); fetching it fills the module's dict
-            real = getattr(self.value, name)
+            getattr(self.value, name)
         except AttributeError as error:
             raise trace.real_error(error) from None
         self.dict.absent.discard(name)
         trace.reader.guards.pop(MissingKey(self.dict.source, name), None)
         found = self.dict.lookup(name)
-        return found if found is not None else trace.make(real)
+        if found is None:  # the module's class or its `__getattr__` answers (torch.backends.*)
+            found = trace.reader.attribute(Const(self.value, self.value.__name__), self.value, name)
+        assert found is not None
+        return found
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
         self.dict.store(trace, name, Constant(name), value)
@@ -239,9 +265,10 @@ class Builtin(Constant):
             found = getattr(self.value, name)
         except AttributeError as error:
             raise trace.real_error(error) from None
-        if name in ("__name__", "__qualname__", "__module__", "__doc__", "__self__", "__func__", "fget", "fset", "__objclass__"):
-            return trace.make(found)
-        return self.attribute(trace, found)
+        if isinstance(found, types.BuiltinMethodType | types.MethodWrapperType) and found.__self__ is self.value or (
+                type(self.value) not in _CHANGEABLE):
+            return self.attribute(trace, found)
+        return _attribute_again(trace, self, name)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         fn = self.value
@@ -256,35 +283,45 @@ class Builtin(Constant):
         return f"builtin {getattr(self.value, '__qualname__', self.value)}"
 
 
+# Descriptors and wrappers whose attributes a program may set; those of the other held objects are fixed.
+_CHANGEABLE = frozenset((property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper))
+
+
+def _attribute_again(trace: Trace, value: Constant, name: str) -> Value:
+    """An attribute of a held object, read again at each call."""
+    source = value.source if value.source is not None else Const(value.value, type(value.value).__name__)
+    found = trace.reader.attribute(source, value.value, name)
+    if found is None:
+        raise trace.error(AttributeError, f"'{type(value.value).__name__}' object has no attribute '{name}'")
+    return found
+
+
 def _bound(fn: Any) -> bool:
     owner = getattr(fn, "__self__", None)
     return owner is not None and not isinstance(owner, types.ModuleType)
 
 
 class EnumConstant(Constant):
-    """An enum member: its value is taken as constant."""
+    """An enum member: its attributes and its class's methods are guarded, but for enums of libraries."""
 
     __slots__ = ()
 
     @property
     def is_plain(self) -> bool:
-        return True
+        return trusted_class(type(self.value))
 
     def getattr(self, trace: Trace, name: str) -> Value:
-        raw = trace.type_attr(type(self.value), name)
-        if isinstance(raw, types.FunctionType | classmethod | property) and not trusted_class_of(raw, type(self.value)):
-            return trace.bind(raw, name, self, type(self.value))
+        if not self.is_plain:
+            return trace.generic_getattr(self, name)
         try:
             found = getattr(self.value, name)
         except AttributeError as error:
             raise trace.real_error(error) from None
         return self.attribute(trace, found)
 
-
-def trusted_class_of(raw: Any, cls: type) -> bool:
-    """Whether an attribute of an enum class comes from the enum machinery itself."""
-    fn = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
-    return trusted_module(getattr(fn, "__module__", None))
+    def instance_attr(self, trace: Trace, name: str) -> Value | None:
+        source = self.source if self.source is not None else Const(self.value, str(self.value))
+        return trace.wrap(InstanceDict(source), self.value.__dict__).lookup(name)  # type: ignore[attr-defined]
 
 
 @wrap_rule(enum.Enum, subclasses=True)
@@ -346,6 +383,13 @@ def _bind_property(trace: Trace, raw: Any, name: str, instance: Value, cls: type
     return trace.call(trace.make(raw.fget), [instance])
 
 
+@binders.register(enum.property)
+def _bind_enum_property(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
+    if raw.fget is None:
+        raise unsupported("unsupported-value", f"member {name!r} of a member of {cls.__name__}")
+    return trace.call(trace.make(raw.fget), [instance])
+
+
 @binders.register(staticmethod)
 def _bind_static(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
     return trace.make(raw.__func__)
@@ -371,13 +415,19 @@ def _bind_builtin(trace: Trace, raw: Any, name: str, instance: Value, cls: type)
     return trace.make(raw)
 
 
+def _constant_member(trace: Trace, instance: Constant, raw: Any, name: str) -> Value:
+    """A C attribute of a known object: for good where the object cannot change or is a library's class."""
+    fixed = type(instance.value) in PURE_TYPES or isinstance(instance, ClassValue) and trusted_class(instance.value)
+    return trace.real_call(raw.__get__, instance.value) if fixed else _attribute_again(trace, instance, name)
+
+
 @binders.register(types.MemberDescriptorType)
 def _bind_member(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
     if isinstance(instance, UserObject):
         attrs = instance.dict(trace) if name == "__dict__" else None
         return attrs if attrs is not None else instance.load_slot(trace, raw)
     if isinstance(instance, Constant):
-        return trace.real_call(raw.__get__, instance.value)
+        return _constant_member(trace, instance, raw, name)
     raise unsupported("unsupported-value", f"attribute {name!r} of {instance.describe()}")
 
 
@@ -395,7 +445,7 @@ def _bind_getset(trace: Trace, raw: Any, name: str, instance: Value, cls: type) 
         if instance.obj is not MISSING:
             return instance.load_slot(trace, raw)
     if isinstance(instance, Constant):
-        return trace.real_call(raw.__get__, instance.value)
+        return _constant_member(trace, instance, raw, name)
     if isinstance(instance, FunctionValue):
         return instance.getattr(trace, name)
     raise unsupported("unsupported-value", f"attribute {name!r} of {instance.describe()}")

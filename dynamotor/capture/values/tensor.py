@@ -18,8 +18,9 @@ from ...base.errors import DynamotorError
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.spec import TensorSpec
 from ..breaks import unsupported
-from ..guards import IdIs, MissingKey, NoOverlap, TensorMatch, memory_range
+from ..guards import Apart, IdIs, MissingKey, NoOverlap, TensorMatch, are_apart
 from ..source import DictItem, InstanceDict
+from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, SliceValue, TupleValue
@@ -87,9 +88,19 @@ class TensorValue(Value):
         rule = attribute_rules.get(name)
         if rule is not None:
             return rule(trace, self)
-        if name in METADATA:
-            return constant_result(trace, getattr(self.example, name))
-        return trace.generic_getattr(self, name)
+        held_by = METADATA.get(name)
+        if held_by is None:
+            return trace.generic_getattr(self, name)
+        if held_by == "asked" and self.obj is not MISSING:
+            found = trace.reader.attribute(self.source, self.obj, name)
+            if found is not None and not self.written:
+                return found
+        return constant_result(trace, getattr(self.example, name))
+
+    @property
+    def written(self) -> bool:
+        """Whether the program has written into the memory."""
+        return version(self.example) != self.first_version
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         known = self.attributes.get(name)
@@ -101,7 +112,7 @@ class TensorValue(Value):
         return known
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
-        if name in METADATA and value.is_constant() and value.as_constant() == getattr(self.example, name):
+        if METADATA.get(name) == "match" and value.is_constant() and value.as_constant() == getattr(self.example, name):
             return
         if hasattr(torch.Tensor, name):
             raise unsupported("unsupported-mutation", f"attribute {name!r} of a tensor is set",
@@ -224,15 +235,20 @@ def guard_overlaps(trace: Trace) -> None:
     To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees them overlap.
     """
     inputs = [v for v in tensor_values(trace).values() if v._node is not None and v._node.op == "placeholder"]
-    written = [v for v in inputs if version(v.example) != v.first_version]
+    written = [v for v in inputs if v.written]
     for value in written:
+        if value.example.requires_grad and not value.obj.is_inference():  # eager lets nobody write into a leaf
+            trace.reader.attribute(value.source, value.obj, "is_leaf")
         others = [o for o in inputs if o is not value and not (o.pinned and value.pinned)]
         others = [o for o in others if o not in written or id(o) > id(value)]
-        guard = NoOverlap(value.source, tuple([o.source for o in others]))
-        start, stop = memory_range(value.obj)
-        ranges = [memory_range(o.obj) for o in others]
-        if others and all(stop <= low or high <= start for low, high in ranges):
-            trace.reader.guard(guard)
+        if others and are_apart([value.obj, *[o.obj for o in others]], 1):
+            trace.reader.guard(NoOverlap(value.source, tuple([o.source for o in others])))
+    pinned = [v for v in inputs if v.pinned and not hasattr(type(v.obj), "_memory_token")]
+    pinned.sort(key=lambda v: not v.written)
+    n_written = sum(v.written for v in pinned)
+    if n_written and are_apart([v.obj for v in pinned], n_written):
+        first, *rest = [v.source for v in pinned]
+        trace.reader.guard(Apart(first, tuple(rest), n_written))
 
 
 # Outside tensors -----------------------------------------------------------------------------------------------------
@@ -254,6 +270,8 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         raise unsupported("unsupported-value", f"a {obj.layout} tensor on {obj.device}"
                           + (" with a lazy conjugate or negative bit" if obj.layout == torch.strided else ""),
                           cure="only plain strided tensors are captured")
+    if hasattr(obj, "has_names") and obj.has_names():  # PyTorch before 2.13
+        raise unsupported("unsupported-value", "a tensor with named dimensions")
     if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
         raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
 
@@ -271,11 +289,6 @@ def _example(obj: torch.Tensor) -> ShapeTensor:
 
 
 # Attributes ----------------------------------------------------------------------------------------------------------
-METADATA = frozenset((
-    "shape", "dtype", "device", "ndim", "requires_grad", "layout", "itemsize", "nbytes", "names", "is_leaf", "output_nr",
-    "is_cuda", "is_cpu", "is_xla", "is_xpu", "is_mps", "is_mtia", "is_ipu", "is_maia", "is_vulkan", "is_sparse", "is_sparse_csr",
-    "is_mkldnn", "is_quantized", "is_nested", "is_meta", "_backward_hooks"))
-
 attribute_rules: dict[str, Callable[[Trace, TensorValue], Value]] = {}
 
 
@@ -386,7 +399,9 @@ def torch_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]
         if isinstance(result, ShapeTensor) and id(result) in known:
             return known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
         if not _holds_tensor(result):
-            return constant_result(trace, result)
+            return _answer(trace, target, args, result)
+    if function_name(target) in ADDRESSING:
+        _guard_offsets(trace, args)
     node_args = tuple([lower(a, True) for a in args])
     node_kwargs = {name: lower(v, True) for name, v in kwargs.items()}
     val = spec_of(result)
@@ -410,6 +425,30 @@ def trial(target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[st
     except Exception as error:
         # Most likely the program's own mistake: running the call natively raises eager's error in the right place.
         raise unsupported("unsupported-op", f"{target_name(target)} raised {type(error).__name__}", str(error)) from error
+
+
+def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
+    """The value of an answer without a tensor, with the guards that it needs."""
+    held_by = ANSWERS.get(function_name(target))
+    if held_by is None:
+        raise unsupported("unsupported-call", f"{target_name(target)} answers with a {type(result).__name__}",
+                          "what the answer depends on is not known", "call it outside the compiled function")
+    if held_by == "offset":
+        _guard_offsets(trace, args)
+    return constant_result(trace, result)
+
+
+def _guard_offsets(trace: Trace, args: list[Value]) -> None:
+    """The tensors from outside that share memory with the arguments begin where they begin in it."""
+    memories = [arg.example.memory for arg in args if isinstance(arg, TensorValue)]
+    for value in tensor_values(trace).values():
+        if value.obj is not MISSING and any(value.example.memory is memory for memory in memories):
+            trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
+
+
+def function_name(target: Any) -> str:
+    """The name of a function, method or overload, alone."""
+    return target if isinstance(target, str) else getattr(target, "__name__", "").partition(".")[0]
 
 
 def target_name(target: Any) -> str:

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..breaks import unsupported
-from ..guards import IdIs
+from ..breaks import Unsupported, unsupported
+from ..guards import AmbientState, IdIs
 from ..source import Const
-from ..torch_rules import GUARDED_QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
+from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .base import CallRule, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant
+from .containers import SequenceValue
 from .klass import Builtin
 from .tensor import TensorValue, constant_result, lower, torch_call
+from .user_object import UserObject
 
 if TYPE_CHECKING:
     from ..trace import Trace
@@ -82,31 +84,46 @@ def _method(descr: Any, name: str) -> CallRule:
 
 def _query(fn: Callable[..., Any]) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        real = [_query_argument(trace, fn, a) for a in args]
+        named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
         try:
-            result = fn(*[_query_argument(a) for a in args], **{name: _query_argument(v) for name, v in kwargs.items()})
+            if QUERIES[fn] != "asked" or _is_ambient(fn, real):
+                return constant_result(trace, fn(*real, **named))
+            if real and fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or named:
+                raise unsupported("unsupported-call", f"{_name(fn)} is called with arguments")
+            text = f"the answer to {real}" if real else "the answer"
+            return constant_result(trace, trace.reader.ask(Const(fn, _name(fn)), fn, text, lambda f: f(*real)))
+        except Unsupported:
+            raise
         except Exception as error:
             raise trace.real_error(error) from None
-        if fn in GUARDED_QUERIES and not args and not kwargs:
-            _guard_answer(trace, fn, result)
-        return constant_result(trace, result)
     return rule
 
 
-def _guard_answer(trace: Trace, fn: Callable[[], Any], answer: Any) -> None:
-    asked = trace.__dict__.setdefault("guarded_answers", set())
-    if fn not in asked:
-        asked.add(fn)
-        trace.reader.guard_call(Const(fn, _name(fn)), lambda f: f() == answer, f"answering {answer!r}")
+def _is_ambient(fn: Callable[..., Any], args: list[Any]) -> bool:
+    """Whether a question about autocast is about what the `Ambient` row holds: whether it is on, and its dtype if so."""
+    device = args[0] if args else "cuda"
+    if fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or device not in AmbientState.AUTOCAST_DEVICES:
+        return False
+    return fn is torch.is_autocast_enabled or torch.is_autocast_enabled(device)
 
 
-def _query_argument(value: Value) -> Any:
-    """Queries take any object: what is no tensor, number or container is shown as a bare object."""
+# Queries about any objects: all that matters is whether their class takes over torch calls.
+_OF_ANYTHING = frozenset([*(fn for fn in QUERIES if "has_torch_function" in _name(fn)), torch.overrides.is_tensor_like,
+                          torch.is_tensor, torch.is_storage])
+
+
+def _query_argument(trace: Trace, fn: Callable[..., Any], value: Value) -> Any:
+    """What a query may look at: constants, tensors without data, a bare object for an object of the user's."""
     if value.is_constant() and not isinstance(value, TensorValue):
         return value.as_constant()
-    try:
-        return lower(value, False)
-    except Exception:
+    if isinstance(value, SequenceValue):
+        return value.kind([_query_argument(trace, fn, item) for item in value.items])
+    if isinstance(value, UserObject):
+        if fn not in _OF_ANYTHING or trace.has_special(value, "__torch_function__"):
+            raise unsupported("unsupported-value", f"{_name(fn)} is asked about {value.describe()}")
         return object()
+    return lower(value, False)
 
 
 def _refusing(name: str, kind: str, cause: str) -> CallRule:

@@ -1,0 +1,191 @@
+"""Facts of PyTorch that a program can read, each changed between two calls: every call gives what eager gives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_changes import Plain, X, check
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import dynamotor
+
+FACTS = {}
+
+
+def fact(make):
+    FACTS[make.__name__] = make
+    return make
+
+
+def _reset_torch():
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_warn_always(False)
+    torch.autograd.set_detect_anomaly(False)
+
+
+SETTINGS = {
+    "default dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+    "finfo": (lambda: torch.finfo().bits, lambda: torch.set_default_dtype(torch.float64)),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
+    "deterministic warn only": (torch.is_deterministic_algorithms_warn_only_enabled,
+                                lambda: torch.use_deterministic_algorithms(True, warn_only=True)),
+    "threads": (torch.get_num_threads, lambda: torch.set_num_threads(2)),
+    "matmul precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("high")),
+    "warn always": (torch.is_warn_always_enabled, lambda: torch.set_warn_always(True)),
+    "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
+    "grad mode": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
+    "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
+    "autocast of another device": (lambda: torch.is_autocast_enabled("xpu"), lambda: torch.set_autocast_enabled("xpu", True)),
+    "autocast dtype": (lambda: torch.get_autocast_dtype("cpu"), lambda: torch.set_autocast_dtype("cpu", torch.float16)),
+    "autocast's dtype by default": (lambda: torch.autocast("cpu").fast_dtype, lambda: torch.set_autocast_dtype("cpu", torch.float16)),
+    "autocast cache": (torch.is_autocast_cache_enabled, lambda: torch.set_autocast_cache_enabled(False)),
+    "matmul tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True)),
+    "cudnn enabled": (lambda: torch.backends.cudnn.enabled, lambda: setattr(torch.backends.cudnn, "enabled", False)),
+    "cudnn benchmark": (lambda: torch.backends.cudnn.benchmark, lambda: setattr(torch.backends.cudnn, "benchmark", True)),
+    "cudnn deterministic": (lambda: torch.backends.cudnn.deterministic, lambda: setattr(torch.backends.cudnn, "deterministic", True)),
+    "cudnn tf32": (lambda: torch.backends.cudnn.allow_tf32, lambda: setattr(torch.backends.cudnn, "allow_tf32", False)),
+    "mkldnn enabled": (lambda: torch.backends.mkldnn.enabled, lambda: setattr(torch.backends.mkldnn, "enabled", False)),
+    "flash attention": (torch.backends.cuda.flash_sdp_enabled, lambda: torch.backends.cuda.enable_flash_sdp(False)),
+    "math attention": (torch.backends.cuda.math_sdp_enabled, lambda: torch.backends.cuda.enable_math_sdp(False)),
+    "fast path": (torch.backends.mha.get_fastpath_enabled, lambda: torch.backends.mha.set_fastpath_enabled(False)),
+    "opt_einsum": (lambda: torch.backends.opt_einsum.enabled, lambda: setattr(torch.backends.opt_einsum, "enabled", False)),
+    "opt_einsum strategy": (lambda: torch.backends.opt_einsum.strategy,
+                            lambda: setattr(torch.backends.opt_einsum, "strategy", "greedy")),
+    "nnpack": (lambda: torch.backends.nnpack.enabled(), lambda: torch.backends.nnpack.set_flags(False)),
+}
+_UNDO = {"matmul tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False),
+         "cudnn enabled": lambda: setattr(torch.backends.cudnn, "enabled", True),
+         "cudnn benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
+         "cudnn deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", False),
+         "cudnn tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
+         "mkldnn enabled": lambda: setattr(torch.backends.mkldnn, "enabled", True),
+         "flash attention": lambda: torch.backends.cuda.enable_flash_sdp(True),
+         "math attention": lambda: torch.backends.cuda.enable_math_sdp(True),
+         "fast path": lambda: torch.backends.mha.set_fastpath_enabled(True),
+         "opt_einsum": lambda: setattr(torch.backends.opt_einsum, "enabled", True),
+         "opt_einsum strategy": lambda: setattr(torch.backends.opt_einsum, "strategy", "auto"),
+         "nnpack": lambda: torch.backends.nnpack.set_flags(True),
+         "grad mode": lambda: torch.set_grad_enabled(True),
+         "autocast": lambda: torch.set_autocast_enabled("cpu", False),
+         "autocast of another device": lambda: torch.set_autocast_enabled("xpu", False),
+         "autocast dtype": lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+         "autocast's dtype by default": lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+         "autocast cache": lambda: torch.set_autocast_cache_enabled(True)}
+
+
+def _setting(name):
+    ask, change = SETTINGS[name]
+
+    def undo():
+        _UNDO.get(name, lambda: None)()
+        _reset_torch()
+    return lambda x: (x * 2, ask()), [change], undo
+
+
+for _name in SETTINGS:
+    FACTS[f"torch {_name}"] = functools.partial(_setting, _name)
+
+
+@fact
+def dist_is_initialized():
+    def start():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return (lambda x: x + 1 if dist.is_initialized() else x - 1), [start, dist.destroy_process_group]
+
+
+@fact
+def the_default_device():
+    stack = contextlib.ExitStack()
+    return lambda x: (x + 1, str(torch.get_default_device())), [
+        lambda: stack.enter_context(torch.device("meta")), stack.close]
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func in (torch.sin,) else out
+
+
+@fact
+def the_active_function_mode():
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.device("cpu"))
+
+    def other():
+        stack.close()
+        stack.enter_context(Doubling())
+    return lambda x: torch.sin(x), [other], stack.close
+
+
+@fact
+def a_training_flag():
+    module = nn.Dropout(1.0)
+    return lambda x: module(x), [module.eval, module.train]
+
+
+@fact
+def an_attribute_of_a_parameter():
+    p = nn.Parameter(torch.ones(3))
+    return lambda x: x + (2 if getattr(p, "seen", False) else 3), [lambda: setattr(p, "seen", True)]
+
+
+@fact
+def a_tensor_that_says_it_is_a_parameter():
+    t = torch.ones(3)
+    return lambda x: x + 1 if isinstance(t, nn.Parameter) else x - 1, [lambda: setattr(t, "_is_param", True)]
+
+
+@fact
+def is_tensor_like():
+    class Thing:
+        pass
+    thing = Thing()
+    return lambda x: x + 1 if torch.overrides.is_tensor_like(thing) else x - 1, [
+        lambda: setattr(Thing, "__torch_function__", classmethod(lambda *a: None))]
+
+
+@fact
+def typename_of_an_object():
+    thing = Plain()
+    return lambda x: (x + 1, torch.typename(thing)), [lambda: setattr(Plain, "__qualname__", "Plain")]
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_changed_fact_is_seen(name):
+    check(*FACTS[name]())
+
+
+
+class SharedBuffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in "abc":
+            self.register_buffer(name, torch.ones(3))
+
+    def forward(self, x):
+        self.a.add_(1)
+        return x * self.b
+
+
+@pytest.mark.parametrize("share", [
+    lambda net: setattr(net.b, "data", net.a.data), lambda net: setattr(net.a, "data", net.b.data),
+    lambda net: net.b.set_(net.a), lambda net: setattr(net.c, "data", net.a.data)])
+def test_buffers_made_to_share_memory(share):
+    nets = SharedBuffers(), SharedBuffers()
+    compiled = dynamotor.compile(nets[1])
+    for _ in range(3):
+        for _ in range(2):
+            assert torch.equal(compiled(X), nets[0](X)) and torch.equal(nets[0].a, nets[1].a)
+        for net in nets:
+            share(net)
+    for net in nets:
+        net.a.data = torch.zeros(3)
+    assert torch.equal(compiled(X), nets[0](X)) and torch.equal(nets[0].b, nets[1].b)
