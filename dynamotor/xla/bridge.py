@@ -29,7 +29,7 @@ from . import (
     sync,
     transfer,
 )
-from .ir import Lane, Meta, Node
+from .ir import Lane, Meta, Node, lock
 from .layout import preserved
 from .numerics import precision_settings
 from .partition import Piece, device_of, partition, record_graph
@@ -172,6 +172,10 @@ class Program:
         self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple:
+        with lock:
+            return self._call(inputs)
+
+    def _call(self, inputs: Sequence[torch.Tensor]) -> tuple:
         arrays = self.gather(inputs)
         if self.draws is not None:
             keys = self.draws.take(self.device)

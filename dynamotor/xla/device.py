@@ -20,7 +20,7 @@ import torch
 from ..base.errors import BuildError
 from ..runtime.build import load_library
 from . import replication, rng
-from .ir import Lane, XlaError
+from .ir import Lane, XlaError, lock
 
 # PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one; nor generators, which
 # here hold a seed and how often they were drawn from.
@@ -214,20 +214,22 @@ def using_lane(lane: Lane) -> Iterator[None]:
     """Record what is done on the lane's device into this lane: how the bridge traces apart from the running program, whose
     random state stays what it is."""
     index = lane.device.index
-    before, state = _lanes.get(index), rng.get_state(lane.device)
-    _lanes[index] = lane
-    if lane.before is None:
-        lane.before = lane.after = state
-    rng.set_state(lane.after, lane.device)
-    try:
-        yield
-    finally:
-        lane.after = rng.get_state(lane.device)
-        rng.set_state(state, lane.device)
-        if before is None:
-            del _lanes[index]
-        else:
-            _lanes[index] = before
+    # A backward pass must run in this thread: others wait for the lock.
+    with lock, torch.autograd.set_multithreading_enabled(False):
+        before, state = _lanes.get(index), rng.get_state(lane.device)
+        _lanes[index] = lane
+        if lane.before is None:
+            lane.before = lane.after = state
+        rng.set_state(lane.after, lane.device)
+        try:
+            yield
+        finally:
+            lane.after = rng.get_state(lane.device)
+            rng.set_state(state, lane.device)
+            if before is None:
+                del _lanes[index]
+            else:
+                _lanes[index] = before
 
 
 class _DeviceContext:

@@ -13,6 +13,7 @@ Spec(shape=(2, 2), dtype=torch.float32)
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -31,6 +32,8 @@ from .lowering import Lowering, Spec, Unsupported, apply, find
 
 Constant = Any
 UNKNOWN = object()
+# Threads share a device's lane: each operation, flush and recording is done as a whole.
+lock = threading.RLock()
 
 
 class Meta:

@@ -15,6 +15,7 @@ import torch
 from ..base.config import config
 from ..graph.shapes import infer_spec
 from . import dispatch, fallback, layout, metrics, sync, transfer
+from .conversion import mark
 from .device import lane_of
 from .dispatch import specials, to_nodes
 from .dtypes import TORCH_TO_JAX
@@ -61,7 +62,7 @@ def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Ten
     host = transfer.to_cpu(source)
     if torch.device(device).type == "xla":
         return to_device(host, dtype, device, kwargs.get("memory_format"))
-    return aten._to_copy.default(host, **{**kwargs, "dtype": dtype})
+    return mark(source, aten._to_copy.default(host, **{**kwargs, "dtype": dtype}))
 
 
 def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any, memory_format: Any = None) -> XLATensor:
@@ -269,11 +270,6 @@ def _record_stream(func: Any, args: tuple, kwargs: Any) -> None:
 @specials.register(aten.is_pinned.default)
 def _is_pinned(func: Any, args: tuple, kwargs: Any) -> bool:
     return False
-
-
-@specials.register(aten._has_compatible_shallow_copy_type.default)
-def _compatible(func: Any, args: tuple, kwargs: Any) -> bool:
-    return type(args[0]) is type(args[1])
 
 
 @specials.register(aten.t.default)

@@ -14,6 +14,7 @@ import torch
 from . import (  # noqa: F401  (imported for their rows)
     autocast,
     composites,
+    conversion,
     device,
     dispatch,
     execute,

@@ -25,7 +25,7 @@ from . import (
     sync,
 )
 from .bridge import Program
-from .ir import Cut, Lane, Meta, Node, XlaError
+from .ir import Cut, Lane, Meta, Node, XlaError, lock
 from .tensor import Alias, XLATensor, is_xla, value
 
 
@@ -129,7 +129,7 @@ class _Replayed:
         """Record the body on leaves in the place of all tensors; what was recorded before keeps its executable."""
         tensors = [*arguments, *state]
         lane = Lane(devices.lane_of(tensors[0].device).device, recording=True)
-        with _stand_ins(lane, tensors) as first:
+        with lock, _stand_ins(lane, tensors) as first:
             try:
                 with devices.using_lane(lane):
                     result = body(*arguments)

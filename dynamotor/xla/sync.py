@@ -19,13 +19,12 @@ from ..base.errors import DynamotorError
 from ..base.events import emit, listening
 from . import device as devices
 from . import execute, metrics, replication, rng
-from .ir import Lane, Node
+from .ir import Lane, Node, lock
 from .numerics import precision_settings
 from .reasons import Reasons
 
 _executables: dict[tuple, execute.Executable] = {}
 _reasons = Reasons()
-lock = threading.RLock()
 # Added to every key: SPMD puts the shardings of the leaves here.
 key_extras: list[Callable[[list[Node]], Any]] = []
 

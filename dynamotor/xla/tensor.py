@@ -17,7 +17,7 @@ import torch
 
 from ..base.registry import Registry
 from ..graph.spec import contiguous_stride
-from .ir import Lane, Meta, Node, XlaError, record
+from .ir import Lane, Meta, Node, XlaError, lock, record
 
 aten = torch.ops.aten
 _make = torch.Tensor._make_wrapper_subclass
@@ -137,7 +137,6 @@ class XLATensor(torch.Tensor):
     """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2, device="xla")`,
     `.to("xla")`."""
 
-    __slots__ = ("_alias",)
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -145,7 +144,8 @@ class XLATensor(torch.Tensor):
         handler = handlers.get(id(func))
         if handler is None:
             handler = handlers[id(func)] = classify(func)
-        return handler(func, args, kwargs)
+        with lock:
+            return handler(func, args, kwargs)
 
     def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> XLATensor:
         return self

@@ -13,7 +13,7 @@ import torch
 from . import device as devices
 from . import execute, layout, metrics, replication, sync
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
-from .ir import Cut, Lane, Meta, Node, XlaError
+from .ir import Cut, Lane, Meta, Node, XlaError, lock
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 
 # Types that numpy does not name: moved as integers of the same width.
@@ -73,6 +73,11 @@ def from_cpu(tensor: torch.Tensor, lane: Lane) -> Node:
 
 def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:
     """The array behind a tensor; flushes its lane when it is pending."""
+    with lock:
+        return _data_of(tensor, cause)
+
+
+def _data_of(tensor: XLATensor, cause: str) -> jax.Array:
     node = node_of(tensor)
     if node.data is None:
         if node.lane.recording:
