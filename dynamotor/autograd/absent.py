@@ -102,7 +102,7 @@ def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int]) -> torch.
     def fill(value: Any, spec: Any) -> Any:
         if value is not NOTHING:
             return value
-        if not isinstance(spec, TensorSpec) or not spec.is_contiguous:
+        if not isinstance(spec, TensorSpec) or spec.is_symbolic or not spec.is_contiguous:
             raise _CannotFill
         zeros = graph.call_function(aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device})
         zeros.meta["val"] = TensorSpec.dense(spec.shape, spec.dtype, spec.device)

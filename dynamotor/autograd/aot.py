@@ -24,6 +24,8 @@ from ..graph.info import GraphInfo
 from ..graph.passes import run_passes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
+from ..graph.size_nodes import is_size
+from ..graph.sizes import Size
 from ..graph.spec import TensorSpec
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from .absent import without_tangents
@@ -62,7 +64,7 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
         verify_torch_graph(gm)
     try:
         with timed("trace joint graph"):
-            joint = trace_joint(gm, [TensorSpec.of(t) for t in example_inputs], [t.requires_grad for t in example_inputs],
+            joint = trace_joint(gm, _specs(gm, example_inputs), [_is_tensor(t) and t.requires_grad for t in example_inputs],
                                 _memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         return _run_as_it_is(gm, name, error)
@@ -74,11 +76,24 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
     return _compile_training(joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None))
 
 
-def _memory_groups(tensors: Sequence[torch.Tensor]) -> list[int]:
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _specs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[TensorSpec | Size]:
+    """The examples' specs; where sizes differ between calls, what capture says of the placeholders."""
+    if "shape_env" in gm.meta:
+        return [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    return [TensorSpec.of(t) for t in example_inputs]
+
+
+def _memory_groups(inputs: Sequence[Any]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
+    tensors = [t for t in inputs if _is_tensor(t)]
     if any(t.is_conj() or t.is_neg() for t in tensors):
         raise UnsupportedOp("DM235", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first")
-    return [t._memory_token() if hasattr(type(t), "_memory_token") else t.untyped_storage()._cdata for t in tensors]
+    return [-i if not _is_tensor(t) else t._memory_token() if hasattr(type(t), "_memory_token") else
+            t.untyped_storage()._cdata for i, t in enumerate(inputs, 1)]
 
 
 def _run_as_it_is(gm: torch.fx.GraphModule, name: str, error: Exception) -> Compiled:
@@ -176,7 +191,7 @@ def _backward_graph(joint: Joint, cut: _Cut, group: Sequence[int],
     gradients = dict(zip(joint.gradient_of, joint.output[2], strict=True))
     outputs = [gradients[i] for i in group]
     needed = inputs_of(outputs, set(cut.saved))
-    saved = [node for node in cut.saved if node in needed]
+    saved = [node for node in cut.saved if node in needed or is_size(node)]
     tangents = tuple(k for k in range(len(joint.tangents)) if mask >> k & 1)
     graph = extract(joint.gm.graph, [*saved, *(joint.tangents[k] for k in tangents)], outputs, anchored=cut.backward_nodes)
     return saved, tangents, graph
@@ -204,7 +219,7 @@ class _BackwardCompiler:
             graph = without_tangents(self.graph, frozenset(n_saved + k for k in absent))
         if graph is None:
             return None
-        compiled = _compile(graph, self.info, self.compile_graph)
+        compiled = _compile_late(graph, self.info, self.compile_graph)
         return compiled if self.around is None else self.around(compiled)
 
 
@@ -223,7 +238,28 @@ def _generators(joint: Joint, backward: set[torch.fx.Node]) -> list[torch.fx.Nod
             if node.op == "call_function" and node not in backward and has_effect(node)]
 
 
+def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:
+    """Compile a graph whose program has run before: where what it assumes of sizes does not hold, it runs op by op."""
+    symbols = [(i, *node.meta["val"].symbols) for i, node in enumerate(graph.graph.nodes)
+               if node.op == "placeholder" and is_size(node)]
+    env = symbols[0][1].env if symbols else None
+    before = 0 if env is None else len(env.guards)
+    compiled = _compile(graph, info, compile_graph)
+    own = [] if env is None else env.guards[before:]
+    if not own:
+        return compiled
+
+    def run(*inputs: Any) -> Any:
+        values = {symbol: inputs[i] for i, symbol in symbols}
+        return compiled(*inputs) if all(guard.holds(values) for guard in own) else graph(*inputs)
+
+    return run
+
+
 def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:
+    sizes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder" and is_size(node)]
+    if sizes:
+        graph.meta["shape_env"] = sizes[0].env
     if config.verify:
         verify_aten_graph(graph)
     emit("aten_graph", name=info.name, stage=info.kind, graph=graph)

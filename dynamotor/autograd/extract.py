@@ -14,6 +14,7 @@ import torch
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.module import graph_module
 from ..graph.op_facts import facts
+from ..graph.size_nodes import is_size
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -22,7 +23,7 @@ RESHAPES = {aten._unsafe_view.default}
 
 def is_view(node: Node) -> bool:
     """Whether the node's result may share memory with its first argument when PyTorch runs it."""
-    if node.op != "call_function":
+    if node.op != "call_function" or is_size(node):
         return False
     if node.target is operator.getitem:
         return is_view(node.args[0])

@@ -17,7 +17,9 @@ from torch._ops import OpOverload
 from ..graph.layout import is_dense
 from ..graph.module import graph_module
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
+from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec, contiguous_stride
+from ..graph.sym_int import from_torch
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .functional import Alias, read
 from .reach import reaching
@@ -32,7 +34,7 @@ class OutputPlan:
     """How a user output is made: the `index`-th value or input, and view steps replayed on it.
 
     detach: "" where the output is eager's view of it, "last" where it is a tensor apart that shares its memory, "first" where
-    it is a view of such a tensor. kind "constant" holds a plain number in `constant`.
+    it is a view of such a tensor. kind "constant" holds a plain number or a size in `constant`.
     """
 
     kind: str
@@ -58,30 +60,40 @@ class Joint:
     inner: dict[int, int] = field(default_factory=dict)  # for each user output that others are computed from, their tangents
 
     @property
+    def symbols(self) -> dict[int, Symbol]:
+        """The inputs that are sizes (plain ints at a call)."""
+        vals = {i: node.meta["val"] for i, node in enumerate(self.inputs)}
+        return {i: only for i, val in vals.items() if type(val) is Size for only in val.symbols}
+
+    @property
     def output(self) -> tuple[list, list, list]:
         """(values, new contents of the mutated inputs, gradients): the nodes, as they are now."""
         return next(iter(reversed(self.gm.graph.nodes))).args[0]  # type: ignore[return-value]
 
 
-def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_grad: Sequence[bool],
+def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec | Size], requires_grad: Sequence[bool],
                 memory_groups: Sequence[int]) -> Joint:
     """Trace a torch graph. `memory_groups` numbers the storages of the inputs: equal numbers share memory.
 
+    A spec that is a `Size` (a symbol) stands for an int of each call.
+
     Raises UnsupportedOp (or PyTorch's own error) for programs that must run as they are.
     """
-    recorder = GraphRecorder()
+    recorder = GraphRecorder(gm.meta.get("shape_env"))
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    inputs = [recorder.input(name, spec, needs)
-              for name, spec, needs in zip(names, specs, requires_grad, strict=True)]
-    aliases = [tensor.note for tensor in inputs]
+    feed = [recorder.input(name, spec, needs)
+            for name, spec, needs in zip(names, specs, requires_grad, strict=True)]
+    placeholders = list(recorder.graph.nodes)[:len(feed)]
+    inputs = {i: tensor for i, tensor in enumerate(feed) if type(tensor) is ShapeTensor}
+    aliases = {i: tensor.note for i, tensor in inputs.items()}
     with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
-        results = _run(gm, recorder, inputs)
+        results = _run(gm, recorder, feed)
     torch.clear_autocast_cache()
     _check_inputs(inputs, aliases, requires_grad, memory_groups)
     plans, sources = _plan_outputs(results, inputs)
     values = [read(alias, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
-    mutated = [i for i, tensor in enumerate(inputs) if tensor.note.memory.version > 0]
+    mutated = [i for i, tensor in inputs.items() if tensor.note.memory.version > 0]
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
     differentiable = [tensor is not None and tensor.requires_grad for tensor in roots]
     if any(differentiable):
@@ -95,7 +107,7 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec], requires_
         tangents, grads = _backward(recorder, wanted, leaves)
     recorder.graph.output((values, contents, grads))
     joint_gm = graph_module(recorder.graph, "Joint")
-    return Joint(joint_gm, [i.note.memory.input for i in inputs] + [node for node, _ in recorder.constants],
+    return Joint(joint_gm, placeholders + [node for node, _ in recorder.constants],
                  [tensor for _, tensor in recorder.constants], tangents, plans, differentiable, mutated, gradient_of,
                  reach, {k: mask for k, mask in enumerate(inner) if mask})
 
@@ -123,14 +135,14 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
     raise UnsupportedOp("DM213", "a torch graph without output")
 
 
-def _check_inputs(inputs: Sequence[ShapeTensor], aliases: Sequence[Alias], requires_grad: Sequence[bool],
+def _check_inputs(inputs: dict[int, ShapeTensor], aliases: dict[int, Alias], requires_grad: Sequence[bool],
                   groups: Sequence[int]) -> None:
     """Changes of inputs are made functional only where that is eager's meaning in full."""
-    if any(tensor.note is not alias for tensor, alias in zip(inputs, aliases, strict=True)):
+    if any(tensor.note is not aliases[i] for i, tensor in inputs.items()):
         raise UnsupportedOp("DM213", "an input's shape or strides are changed in place", cure="use the out-of-place op")
-    if any(tensor.requires_grad != needs for tensor, needs in zip(inputs, requires_grad, strict=True)):
+    if any(tensor.requires_grad != requires_grad[i] for i, tensor in inputs.items()):
         raise UnsupportedOp("DM231", "an input begins to require a gradient", cure="use the out-of-place op")
-    for i, tensor in enumerate(inputs):
+    for i, tensor in inputs.items():
         if tensor.note.memory.version > 0 and sum(group == groups[i] for group in groups) > 1:
             raise UnsupportedOp("DM232", "an input is changed in place and shares memory with another input",
                                 cure="clone one of them")
@@ -157,9 +169,9 @@ def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
     return tuple(reversed(steps)) if at is root else None
 
 
-def _plan_outputs(results: Sequence[Any], inputs: Sequence[ShapeTensor]) -> tuple[list[OutputPlan], list]:
+def _plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tuple[list[OutputPlan], list]:
     """Plans for the user's outputs, and the (alias, tensor) of each value that the graph must return for them."""
-    input_of = {tensor.note.memory: i for i, tensor in enumerate(inputs)}
+    input_of = {tensor.note.memory: i for i, tensor in inputs.items()}
     by_memory: dict[Any, list[ShapeTensor]] = {}
     for tensor in results:
         if isinstance(tensor, ShapeTensor) and tensor.note.memory not in input_of:
@@ -174,7 +186,7 @@ def _plan_outputs(results: Sequence[Any], inputs: Sequence[ShapeTensor]) -> tupl
     plans = []
     for tensor in results:
         if not isinstance(tensor, ShapeTensor):
-            plans.append(OutputPlan("constant", constant=tensor))
+            plans.append(OutputPlan("constant", constant=from_torch(tensor)))
         elif tensor.note.memory in input_of:
             index = input_of[tensor.note.memory]
             plans.append(_plan(tensor, "input", index, inputs[index].note, inputs[index]))

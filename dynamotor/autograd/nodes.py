@@ -164,12 +164,15 @@ class _Several(torch.autograd.Function):
 
 
 def _saver(node: AutogradNode, joint: Joint) -> Callable[[Any, Sequence, Sequence], None]:
-    n_inputs = len(joint.inputs) - len(joint.constants)
-    saved_inputs, saved_outputs = tuple(i for i in node.saved_inputs if i < n_inputs), node.saved_outputs
+    n_inputs, sizes = len(joint.inputs) - len(joint.constants), tuple(joint.symbols)
+    saved_inputs = tuple(i for i in node.saved_inputs if i < n_inputs and i not in sizes)
+    saved_outputs = node.saved_outputs
 
     def save(ctx: Any, inputs: Sequence, outs: Sequence) -> None:
         ctx.save_for_backward(*[inputs[i] for i in saved_inputs], *[outs[i] for i in saved_outputs])
         ctx.set_materialize_grads(False)
+        if sizes:
+            ctx.sizes = [inputs[i] for i in sizes]
 
     return save
 
@@ -180,7 +183,10 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
     The backward is compiled on its first call. One that can frees each saved tensor after its last use.
     """
     n_inputs = len(joint.inputs) - len(joint.constants)
-    n_saved_inputs = sum(i < n_inputs for i in node.saved_inputs)
+    symbols = joint.symbols
+    n_saved_inputs = sum(i < n_inputs and i not in symbols for i in node.saved_inputs)
+    places_of_sizes = [(node.saved_inputs.index(i), k) for k, i in enumerate(symbols) if i in node.saved_inputs]
+    in_order = tuple(symbols.values())
     constants = tuple(joint.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
     arriving = tuple(zip(places, [joint.tangents[k].meta["val"] for k in node.tangents], strict=True))
     leading = [frozenset(k for k, tangent in enumerate(node.tangents) if joint.reach[i] >> tangent & 1) for i in node.gradients]
@@ -189,7 +195,7 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
     backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
     del node, joint
 
-    def run(saved: list, tangents: tuple) -> Sequence:
+    def run(saved: list, tangents: tuple, sizes: Sequence[int]) -> Sequence:
         absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None])
         if len(absent) == len(arriving):
             return nothing
@@ -198,7 +204,11 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
             backward, filled = backward_for(frozenset()), absent
         if constants:
             saved[n_saved_inputs:n_saved_inputs] = constants
-        saved += [_fit(tangents[k], spec) for n, (k, spec) in enumerate(arriving) if n not in absent or n in filled]
+        for place, k in places_of_sizes:
+            saved.insert(place, sizes[k])
+        of = dict(zip(in_order, sizes, strict=True))
+        saved += [_fit(tangents[k], spec.at(of) if of else spec) for n, (k, spec) in enumerate(arriving)
+                  if n not in absent or n in filled]
         grads = call_without_autocast(getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,))
         if not absent:
             return grads
@@ -210,10 +220,11 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
             refuse_hooks(ctx, sum(1 << number for number in come))
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
+        sizes = ctx.sizes if in_order else ()
         if not _is_grad_enabled():
-            return run(saved, tangents)
+            return run(saved, tangents, sizes)
         with torch.no_grad():
-            return _only_once(run(saved, tangents))
+            return _only_once(run(saved, tangents, sizes))
 
     return backward
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from ..graph.op_facts import facts
+from ..graph.size_nodes import is_size
+from ..graph.sizes import hint
 from ..graph.spec import TensorSpec
 from .extract import is_view, memory_root
 from .joint import Joint
@@ -45,6 +47,8 @@ def is_recomputable(node: Node) -> bool:
     """Whether the backward may run the op again instead of reading its saved result."""
     if node.op != "call_function":
         return False
+    if is_size(node):
+        return True
     if node.target is operator.getitem:
         return is_view(node)
     if is_view(node) or node.target in _RECOMPUTABLE:
@@ -61,11 +65,12 @@ def partition(joint: Joint) -> Partition:
     wanted = _ancestors(grads)
     eager = {memory_root(arg) for node in backward if node in wanted for arg in node.all_input_nodes if arg not in backward}
     eager |= {memory_root(node) for node in grads if node not in backward}
+    eager = {node for node in eager if not is_size(node)}
     eager_bytes = _bytes(eager)
     cut = _minimum_cut(joint, nodes, backward, wanted, eager)
     if cut is None or _bytes(cut) > eager_bytes:
         cut = eager
-    saved = [node for node in nodes if node in cut]
+    saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
     return Partition(saved, _bytes(saved), eager_bytes)
 
 
@@ -91,7 +96,7 @@ def _ancestors(roots: list[Node]) -> set[Node]:
 
 def _size(node: Node) -> float:
     val = node.meta["val"]
-    return val.nbytes if isinstance(val, TensorSpec) else _NEVER
+    return hint(val.nbytes) if isinstance(val, TensorSpec) else _NEVER
 
 
 def _bytes(nodes: Any) -> int:
@@ -142,10 +147,10 @@ def _cost(node: Node, distance: int) -> float:
 
     Views are never saved (their memory's root is), inputs are kept for next to nothing.
     """
-    if is_view(node) or not isinstance(node.meta["val"], TensorSpec):
-        return _NEVER
     if node.op == "placeholder":
         return 1.0
+    if is_view(node) or not isinstance(node.meta["val"], TensorSpec):
+        return _NEVER
     written_anyway = not is_recomputable(node) or any(not is_recomputable(user) and user.op != "output" for user in node.users)
     return (16.0 + _size(node)) * 1.1 ** min(distance, 50) * (1.0 if written_anyway else 2.0)
 

@@ -18,7 +18,10 @@ from ..graph.layout import is_dense
 from ..graph.op_facts import VIEW_FORMS, OpFacts, facts
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
 from ..graph.shapes import infer_spec
+from ..graph.size_nodes import SizeNodes
+from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
+from ..graph.sym_int import from_torch, to_torch
 from .functional import LAZY_FLAGS, Alias, base, like, read, slices_of, write
 from .inplace import functional_form
 
@@ -32,8 +35,9 @@ record_rule = record_rules.register
 class GraphRecorder:
     """Records ops on ShapeTensors into `graph`; `where` is noted on the nodes, `stage` too ("forward" or "backward")."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: ShapeEnv | None = None) -> None:
         self.graph = torch.fx.Graph()
+        self.sizes = None if env is None else SizeNodes(self.graph)
         self.where: UserLine | None = None
         self.stage = "forward"
         self.constants: list[tuple[torch.fx.Node, torch.Tensor]] = []
@@ -43,8 +47,11 @@ class GraphRecorder:
         self._last_placeholder: torch.fx.Node | None = None
 
     # -- inputs ---------------------------------------------------------------------------------------------------
-    def input(self, name: str, spec: TensorSpec, requires_grad: bool = False) -> ShapeTensor:
-        """A placeholder and the ShapeTensor that stands for it."""
+    def input(self, name: str, spec: TensorSpec | Size, requires_grad: bool = False) -> Any:
+        """A placeholder and the ShapeTensor (for a symbol: the `torch.SymInt`) that stands for it."""
+        if type(spec) is Size:
+            self.sizes.bind(spec, self._placeholder(name, spec).node)  # type: ignore[union-attr]
+            return to_torch(spec)
         tensor = ShapeTensor.make(spec, requires_grad)
         tensor.note = self._placeholder(name, spec)
         return tensor
@@ -70,6 +77,8 @@ class GraphRecorder:
     # -- nodes ----------------------------------------------------------------------------------------------------
     def emit(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], val: Any = None) -> torch.fx.Node:
         """A node for a functional op on nodes; `val` is inferred when not given."""
+        if self.sizes is not None:
+            args, kwargs = self.sizes.nodes(args), {k: self.sizes.nodes(v) for k, v in kwargs.items()}
         if val is None:
             val = infer_spec(func, _specs(args), {k: _specs(v) for k, v in kwargs.items()} if kwargs else kwargs)
         node = self.graph.create_node("call_function", func, args, kwargs)
@@ -128,6 +137,8 @@ class GraphRecorder:
     # -- recording ------------------------------------------------------------------------------------------------
     def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record one op and give its result."""
+        if self.sizes is not None:
+            args, kwargs = from_torch(args), {k: from_torch(v) for k, v in kwargs.items()}
         rule = record_rules.get(func)
         if rule is not None:
             result = rule(self, func, *args, **kwargs)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..graph.shapes import has_symbols
+from ..graph.sizes import Symbol, evaluate
 from .calls import call_without_grad, without_autocast
 from .joint import Joint, OutputPlan
 from .nodes import AutogradNode, Finish, through_nodes, through_one_node
@@ -23,7 +26,7 @@ _is_grad_enabled = torch.is_grad_enabled
 def inference_callable(compiled: Compiled, joint: Joint) -> Compiled:
     """Wrap a compiled graph that takes no part in autograd."""
     compiled = without_autocast(_with_constants(compiled, joint.constants))
-    rebuild = _rebuilder(joint.plans, len(joint.output[0]))
+    rebuild = _rebuilder(joint, len(joint.output[0]))
     mutated = tuple(joint.mutated)
     quiet = torch.is_grad_enabled()
     if not mutated and not quiet and rebuild is None:
@@ -39,7 +42,7 @@ def inference_callable(compiled: Compiled, joint: Joint) -> Compiled:
 def training_callable(forward: Compiled, n_values: int, nodes: Sequence[AutogradNode], joint: Joint) -> Compiled:
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes."""
     forward = without_autocast(_with_constants(forward, joint.constants))
-    finish = _finisher(_rebuilder(joint.plans, n_values), joint)
+    finish = _finisher(_rebuilder(joint, n_values), joint)
     if len(nodes) > 1:
         return through_nodes(forward, n_values, nodes, joint, finish)
     return through_one_node(forward, n_values, nodes[0], joint, finish)
@@ -69,17 +72,29 @@ def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Co
     return lambda *inputs: compiled(*inputs, *bound)
 
 
-def _rebuilder(plans: Sequence[OutputPlan], n_values: int) -> Callable[[Sequence, Sequence], tuple] | None:
+def _rebuilder(joint: Joint, n_values: int) -> Callable[[Sequence, Sequence], tuple] | None:
     """(inputs, values) → the user's outputs; None when they are the values as they stand."""
+    plans, symbols = joint.plans, joint.symbols
     if all(p.kind == "value" and not p.steps and not p.detach and p.index == k for k, p in enumerate(plans)) and len(
             plans) == n_values:
         return None
-    makers = [_maker(plan) for plan in plans]
+    makers = [_maker_at(plan, symbols) if has_symbols((plan.constant, [step[1:3] for step in plan.steps])) else _maker(plan)
+              for plan in plans]
 
     def rebuild(inputs: Sequence, values: Sequence) -> tuple:
         return tuple([make(inputs, values) for make in makers])
 
     return rebuild
+
+
+def _maker_at(plan: OutputPlan, symbols: dict[int, Symbol]) -> Callable[[Sequence, Sequence], Any]:
+    """A maker whose views have sizes that differ between calls."""
+    def make(inputs: Sequence, values: Sequence) -> Any:
+        of = {symbol: inputs[i] for i, symbol in symbols.items()}
+        steps = tuple([(func, evaluate(args, of), evaluate(kwargs, of), graded) for func, args, kwargs, graded in plan.steps])
+        return _maker(replace(plan, steps=steps, constant=evaluate(plan.constant, of)))(inputs, values)
+
+    return make
 
 
 def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:

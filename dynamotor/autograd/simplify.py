@@ -13,7 +13,8 @@ import torch
 
 from ..base.registry import Registry
 from ..graph.op_facts import facts, is_collective
-from ..graph.spec import TensorSpec
+from ..graph.size_nodes import is_size
+from ..graph.spec import TensorSpec, same_sizes
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -37,8 +38,9 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
                 gm.graph.erase_node(node)
 
 
-def _layout(spec: TensorSpec) -> tuple:
-    return spec.shape, spec.stride, spec.dtype, spec.device
+def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether both have the same shape, strides, type and device whatever the symbols are."""
+    return (a.dtype, a.device) == (b.dtype, b.device) and same_sizes(a.shape, b.shape) and same_sizes(a.stride, b.stride)
 
 
 @no_op(aten.clone.default, aten._to_copy.default, aten.view.default, aten._unsafe_view.default, aten.expand.default,
@@ -54,7 +56,7 @@ def _unchanged(node: Node) -> Node | None:
             return None
         if node.target in (aten.permute.default, aten.transpose.int) and not _same_order(node):
             return None
-    return source if _layout(source.meta["val"]) == _layout(node.meta["val"]) else None
+    return source if same_layout(source.meta["val"], node.meta["val"]) else None
 
 
 def _same_order(node: Node) -> bool:
@@ -68,8 +70,8 @@ def _same_order(node: Node) -> bool:
 @no_op(aten.t.default)
 def _double_transpose(node: Node) -> Node | None:
     source = node.args[0]
-    if source.op == "call_function" and source.target is aten.t.default and _layout(source.args[0].meta["val"]) == _layout(
-            node.meta["val"]):
+    if source.op == "call_function" and source.target is aten.t.default and same_layout(
+            source.args[0].meta["val"], node.meta["val"]):
         return source.args[0]
     return None
 
@@ -89,7 +91,7 @@ def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
     equal ones)."""
     seen: dict[Any, Node] = {}
     for node in gm.graph.nodes:
-        if node.op != "call_function" or is_collective(node.target) or (
+        if node.op != "call_function" or is_size(node) or is_collective(node.target) or (
                 node.target is not operator.getitem and facts(node.target).random):
             continue
         try:
@@ -122,7 +124,7 @@ def has_effect(node: Node) -> bool:
     """Whether a node draws from PyTorch's generator (attention without dropout only could), or takes part in a collective."""
     if is_collective(node.target):
         return True
-    if node.target is operator.getitem or node.target.namespace != "aten" or not facts(node.target).random:
+    if is_size(node) or node.target is operator.getitem or node.target.namespace != "aten" or not facts(node.target).random:
         return False
     return not node.target.overloadpacket.__name__.startswith("_scaled_dot_product") or _draws_dropout(node)
 

@@ -181,6 +181,12 @@ def _like(x: TensorSpec, value: Any = None, *, memory_format: torch.memory_forma
     return TensorSpec(x.shape, stride, options.get("dtype") or x.dtype, device_with_index(options.get("device") or x.device))
 
 
+@shape_rule(aten.slice_scatter.default, aten.select_scatter.default, aten.cumsum.default, aten.cumprod.default)
+def _as_first(x: TensorSpec, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    """Results laid out as a copy of the first argument; fixed sizes leave the checks of arguments to the meta kernel."""
+    return TensorSpec(x.shape, preserved_stride(x), dtype or x.dtype, x.device) if x.is_symbolic else PASS
+
+
 @shape_rule(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default,
             aten.fractional_max_pool3d_backward.default)
 def _gradient_of_second(grad: TensorSpec, x: TensorSpec, *rest: Any, **kwargs: Any) -> TensorSpec:

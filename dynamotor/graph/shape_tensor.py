@@ -19,6 +19,7 @@ from . import shape_rules  # noqa: F401  (it registers its rules)
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .spec import TensorSpec
+from .sym_int import SYMBOLIC, from_torch, to_torch
 
 __all__ = ["DataDependent", "Recorder", "ShapeTensor", "UnsupportedOp", "infer", "recording", "shape_mode"]
 
@@ -50,8 +51,11 @@ class ShapeTensor(torch.Tensor):
     @staticmethod
     def make(spec: TensorSpec, requires_grad: bool = False, memory: Memory | None = None) -> ShapeTensor:
         """A new ShapeTensor; `memory` makes it a view of that memory."""
+        shape, stride, offset = spec.shape, spec.stride, spec.offset
+        if spec.is_symbolic:
+            shape, stride, offset = to_torch(shape), to_torch(stride), to_torch(offset)
         tensor = torch.Tensor._make_wrapper_subclass(
-            ShapeTensor, spec.shape, strides=spec.stride, storage_offset=spec.offset, dtype=spec.dtype,
+            ShapeTensor, shape, strides=stride, storage_offset=offset, dtype=spec.dtype,
             device=spec.device, requires_grad=requires_grad)
         tensor.spec = spec
         tensor.memory = Memory() if memory is None else memory
@@ -75,7 +79,7 @@ def spec_of(value: Any) -> Any:
         return kind([spec_of(v) for v in value])
     if isinstance(value, torch.Tensor):
         return TensorSpec.of(value)
-    return value
+    return from_torch(value) if kind in SYMBOLIC else value
 
 
 def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -144,11 +148,12 @@ def _choose_attention(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
     def real(value: Any) -> Any:
         if not isinstance(value, ShapeTensor):
             return value
-        tensor = torch.empty(value.spec.extent, dtype=value.dtype, device=value.device)
-        return tensor.as_strided(value.shape, value.stride()).requires_grad_(value.requires_grad)
+        spec = value.spec.hinted()  # each choice is right for all sizes
+        tensor = torch.empty(spec.extent, dtype=spec.dtype, device=spec.device)
+        return tensor.as_strided(spec.shape, spec.stride).requires_grad_(value.requires_grad)
 
     def key_of(value: Any) -> Any:
-        return (value.spec, value.requires_grad) if isinstance(value, ShapeTensor) else value
+        return (value.spec.hinted(), value.requires_grad) if isinstance(value, ShapeTensor) else value
 
     key = (tuple(map(key_of, args)), tuple((name, key_of(value)) for name, value in kwargs.items()))
     if key not in _sdp_choices:

@@ -10,18 +10,22 @@ an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec`
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
 from ..base.errors import DynamotorError
 from ..base.registry import Registry
 from .layout import iterated_stride
 from .op_facts import facts
+from .sizes import Size, hint
 from .spec import CPU, TensorSpec, device_with_index
+from .sym_int import from_torch, to_torch
 
 aten = torch.ops.aten
 PASS = object()
@@ -54,12 +58,30 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
             return found
     except TypeError:  # an argument that cannot be hashed
         key = None
-    result = _infer_as_on_cpu(func, args, kwargs) if _on_xla((args, kwargs)) else _infer(func, args, kwargs)
+    infer = _infer_as_on_cpu if _on_xla((args, kwargs)) else _infer
+    try:
+        result = infer(func, args, kwargs)
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError):
+        if not has_symbols((args, kwargs)):
+            raise
+        result = infer(func, *_specialised((args, kwargs)))  # a kernel that takes plain numbers only
     if key is not None:
         if len(_memo) >= _MEMO_LIMIT:
             _memo.clear()
         _memo[key] = result
     return result
+
+
+def _specialised(value: Any) -> Any:
+    """Arguments with plain numbers in the place of sizes: each becomes a guard."""
+    kind = type(value)
+    if kind is TensorSpec:
+        return replace(value, shape=tuple(map(int, value.shape)), stride=tuple(map(int, value.stride)), offset=int(value.offset))
+    if kind is tuple or kind is list:
+        return kind([_specialised(v) for v in value])
+    if kind is dict:
+        return {name: _specialised(v) for name, v in value.items()}
+    return int(value) if kind is Size else value
 
 
 def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -97,6 +119,9 @@ def _moved(value: Any, device: torch.device) -> Any:
 def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """What the meta kernel says, pointwise results laid out as the CPU kernels do it."""
     check_supported(func, args)
+    if facts(func).pointwise or func is aten.full.default:  # a size used as a number has no say in the result's spec
+        args = tuple([hint(value) if type(value) is Size and str(argument.type) in ("Tensor", "number") else value
+                      for value, argument in zip(args, func._schema.arguments)])
     result = _run_meta_kernel(func, args, kwargs)
     if type(result) is TensorSpec and facts(func).pointwise:
         return result.with_stride(iterated_stride(_operands(func, args), result.shape))
@@ -141,8 +166,9 @@ def _shape_is_known(func: OpOverload, args: tuple) -> bool:
 
 def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     device = _device_of_result(args, kwargs)
+    symbolic = has_symbols((args, kwargs))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), enable_python_dispatcher() if symbolic else contextlib.nullcontext():
             out = func(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
     except NotImplementedError as error:
         raise UnsupportedOp("DM213", f"{func} has no shape rule", why=str(error).split("\n")[0],
@@ -150,12 +176,23 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
     return _from_meta(out, device)
 
 
+def has_symbols(value: Any) -> bool:
+    """Whether a size that differs between calls is among the arguments, or in a spec among them."""
+    kind = type(value)
+    if kind is TensorSpec:
+        return value.is_symbolic
+    if kind is tuple or kind is list:
+        return any(map(has_symbols, value))
+    return any(map(has_symbols, value.values())) if kind is dict else kind is Size
+
+
 def meta_tensor(spec: TensorSpec) -> torch.Tensor:
     """A tensor on the meta device with the spec's shape, strides, dtype and offset."""
-    if spec.offset == 0:
-        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)
-    base = torch.empty(spec.offset + spec.extent, dtype=spec.dtype, device=_META)
-    return base.as_strided(spec.shape, spec.stride, spec.offset)
+    shape, stride, offset = to_torch(spec.shape), to_torch(spec.stride), to_torch(spec.offset)
+    if type(offset) is int and offset == 0:
+        return torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META)
+    base = torch.empty(to_torch(spec.offset + spec.extent), dtype=spec.dtype, device=_META)
+    return base.as_strided(shape, stride, offset)
 
 
 def _to_meta(value: Any) -> Any:
@@ -168,15 +205,16 @@ def _to_meta(value: Any) -> Any:
         return _META
     if kind is torch.Generator:
         return None
-    return value
+    return to_torch(value)
 
 
 def _from_meta(out: Any, device: torch.device) -> Any:
     if isinstance(out, torch.Tensor):
-        return TensorSpec(tuple(out.shape), tuple(out.stride()), out.dtype, device, out.storage_offset())
+        sizes = from_torch((tuple(out.shape), tuple(out.stride()), out.storage_offset()))
+        return TensorSpec(sizes[0], sizes[1], out.dtype, device, sizes[2])
     if isinstance(out, (tuple, list)):
         return tuple([_from_meta(o, device) for o in out])
-    return out
+    return from_torch(out)
 
 
 def _device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:

@@ -144,16 +144,24 @@ class ShapeEnv:
             guard = Guard(">=", expr if answer else -expr - 1, self.where())
             key = guard.kind, guard.expr
         self._guards.setdefault(key, guard)
-        if guard.kind == "==" and len(expr.terms) <= 2:
-            self._fix(expr)
+        self._learn(guard)
         return answer
 
-    def _fix(self, expr: Size) -> None:
-        """`c * symbol == number`: the symbol is a number from now on."""
-        for monomial, c in expr.terms.items():
-            rest = -expr.terms.get((), 0)
-            if len(monomial) == 1 and type(monomial[0]) is Symbol and rest % c == 0 and len(expr.terms) == 1 + (() in expr.terms):
-                self.fixed[monomial[0]] = rest // c
+    def _learn(self, guard: Guard) -> None:
+        """What a guard on one symbol, `c * symbol + number`, says of its range."""
+        rest = {m: c for m, c in guard.expr.terms.items() if m}
+        ((monomial, c),) = rest.items() if len(rest) == 1 else [((), 0)]
+        if len(monomial) != 1 or type(monomial[0]) is not Symbol:
+            return
+        symbol, number = monomial[0], -guard.expr.terms.get((), 0)
+        if guard.kind == ">=" and c > 0:
+            symbol.lo = max(symbol.lo, -(-number // c))
+        elif guard.kind == ">=":
+            symbol.hi = min(symbol.hi, number // c)
+        elif guard.kind == "!=" and symbol.lo * c == number:
+            symbol.lo += 1
+        elif guard.kind == "==":
+            self.fixed[symbol] = number // c
 
     def bind(self, values: Mapping[str, int]) -> dict[Symbol, int]:
         """Values by symbol from values by name."""
@@ -354,6 +362,16 @@ def hint(value: Size | int) -> int:
     return value.hint if type(value) is Size else value
 
 
+def evaluate(value: Any, of: Mapping[Symbol, int]) -> Any:
+    """Arguments with each size's value in its place: lists, tuples and dicts by element."""
+    kind = type(value)
+    if kind is Size:
+        return value.value(of)
+    if kind is tuple or kind is list:
+        return kind([evaluate(v, of) for v in value])
+    return {k: evaluate(v, of) for k, v in value.items()} if kind is dict else value
+
+
 def is_symbolic(values: Any) -> bool:
     """Whether one of these sizes is an expression."""
     return any(type(v) is Size for v in values)
@@ -434,7 +452,9 @@ def minimum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
 
 
 def maximum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
-    """max(a, b) without asking which."""
+    """max(a, b) without asking which; `max(size, 1)` in strides asks: sizes of 0 are programs of their own."""
+    if type(b) is not Size and b == 1:
+        return a if a >= 1 else 1
     if known(">=", a - b):
         return a
     return b if known(">=", b - a) else env.derived("max", a, b)
@@ -445,10 +465,28 @@ def prove(kind: Literal[">=", "=="], expr: Size) -> bool | None:
     expr_or_int = _settled(expr)
     if type(expr_or_int) is not Size:
         return expr_or_int >= 0 if kind == ">=" else expr_or_int == 0
-    lowest, highest = _range(expr_or_int)
-    if kind == ">=":
-        return True if lowest >= 0 else False if highest < 0 else None
-    return False if lowest > 0 or highest < 0 else None
+    for form in (expr_or_int, _without_quotients(expr_or_int)):
+        lowest, highest = _range(form)
+        if highest < 0 or kind == "==" and lowest > 0:
+            return False
+        if kind == ">=" and lowest >= 0:
+            return True
+    return None
+
+
+def _without_quotients(expr: Size) -> Size:
+    """A multiple of the expression in which `k * floordiv(a, k)` is written as `a - mod(a, k)`: the sign stays."""
+    found = {m[0] for m in expr.terms if len(m) == 1 and type(m[0]) is Derived and m[0].kind == "floordiv"
+             and m[0].b.terms.keys() == {()} and m[0].b.terms[()] > 0}
+    for atom in found:
+        k = atom.b.terms[()]
+        rest = {m: c * k for m, c in expr.terms.items() if m != (atom,)}
+        quotient = (atom.a - expr.env.derived("mod", atom.a, k)) * expr.terms[atom,]
+        scaled = size(rest, expr.env) + quotient
+        if type(scaled) is not Size:
+            return expr
+        expr = scaled
+    return expr
 
 
 def _settled(expr: Size) -> Size | int:

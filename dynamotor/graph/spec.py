@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+
+from .sizes import Size, Symbol, hint, is_symbolic
 
 CPU = torch.device("cpu")
 
@@ -49,9 +51,18 @@ def numel(shape: Iterable[int]) -> int:
     return count
 
 
+def same_sizes(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two shapes (or strides) are equal for all values of their symbols; asks nothing."""
+    return len(a) == len(b) and all(x.same(y) if type(x) is Size else type(y) is not Size and x == y
+                                    for x, y in zip(a, b, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape (elements), stride (elements), dtype, device and storage offset (elements) of a strided tensor."""
+    """Shape (elements), stride (elements), dtype, device and storage offset (elements) of a strided tensor.
+
+    Sizes that differ between calls are `graph.sizes.Size`s.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -95,6 +106,24 @@ class TensorSpec:
         if self.numel == 0:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether a size, stride or the offset differs between calls."""
+        return type(self.offset) is Size or is_symbolic(self.shape) or is_symbolic(self.stride)
+
+    def at(self, values: Mapping[Symbol, int]) -> TensorSpec:
+        """The spec with the symbols' values put in."""
+        def number(size: Size | int) -> int:
+            return size.value(values) if type(size) is Size else size
+
+        return replace(self, shape=tuple(map(number, self.shape)), stride=tuple(map(number, self.stride)),
+                       offset=number(self.offset))
+
+    def hinted(self) -> TensorSpec:
+        """The spec at the call that is being compiled; asks nothing."""
+        return replace(self, shape=tuple(map(hint, self.shape)), stride=tuple(map(hint, self.stride)),
+                       offset=hint(self.offset)) if self.is_symbolic else self
 
     def with_stride(self, stride: Sequence[int]) -> TensorSpec:
         """The same tensor laid out with other strides."""

@@ -46,6 +46,21 @@ def _plainly(kind: str, value: int) -> bool:
     return value >= 0 if kind == ">=" else value == 0
 
 
+class _Prover:
+    """The part of PyTorch's ShapeEnv that its meta functions use."""
+
+    @staticmethod
+    def _maybe_evaluate_static(condition: Any) -> bool | None:
+        if type(condition) is not Condition:
+            return bool(condition)
+        return True if condition.sure(True) else False if condition.sure(False) else None
+
+    @staticmethod
+    def evaluate_sym_node(node: SizeNode, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
+        """`guard_or_false(x)` and its like: PyTorch falls back only where no hint is known; ours always is."""
+        return node.bool_() if node.is_bool() else node.int_()
+
+
 class SizeNode:
     """What a `torch.SymInt`, `SymBool` or `SymFloat` of ours holds: a Size, a Condition or a plain number.
 
@@ -85,8 +100,14 @@ class SizeNode:
         return self.expr.hint if type(self.expr) is Size else self.expr
 
     @property
-    def shape_env(self) -> None:
-        """PyTorch's helpers take a node without one for a plain number, and ask."""
+    def _hint(self) -> int | None:
+        """Of sizes alone: PyTorch's helpers would take a condition's hint for a disproof."""
+        return self.expr.hint if type(self.expr) is Size else None
+
+    @property
+    def shape_env(self) -> type[_Prover]:
+        """What PyTorch's `statically_known_true` asks."""
+        return _Prover
 
     def maybe_as_int(self) -> int | None:
         return self.expr if type(self.expr) is int else None
@@ -118,15 +139,10 @@ class SizeNode:
     def guard_bool(self, file: builtins.str, line: int) -> bool:
         return self.bool_()
 
-    expect_true = guard_size_oblivious = expect_size = guard_bool
+    expect_true = guard_size_oblivious = expect_size = guard_or_false = guard_or_true = guard_bool
 
     def statically_known_true(self, file: builtins.str = "", line: int = 0) -> bool:
         return self.expr.sure(True) if type(self.expr) is Condition else bool(self.expr)
-
-    guard_or_false = statically_known_true
-
-    def guard_or_true(self, file: builtins.str = "", line: int = 0) -> bool:
-        return not self.expr.sure(False) if type(self.expr) is Condition else bool(self.expr)
 
     # Making nodes
     def _node(self, expr: Any) -> SizeNode:
@@ -216,6 +232,9 @@ for _name, _one in _UNARY.items():
     setattr(SizeNode, _name, _unary(_one))
 for _name, _ask in _QUESTIONS.items():
     setattr(SizeNode, _name, _ask)
+
+
+SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 
 
 def to_torch(value: Any) -> Any:

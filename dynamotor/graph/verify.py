@@ -13,6 +13,8 @@ from torch._ops import OpOverload
 
 from ..base.errors import InternalError
 from .op_facts import facts
+from .size_nodes import is_size
+from .sizes import Size
 from .spec import TensorSpec
 
 aten = torch.ops.aten
@@ -26,7 +28,7 @@ def _fail(stage: str, node: torch.fx.Node, what: str) -> None:
 def _is_value(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(_is_value(v) for v in value)
-    return value is None or isinstance(value, (TensorSpec, int, float, bool, complex))
+    return value is None or isinstance(value, (TensorSpec, Size, int, float, bool, complex))
 
 
 def verify_torch_graph(gm: torch.fx.GraphModule) -> None:
@@ -46,8 +48,8 @@ def verify_aten_graph(gm: torch.fx.GraphModule) -> None:
     mutations_began = False
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            if not isinstance(node.meta.get("val"), TensorSpec):
-                _fail("aten", node, "a placeholder has no TensorSpec in meta['val']")
+            if not isinstance(node.meta.get("val"), (TensorSpec, Size)):
+                _fail("aten", node, "a placeholder has no TensorSpec (or symbol) in meta['val']")
             continue
         if node.op == "output":
             if not isinstance(node.args[0], (tuple, list)):
@@ -64,6 +66,8 @@ def verify_aten_graph(gm: torch.fx.GraphModule) -> None:
             source = node.args[0].meta["val"]
             if not isinstance(source, tuple) or node.meta.get("val") != source[node.args[1]]:
                 _fail("aten", node, "getitem's spec is not the one that the op gives")
+            continue
+        if is_size(node):
             continue
         if not isinstance(node.target, OpOverload):
             _fail("aten", node, "the target is not an OpOverload")
