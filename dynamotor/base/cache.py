@@ -2,15 +2,21 @@
 
 An entry is a file `<kind>/<key[:2]>/<key>`: 32 bytes of SHA-256 over the payload, then the payload. It is written to
 a temporary file in the same folder, flushed to disk and renamed, so a killed process or a full disk leaves no entry
-that loads. A file whose checksum is wrong is removed and counts as a miss.
+that loads. A file whose checksum is wrong is removed and counts as a miss. Entries are code: where others could have
+written a folder or a file, nothing is loaded or stored, and DM307 is said once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
+import stat
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from .config import config
@@ -30,19 +36,53 @@ def digest(*parts: str | bytes) -> str:
     return h.hexdigest()
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that nobody else can write, and those above it."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def entry_path(kind: str, key: str) -> Path:
     """Where an entry lies (whether or not it exists)."""
     return Path(config.cache_dir) / kind / key[:2] / key
 
 
+def _is_ours(path: Path | str, status: os.stat_result) -> bool:
+    """Whether nobody but this user (and root) can have written it."""
+    trusted = status.st_uid in (os.geteuid(), 0) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & 0o022
+    if not trusted:
+        counters["cache"]["refused"] += 1
+        warn_once("cache-refused", f"[DM307] the cache at {config.cache_dir} is not used: others than you may write {path} "
+                  f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}), and what lies there is run as code\n"
+                  f"  what to do: remove it, or point DYNAMOTOR_CACHE_DIR at a folder of your own")
+    return trusted
+
+
+def _folders_are_ours(path: Path) -> bool:
+    """Whether the folders of an entry, as far as they exist, are this user's alone."""
+    try:
+        return all(_is_ours(folder, os.stat(folder)) for folder in (path.parents[2], path.parents[1], path.parents[0]))
+    except FileNotFoundError:
+        return True
+
+
+def _read(path: Path) -> bytes | None:
+    """A file's bytes; None when others may have written it. OSError when it is not there or is a link."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        return file.read() if _is_ours(path, os.fstat(file.fileno())) and _folders_are_ours(path) else None
+
+
 def load(kind: str, key: str) -> bytes | None:
-    """The payload stored under (kind, key), or None when there is none, it is damaged, or the cache is off."""
+    """The payload stored under (kind, key), or None when there is none, it is damaged or not ours, or the cache is off."""
     if not config.disk_cache:
         return None
     path = entry_path(kind, key)
     try:
-        data = path.read_bytes()
+        data = _read(path)
     except OSError:
+        data = None
+    if data is None:
         counters["cache"][f"{kind}.miss"] += 1
         return None
     payload = data[_DIGEST:]
@@ -55,6 +95,37 @@ def load(kind: str, key: str) -> bytes | None:
     return payload
 
 
+@contextlib.contextmanager
+def exclusive(kind: str, key: str, seconds: float) -> Iterator[bool]:
+    """One process at a time makes this entry; gives whether another was waited for (at most so long): then it may be there."""
+    path = entry_path(kind, key).with_suffix(".making")
+    handle = -1
+    with contextlib.suppress(OSError):
+        make_folder(path.parent)
+        if config.disk_cache and _folders_are_ours(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    deadline, waited = time.monotonic() + seconds, False
+    try:
+        while handle >= 0 and not _locked(handle) and time.monotonic() < deadline:
+            waited = True
+            time.sleep(0.02)
+        yield waited
+    finally:
+        if handle >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Try to take a file's lock, which ends with the process that holds it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EINTR)  # a file system without locks: nobody waits
+    return True
+
+
 def store(kind: str, key: str, payload: bytes) -> bool:
     """Store the payload; False (and one warning) when the disk refuses. Never raises, never leaves half an entry."""
     if not config.disk_cache:
@@ -62,7 +133,9 @@ def store(kind: str, key: str, payload: bytes) -> bool:
     path = entry_path(kind, key)
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        if not _folders_are_ours(path):
+            return False
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(payload).digest())

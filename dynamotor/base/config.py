@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ def _default_cache_dir() -> str:
     root = os.environ.get("DYNAMOTOR_CACHE_DIR")
     if root:
         return root
-    return str(Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "dynamotor")
+    try:
+        return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dynamotor")
+    except RuntimeError:  # neither $HOME nor an entry in the password file
+        return os.path.join(tempfile.gettempdir(), f"dynamotor-{os.geteuid()}")
 
 
 @dataclass(frozen=True)
@@ -95,48 +100,62 @@ def _from_environment() -> Config:
     )
 
 
-class ConfigHandle:
-    """The live settings: reads give the current `Config`'s field, assignment and `patch` replace the whole `Config`."""
+# What holds inside `patch` on this thread (or in this task), instead of the process's settings.
+_patched: ContextVar[Config | None] = ContextVar("dynamotor.config", default=None)
+_FIELDS = frozenset(f.name for f in fields(Config))
 
-    __slots__ = ("_current",)
-    _current: Config
+
+class ConfigHandle:
+    """The live settings: reads give the current `Config`'s field, assignment replaces the whole `Config`.
+
+    `patch` is a thread's (or task's) own: others neither see it nor change it, and go on with the process's settings.
+    """
+
+    __slots__ = ("_process",)
+    _process: Config
 
     def __init__(self, current: Config) -> None:
-        object.__setattr__(self, "_current", current)
+        object.__setattr__(self, "_process", current)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._current, name)
+        return getattr(_patched.get() or self._process, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.update(**{name: value})
 
     def __dir__(self) -> list[str]:
-        return [f.name for f in fields(Config)] + ["patch", "update", "snapshot"]
+        return [*sorted(_FIELDS), "patch", "update", "snapshot"]
 
     def __repr__(self) -> str:
-        return repr(self._current)
+        return repr(self.snapshot())
 
     def update(self, **changes: Any) -> None:
-        """Set fields by name; an unknown name is an AttributeError that lists the known ones."""
-        known = {f.name for f in fields(Config)}
-        unknown = sorted(set(changes) - known)
-        if unknown:
-            raise AttributeError(f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(known))}")
-        object.__setattr__(self, "_current", replace(self._current, **changes))
+        """Set fields by name, until the enclosing `patch` ends or for the process. An unknown name is an AttributeError that
+        lists the known ones."""
+        changed = self._changed(changes)
+        if _patched.get() is None:
+            object.__setattr__(self, "_process", changed)
+        else:
+            _patched.set(changed)
+
+    def _changed(self, changes: dict[str, Any]) -> Config:
+        if unknown := sorted(changes.keys() - _FIELDS):
+            raise AttributeError(f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(_FIELDS))}")
+        return replace(self.snapshot(), **changes)
 
     def snapshot(self) -> Config:
         """The current settings, immutable."""
-        return self._current
+        return _patched.get() or self._process
 
     @contextlib.contextmanager
     def patch(self, **changes: Any) -> Iterator[None]:
-        """Set fields for the duration of a `with` block (also usable as a decorator)."""
-        before = self._current
-        self.update(**changes)
+        """Set fields on this thread for the duration of a `with` block (also usable as a decorator)."""
+        before = _patched.get()
+        _patched.set(self._changed(changes))
         try:
             yield
         finally:
-            object.__setattr__(self, "_current", before)
+            _patched.set(before)
 
 
 config = ConfigHandle(_from_environment())

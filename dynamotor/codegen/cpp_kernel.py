@@ -93,6 +93,8 @@ class Emitter:
         for n, (_, memory, written) in enumerate(self.kernel.params):
             t = MEMORY[memory]
             lines.append(f"{'' if written else 'const '}{t}*p{n}=({t}*)P[{n}];")
+        if any(e.op == "wrap_index" for e in self.exprs):
+            lines.append(f"i64*const outside=(i64*)P[{len(self.types)}];")
         return "".join(lines)
 
     def work(self) -> int:

@@ -119,7 +119,7 @@ def operation(e: Expr, operands: list[str], result: str, width: int) -> str:
     if name in ("floordiv", "rem", "truncdiv"):
         return f"{name}{'f' if e.dtype.is_floating_point else 'i'}_({', '.join(operands)})"
     if name == "wrap_index":
-        return f"at({operands[0]},{e.args[1]},{str(e.args[2]).lower()})"
+        return f"at({operands[0]},{e.args[1]},{str(e.args[2]).lower()},outside)"
     text = TEXT.get(name)
     if text is None:
         raise no_text(name, "C++", "cpp_ops.py")

@@ -12,7 +12,7 @@ TYPES = r"""
 #define INL static inline __attribute__((always_inline))
 typedef long i64; typedef unsigned u32; typedef unsigned long u64; typedef unsigned char u8; typedef signed char i8; typedef short i16;
 typedef unsigned short bf16; typedef _Float16 f16;
-extern "C" { __attribute__((visibility("default"))) i64 dm_index_error = 0; void* realloc(void*, unsigned long) noexcept; }
+extern "C" { void* realloc(void*, unsigned long) noexcept; }
 template<class T> struct tr;
 template<> struct tr<float>{typedef int I; typedef float E; enum{n=1,wide=0};}; template<> struct tr<double>{typedef i64 I; typedef double E; enum{n=1,wide=1};};
 template<> struct tr<int>{typedef int I; typedef int E; enum{n=1,wide=0};}; template<> struct tr<i64>{typedef i64 I; typedef i64 E; enum{n=1,wide=1};};
@@ -88,7 +88,8 @@ template<class T> INL T iota(){ T r; if constexpr(tr<T>::n==1) r=0; else for(int
 template<class T> INL T round_bf(T x){ typedef typename tr<T>::I I; return bits<T>(rnbf<I,T>(x)<<16); }
 template<class T> INL T round_h(T x){ if constexpr(tr<T>::n==1) return (T)(f16)x; else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=(float)(f16)x[i]; return r; } }
 template<class M,class T> INL T wrap_(T x){ if constexpr(tr<T>::n==1) return (T)(M)x; else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=(M)x[i]; return r; } }
-INL i64 at(i64 i,i64 n,bool wrap){ if(wrap&&i<0)i+=n; if((u64)i>=(u64)n){ dm_index_error=1; i=0; } return i; }
+// A position in a dimension of n; one outside is told to the caller of this call (`outside`), and 0 is read instead.
+INL i64 at(i64 i,i64 n,bool wrap,i64*outside){ if(wrap&&i<0)i+=n; if((u64)i>=(u64)n){ __atomic_store_n(outside,1,0); i=0; } return i; }
 static __thread void* dm_room; static __thread i64 dm_room_size;
 static void* room(i64 bytes){ if(bytes>dm_room_size){ dm_room=realloc(dm_room,bytes+64); dm_room_size=bytes; } return (void*)(((u64)dm_room+63)&~63ul); }
 """

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .. import _C
 from ..base.errors import BuildError
 from ..base.events import counters
 from ..graph.info import GraphInfo
@@ -31,7 +32,7 @@ class FoldedCall:
         inputs = placeholders(gm.graph)
         self._specs = [node.meta["val"] for node in inputs[len(inputs) - fold.count:]]
         self._fingerprint: Fingerprint | None = Fingerprint([inputs[i].meta["val"] for i in fold.sources])
-        self._state: tuple[int | None, tuple[torch.Tensor, ...]] | None = None
+        self._state: tuple[Any, tuple[torch.Tensor, ...]] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         sources = [inputs[i] for i in self._sources]
@@ -44,11 +45,12 @@ class FoldedCall:
                 state = self._state = (key, tuple([_as_compiled(tensor, spec) for tensor, spec in made]))
         return self.program(*inputs, *state[1])
 
-    def _key(self, sources: list[torch.Tensor]) -> int | None:
-        """What the sources hold, as a hash; None (compute again) when the hash function cannot be built."""
+    def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes] | None:
+        """What the sources hold, as a hash, where they lie and how often they were written; None (compute again) when the hash
+        function cannot be built."""
         if self._fingerprint is not None:
             try:
-                return self._fingerprint.of(sources)
+                return self._fingerprint.of(sources), _C.tensor_stamps(sources)
             except BuildError:
                 self._fingerprint = None
         return None

@@ -39,7 +39,7 @@ class GpuWriter(Writer):
         self.on_gpu = device.type == "cuda"
         self.launches: dict[str, tuple[TritonFunction, int, tuple[int, ...]]] = {}
         self.facts: dict[str, dict[str, Any]] = {}  # function -> what it fuses, the bytes it is given, its launch: for reports
-        super().__init__(program, info)
+        super().__init__(program, info, device)
         self.numbers = [n for n in program.inputs if self.on_gpu and program.buffers[n].spec.device.type == "cpu"]
         self.static -= set(self.numbers)
 
@@ -47,7 +47,8 @@ class GpuWriter(Writer):
         """The line that launches one kernel."""
         assert isinstance(step, triton.TritonStep) and step.function is not None
         row = (step.function, len(step.args), step.ints)
-        name = next((known for known, other in self.launches.items() if other == row), None) or f"k{len(self.launches)}"
+        name = next((known for known, other in self.launches.items() if other == row), None)
+        name = name or self.unique(f"k{len(self.launches)}")
         self.launches[name] = row
         if step.function.name not in self.facts:
             given = step.args[:-1] if step.function.scratch else step.args

@@ -9,23 +9,27 @@
 
 from __future__ import annotations
 
-import ctypes
+import builtins
+import functools
+import keyword
 import linecache
 import os
 import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from .. import _C
 from ..base.config import config
-from ..base.errors import BuildError, InternalError
-from ..base.events import emit
+from ..base.errors import BackendError, BuildError
+from ..base.events import counters, emit
 from ..base.log import log
 from ..graph.info import GraphInfo
-from ..graph.spec import TensorSpec
+from ..graph.spec import CPU, TensorSpec
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
 from ..runtime import build, launch, memory
 from . import cpp, externs
@@ -67,15 +71,54 @@ def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: 
     return _view(tensor.view(dtype), shape, stride, offset)
 
 
-def _restride(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
-    """The result of an aten kernel with the strides that the program was compiled for (the kernel chose others)."""
-    if tuple(tensor.shape) != shape:
-        raise InternalError("DM920", "an aten kernel gave another shape than was inferred",
-                            why=f"{tuple(tensor.shape)}, not {shape}",
-                            cure="report the op's shape rule; backend='aot_eager' runs without the native compiler")
-    if all(n == 1 or a == b for n, a, b in zip(shape, tensor.stride(), stride, strict=True)):
-        return _view(tensor, shape, stride, 0)
-    return _copied(tensor, shape, stride)
+class Expected:
+    """What is done with a result that is not, to the letter, what the program was compiled for.
+
+    Only the strides may differ (an aten kernel chose others): the result is laid out anew, and that is counted.
+    """
+
+    def __init__(self, spec: TensorSpec, step: ExternStep, number: bool = False) -> None:
+        self.spec, self.step, self.number = spec, step, number
+
+    def __call__(self, value: Any) -> Any:
+        spec = self.spec
+        if self.number and isinstance(value, (bool, int, float)):
+            return value
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise self._error(str(value.layout) if isinstance(value, torch.Tensor) else f"{type(value).__name__} {value!r}")
+        if value.is_conj() or value.is_neg():
+            value = value.resolve_conj().resolve_neg()
+        found = TensorSpec.of(value)
+        if (found.shape, found.dtype, found.device) != (spec.shape, spec.dtype, spec.device):
+            raise self._error(str(found))
+        if 0 in spec.shape or all(n == 1 or a == b for n, a, b in zip(spec.shape, found.stride, spec.stride, strict=True)):
+            return _view(value, spec.shape, spec.stride, 0)
+        if self.step.out_variant is not None:
+            raise self._error(str(found))
+        counters["restrided"][str(self.step.target)] += 1
+        return _copied(value, spec.shape, spec.stride)
+
+    def _error(self, found: str) -> BackendError:
+        return _unforeseen(self.step, found, str(self.spec))
+
+
+def _nothing(step: ExternStep, value: Any) -> None:
+    """Refuse a result where the op's shape rule said None."""
+    if value is not None:
+        raise _unforeseen(step, f"a {type(value).__name__}", "None")
+
+
+def _as_many(step: ExternStep, values: Sequence[Any]) -> Sequence[Any]:
+    """A list of results, as long as its shape rule said."""
+    if len(values) != len(step.outs):
+        raise _unforeseen(step, f"{len(values)} tensors", f"{len(step.outs)}")
+    return values
+
+
+def _unforeseen(step: ExternStep, found: str, foretold: str) -> BackendError:
+    return BackendError("DM404", f"{step.target} returned {found}, but its shape rule foretold {foretold}", where=step.where,
+                        why="the program was compiled for what the rule said, and would read other memory",
+                        cure="mend the op's register_fake (or meta kernel); report it when the op is PyTorch's own")
 
 
 def _copied(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
@@ -88,17 +131,17 @@ def _written(tensors: list[torch.Tensor]) -> None:
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
-def _out_of_range(flag: ctypes.c_int64) -> None:
-    """Raise for a position that a kernel found outside of its dimension, as aten's indexing does."""
-    flag.value = 0
-    raise IndexError("index out of range in self")
+# What the program's text calls besides kernels and ops, by name. No op, kernel or buffer gets one of these names.
+HELPERS: dict[str, Any] = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "copied": _copied, "written": _written}
+_LATER = ("take", "new", "on_device", "current_stream", "stream", "call", "given", "_")
+_RESERVED = {*HELPERS, *_LATER, *keyword.kwlist, *dir(builtins)}
 
 
 class Writer:
     """Writes the text of one program. After `write()`, the fields say what its globals must hold."""
 
-    def __init__(self, program: Program, info: GraphInfo) -> None:
-        self.program, self.info = program, info
+    def __init__(self, program: Program, info: GraphInfo, device: torch.device = CPU) -> None:
+        self.program, self.info, self.device = program, info, device
         self.static = {program.inputs[i] for i in info.static_inputs if i < len(program.inputs)}
         self.takes = info.kind == "backward"  # inputs come in a list that is emptied: each is freed after its last use
         self.given = set(program.inputs) - self.static if self.takes else set()
@@ -108,10 +151,10 @@ class Writer:
         self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
         self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
         self.functions: dict[str, cpp.CFunction] = {}
-        self.checking: set[str] = set()  # C functions that check positions
         self.pool: Counter[tuple[int, torch.dtype]] = Counter()
         self.lines: list[str] = []
         self._names: dict[Any, str] = {}
+        self._taken = _RESERVED | program.buffers.keys()
         self._kernel_names: dict[Any, str] = {}
         self._fresh: set[str] = set()  # buffers that an extern call allocates
         self._last: dict[str, int] = {}
@@ -160,7 +203,7 @@ class Writer:
         if ref.name in self.scratch or ref.name in self.static or buffer.kind == "const":
             known = self._names.get(ref)
             if known is None:
-                known = self._names[ref] = f"{ref.name}_v{len(self._names)}"
+                known = self._names[ref] = self.unique(f"{ref.name}_v{len(self._names)}")
                 if ref.name in self.static:
                     self.bound[known] = ref
                 elif buffer.kind == "const":
@@ -191,12 +234,19 @@ class Writer:
             return f"torch.device({str(value)!r})"
         return self.constant("c", value)
 
+    def unique(self, stem: str) -> str:
+        """A name that nothing else in the text has."""
+        name, n = stem, 0
+        while name in self._taken:
+            name, n = f"{stem}_{n}", n + 1
+        self._taken.add(name)
+        return name
+
     def constant(self, stem: str, value: Any) -> str:
         """A global that holds a value; equal objects share one."""
         key = (stem, id(value))
         if key not in self._names:
-            name = stem if stem not in self.constants else f"{stem}_{len(self.constants)}"
-            self._names[key] = name
+            name = self._names[key] = self.unique(stem)
             self.constants[name] = value
         return self._names[key]
 
@@ -209,15 +259,12 @@ class Writer:
         if name is None:
             function = cpp.emit_kernel(step.kernel)
             self.functions.setdefault(function.name, function)
-            if step.checks_positions:
-                self.checking.add(function.name)
             row = (function.name, len(step.args), step.ints)
-            name = next((known for known, other in self.kernels.items() if other == row), None) or f"k{len(self.kernels)}"
+            name = next((known for known, other in self.kernels.items() if other == row), None)
+            name = name or self.unique(f"k{len(self.kernels)}")
             self.kernels[name] = row
             self._kernel_names[key] = name
         yield f"{name}({', '.join(step.args)})" + (f"  # {step.note}" if step.note else "")
-        if step.checks_positions:
-            yield "if index_error.value: out_of_range(index_error)"
 
     def extern(self, step: ExternStep) -> Iterator[str]:
         function = externs.callable_of(step)
@@ -228,17 +275,31 @@ class Writer:
         if step.out_variant is not None:
             for keyword, name in zip(externs.out_keywords(step.out_variant), outs, strict=True):
                 arguments.append(f"{keyword}={name}")
-            yield f"{self.constant(*function)}({', '.join(arguments)}){note}"
+        call = f"{self.constant(*function)}({', '.join(arguments)})"
+        absent = [k for k, name in enumerate(step.outs) if name is None] if externs.is_custom(step.target) else []
+        for k in absent:
+            outs[k] = self.unique("none")
+        if externs.is_custom(step.target) and externs.returns_many(step.target):
+            call = f"{self.constant('as_many', functools.partial(_as_many, step))}({call})"
+        if step.out_variant is not None or not outs or outs == ["_"]:
+            yield call + note
+        elif len(outs) == 1 and not absent and not externs.returns_many(step.target):
+            yield f"{outs[0]} = {self._expected(outs[0], step)}({call}){note}"
             return
-        call = f"{self.constant(*function)}({', '.join(arguments)}){note}"
-        if not outs or outs == ["_"]:
-            yield call
-            return
-        yield f"{', '.join(outs)}{',' if len(outs) == 1 and externs.returns_many(step.target) else ''} = {call}"
-        for name in outs:
-            if name != "_" and self.program.buffers[name].spec.shape != ():
-                spec = self.program.buffers[name].spec
-                yield f"if {name}.stride() != {spec.stride}: {name} = restride({name}, {spec.shape}, {spec.stride})"
+        else:
+            yield f"{', '.join(outs)}{',' if externs.returns_many(step.target) and len(outs) == 1 else ''} = {call}{note}"
+        for k, name in enumerate(outs):
+            if k in absent:
+                yield f"{self.constant('nothing', functools.partial(_nothing, step))}({name})"
+            elif name != "_":
+                check = self._expected(name, step)
+                yield f"{check}({name})" if step.out_variant is not None else f"{name} = {check}({name})"
+
+    def _expected(self, name: str, step: ExternStep) -> str:
+        """The global that lets a result through when it is as the program was compiled for."""
+        spec = replace(self.program.buffers[name].spec, device=self.device, offset=0)
+        otherwise = Expected(spec, step, name in step.numbers)
+        return self.constant(f"as_{name}", _C.Expect(spec.shape, spec.stride, spec.dtype, spec.device, otherwise))
 
     def _is_read(self, name: str, step: ExternStep) -> bool:
         """Whether anybody reads a result of this step; in planned memory it has to be written anyway."""
@@ -306,12 +367,12 @@ def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tens
     return _view(tensor, ref.shape, ref.stride, ref.offset)
 
 
-def _split(functions: list[cpp.CFunction], checking: set[str]) -> list[list[cpp.CFunction]]:
-    """Functions in units that compile at the same time; those that check positions stay together, in the first."""
+def _split(functions: list[cpp.CFunction]) -> list[list[cpp.CFunction]]:
+    """Functions in units that compile at the same time."""
     size = sum(len(f.source) for f in functions)
     count = max(1, min(os.cpu_count() or 1, size // UNIT_CHARACTERS, 8))
-    units: list[list[cpp.CFunction]] = [[f for f in functions if f.name in checking]] + [[] for _ in range(count - 1)]
-    for f in sorted((f for f in functions if f.name not in checking), key=lambda f: (-len(f.source), f.name)):
+    units: list[list[cpp.CFunction]] = [[] for _ in range(count)]
+    for f in sorted(functions, key=lambda f: (-len(f.source), f.name)):
         min(units, key=lambda unit: sum(len(g.source) for g in unit)).append(f)
     return [unit for unit in units if unit]
 
@@ -331,6 +392,7 @@ class CallProgram:
         self._inputs = {name: i for i, name in enumerate(program.inputs)}
         filename = f"<dynamotor {self.name} {id(self):x}>"
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(True), filename)
+        weakref.finalize(self, linecache.cache.pop, filename, None).atexit = False
         scope: dict[str, Any] = {}
         exec(compile(self.source, filename, "exec"), {"torch": torch}, scope)
         self._code: types.CodeType = scope["call"].__code__
@@ -354,7 +416,7 @@ class CallProgram:
 
     def _start_builds(self) -> dict[str, str]:
         """Start to build the kernels; gives their text for reports."""
-        self._units = _split(list(self._writer.functions.values()), self._writer.checking)
+        self._units = _split(list(self._writer.functions.values()))
         sources = [cpp.emit_unit(unit) for unit in self._units]
         self.cpp_source = "\n".join(sources)
         self.builds = [build.start_build(source, cpp.flags()) for source in sources]
@@ -364,8 +426,6 @@ class CallProgram:
         """The kernels and what else the program's text names, by name; BuildError when one does not build."""
         libraries = [pending.result() for pending in self.builds]
         found: dict[str, Any] = {"take": self._pool.take, "new": memory.new_tensor}
-        if self._writer.checking:
-            found["index_error"], found["out_of_range"] = libraries[0].number("dm_index_error"), _out_of_range
         place = {f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit}
         for name, (c_name, n_pointers, ints) in self._writer.kernels.items():
             found[name] = launch.make_kernel(place[c_name], c_name, n_pointers, ints)
@@ -374,10 +434,8 @@ class CallProgram:
     # -- calls ---------------------------------------------------------------------------------------------------------
     def _prepare(self) -> None:
         """Fill the globals that all instances share; needs the built library."""
-        shared = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "restride": _restride, "copied": _copied,
-                  "written": _written, **self._writer.constants}
         try:
-            shared.update(self._built())
+            shared = {**HELPERS, **self._writer.constants, **self._built()}
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return

@@ -74,7 +74,6 @@ def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
             step.inplace if len(pieces) == 1 else (),
             (*piece.kernel.streams(), *function.numbers),
             step.note,
-            False,
             function,
         )
 

@@ -2,6 +2,7 @@
  *   tensor.c      reading tensors without torch's headers
  *   launch.c      calling generated C functions on tensors
  *   gpu_launch.c  launching generated GPU functions on tensors
+ *   expect.c      whether a result is laid out as the program was compiled for
  *   ambient.c     PyTorch's thread-wide state
  *   guards.c      evaluating an entry's guards
  *   dispatch.c    guards -> gather -> compiled callable
@@ -68,6 +69,9 @@ bool tensor_matches(PyObject *tensor, const TensorFacts *facts);
 int tensor_data_ptr(PyObject *tensor, void **pointer); /* 0, or -1 with an exception */
 int tensor_range(PyObject *tensor, uintptr_t *start, uintptr_t *stop);
 int tensor_facts_from(PyObject *encoded, TensorFacts *facts); /* from TensorMatch.encode(); 0 or -1 */
+/* Sizes, strides, dtype and device alone; `dims` is the caller's to free. */
+int tensor_layout_from(PyObject *sizes, PyObject *strides, PyObject *dtype, PyObject *device, TensorFacts *facts);
+bool tensor_has_layout(PyObject *tensor, const TensorFacts *facts);
 void *torch_symbol(const char *name); /* a function or variable of libtorch_cpu or libc10, or NULL */
 int tensor_init(PyObject *module, PyObject *torch);
 
@@ -76,6 +80,9 @@ int launch_init(PyObject *module);
 
 /* ---- gpu_launch.c ---- */
 int gpu_launch_init(PyObject *module);
+
+/* ---- expect.c ---- */
+int expect_init(PyObject *module);
 
 /* ---- ambient.c ---- */
 enum { N_AUTOCAST = 3 }; /* devices whose autocast state a guard compares */

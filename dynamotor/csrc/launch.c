@@ -1,4 +1,5 @@
-/* _C.Kernel: a generated C function `void f(void **pointers, const int64_t *numbers)` as a callable on tensors. */
+/* _C.Kernel: a generated C function `void f(void **pointers, const int64_t *numbers)` as a callable on tensors. Behind the
+ * tensors' pointers stands one more, to a number of this call's own that the function sets when a position is out of range. */
 #include "dynamotor.h"
 #include <structmember.h>
 
@@ -26,8 +27,9 @@ static PyObject *kernel_call(PyObject *self, PyObject *const *args, size_t nargs
     void *few_pointers[ON_STACK], **pointers = few_pointers;
     int64_t few_numbers[ON_STACK], *numbers = kernel->numbers;
     Py_ssize_t extra = nargs - kernel->n_tensors;
+    int64_t out_of_range = 0;
     PyObject *result = NULL;
-    if (kernel->n_tensors > ON_STACK) pointers = PyMem_Malloc(sizeof(void *) * (size_t)kernel->n_tensors);
+    if (kernel->n_tensors >= ON_STACK) pointers = PyMem_Malloc(sizeof(void *) * (size_t)(kernel->n_tensors + 1));
     if (extra > 0) {
         numbers = few_numbers;
         if (kernel->n_numbers + extra > ON_STACK) numbers = PyMem_Malloc(sizeof(int64_t) * (size_t)(kernel->n_numbers + extra));
@@ -38,6 +40,7 @@ static PyObject *kernel_call(PyObject *self, PyObject *const *args, size_t nargs
     }
     for (Py_ssize_t i = 0; i < kernel->n_tensors; i++)
         if (UNLIKELY(tensor_data_ptr(args[i], &pointers[i]) < 0)) goto done;
+    pointers[kernel->n_tensors] = &out_of_range;
     if (extra > 0) {
         for (Py_ssize_t i = 0; i < kernel->n_numbers; i++) numbers[i] = kernel->numbers[i];
         for (Py_ssize_t i = 0; i < extra; i++) numbers[kernel->n_numbers + i] = PyLong_AsLongLong(args[kernel->n_tensors + i]);
@@ -50,7 +53,10 @@ static PyObject *kernel_call(PyObject *self, PyObject *const *args, size_t nargs
     } else {
         kernel->function(pointers, numbers);
     }
-    result = Py_NewRef(Py_None);
+    if (LIKELY(!out_of_range))
+        result = Py_NewRef(Py_None);
+    else
+        PyErr_SetString(PyExc_IndexError, "index out of range in self"); /* aten's own words */
 done:
     if (pointers != few_pointers) PyMem_Free(pointers);
     if (extra > 0 && numbers != few_numbers) PyMem_Free(numbers);
@@ -115,7 +121,8 @@ static PyTypeObject Kernel_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.Kernel",
     .tp_doc = "Kernel(address, n_tensors, numbers=(), release_gil=False, owner=None)\n\n"
               "Callable on n_tensors tensors, then integers: runs `void f(void **pointers, const int64_t *numbers)` at the\n"
-              "address on the tensors' data pointers and on the fixed numbers followed by the integers. `owner` is kept alive.",
+              "address on the tensors' data pointers and on the fixed numbers followed by the integers. `owner` is kept alive.\n"
+              "The pointer behind the tensors' is to an int64_t of 0; a function that sets it makes the call an IndexError.",
     .tp_basicsize = sizeof(Kernel),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(Kernel, vectorcall),

@@ -46,7 +46,11 @@ static uint32_t words_holding(const void *memory, int words, uint64_t wanted, ui
 
 static const char *SAMPLES =
     "(torch.ones(2, 3), torch.ones(4, dtype=torch.complex64).conj(), torch.nn.Parameter(torch.ones(5)),"
-    " torch.empty(2, device='meta'), torch.ones(3).to_sparse(), torch.ones(2, 2)[1:])";
+    " torch.empty(2, device='meta'), torch.ones(3).to_sparse(), torch.ones(2, 2)[1:], torch._neg_view(torch.ones(2)))";
+enum { PLAIN = 0, CONJUGATE = 1, SPARSE = 4, NEGATIVE = 6, N_SAMPLES = 7 };
+
+/* What a tensor's keys say of its memory: elements lie there (not in a sparse or packed form), and lie there as they are. */
+static uint64_t dense_key, lazy_keys;
 
 static bool find_offsets(PyObject *torch) {
     PyObject *torch_c = PyObject_GetAttrString(torch, "_C");
@@ -54,21 +58,23 @@ static bool find_offsets(PyObject *torch) {
     PyObject *names = PyDict_New();
     PyObject *samples = NULL;
     uint32_t in_object = (1u << OBJECT_WORDS) - 1, in_impl = (1u << IMPL_WORDS) - 1;
+    uint64_t keys[N_SAMPLES];
     bool ok = false;
     if (aoti == NULL || names == NULL || PyDict_SetItemString(names, "torch", torch) < 0) goto done;
     samples = PyRun_String(SAMPLES, Py_eval_input, names, names);
     if (samples == NULL) goto done;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(samples); i++) {
+    for (Py_ssize_t i = 0; i < N_SAMPLES; i++) {
         PyObject *tensor = PyTuple_GET_ITEM(samples, i);
         void *impl = impl_of_capsule(aoti, tensor);
-        uint64_t keys;
-        if (impl == NULL || !raw_keys(torch_c, tensor, &keys)) goto done;
+        if (impl == NULL || !raw_keys(torch_c, tensor, &keys[i])) goto done;
         int words = (int)(Py_TYPE(tensor)->tp_basicsize / (Py_ssize_t)sizeof(void *));
         in_object = words_holding(tensor, words < OBJECT_WORDS ? words : OBJECT_WORDS, (uint64_t)(uintptr_t)impl, in_object);
-        in_impl = words_holding(impl, IMPL_WORDS, keys, in_impl);
+        in_impl = words_holding(impl, IMPL_WORDS, keys[i], in_impl);
     }
+    dense_key = keys[PLAIN] & ~keys[SPARSE];
+    lazy_keys = (keys[CONJUGATE] | keys[NEGATIVE]) & ~keys[PLAIN];
     /* Exactly one word of each must be left. */
-    if (__builtin_popcount(in_object) == 1 && __builtin_popcount(in_impl) == 1) {
+    if (__builtin_popcount(in_object) == 1 && __builtin_popcount(in_impl) == 1 && __builtin_popcountll(dense_key) == 1) {
         shim.offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(in_object);
         shim.keys_offset = (Py_ssize_t)sizeof(void *) * __builtin_ctz(in_impl);
         ok = true;
@@ -133,26 +139,40 @@ static bool tensor_requires_grad(PyObject *tensor, void *impl) {
     return answer == Py_True;
 }
 
-bool tensor_matches(PyObject *tensor, const TensorFacts *facts) {
-    if (Py_TYPE(tensor) != facts->cls) return false;
-    void *impl = tensor_impl(tensor);
-    if (*(uint64_t *)((char *)impl + shim.keys_offset) != facts->keys) return false;
-    TensorHandle handle = tensor_handle(tensor);
-    int32_t dtype, device_type, device_index;
+static bool same_device(TensorHandle handle, const TensorFacts *facts) {
+    int32_t device_type, device_index;
+    return !shim.get_device_type(handle, &device_type) && !shim.get_device_index(handle, &device_index) &&
+           device_type == facts->device_type && device_index == facts->device_index;
+}
+
+static bool same_dims(TensorHandle handle, const TensorFacts *facts) {
+    int32_t dtype;
     int64_t ndim, *sizes, *strides;
     if (shim.get_dtype(handle, &dtype) || dtype != facts->dtype) return false;
     if (shim.get_dim(handle, &ndim) || ndim != facts->ndim) return false;
-    if (tensor_requires_grad(tensor, impl) != facts->requires_grad) return false;
     if (shim.get_sizes(handle, &sizes) || shim.get_strides(handle, &strides)) return false;
     const int64_t *want_size = facts->dims, *want_stride = facts->dims + ndim;
     for (int64_t i = 0; i < ndim; i++) {
         if (sizes[i] != want_size[i] && want_size[i] != -1) return false;
         if (strides[i] != want_stride[i] && want_stride[i] != -1) return false;
     }
+    return true;
+}
+
+bool tensor_matches(PyObject *tensor, const TensorFacts *facts) {
+    if (Py_TYPE(tensor) != facts->cls) return false;
+    void *impl = tensor_impl(tensor);
+    if (*(uint64_t *)((char *)impl + shim.keys_offset) != facts->keys) return false;
+    TensorHandle handle = tensor_handle(tensor);
+    if (!same_dims(handle, facts) || tensor_requires_grad(tensor, impl) != facts->requires_grad) return false;
     /* The keys give the backend; only the index of a device can still differ. */
-    if (facts->device_index < 0) return true;
-    return !shim.get_device_type(handle, &device_type) && !shim.get_device_index(handle, &device_index) &&
-           device_type == facts->device_type && device_index == facts->device_index;
+    return facts->device_index < 0 || same_device(handle, facts);
+}
+
+bool tensor_has_layout(PyObject *tensor, const TensorFacts *facts) {
+    uint64_t keys = *(uint64_t *)((char *)tensor_impl(tensor) + shim.keys_offset);
+    TensorHandle handle = tensor_handle(tensor);
+    return (keys & dense_key) != 0 && (keys & lazy_keys) == 0 && same_dims(handle, facts) && same_device(handle, facts);
 }
 
 int tensor_data_ptr(PyObject *tensor, void **pointer) {
@@ -285,10 +305,18 @@ int tensor_facts_from(PyObject *encoded, TensorFacts *facts) {
     if (!PyArg_ParseTuple(encoded, "O!O!O!OOpK", &PyType_Type, &cls, &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &dtype,
                           &device, &requires_grad, &keys))
         return -1;
-    if (shim.ready && read_codes(dtype, device, facts) < 0) return -1;
     facts->cls = (PyTypeObject *)cls; /* the encoded tuple is kept by the program and keeps the class */
     facts->keys = keys;
     facts->requires_grad = requires_grad;
+    return tensor_layout_from(sizes, strides, dtype, device, facts);
+}
+
+int tensor_layout_from(PyObject *sizes, PyObject *strides, PyObject *dtype, PyObject *device, TensorFacts *facts) {
+    if (shim.ready && read_codes(dtype, device, facts) < 0) return -1;
+    if (PyTuple_GET_SIZE(sizes) != PyTuple_GET_SIZE(strides)) {
+        PyErr_SetString(PyExc_ValueError, "as many strides as sizes are needed");
+        return -1;
+    }
     facts->ndim = (int32_t)PyTuple_GET_SIZE(sizes);
     facts->dims = PyMem_Malloc(sizeof(int64_t) * 2 * (size_t)(facts->ndim + 1));
     if (facts->dims == NULL) {

@@ -34,6 +34,7 @@ shape_rules: Registry[OpOverload, ShapeRule] = Registry("shape")
 shape_rule = shape_rules.register
 
 _META = torch.device("meta")
+_onednn_is_on, _function_modes = torch._C._get_mkldnn_enabled, torch._C._len_torch_function_stack
 _MEMO_LIMIT = 20_000
 _memo: dict[Any, Any] = {}
 
@@ -52,7 +53,7 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     Raises DataDependent, UnsupportedOp, or the op's own error for arguments that do not fit.
     """
     try:
-        key = (func, _key(args), tuple((name, _key(value)) for name, value in kwargs.items()) if kwargs else ())
+        key = (func, _key(args), tuple((name, _key(value)) for name, value in kwargs.items()) if kwargs else (), _ambient())
         found = _memo.get(key, PASS)
         if found is not PASS:
             return found
@@ -82,6 +83,13 @@ def _specialised(value: Any) -> Any:
     if kind is dict:
         return {name: _specialised(v) for name, v in value.items()}
     return int(value) if kind is Size else value
+
+
+def _ambient() -> tuple[Any, ...]:
+    """What answers depend on besides the arguments: types and devices that are left out, and the library of a convolution,
+    which lays its result out."""
+    device = torch.get_default_device() if _function_modes() else None  # a default device is such a mode
+    return torch.get_default_dtype(), device, _onednn_is_on(), torch.get_num_threads()
 
 
 def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -114,7 +114,6 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
         args = tuple(p[0] for p in kernel.params)
         found = walk(*roots(*kernel.statements()))
         reads = tuple(dict.fromkeys(e.args[0] for e in found if e.op == "load"))
-        checks = any(e.op == "wrap_index" for e in found)
         note = ", ".join(dict.fromkeys(m.node.origin for m in item.members))
         steps.append(
             LoopStep(
@@ -125,7 +124,6 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
                 in_place_pairs(kernel, sizes),
                 kernel.streams(),
                 note,
-                checks,
             )
         )
         if listening():

@@ -322,7 +322,9 @@ class Lowering:
                 outs.append(buffer.name)
         out_variant = OUT_VARIANTS.get(target) if len(outs) == 1 and values[0] is not None else None
         call = target if out_variant is not None else aten_call_target(target)
-        step = ExternStep(call, new_args, new_kwargs, tuple(outs), out_variant, (), fallback)
+        numbers = tuple(value.name for value in values if isinstance(value, NumberResult))
+        where = self.node.meta.get("where") if self.node is not None else None
+        step = ExternStep(call, new_args, new_kwargs, tuple(outs), out_variant, (), fallback, numbers, where)
         self.add(ExternNode(step, frozenset(reads), tuple(o for o in outs if o)))
         return tuple(values) if isinstance(specs, (tuple, list)) else values[0]
 

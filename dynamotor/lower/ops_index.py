@@ -19,7 +19,7 @@ INTEGERS = (torch.int64, torch.int32)
 def loaded_index(e: Expr, size: int, wrap: bool = True) -> Index:
     """A value as a position along a dimension of `size`; with `wrap` negative values count from the end.
 
-    A value outside sets the library's `dm_index_error`, and position 0 is read instead.
+    A value outside is told to the caller, who raises IndexError; position 0 is read instead.
     """
     if e.op == "const" and (0 <= e.args[0] < size or (wrap and -size <= e.args[0] < 0)):
         return Index.of(e.args[0] % size)

@@ -1,7 +1,8 @@
 """The program that lowering hands to code generation: steps over named buffers.
 
 C ABI of a loop kernel: `extern "C" void name(void** ptrs, const int64_t* ints)`. `ptrs[i]` is `data_ptr()` of buffer
-`LoopStep.args[i]` (so storage offsets of inputs are already in it); `ints` is `LoopStep.ints`, empty for static shapes.
+`LoopStep.args[i]` (so storage offsets of inputs are already in it); behind them is a pointer to an i64 of this call, set when
+a position is out of range (an IndexError); `ints` is `LoopStep.ints`, empty for static shapes.
 
     k0(arg0, buf1)                                  # LoopStep
     buf2 = aten.mm.out(buf1, arg1.t(), out=buf2)    # ExternStep with out_variant
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..base.errors import UserLine
 from ..graph.spec import TensorSpec
 
 
@@ -55,7 +57,6 @@ class LoopStep:
     """One generated kernel. `args[i]` names the buffer behind `ptrs[i]`.
 
     inplace: pairs (written, read) whose memory may be one and the same when the read one dies here.
-    checks_positions: the kernel computes positions (gather) and sets the library's `dm_index_error` when one is out of range.
     note: what is fused, for reports.
     """
 
@@ -66,7 +67,6 @@ class LoopStep:
     inplace: tuple[tuple[str, str], ...] = ()
     ints: tuple[int, ...] = ()
     note: str = ""
-    checks_positions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class ExternStep:
     functional overload and the call writes `outs` through that overload (`out=` keyword, e.g. `aten.mm.out`);
     otherwise the call allocates its results, whose strides are those of the buffers' specs.
     `mutates` names buffers that the call writes in place (for example `aten.copy_`); `fallback` marks an op without a lowering.
-    A result that is a number has a buffer name too, with a 0-d spec; it then is a Python number at run time.
+    A result that is a number has a buffer name too, with a 0-d spec; it then is a Python number at run time (`numbers`).
+    `where`: the user's line.
     """
 
     target: Any
@@ -87,6 +88,8 @@ class ExternStep:
     out_variant: Any = None
     mutates: tuple[str, ...] = ()
     fallback: bool = False
+    numbers: tuple[str, ...] = ()
+    where: UserLine | None = None
 
 
 Step = LoopStep | ExternStep

@@ -9,6 +9,7 @@ The cache holds the library's bytes, so a damaged or half-written entry is rebui
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import functools
 import os
@@ -30,6 +31,7 @@ from ..base.log import log
 
 BASE_FLAGS = ("-shared", "-fPIC")
 TIMEOUT_SECONDS = 300.0
+WAIT_SECONDS = 60.0  # for another process that builds the same source
 _CURE = "install g++ (or clang++), set $CXX or dynamotor.config.cxx"
 
 
@@ -93,10 +95,11 @@ def _failure(code: str, what: str, why: str, source: str, key: str, cure: str) -
     """A BuildError whose text names a kept copy of the source."""
     counters["build"]["failed"] += 1
     for folder in (Path(config.cache_dir) / "failed", Path(tempfile.gettempdir())):
-        kept = folder / f"dynamotor-{key[:16]}.cpp"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            kept.write_text(source)
+            cache.make_folder(folder)
+            handle, kept = tempfile.mkstemp(".cpp", f"dynamotor-{key[:16]}-", folder)  # no name that others can foresee
+            with os.fdopen(handle, "w") as file:
+                file.write(source)
         except OSError:
             continue
         return BuildError(code, what, why=f"{why}\n  source: {kept}", cure=cure)
@@ -152,18 +155,29 @@ def _open(payload: bytes, key: str) -> ctypes.CDLL:
 
 def _build(source: str, flags: tuple[str, ...], key: str) -> Library:
     """Load the library from the cache or build it; a cached one that does not load is built again."""
+    found = _from_cache(key)
+    if found is not None:
+        return found
+    with cache.exclusive("build", key, WAIT_SECONDS) as waited:
+        found = _from_cache(key) if waited else None
+        if found is not None:
+            return found
+        payload = _run_compiler(source, flags, key)
+        try:
+            library = Library(_open(payload, key), key)
+        except OSError as error:
+            raise _failure("DM302", "a built library does not load", str(error), source, key, "report the source") from error
+        cache.store("build", key, payload)
+    return library
+
+
+def _from_cache(key: str) -> Library | None:
     payload = cache.load("build", key)
     if payload is not None:
         with contextlib.suppress(OSError), timed("load"):
             return Library(_open(payload, key), key)
         counters["cache"]["build.unloadable"] += 1
-    payload = _run_compiler(source, flags, key)
-    try:
-        library = Library(_open(payload, key), key)
-    except OSError as error:
-        raise _failure("DM302", "a built library does not load", str(error), source, key, "report the source") from error
-    cache.store("build", key, payload)
-    return library
+    return None
 
 
 _lock = threading.Lock()
@@ -197,7 +211,7 @@ def start_build(source: str, flags: Sequence[str] = ()) -> Future[Library]:
         pool = _workers()
         future = _libraries.get(key)
         if future is None or (future.done() and future.exception() is not None):
-            future = _libraries[key] = pool.submit(_build, source, tuple(flags), key)
+            future = _libraries[key] = pool.submit(contextvars.copy_context().run, _build, source, tuple(flags), key)
         return future
 
 

@@ -18,25 +18,52 @@ from ..graph.spec import TensorSpec
 from .build import start_build
 from .launch import make_kernel
 
-# Each 32-bit word goes through an odd multiplier (invertible), so that a change of any one word changes the lane's state;
-# blocks are hashed apart from each other, with their number, and mixed into a sum, so that threads may take any of them.
+# To each 64-bit word a random key of its own place is added, then one half is multiplied by the other: linear edits (signs
+# flipped, factors of two, rows swapped) do not cancel each other. (With keys in steps of a constant they do: an edit of the
+# pattern + - - + has a second difference of zero.) The word itself is added too, so that a half of zeros hides nothing, and
+# after 16 steps the sums are folded into themselves and the keys begin again. Blocks are hashed apart from each other, with
+# their number, and mixed into a sum, so that threads may take any of them.
 _SOURCE = r"""
-typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
-typedef u32 vec __attribute__((vector_size(64), aligned(1), may_alias));
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
+enum { WORDS = 8 };
+#define HALVES(x) (vec)_mm512_mul_epu32((__m512i)(x), (__m512i)((x) >> 32))
+#elif defined(__AVX2__)
+enum { WORDS = 4 };
+#define HALVES(x) (vec)_mm256_mul_epu32((__m256i)(x), (__m256i)((x) >> 32))
+#else
+enum { WORDS = 2 };
+#define HALVES(x) (((x) & 0xffffffffULL) * ((x) >> 32))
+#endif
+typedef unsigned long long u64; typedef long long i64;
+typedef u64 vec __attribute__((vector_size(WORDS * 8)));
+typedef u64 mem __attribute__((vector_size(WORDS * 8), aligned(1), may_alias));
 static inline u64 mix(u64 x) {
   x ^= x >> 33; x *= 0xff51afd7ed558ccdULL; x ^= x >> 33; x *= 0xc4ceb9fe1a85ec53ULL; return x ^ (x >> 33);
 }
+enum { SUMS = 4, STEP = SUMS * WORDS * 8, STEPS = 16 };
+static struct Keys {
+  vec of[STEPS * SUMS];
+  Keys() { for (int i = 0; i < STEPS * SUMS; i++) for (int k = 0; k < WORDS; k++) of[i][k] = mix(i * WORDS + k + 1); }
+} keys;
 static u64 block(const unsigned char* p, i64 n, u64 seed) {
-  vec a = {(u32)seed + 1u}, b = a + 2u, c = a + 3u, d = a + 4u;
+  vec sums[SUMS];
+  for (int s = 0; s < SUMS; s++) sums[s] = ~keys.of[s];
   i64 i = 0;
-  for (; i + 256 <= n; i += 256) {
-    a = a * 0x9E3779B1u + *(const vec*)(p + i);       b = b * 0x85EBCA77u + *(const vec*)(p + i + 64);
-    c = c * 0xC2B2AE3Du + *(const vec*)(p + i + 128); d = d * 0x27D4EB2Fu + *(const vec*)(p + i + 192);
+  while (i + STEP <= n) {
+    for (int k = 0; k < STEPS && i + STEP <= n; k++, i += STEP) {
+      #pragma GCC unroll 4
+      for (int s = 0; s < SUMS; s++) {
+        vec w = *(const mem*)(p + i + s * WORDS * 8), x = w + keys.of[k * SUMS + s];
+        sums[s] += HALVES(x) + (w << 32 | w >> 32);
+      }
+    }
+    for (int s = 0; s < SUMS; s++) sums[s] = (sums[s] ^ (sums[s] >> 29)) * 0xBF58476D1CE4E5B9ULL;
   }
   u64 h = mix(seed * 0x9E3779B97F4A7C15ULL + (u64)n);
-  for (int k = 0; k < 16; k++) {
-    h = mix(h ^ (((u64)a[k] << 32) | b[k])); h = mix(h ^ (((u64)c[k] << 32) | d[k]));
-  }
+  for (int s = 0; s < SUMS; s++) for (int k = 0; k < WORDS; k++) h = mix(h ^ sums[s][k]);
   for (; i < n; i++) h = mix(h ^ p[i]);
   return h;
 }

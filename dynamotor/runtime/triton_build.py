@@ -8,10 +8,11 @@ A process that finds all its kernels in the cache starts no worker and does not 
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import importlib.util
+import json
 import os
-import pickle
 import queue
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from ..base.log import log
 from . import triton_worker
 
 MAX_WORKERS = 16
+WAIT_SECONDS = 60.0  # for another process that builds the same kernel
 _CURE = "report the kernel; dynamotor.config.strict=False runs such graphs on aten kernels"
 
 
@@ -75,7 +77,7 @@ def triton_version() -> str:
 
 def job_key(job: TritonJob) -> str:
     """The cache key of a build."""
-    return cache.digest("triton-2", triton_version(), repr(sorted(asdict(job).items())))
+    return cache.digest("triton-3", triton_version(), repr(sorted(asdict(job).items())))
 
 
 class _Worker:
@@ -151,6 +153,12 @@ def stop_workers() -> None:
 
 
 def _compile(job: TritonJob, key: str) -> GpuCode:
+    with cache.exclusive("triton", key, WAIT_SECONDS) as waited:
+        stored = cache.load("triton", key) if waited else None
+        return _unpacked(stored) if stored is not None else _compile_now(job, key)
+
+
+def _compile_now(job: TritonJob, key: str) -> GpuCode:
     with timed("triton"):
         answer = _workers().run(job)
     if answer is None or "error" in answer:
@@ -159,8 +167,19 @@ def _compile(job: TritonJob, key: str) -> GpuCode:
         raise BuildError("DM305", f"Triton could not build the kernel {job.name}", why=f"{why}\n{job.source}", cure=_CURE)
     counters["build"]["triton"] += 1
     code = GpuCode(**answer)
-    cache.store("triton", key, pickle.dumps(answer))
+    cache.store("triton", key, _packed(code))
     return code
+
+
+def _packed(code: GpuCode) -> bytes:
+    """Built code as bytes: a line of JSON, then the cubin."""
+    facts = {name: value for name, value in asdict(code).items() if name != "cubin"}
+    return json.dumps(facts).encode() + b"\n" + code.cubin
+
+
+def _unpacked(stored: bytes) -> GpuCode:
+    facts, _, cubin = stored.partition(b"\n")
+    return GpuCode(cubin=cubin, **json.loads(facts))
 
 
 def start_kernel(job: TritonJob) -> Future[GpuCode]:
@@ -175,7 +194,7 @@ def start_kernel(job: TritonJob) -> Future[GpuCode]:
     emit("build", key=key, source=job.source, flags=(f"sm_{job.arch}", f"{job.warps} warps"))
     stored = cache.load("triton", key)
     if stored is not None:
-        future.set_result(GpuCode(**pickle.loads(stored)))
+        future.set_result(_unpacked(stored))
         return future
     if not triton_version():
         future.set_exception(BuildError("DM304", "triton is not installed", why="GPU kernels are built with it",
@@ -183,7 +202,7 @@ def start_kernel(job: TritonJob) -> Future[GpuCode]:
         return future
     with _lock:
         threads = _workers().threads
-    running = threads.submit(_compile, job, key)
+    running = threads.submit(contextvars.copy_context().run, _compile, job, key)
     running.add_done_callback(lambda done: _copy(done, future))
     return future
 

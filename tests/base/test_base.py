@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from dynamotor.base.errors import BuildError, DynamotorError, UsageError, UserLi
 from dynamotor.base.events import collect, counters, emit
 from dynamotor.base.options import CompileOptions
 from dynamotor.base.registry import Registry
+from dynamotor.runtime import build
 
 
 @pytest.fixture
@@ -138,3 +141,34 @@ def test_a_rule_registered_twice_is_refused():
     with pytest.raises(KeyError, match="twice"):
         rules.register("a")(2)
     assert rules["a"] == 1 and "a" in rules and len(rules) == 1
+
+
+def test_patches_of_several_threads_are_their_own():
+    entered, left = threading.Barrier(3), threading.Barrier(3)
+    seen = {}
+
+    def work(n):
+        with config.patch(cache_size_limit=n):
+            entered.wait()
+            seen[n] = config.cache_size_limit
+            if n == 200:
+                config.exact = True  # for the rest of this thread's patch
+                seen["exact"] = config.exact
+            left.wait()
+
+    before = config.snapshot()
+    threads = [threading.Thread(target=work, args=(n,)) for n in (100, 200)]
+    for thread in threads:
+        thread.start()
+    entered.wait()
+    assert config.snapshot() == before
+    left.wait()
+    for thread in threads:
+        thread.join()
+    assert seen == {100: 100, 200: 200, "exact": True} and config.snapshot() == before
+
+
+def test_a_build_in_the_background_has_the_settings_of_who_started_it(tmp_path):
+    with config.patch(cxx_flags=("-DANSWER=17",), cache_dir=str(tmp_path)):
+        pending = build.start_build('extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }')
+    assert ctypes.CFUNCTYPE(ctypes.c_int)(pending.result().address("answer"))() == 17

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dynamotor.base.config import config
-from dynamotor.base.errors import BuildError, InternalError
+from dynamotor.base.errors import BackendError, BuildError
 from dynamotor.codegen import cpp
 from dynamotor.codegen import program as call_program
 from dynamotor.codegen.cpp import CFunction
@@ -114,7 +114,7 @@ def test_an_allocating_call_with_other_strides_is_laid_out_as_compiled():
 def test_a_wrong_shape_is_an_error_and_not_a_wrong_read():
     program = make({"x": (f32(4), "input"), "y": (f32(4), "output")},
                    [ExternStep(lambda x: x[:2].view(2, 1), (whole("x", 4),), {}, ("y",))], ["y"])
-    with pytest.raises(InternalError, match="DM920"):
+    with pytest.raises(BackendError, match="DM404"):
         program(torch.ones(4))
 
 

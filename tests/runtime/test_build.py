@@ -192,3 +192,35 @@ def test_two_processes_share_one_cache():
     for n in range(3):
         assert run(build.load_library(TWO % n)) == n
     assert counters["cache"]["build.hit"] == 3
+
+
+def test_processes_that_build_the_same_at_once_build_it_once(tmp_path):
+    slow, log = tmp_path / "slow++", tmp_path / "log"
+    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo slow && exit 0\necho run >> {log}\nsleep 1\nexec g++ "$@"\n')
+    slow.chmod(0o755)
+    script = textwrap.dedent("""
+        import ctypes, os
+        from dynamotor.base.config import config
+        config.cache_dir, config.cxx = os.environ["WHERE"], os.environ["SLOW"]
+        from dynamotor.runtime import build
+        library = build.load_library('extern "C" __attribute__((visibility("default"))) int two() { return 5; }')
+        assert ctypes.CFUNCTYPE(ctypes.c_int)(library.address("two"))() == 5
+    """)
+    env = {**os.environ, "WHERE": config.cache_dir, "SLOW": str(slow)}
+    children = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(3)]
+    assert [child.wait(timeout=60) for child in children] == [0, 0, 0]
+    assert log.read_text() == "run\n"
+
+
+def test_a_link_in_the_temporary_folder_is_not_written_through(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    source = "int broken( { return 2; }"
+    key = build.build_key(source, ())
+    (tmp_path / f"dynamotor-{key[:16]}.cpp").symlink_to(victim)
+    (tmp_path / "blocked").write_text("")
+    with config.patch(cache_dir=str(tmp_path / "blocked" / "cache")), pytest.raises(BuildError) as error:
+        build.load_library(source)
+    kept = Path(str(error.value).split("source: ")[1].split("\n")[0])
+    assert victim.read_text() == "mine" and kept.read_text() == source and kept.stat().st_mode & 0o077 == 0

@@ -1,5 +1,8 @@
 """The hash sees every change of a tensor's content, however it was made."""
 
+import random
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -56,3 +59,46 @@ def test_no_tensors_and_empty_tensors():
     assert Fingerprint([]).of([]) == Fingerprint([]).of([])
     empty = torch.empty(0, 3)
     assert Fingerprint([TensorSpec.of(empty)]).of([empty]) == Fingerprint([TensorSpec.of(empty)]).of([empty])
+
+
+def put(x: torch.Tensor, places: list[int] | torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A copy with other elements in some places."""
+    return x.clone().index_copy_(0, torch.as_tensor(places), values)
+
+
+def edits(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Structured changes of what a tensor holds: linear ones, sparse ones, and permutations."""
+    n, bits = x.numel(), x.view(torch.int32)
+    for factor in (-1, 2, 4, 8, 0.5, 1 / 1024, -2):
+        yield f"times {factor}", x * factor
+    for stride in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        for start in range(0, min(stride, 40), 3):
+            four = [start + k * stride for k in range(4)]
+            if four[-1] < n:
+                yield "two signs", put(x, four[:2], -x[four[:2]])
+                yield "two elements swapped", put(x, four[:2], x[four[1::-1]])
+                yield "signs + - - +", put(x, four, x[four].abs() * torch.tensor([1, -1, -1, 1]))
+                yield "signs - + + -", put(x, four, x[four].abs() * torch.tensor([-1, 1, 1, -1]))
+                yield "signs of a lane", put(x, torch.arange(start, n, stride), -x[start::stride])
+    for _ in range(150):
+        places = torch.randperm(n)[: random.choice([2, 2, 3, 4, 8, 16])]
+        yield "signs", put(x, places, -x[places])
+        yield "bits", put(bits, places, bits[places] ^ (1 << random.randrange(31))).view(torch.float32)
+        yield "moved", put(x, places, x[places.roll(1)])
+        yield "powers of two", put(x, places, x[places] * random.choice([2.0, 4.0, 0.5, 256.0]))
+        i, j = random.sample(range(16), 2)
+        yield "rows swapped", put(x.view(16, -1), [i, j], x.view(16, -1)[[j, i]]).view(-1)
+
+
+@pytest.mark.parametrize("n", [128, 1024, 4096, 16384, 80_000])
+@pytest.mark.parametrize("kind", ["normal", "ones", "signs", "few values"])
+def test_structured_edits_change_it(n, kind):
+    torch.manual_seed(n)
+    random.seed(n)
+    x = {"normal": torch.randn(n), "ones": torch.ones(n), "signs": torch.randn(n).sign(),
+         "few values": torch.randint(-3, 3, (n,)).float()}[kind]
+    seen = Fingerprint([TensorSpec.of(x)])
+    before = seen.of([x])
+    same = [name for name, y in edits(x)
+            if not torch.equal(y.view(torch.int32), x.view(torch.int32)) and seen.of([y]) == before]
+    assert not same
