@@ -157,8 +157,10 @@ class Compiler:
 
     def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """The graph of an entry raised (an index out of range): the call runs eager from its start, where all that came before
-        the error happens and the error shows the user's own line. Not where the graph may have had an effect already."""
-        if entry.info.data.effects or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
+        the error happens and the error shows the user's own line. Not where the graph may have had an effect already, and
+        not where saved-tensor hooks count what runs (they raise to end a checkpoint's recomputation)."""
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if entry.info.data.effects or hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             raise error
         counters["frames"]["graph raised"] += 1
         return self.eager(args, kwnames)
