@@ -4,9 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS ?= 2
+SECONDS ?= 600
+SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test test-all lint bench clean
+.PHONY: all setup demo test test-all fuzz lint bench clean
 all: test
 
 $(VENV)/.packages: requirements-dev.txt Makefile
@@ -27,14 +29,18 @@ demo: setup
 	$(BIN)/python -m dynamotor demo
 
 test: setup
-	$(BIN)/ruff check dynamotor tests
+	$(BIN)/ruff check dynamotor tests fuzz
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile
 
 test-all: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "slow or not slow"
 
+# Random programs against eager on all cores; findings are printed as tests. The seed decides the programs.
+fuzz: setup
+	$(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED)
+
 lint: setup
-	$(BIN)/ruff check dynamotor tests
+	$(BIN)/ruff check dynamotor tests fuzz
 	$(BIN)/mypy dynamotor
 
 bench: setup

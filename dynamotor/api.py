@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import copyreg
 import functools
-import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,9 +15,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _C
 from ._module import compile_module
-from .backends import Backend, resolve
+from .backends import Backend, resolve, takes_symbols
 from .base.config import config
 from .base.errors import BackendError, DynamotorError, UsageError
 from .base.events import counters, emit, phase_seconds, timed
@@ -70,32 +67,18 @@ def compile(
         raise UsageError("DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}")
     if disable:
         return model
+    symbolic = functools.partial(takes_symbols, backend)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
     if isinstance(model, torch.nn.Module):
         plain = _uncompiled(model)
         inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
-        dispatcher = make_dispatcher(types.MethodType(type(inside).__call__, inside), settings, backend_call)
+        dispatcher = make_dispatcher(types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic)
         _dispatchers.add(dispatcher)
         again = functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
         return compile_module(plain, dispatcher, again)
-    dispatcher = make_dispatcher(model, settings, backend_call)
+    dispatcher = make_dispatcher(model, settings, backend_call, symbolic)
     _dispatchers.add(dispatcher)
-    functools.update_wrapper(dispatcher, model, updated=())
-    dispatcher.compiled_again = functools.partial(
-        compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
-    return dispatcher
-
-
-def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:
-    """How a compiled function is copied and pickled: as the name that leads to it, as functions are, or compiled again."""
-    module, name = getattr(dispatcher, "__module__", None), getattr(dispatcher, "__qualname__", "")
-    found: Any = sys.modules.get(module or "")
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return name if found is dispatcher else (dispatcher.compiled_again, (dispatcher.original,))
-
-
-copyreg.pickle(_C.Dispatcher, _reduce)  # type: ignore[arg-type]
+    return functools.update_wrapper(dispatcher, model, updated=())
 
 
 def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:

@@ -75,6 +75,11 @@ def resolve(backend: str | Backend) -> Backend:
     return backend
 
 
+def takes_symbols(backend: str | Backend) -> bool:
+    """Whether a backend takes graphs with symbols in the place of sizes that differ between calls."""
+    return config.symbolic_sizes and backend in ("eager", "aot_eager", "native")
+
+
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     """Placeholders that hold the same parameter or buffer at every call."""
     return gm.meta.get("static_inputs", frozenset())

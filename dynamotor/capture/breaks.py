@@ -26,8 +26,6 @@ CODES: dict[str, str] = {
     "autograd": "DM221",
     "disabled": "DM222",
     "too-long": "DM223",
-    "raised": "DM224",
-    "finalizer": "DM225",
 }
 
 

@@ -16,7 +16,7 @@ from dynamotor import _C
 from .guards import Ambient, AnyGuard, Guard, IdIs, TensorMatch, TypeIs, first_failure
 from .source import Arg, Const, InstanceDict, Missing, Source, TypeOf
 
-_RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart"})
+_RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart", "sizes"})
 
 
 class _Nodes:

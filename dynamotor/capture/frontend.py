@@ -6,12 +6,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 import types
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +22,15 @@ from ..base.events import counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
 from ..graph.shape_tensor import unseen_by_hooks
+from ..graph.sizes import Guard as Assumption
 from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers, torch_rules
 from .breaks import BreakReason, Stop, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
-from .guards import Ambient, AnyGuard, ConstEquals, TensorMatch, first_failure
+from .guards import Ambient, AnyGuard, TensorMatch, first_failure
 from .inner_frames import InnerFrames
 from .output import Codegen
+from .sizes import SizePolicy, SizesHold, TraceSizes
 from .source import Const, Source
 from .trace import Trace
 from .values import context, instances, klass, nn_module, tensor, torch_function
@@ -41,27 +40,7 @@ from .values.base import Raised, Value
 REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers,
               torch_rules, context, instances, klass, nn_module, tensor, torch_function)
 
-
-
-class _Compiling:
-    """One thread captures and compiles at a time: captures change PyTorch's modes and settings of the process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.waited = False  # whether the thread that holds the lock had to wait for it
-
-    def __enter__(self) -> None:
-        waited = not self.lock.acquire(blocking=False)
-        if waited:
-            self.lock.acquire()
-        self.waited = waited
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-
-
-_compiling = _Compiling()
-os.register_at_fork(after_in_child=_compiling.__init__)  # the thread that held it is not in the child
+_NONE: Mapping[Source, Assumption] = {}
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
@@ -75,11 +54,11 @@ class Captured:
     examples: list[torch.Tensor]
     guards: list[AnyGuard]
     finish: Callable[[Any, tuple[Any, ...]], Any]
+    sizes: TraceSizes
     code: str
     reason: BreakReason | None = None
     steps: int = 0
-    effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
-    fallbacks: Counter[str] = field(default_factory=Counter)
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 class Compiler:
@@ -87,17 +66,13 @@ class Compiler:
 
     is_root = True
 
-    def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> None:
+    def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend, policy: SizePolicy) -> None:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
-        self.lazy: set[Source] = set()  # integers whose change made this callable compile again
+        self.policy = policy
         self.inner = InnerFrames(self.inner_dispatcher)
         self.told_full = False
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
-
-    def dispatcher(self) -> Any:
-        """What is called instead of the original."""
-        return _C.Dispatcher(self.miss, self.fn, self.name, self.raised)
 
     @property
     def strict(self) -> bool:
@@ -110,60 +85,41 @@ class Compiler:
         if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
-        with _compiling:
-            entry, tensors = self.entry_of_another_thread(dispatcher, args, n_positional, kwnames)
-            if entry is None:
-                if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
-                    return self.eager(args, kwnames)
-                try:
-                    entry = self.new_entry(dispatcher, args, n_positional, kwnames)
-                except InternalError as error:
-                    return self.failed(dispatcher, error, args, kwnames)
-                tensors = entry.program.check(args)
-                if tensors is None:
-                    why = miss_reason(entry, args, n_positional, kwnames)
-                    return self.failed(dispatcher, InternalError(
-                        "DM901", f"a guard of {self.name} fails right after its capture", why=why,
-                        cure="report this; dynamotor.disable(fn) keeps the function out"), args, kwnames)
-                dispatcher.add(entry)
+        if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
+            return self.eager(args, kwnames)
         try:
-            outs = entry.run(*tensors)
-        except Exception as error:
-            return self.raised(entry, error, args, kwnames)
-        return entry.finish(outs, args)
+            with collector_paused(), unseen_by_hooks():
+                vary = self.sizes_vary(dispatcher.entries, args)
+                captured = self.capture(args, kwnames)
+                with config.patch(size_arguments=vary):
+                    run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
+                entry = self.entry(captured, run, n_positional, kwnames)
+                captured.examples.clear()  # the entry lives on, the first call's tensors need not
+        except Raised as raised:
+            counters["frames"]["raised"] += 1
+            result = self.eager(args, kwnames)  # raises the same, with the user's own traceback
+            text = raised.value.describe()
+            warn_once(f"raised-{id(self)}", f"{self.name} ran eager: the capture saw {text} raised, which eager did not raise")
+            return result
+        except InternalError as error:
+            return self.failed(dispatcher, error, args, kwnames)
+        tensors = entry.program.check(args)
+        if tensors is None:
+            why = miss_reason(entry, args, n_positional, kwnames)
+            return self.failed(dispatcher, InternalError(
+                "DM901", f"a guard of {self.name} fails right after its capture", why=why,
+                cure="report this; dynamotor.disable(fn) keeps the function out"), args, kwnames)
+        dispatcher.add(entry)
+        return captured.finish(run(*tensors), args)
 
-    def new_entry(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> Any:
-        """Capture and compile a call."""
-        with collector_paused(), unseen_by_hooks():
-            vary = self.sizes_vary(dispatcher.entries, args)
-            captured = self.capture(args, kwnames)
-            fallbacks = counters["fallback"].copy()
-            with config.patch(size_arguments=vary):
-                run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
-            captured.fallbacks = counters["fallback"] - fallbacks
-            captured.examples.clear()  # the entry lives on, the first call's tensors need not
-            return make_entry(captured.guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
-
-    def entry_of_another_thread(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int,
-                                kwnames: tuple[str, ...]) -> tuple[Any, Any]:
-        """The entry that was added for such a call while this thread waited, and the tensors that it takes; or two Nones."""
-        if _compiling.waited:
-            for entry in dispatcher.entries:
-                if entry.n_positional == n_positional and entry.kwnames == kwnames:
-                    tensors = entry.program.check(args)
-                    if tensors is not None:
-                        return entry, tensors
-        return None, None
-
-    def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
-        """The graph of an entry raised (an index out of range): the call runs eager from its start, where all that came before
-        the error happens and the error shows the user's own line. Not where the graph may have had an effect already, and
-        not where saved-tensor hooks count what runs (they raise to end a checkpoint's recomputation)."""
-        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        if entry.info.data.effects or hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
-            raise error
-        counters["frames"]["graph raised"] += 1
-        return self.eager(args, kwnames)
+    def entry(self, captured: Captured, run: Callable[..., Any], n_positional: int, kwnames: tuple[str, ...]) -> Any:
+        """The entry of a trace whose graph is compiled, so that all is known that was assumed of its sizes."""
+        row = captured.sizes.row()
+        guards = captured.guards if row is None else [*captured.guards, row]
+        entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
+        entry.general = row is not None
+        captured.sizes.close()
+        return entry
 
     def may_add(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
@@ -172,7 +128,9 @@ class Compiler:
             counters["frames"]["cache_limit"] += 1
             return False
         reasons = [miss_reason(e, args, n_positional, kwnames) for e in dispatcher.entries]
-        self.lazy.update(changed_integers(dispatcher.entries, args))
+        for e in dispatcher.entries:
+            if e.n_positional == n_positional and e.kwnames == kwnames:
+                self.policy.learn(e.info.guards, args)
         emit("recompile", name=self.name, reasons=reasons)
         counters["frames"]["recompiled"] += 1
         log("recompiles", lambda: f"{self.name}: " + "; ".join(reasons))
@@ -188,11 +146,12 @@ class Compiler:
         """Whether this callable sees tensors of changing sizes: its user says so, or an entry was compiled for others."""
         if self.options.dynamic is not None:
             return self.options.dynamic
-        return config.size_arguments or any(type(first_failure(e.info.guards, args)) is TensorMatch for e in entries)
+        return config.size_arguments or any(type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries)
 
     def forget(self) -> None:
         """Drop what was compiled for the rest of functions after breaks and for functions entered in breaks."""
         self.resumes.clear()
+        self.policy = self.policy.again()
         self.inner.forget()
         self.told_full = False
 
@@ -217,17 +176,17 @@ class Compiler:
     def inner_dispatcher(self, function: types.FunctionType) -> Any:
         """The dispatcher of a user function that is entered while a graph break runs natively."""
         compiler = InnerCompiler(function, self)
-        return compiler.dispatcher()
+        return _C.Dispatcher(compiler.miss, compiler.fn, compiler.name)
 
     # Capture -------------------------------------------------------------------------------------------------------------
     def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
-        """Trace the call. Raises CaptureError where that is all that may be done, InternalError for mistakes of our own."""
+        """Trace the call. Raises `Raised` when the program raises, `Unsupported` when it cannot be captured at all."""
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 20_000))
         try:
             with timed("capture"):
                 captured = self._trace(args, kwnames)
-        except DynamotorError:
+        except (Raised, Unsupported, DynamotorError):
             raise
         except Exception as error:
             raise InternalError("DM900", f"capture of {self.name} failed: {type(error).__name__}: {error}",
@@ -239,43 +198,27 @@ class Compiler:
         emit("capture", name=self.name, graph=captured.gm, guards=captured.guards, captured=captured)
         return captured
 
-    def _trace(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
+    def _trace(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Mapping[Source, Assumption] = _NONE) -> Captured:
+        """`fixed`: sources of which an earlier trace needed the numbers: those are numbers from the start in the next one."""
         ambient = Ambient.current()
-        trace = Trace(lazy=self.lazy)
+        trace = Trace(policy=self.policy, fixed=fixed)
         try:
             with context.preserved_modes():
                 result = self._run(trace, args, kwnames)
-                trace.check_generators()
                 cg = Codegen(trace)
                 trace.effects.guard_aliases()
                 trace.effects.replay(cg)
-                return finish_trace(trace, cg, cg.emit(result), ambient)
-        except Raised as raised:
-            return self._raises(raised, trace, kwnames, ambient)
+                captured = finish_trace(trace, cg, cg.emit(result), ambient)
+            more = trace.sizes.specialised()
+            return self._trace(args, kwnames, {**fixed, **more}) if more else captured
         except Unsupported as stop:
+            more = trace.sizes.specialised()
+            if more:
+                return self._trace(args, kwnames, {**fixed, **more})
             note_break(stop.reason)
             if self.strict:
                 raise stop.reason.error() from None
             return self._broken(stop, trace, args, kwnames, ambient)
-
-    def _raises(self, raised: Raised, trace: Trace, kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
-        """The program raises, as far as the capture can tell: eager raises it, with the user's own traceback."""
-        what = f"{self.name}: the capture saw {raised.value.describe()} raised, which eager did not raise"
-        reason = BreakReason("raised", what, cure="report this; the function runs eager", stack=tuple(raised.stack))
-
-        def finish(outs: Any, args: tuple[Any, ...]) -> Any:
-            result = self.eager(args, kwnames)
-            if self.strict:
-                raise reason.error()
-            if not told:
-                told.append(reason)
-                note_break(reason)
-                warn_once(f"raised-{id(self)}", str(reason))
-            return result
-
-        counters["frames"]["raised"] += 1
-        told: list[BreakReason] = []
-        return Captured(None, [], [], [ambient, *trace.reader.guards], finish, "", reason)
 
     def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...],
                 ambient: Ambient) -> Captured:
@@ -283,14 +226,13 @@ class Compiler:
         inner = None if stop.reason.kind == "disabled" else self.inner
         for depth, step in cut_points(stop):
             with context.preserved_modes():
-                trace = Trace(break_at=step, lazy=self.lazy)
+                trace = Trace(break_at=step, policy=self.policy, fixed=failed.sizes.fixed)
                 try:
                     self._run(trace, args, kwnames)
                 except Stop:
                     if len(trace.stopped) != depth:
                         break
                     try:
-                        trace.check_generators()
                         cg = Codegen(trace)
                         trace.effects.guard_aliases()
                         trace.effects.replay(cg)
@@ -306,14 +248,14 @@ class Compiler:
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
         run = self.eager if stop.reason.kind == "disabled" else self.native
-        return Captured(None, [], [], guards, lambda outs, args: run(args, kwnames), "", stop.reason)
+        return Captured(None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason)
 
     def resume_dispatcher(self, point: ResumePoint) -> Any:
         """The dispatcher of a place in the middle of a function, one for each place."""
         found = self.resumes.get(point.key)
         if found is None:
             compiler = ResumeCompiler(point, self)
-            found = self.resumes[point.key] = compiler.dispatcher()
+            found = self.resumes[point.key] = _C.Dispatcher(compiler.miss, compiler.fn, compiler.name)
         return found
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
@@ -331,7 +273,7 @@ class ResumeCompiler(Compiler):
     is_root = False
 
     def __init__(self, point: ResumePoint, parent: Compiler) -> None:
-        super().__init__(point.native(), parent.options, parent.backend)
+        super().__init__(point.native(), parent.options, parent.backend, parent.policy.again())
         self.point, self.resumes, self.inner = point, parent.resumes, parent.inner
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
@@ -342,7 +284,7 @@ class InnerCompiler(Compiler):
     """Compiles a function entered during a graph break; its calls have the bound parameters as arguments, by position."""
 
     def __init__(self, fn: types.FunctionType, parent: Compiler) -> None:
-        super().__init__(fn, parent.options, parent.backend)
+        super().__init__(fn, parent.options, parent.backend, parent.policy.again())
         self.resumes, self.inner = parent.resumes, parent.inner
 
     def _split(self, values: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -361,14 +303,6 @@ class InnerCompiler(Compiler):
         return trace.wrap(Const(self.fn, self.name), self.fn).call(trace, positional, keywords)
 
 
-def changed_integers(entries: Any, args: tuple[Any, ...]) -> Iterator[Source]:
-    """The sources of integers whose new values are what the entries do not serve."""
-    for entry in entries:
-        failed = first_failure(entry.info.guards, args)
-        if type(failed) is ConstEquals and type(failed.value) is int and failed.source.base is not None:
-            yield failed.source
-
-
 def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None) -> Captured:
     """Close the graph and the generated Python of a trace."""
     finish, code = cg.function(result)
@@ -380,15 +314,7 @@ def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reaso
     tensor.guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(f"{type(g).__name__} {getattr(g, 'source', '')}" for g in guards))
-    effects = gm is not None and (tensor.writes_inputs(trace) or any(map(_may_have_effect, gm.graph.nodes)))
-    trace.reader.forget()
-    return Captured(gm, inputs, trace.graph.examples, guards, finish, code, reason, trace.steps, effects)
-
-
-def _may_have_effect(node: torch.fx.Node) -> bool:
-    """Whether a node is a custom op or communicates."""
-    custom = isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-    return custom and not str(node.target).startswith("aten.")
+    return Captured(gm, inputs, trace.graph.examples, guards, finish, trace.sizes, code, reason, trace.steps)
 
 
 def root_value(trace: Trace, fn: Callable[..., Any]) -> tuple[Value, list[Value]]:
@@ -421,10 +347,14 @@ def _nothing(*tensors: Any) -> tuple:
     return ()
 
 
-def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Backend) -> Any:
-    """The compiled callable of a function, bound method or `type(module).__call__` method of a module."""
-    compiler = Compiler(fn, options, backend)
-    return compiler.dispatcher()
+def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Backend,
+                    symbolic: Callable[[], bool] = bool) -> Any:
+    """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
+
+    symbolic: whether the backend takes graphs with symbols for sizes (asked at each capture).
+    """
+    compiler = Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic))
+    return _C.Dispatcher(compiler.miss, fn, compiler.name)
 
 
 __all__ = ["Captured", "CaptureError", "Compiler", "make_dispatcher"]

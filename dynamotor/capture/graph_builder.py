@@ -12,26 +12,28 @@ import torch
 from torch import fx
 
 from ..base.errors import UserLine
+from ..graph.sizes import Size
 
 if TYPE_CHECKING:
     from .source import Source
 
-
 class GraphBuilder:
-    """Builds the `fx.Graph` of a trace; `inputs[i]` is the source of placeholder i and `examples[i]` its real tensor."""
+    """Builds the `fx.Graph` of a trace; `inputs[i]` is the source of placeholder i, and `examples[i]` its real tensor or, of a
+    symbol's placeholder, its value."""
 
     def __init__(self, where: Callable[[], UserLine | None]) -> None:
         self.graph = fx.Graph()
         self.inputs: list[Source] = []
-        self.examples: list[torch.Tensor] = []
+        self.examples: list[torch.Tensor | int] = []
         self.static: set[int] = set()
         self.n_calls = 0
         self._where = where
         self._last_input: fx.Node | None = None
         self._names: dict[str, int] = {}
 
-    def input(self, source: Source, tensor: torch.Tensor, val: Any, *, static: bool, name: str = "arg") -> fx.Node:
-        """A new placeholder for an outside tensor; `static` marks parameters, buffers and other held tensors."""
+    def input(self, source: Source, example: torch.Tensor | int, val: Any, *, static: bool, name: str = "arg") -> fx.Node:
+        """A new placeholder for an outside tensor, or for the value of a symbol; `static` marks parameters, buffers and other
+        held tensors."""
         graph = self.graph
         anchor = self._last_input
         with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(next(iter(graph.nodes), None)):
@@ -42,7 +44,7 @@ class GraphBuilder:
         if static:
             self.static.add(len(self.inputs))
         self.inputs.append(source)
-        self.examples.append(tensor)
+        self.examples.append(example)
         return node
 
     def _unique(self, name: str) -> str:
@@ -72,4 +74,7 @@ class GraphBuilder:
         node.meta["val"] = tuple(o.meta["val"] for o in outputs)
         gm = fx.GraphModule(torch.nn.Module(), self.graph, class_name="Captured")
         gm.meta["static_inputs"] = frozenset(self.static)
+        env = next((e.meta["val"].env for e in self.graph.nodes if type(e.meta.get("val")) is Size), None)
+        if env is not None:
+            gm.meta["shape_env"] = env
         return gm

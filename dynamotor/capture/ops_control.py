@@ -244,7 +244,8 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     value = _instance(frame, frame.stack.pop())
     if cause is not None:
         value.setattr(trace, "__cause__", _instance(frame, cause) if not _is_none(cause) else cause)
-    trace.link_context(value)
+    elif trace.handled is not None and trace.handled is not value:
+        value.setattr(trace, "__context__", trace.handled)
     raise Raised(value)
 
 

@@ -9,13 +9,17 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .source import Arg, Const, Source
+from ..graph.sizes import Size, settled
+from .breaks import unsupported
+from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Value
 from .values.constant import Constant
-from .values.lazy_int import LazyInt
+from .values.size import SizeValue
+from .values.tensor import tensor_values
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -41,7 +45,7 @@ class Codegen:
     # For `Value.reconstruct` -----------------------------------------------------------------------------------------
     def emit(self, value: Value) -> str:
         """An expression of the object that a value stands for; one object for one value."""
-        if type(value) is LazyInt:
+        if type(value) is SizeValue:
             return value.reconstruct(self)
         if isinstance(value, Constant):
             return self.constant(value.value)
@@ -111,12 +115,30 @@ class Codegen:
             self.outputs.append(value.node)
         return f"outs[{index}]"
 
+    def size(self, expr: Size) -> str:
+        """An expression of a size: `repr` of one is Python over its symbols' names."""
+        number = settled(expr)
+        if type(number) is not Size:
+            return repr(number)
+        self.constants.update(floordiv=operator.floordiv, mod=operator.mod)
+        for symbol in number.symbols:
+            source = self.trace.sizes.sources[symbol]
+            if any(v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
+                   for v in tensor_values(self.trace).values() if v.source is not None):
+                raise unsupported("reconstruct", f"{source} is needed after the tensor's shape was changed in place")
+            line = f"{symbol} = {self.fetch(source)}"
+            if line not in self.prologue:
+                self.prologue.append(line)
+        return f"({number!r})"
+
     def fetch(self, source: Source) -> str:
         """What a source leads to, for this call's arguments."""
         if type(source) is Arg:
             return f"args[{source.index}]"
         if type(source) is Const:
             return self.constant(source.obj)
+        if type(source) in (SizeOf, StrideOf):
+            return f"{self.fetch(source.base)}.{'size' if type(source) is SizeOf else 'stride'}({source.key})"
         return f"{self.constant(source.fetch)}(args)"
 
     # The finished function ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from .reader import trusted_module
 from .source import Const, Missing, TypeAttr, lookup_type_attr
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
+from .values.size import SizeValue, symbolic_binary
 
 if TYPE_CHECKING:
     from .effects import Effects
@@ -244,6 +245,10 @@ class Protocol:
         """`left op right` for arithmetic, in-place and comparison operators."""
         if type(left) is Constant and type(right) is Constant and left.is_plain and right.is_plain:
             return self.real_call(op, left.value, right.value)
+        if left.symbolic or right.symbolic:
+            result = symbolic_binary(self, op, left, right)
+            if result is not None:
+                return result
         inplace = _INPLACE.get(op)
         if inplace is not None:
             result = left.binary(self, op, right)
@@ -294,6 +299,8 @@ class Protocol:
         """`left is right`."""
         if left is right:
             return True
+        if type(left) is SizeValue or type(right) is SizeValue:  # small integers are one object: equal ones count as the same
+            return left.python_type() is int is right.python_type() and self.truth(self.binary(operator.eq, left, right))
         if isinstance(left, Constant) and isinstance(right, Constant):
             a, b = left.value, right.value
             return a is b or (type(a) is type(b) and type(a) in (int, str, bool, float) and left.is_plain and a == b)

@@ -14,7 +14,7 @@ from .guards import Answer, ConstEquals, Distinct, IdIs, MissingAttr, MroIs, Sam
 from .source import Attr, Const, Source
 from .values.base import Value, wrap_base, wrap_exact
 from .values.constant import Constant
-from .values.lazy_int import LazyInt
+from .values.size import SizeValue
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -52,8 +52,10 @@ class Reader:
         """The value of `obj`, which `source` leads to. See `Trace.wrap`."""
         cls = type(obj)
         if cls in LITERALS:
-            if cls is int and source in self.trace.lazy:
-                return LazyInt(self.trace, source, obj)
+            size = self.trace.sizes.integer(source, obj) if cls is int else None
+            if size is not None:
+                self.guard(TypeIs(source, int))
+                return SizeValue(self.trace, size)
             self.guard(ConstEquals(source, obj))
             return Constant(obj, source)
         known = self.values.get(id(obj))
@@ -129,11 +131,6 @@ class Reader:
         """Remember that `value` stands for `obj`."""
         self.values[id(obj)] = value
         self._kept.append(obj)
-
-    def forget(self) -> None:
-        """Let go of the objects that were seen: the trace is done."""
-        self.values.clear()
-        self._kept.clear()
 
     def _same(self, source: Source, known: Value, obj: Any) -> None:
         """The object was met before along another path: both paths must lead to one object at the next call too."""

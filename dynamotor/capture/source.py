@@ -14,6 +14,8 @@ from __future__ import annotations
 import types
 from typing import Any, ClassVar
 
+import torch
+
 
 class Missing(Exception):
     """The source leads nowhere now: a key, attribute, item or cell is gone."""
@@ -370,3 +372,33 @@ class MethodFunc(Source):
 
     def __str__(self) -> str:
         return f"{self.base}.__func__"
+
+
+class SizeOf(Source):
+    """The size of one dimension of a tensor."""
+
+    __slots__ = ()
+    step_kind = "size_of"
+
+    def step(self, parent: Any) -> Any:
+        if not isinstance(parent, torch.Tensor) or self.key >= parent.dim():
+            raise Missing(str(self))
+        return parent.size(self.key)
+
+    def __str__(self) -> str:
+        return f"{self.base}.shape[{self.key}]"
+
+
+class StrideOf(Source):
+    """The stride of one dimension of a strided tensor, in elements."""
+
+    __slots__ = ()
+    step_kind = "stride_of"
+
+    def step(self, parent: Any) -> Any:
+        if not isinstance(parent, torch.Tensor) or self.key >= parent.dim():
+            raise Missing(str(self))
+        return parent.stride(self.key)
+
+    def __str__(self) -> str:
+        return f"{self.base}.stride({self.key})"

@@ -8,7 +8,7 @@ moves out to the instruction that started it.
 from __future__ import annotations
 
 import types
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from ..base.errors import UserLine
@@ -18,12 +18,14 @@ from .graph_builder import GraphBuilder
 from .interpreter import Frame, Inlining
 from .protocol import Protocol
 from .reader import Reader
+from .sizes import SizePolicy, TraceSizes
 from .source import Const, Source
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
 from .values.instances import Instances
 from .values.text import Text
 
+_NONE: Mapping[Source, Any] = {}
 # Constants whose values need no identity: made again freely.
 PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range))
 
@@ -31,8 +33,9 @@ PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellip
 class Trace(Inlining, Instances, Text, Protocol):
     """The state of one symbolic run. `break_at` is the instruction count at which to stop (see frontend.py)."""
 
-    def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000, lazy: Collection[Source] = ()) -> None:
-        self.lazy = lazy  # integers that changed between calls (values/lazy_int.py)
+    def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000, policy: SizePolicy | None = None,
+                 fixed: Mapping[Source, Any] = _NONE) -> None:
+        self.sizes = TraceSizes(policy or SizePolicy(dynamic=False), self.where, fixed)
         self.graph = GraphBuilder(self.where)
         self.reader = Reader(self)
         self.effects = Effects(self)
@@ -45,7 +48,6 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.contexts: list[Any] = []  # active context values (no_grad, autocast, ...), innermost last
         self.handled: Value | None = None  # the exception that an `except` block is handling
         self.stopped: tuple[Frame, ...] = ()  # the frames at the cut
-        self.generators: list[Any] = []
 
     # Values --------------------------------------------------------------------------------------------------------
     def wrap(self, source: Any, obj: Any) -> Value:
@@ -64,13 +66,6 @@ class Trace(Inlining, Instances, Text, Protocol):
         """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the trace."""
         maker = makers.get(type(obj))
         return self.make(obj) if maker is None else maker(self, obj)
-
-    def check_generators(self) -> None:
-        """Refuse a trace that ends while a generator waits inside a `try` or `with`."""
-        for generator in self.generators:
-            if generator.has_duties():
-                raise unsupported("finalizer", f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
-                                  "CPython closes it when the last reference goes")
 
     # Calls ---------------------------------------------------------------------------------------------------------
     def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
@@ -97,9 +92,7 @@ class Trace(Inlining, Instances, Text, Protocol):
     def error(self, cls: type[BaseException], *args: Any) -> Raised:
         """An exception of the user's program to raise: `raise trace.error(KeyError, key)`; args are values or plain objects."""
         values = [a if isinstance(a, Value) else self.make(a) for a in args]
-        error = self.new_exception(cls, values)
-        self.link_context(error)
-        return Raised(error)
+        return Raised(self.new_exception(cls, values))
 
     def where(self) -> UserLine | None:
         """The current line of the innermost frame that is not a polyfill."""

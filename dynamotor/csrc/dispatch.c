@@ -12,6 +12,7 @@ typedef struct {
     PyObject *info;    /* whatever Python keeps beside: guards, graph, reasons */
     Py_ssize_t n_positional;
     unsigned long long hits;
+    char general; /* it has symbols in the place of sizes, and comes after the entries of fixed sizes */
 } Entry;
 
 typedef struct {
@@ -20,7 +21,6 @@ typedef struct {
     PyObject *entries;  /* tuple, replaced and never changed: a running call keeps its own */
     PyObject *miss;     /* (dispatcher, args, kwnames) -> result */
     PyObject *original; /* called when disabled */
-    PyObject *raised;   /* (entry, error, args, kwnames) -> result, when an entry's run raised; NULL: the error goes on */
     PyObject *name;
     PyObject *dict;
     PyObject *weakrefs;
@@ -84,6 +84,7 @@ static PyMemberDef entry_members[] = {
     {"info", T_OBJECT, offsetof(Entry, info), 0, "what Python keeps beside"},
     {"n_positional", T_PYSSIZET, offsetof(Entry, n_positional), READONLY, "positional arguments of the calls it serves"},
     {"hits", T_ULONGLONG, offsetof(Entry, hits), READONLY, "calls served"},
+    {"general", T_BOOL, offsetof(Entry, general), 0, "true: tried after the entries that are not"},
     {NULL},
 };
 
@@ -132,7 +133,7 @@ static PyObject *finish_call(Entry *entry, PyObject *outs, PyObject *const *args
 
 enum { INPUTS_ON_STACK = 512 };
 
-/* 1: *result is the call's result (NULL with an exception); 0: the guards do not hold; 2: `run` raised. */
+/* 1: *result is the call's result (NULL with an exception); 0: the guards do not hold. */
 static int try_entry(Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject **result) {
     PyObject *few[INPUTS_ON_STACK + 1], **room = few;
     Py_ssize_t n_inputs = guard_program_n_inputs(entry->program);
@@ -149,43 +150,30 @@ static int try_entry(Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject
         PyObject *outs = PyObject_Vectorcall(entry->run, room + 1, (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
         for (Py_ssize_t i = 1; i <= n_inputs; i++) Py_DECREF(room[i]);
         if (outs != NULL) *result = finish_call(entry, outs, args, n);
-        else holds = 2;
     }
     if (room != few) PyMem_Free(room);
-    return holds < 0 ? 1 : holds;
+    return holds != 0;
 }
 
-/* What `raised` makes of the exception that an entry's run has set. */
-static PyObject *handle_raised(Dispatcher *self, Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
-    if (self->raised == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
-    PyObject *type, *error, *traceback, *result = NULL;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    if (traceback != NULL) PyException_SetTraceback(error, traceback);
-    PyObject *flat = flat_arguments(args, n), *names = kwnames != NULL ? Py_NewRef(kwnames) : PyTuple_New(0);
-    if (flat != NULL && names != NULL) {
-        PyObject *passed[4] = {(PyObject *)entry, error, flat, names};
-        result = PyObject_Vectorcall(self->raised, passed, 4, NULL);
-    }
-    Py_XDECREF(flat);
-    Py_XDECREF(names);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(traceback);
-    return result;
+/* Where an entry goes: to the front of its kind. */
+static Py_ssize_t front_of(PyObject *entries, const Entry *entry) {
+    Py_ssize_t n = PyTuple_GET_SIZE(entries), i = 0;
+    while (entry->general && i < n && !((Entry *)PyTuple_GET_ITEM(entries, i))->general) i++;
+    return i;
 }
 
 /* The entry that hit goes to the front, so that the next call meets it first. */
 static void move_to_front(Dispatcher *self, PyObject *entries, Py_ssize_t index) {
     if (index == 0 || self->entries != entries) return;
-    Py_ssize_t n = PyTuple_GET_SIZE(entries);
+    Py_ssize_t n = PyTuple_GET_SIZE(entries), front = front_of(entries, (Entry *)PyTuple_GET_ITEM(entries, index));
+    if (index == front) return;
     PyObject *moved = PyTuple_New(n);
     if (moved == NULL) {
         PyErr_Clear();
         return;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        Py_ssize_t from = i == 0 ? index : i <= index ? i - 1 : i;
+        Py_ssize_t from = i == front ? index : i > front && i <= index ? i - 1 : i;
         PyTuple_SET_ITEM(moved, i, Py_NewRef(PyTuple_GET_ITEM(entries, from)));
     }
     Py_SETREF(self->entries, moved);
@@ -193,7 +181,6 @@ static void move_to_front(Dispatcher *self, PyObject *entries, Py_ssize_t index)
 
 static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
-    if (UNLIKELY(other_hooks_see_frames())) return call_unseen(callable, args, nargsf, kwnames);
     if (UNLIKELY(self->disabled && self->original != NULL)) return PyObject_Vectorcall(self->original, args, nargsf, kwnames);
     if (UNLIKELY(self->entries == NULL)) {
         PyErr_SetString(PyExc_ReferenceError, "the compiled function was called while it was being destroyed");
@@ -206,9 +193,7 @@ static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries); i++) {
         Entry *entry = (Entry *)PyTuple_GET_ITEM(entries, i);
         if (entry->n_positional != n_positional || !same_keywords(kwnames, entry->kwnames)) continue;
-        int served = try_entry(entry, args, n, &result);
-        if (served) {
-            if (served == 2) result = handle_raised(self, entry, args, n, kwnames);
+        if (try_entry(entry, args, n, &result)) {
             if (result != NULL) move_to_front(self, entries, i);
             goto done;
         }
@@ -234,15 +219,14 @@ bool dispatcher_is_disabled(PyObject *dispatcher) { return ((Dispatcher *)dispat
 /* ---- Dispatcher ---- */
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"miss", "original", "name", "raised", NULL};
-    PyObject *miss, *original, *name = NULL, *raised = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|UO", names, &miss, &original, &name, &raised)) return NULL;
+    static char *names[] = {"miss", "original", "name", NULL};
+    PyObject *miss, *original, *name = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|U", names, &miss, &original, &name)) return NULL;
     Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->vectorcall = dispatcher_call;
     self->miss = Py_NewRef(miss);
     self->original = Py_NewRef(original);
-    self->raised = Py_XNewRef(raised);
     self->name = name != NULL ? Py_NewRef(name) : PyUnicode_FromString("compiled");
     self->entries = PyTuple_New(0);
     if (self->name == NULL || self->entries == NULL) Py_CLEAR(self);
@@ -254,7 +238,6 @@ static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->entries);
     Py_VISIT(self->miss);
     Py_VISIT(self->original);
-    Py_VISIT(self->raised);
     Py_VISIT(self->dict);
     return 0;
 }
@@ -264,7 +247,6 @@ static int dispatcher_clear_references(PyObject *object) {
     Py_CLEAR(self->entries);
     Py_CLEAR(self->miss);
     Py_CLEAR(self->original);
-    Py_CLEAR(self->raised);
     Py_CLEAR(self->dict);
     return 0;
 }
@@ -281,9 +263,10 @@ static void dispatcher_dealloc(PyObject *object) {
 static PyObject *dispatcher_add(PyObject *object, PyObject *entry) {
     Dispatcher *self = (Dispatcher *)object;
     if (!Py_IS_TYPE(entry, &Entry_Type)) return PyErr_Format(PyExc_TypeError, "add takes an Entry, not %R", entry);
-    PyObject *first = PyTuple_Pack(1, entry);
-    PyObject *all = first != NULL ? PySequence_Concat(first, self->entries) : NULL;
-    Py_XDECREF(first);
+    PyObject *list = PySequence_List(self->entries);
+    bool added = list != NULL && PyList_Insert(list, front_of(self->entries, (Entry *)entry), entry) == 0;
+    PyObject *all = added ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
     if (all == NULL) return NULL;
     Py_SETREF(self->entries, all);
     Py_RETURN_NONE;
@@ -326,7 +309,7 @@ static PyObject *dispatcher_repr(PyObject *object) {
 }
 
 static PyMethodDef dispatcher_methods[] = {
-    {"add", dispatcher_add, METH_O, "add(entry): try this entry first from now on"},
+    {"add", dispatcher_add, METH_O, "add(entry): try this entry first from now on, a general one first of the general ones"},
     {"remove", dispatcher_remove, METH_O, "remove(entry): forget an entry"},
     {"clear", dispatcher_clear, METH_NOARGS, "clear(): forget all entries"},
     {NULL, NULL, 0, NULL},
@@ -350,8 +333,7 @@ static PyGetSetDef dispatcher_getset[] = {
 
 PyTypeObject Dispatcher_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.Dispatcher",
-    .tp_doc = "Dispatcher(miss, original, name='compiled', raised=None): tries its entries, then miss(dispatcher, args, kwnames);\n"
-              "raised(entry, error, args, kwnames) gives the result when an entry's run raises",
+    .tp_doc = "Dispatcher(miss, original, name='compiled'): tries its entries, then miss(dispatcher, args, kwnames)",
     .tp_basicsize = sizeof(Dispatcher),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
     .tp_vectorcall_offset = offsetof(Dispatcher, vectorcall),

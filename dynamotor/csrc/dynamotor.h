@@ -66,6 +66,7 @@ static inline bool is_tensor(PyObject *obj) { return PyObject_TypeCheck(obj, shi
 
 /* The shim reads only tensors whose sizes and storage are plain; a subclass with __torch_dispatch__ has none. */
 bool tensor_matches(PyObject *tensor, const TensorFacts *facts);
+bool tensor_dim(PyObject *tensor, bool stride, Py_ssize_t dim, int64_t *value); /* false: there is none; no exception */
 int tensor_data_ptr(PyObject *tensor, void **pointer); /* 0, or -1 with an exception */
 int tensor_range(PyObject *tensor, uintptr_t *start, uintptr_t *stop);
 int tensor_facts_from(PyObject *encoded, TensorFacts *facts); /* from TensorMatch.encode(); 0 or -1 */
@@ -118,9 +119,6 @@ int dispatch_init(PyObject *module);
 /* Compiled code and the compiler itself run with the hook off: suspend gives what restore takes. */
 PyObject *frame_hook_suspend(void);
 void frame_hook_restore(PyObject *hook);
-bool other_hooks_see_frames(void);
-/* Calls it while torch.compile does not look. */
-PyObject *call_unseen(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int frame_hook_init(PyObject *module);
 
 #endif

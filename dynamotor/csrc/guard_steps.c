@@ -82,6 +82,11 @@ PyObject *step_value(const Node *node, PyObject *parent) {
     case STEP_BUILTINS_OF: found = PyFunction_Check(parent) ? ((PyFunctionObject *)parent)->func_builtins : NULL; break;
     case STEP_METHOD_SELF: found = PyMethod_Check(parent) ? PyMethod_GET_SELF(parent) : NULL; break;
     case STEP_METHOD_FUNC: found = PyMethod_Check(parent) ? PyMethod_GET_FUNCTION(parent) : NULL; break;
+    case STEP_SIZE_OF:
+    case STEP_STRIDE_OF: {
+        int64_t number;
+        return tensor_dim(parent, node->step == STEP_STRIDE_OF, node->number, &number) ? PyLong_FromLongLong(number) : NULL;
+    }
     case STEP_GETATTR: {
         Py_INCREF(parent); /* user code may run */
         PyObject *result = PyObject_GetAttr(parent, node->key);

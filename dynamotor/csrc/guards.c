@@ -3,11 +3,11 @@
 
 static const char *STEP_NAMES[N_STEPS] = {
     "arg", "const", "getattr", "instance_dict", "dict_item", "seq_item", "type_of", "type_attr", "cell", "cell_contents",
-    "func_attr", "globals_of", "builtins_of", "method_self", "method_func",
+    "func_attr", "globals_of", "builtins_of", "method_self", "method_func", "size_of", "stride_of",
 };
 static const char *CHECK_NAMES[N_CHECKS] = {
     "type_is", "id_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "missing_type_attr",
-    "missing_attr", "cell_empty", "predicate", "mro_is", "same", "distinct", "no_overlap", "apart",
+    "missing_attr", "cell_empty", "predicate", "mro_is", "same", "distinct", "no_overlap", "apart", "sizes",
 };
 
 static int name_index(PyObject *name, const char *const *names, int n) {
@@ -151,6 +151,8 @@ static bool relations_hold(const GuardProgram *program, PyObject **slots) {
             holds = are_distinct(program, check, slots);
         else if (check->kind == CHECK_APART)
             holds = stay_apart(program, check, slots);
+        else if (check->kind == CHECK_SIZES)
+            holds = size_program_holds(check->sizes, program, slots);
         else
             holds = none_overlaps(program, check, slots);
         if (!holds) {
@@ -196,13 +198,14 @@ static int parse_node(GuardProgram *program, int index, PyObject *encoded) {
     }
     node->step = (Step)step;
     node->first_child = node->next_sibling = node->slot = -1;
-    if (step == STEP_ARG || step == STEP_SEQ_ITEM || step == STEP_CELL) node->number = PyLong_AsSsize_t(node->key);
+    bool in_tensor = step == STEP_SIZE_OF || step == STEP_STRIDE_OF;
+    if (in_tensor || step == STEP_ARG || step == STEP_SEQ_ITEM || step == STEP_CELL) node->number = PyLong_AsSsize_t(node->key);
     if (step == STEP_DICT_ITEM) node->hash = PyObject_Hash(node->key);
     if (step == STEP_ARG) node->life = PER_CALL;
     else if (step == STEP_CONST) node->life = BOUND;
     else {
         Node *parent = &program->nodes[node->parent];
-        node->life = parent->life == BOUND && step == STEP_GETATTR ? VOLATILE : parent->life;
+        node->life = parent->life == BOUND && (in_tensor || step == STEP_GETATTR) ? VOLATILE : parent->life;
         node->next_sibling = parent->first_child;
         parent->first_child = index;
     }
@@ -239,6 +242,7 @@ static int parse_check_data(GuardProgram *program, Check *check) {
         if (!PyErr_Occurred() && (check->number < 0 || check->number >= program->n_nodes))
             PyErr_SetString(PyExc_ValueError, "no such node");
         break;
+    case CHECK_SIZES: check->sizes = size_program_from(check->data, program->n_nodes); break;
     case CHECK_DISTINCT:
     case CHECK_NO_OVERLAP: return parse_indices(check->data, program->n_nodes, &check->nodes, &check->n_nodes);
     case CHECK_APART: {
@@ -352,6 +356,7 @@ static int program_clear(PyObject *self) {
         PyMem_Free(program->checks[i].facts.dims);
         PyMem_Free(program->checks[i].nodes);
         PyMem_Free(program->checks[i].places);
+        PyMem_Free(program->checks[i].sizes);
     }
     program->has_ambient = false;
     Py_CLEAR(program->ambient.state);

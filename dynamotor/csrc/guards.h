@@ -13,6 +13,7 @@
 typedef enum {
     STEP_ARG, STEP_CONST, STEP_GETATTR, STEP_INSTANCE_DICT, STEP_DICT_ITEM, STEP_SEQ_ITEM, STEP_TYPE_OF, STEP_TYPE_ATTR,
     STEP_CELL, STEP_CELL_CONTENTS, STEP_FUNC_ATTR, STEP_GLOBALS_OF, STEP_BUILTINS_OF, STEP_METHOD_SELF, STEP_METHOD_FUNC,
+    STEP_SIZE_OF, STEP_STRIDE_OF,
     N_STEPS
 } Step;
 
@@ -20,14 +21,14 @@ typedef enum {
 typedef enum {
     CHECK_TYPE_IS, CHECK_ID_IS, CHECK_CONST_EQUALS, CHECK_TENSOR_MATCH, CHECK_LENGTH, CHECK_DICT_KEYS, CHECK_MISSING_KEY,
     CHECK_MISSING_TYPE_ATTR, CHECK_MISSING_ATTR, CHECK_CELL_EMPTY, CHECK_PREDICATE, CHECK_MRO_IS,
-    CHECK_SAME, CHECK_DISTINCT, CHECK_NO_OVERLAP, CHECK_APART, /* these relate nodes and run last */
+    CHECK_SAME, CHECK_DISTINCT, CHECK_NO_OVERLAP, CHECK_APART, CHECK_SIZES, /* these relate nodes and run last */
     N_CHECKS
 } CheckKind;
 
 typedef enum {
     PER_CALL, /* hangs on a call argument: evaluated first, at every call */
     BOUND,    /* hangs on a held object by steps that can be watched */
-    VOLATILE, /* hangs on a held object by a getattr: evaluated at every call, among the watches */
+    VOLATILE, /* hangs on a held object by a getattr or a tensor's size: evaluated at every call, among the watches */
 } Life;
 
 typedef struct {
@@ -43,6 +44,8 @@ typedef struct {
     PyObject *value;   /* bound value, owned; NULL before the first evaluation */
 } Node;
 
+typedef struct SizeProgram SizeProgram;
+
 typedef struct {
     CheckKind kind;
     int node;
@@ -53,6 +56,7 @@ typedef struct {
     int *nodes;         /* distinct, no_overlap, apart */
     int n_nodes;
     uintptr_t *places;  /* apart: where the tensors were when they were last found apart */
+    SizeProgram *sizes; /* sizes */
 } Check;
 
 typedef enum { WATCH_POINTER, WATCH_DICT, WATCH_TYPE, WATCH_ITEM, WATCH_TENSOR, WATCH_CHECK, WATCH_NODE } WatchKind;
@@ -89,6 +93,10 @@ bool class_can_change(PyTypeObject *cls);
 bool check_holds(const Check *check, PyObject *value);
 bool const_is_frozen(PyObject *value);
 int guard_checks_init(void);
+
+/* sizes.c */
+SizeProgram *size_program_from(PyObject *encoded, int n_nodes); /* from SizesHold.encode(); NULL with an exception */
+bool size_program_holds(const SizeProgram *sizes, const GuardProgram *program, PyObject *const *slots);
 
 /* watches.c */
 typedef enum {

@@ -175,6 +175,24 @@ bool tensor_has_layout(PyObject *tensor, const TensorFacts *facts) {
     return (keys & dense_key) != 0 && (keys & lazy_keys) == 0 && same_dims(handle, facts) && same_device(handle, facts);
 }
 
+bool tensor_dim(PyObject *tensor, bool stride, Py_ssize_t dim, int64_t *value) {
+    if (UNLIKELY(!is_tensor(tensor))) return false;
+    if (LIKELY(shim.ready)) {
+        TensorHandle handle = tensor_handle(tensor);
+        int64_t ndim, *numbers;
+        if (shim.get_dim(handle, &ndim) || dim >= ndim) return false;
+        if (stride ? shim.get_strides(handle, &numbers) : shim.get_sizes(handle, &numbers)) return false;
+        *value = numbers[dim];
+        return true;
+    }
+    PyObject *number = PyObject_CallMethod(tensor, stride ? "stride" : "size", "n", dim);
+    *value = number != NULL ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    bool read = !PyErr_Occurred();
+    PyErr_Clear();
+    return read;
+}
+
 int tensor_data_ptr(PyObject *tensor, void **pointer) {
     if (UNLIKELY(!is_tensor(tensor))) {
         PyErr_Format(PyExc_TypeError, "expected a tensor, got %s", Py_TYPE(tensor)->tp_name);

@@ -55,7 +55,7 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
             sink_waits(gm.graph)
             gm.recompile()
             gm.meta["on_backward"] = _overlapping
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in example_inputs):
+        if not torch.is_grad_enabled() or not any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
             return backend(gm, example_inputs)
         return Variants(gm, backend, options).prepare(example_inputs)
 

@@ -91,7 +91,7 @@ class ShapeEnv:
 
     def __init__(self, where: Callable[[], Any] = lambda: None) -> None:
         self.symbols: list[Symbol] = []
-        self.fixed: dict[Symbol, int] = {}  # symbols that were turned into plain ints
+        self.fixed: dict[Symbol, Size | int] = {}  # symbols that were found to be a number, or another symbol
         self.where = where
         self._guards: dict[Any, Guard] = {}
         self._derived: dict[Any, Derived] = {}
@@ -150,6 +150,8 @@ class ShapeEnv:
     def _learn(self, guard: Guard) -> None:
         """What a guard on one symbol, `c * symbol + number`, says of its range."""
         rest = {m: c for m, c in guard.expr.terms.items() if m}
+        if guard.kind == "==" and len(rest) == 2:
+            self._unify(rest, guard.expr)
         ((monomial, c),) = rest.items() if len(rest) == 1 else [((), 0)]
         if len(monomial) != 1 or type(monomial[0]) is not Symbol:
             return
@@ -162,6 +164,14 @@ class ShapeEnv:
             symbol.lo += 1
         elif guard.kind == "==":
             self.fixed[symbol] = number // c
+
+    def _unify(self, rest: dict[Monomial, int], expr: Size) -> None:
+        """`symbol == other symbol`: the one with the tighter lower bound stands for both from now on."""
+        if {len(m) for m in rest} != {1} or len(expr.terms) > 2 or sum(rest.values()):
+            return
+        kept, gone = sorted((m[0] for m in rest), key=lambda atom: (-atom.lo, atom.order))
+        if type(kept) is Symbol and type(gone) is Symbol and gone not in self.fixed and kept not in self.fixed:
+            self.fixed[gone] = Size({(kept,): 1}, self)
 
     def bind(self, values: Mapping[str, int]) -> dict[Symbol, int]:
         """Values by symbol from values by name."""
@@ -462,7 +472,7 @@ def maximum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
 
 def prove(kind: Literal[">=", "=="], expr: Size) -> bool | None:
     """The answer when it is the same for all values that the symbols may take, else None."""
-    expr_or_int = _settled(expr)
+    expr_or_int = settled(expr)
     if type(expr_or_int) is not Size:
         return expr_or_int >= 0 if kind == ">=" else expr_or_int == 0
     for form in (expr_or_int, _without_quotients(expr_or_int)):
@@ -489,8 +499,8 @@ def _without_quotients(expr: Size) -> Size:
     return expr
 
 
-def _settled(expr: Size) -> Size | int:
-    """The expression with the symbols that became plain ints replaced."""
+def settled(expr: Size) -> Size | int:
+    """The expression with the symbols that were found to be something else replaced."""
     fixed = expr.env.fixed
     if not fixed or fixed.keys().isdisjoint(expr.symbols):
         return expr
@@ -503,11 +513,13 @@ def _settled(expr: Size) -> Size | int:
     return total
 
 
-def _settled_atom(atom: Atom, fixed: dict[Symbol, int]) -> Size | int:
+def _settled_atom(atom: Atom, fixed: dict[Symbol, Size | int]) -> Size | int:
     if type(atom) is Symbol:
         value = fixed.get(atom)
-        return Size({(atom,): 1}, atom.env) if value is None else value
-    a, b = _settled(atom.a), _settled(atom.b)
+        if value is None:
+            return Size({(atom,): 1}, atom.env)
+        return settled(value) if type(value) is Size else value
+    a, b = settled(atom.a), settled(atom.b)
     env = atom.env
     if atom.kind in ("floordiv", "mod"):
         return divide(env, a, b)[atom.kind == "mod"]

@@ -9,7 +9,7 @@ One object is one value: `is` compares values, so never make two values of one o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.registry import Registry
@@ -29,7 +29,6 @@ class Raised(Exception):
     def __init__(self, value: Value) -> None:
         super().__init__(value)
         self.value = value
-        self.stack: tuple[Any, ...] = ()  # the user's lines where it left the first frame
 
 
 class NotConstant(Exception):
@@ -45,6 +44,7 @@ class Value:
 
     __slots__ = ("source", "__weakref__")
     source: Source | None
+    symbolic = False  # a size that is an expression, or a sequence that holds one (values/size.py)
 
     def __init__(self, source: Source | None = None) -> None:
         self.source = source
@@ -220,6 +220,8 @@ makers: dict[type, Callable[[Trace, Any], Value]] = {}
 # be inlined): (trace, args, kwargs) -> Value. Method descriptors get the instance as args[0].
 CallRule = Callable[["Trace", list[Value], dict[str, Value]], Value]
 builtin_rules: dict[Any, CallRule] = {}
+# What goes before when an argument is symbolic.
+size_rules: dict[Any, CallRule] = {}
 # Finders answer for families of callables (all of torch.*, ...): obj -> rule or None; asked in order, answers memoised.
 call_finders: list[Callable[[Any], CallRule | None]] = []
 
@@ -247,10 +249,12 @@ Binder = Callable[["Trace", Any, str, Value, type], Value]
 binders: Registry[type, Binder] = Registry("binder")
 
 
-def find_rule(fn: Any) -> CallRule | None:
-    """The call rule of a real callable, or None."""
+def find_rule(fn: Any, args: Sequence[Value] = ()) -> CallRule | None:
+    """The call rule of a real callable, or None. `args`: those of the call, where they are known."""
     try:
         rule = builtin_rules.get(fn)
+        if args and fn in size_rules and any(a.symbolic for a in args):
+            return size_rules[fn]
     except TypeError:
         return None
     if rule is None:

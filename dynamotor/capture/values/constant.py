@@ -102,7 +102,7 @@ class Constant(Value):
         return super().getitem(trace, key)
 
     def contains(self, trace: Trace, item: Value) -> Value:
-        if self.is_plain and item.is_constant():
+        if self.is_plain and item.is_constant() and not item.symbolic:
             return trace.real_call(operator.contains, self.value, item.as_constant())
         if self.is_plain and isinstance(self.value, tuple | frozenset | range):
             return Constant(any(trace.equal(item, v) for v in self.unpack(trace)))

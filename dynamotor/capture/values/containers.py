@@ -42,6 +42,11 @@ class SequenceValue(Value):
             self._items = [wrap(SeqItem(source, i), item) for i, item in enumerate(self.kind.__iter__(self.obj))]
         return self._items
 
+    @property
+    def symbolic(self) -> bool:  # type: ignore[override]
+        """Whether an item that was read is a size that is an expression."""
+        return self._items is not None and any(item.symbolic for item in self._items)
+
     def python_type(self) -> type:
         return self.kind
 

@@ -233,7 +233,7 @@ class FunctionValue(Value):
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.fn is not MISSING:
-            rule = find_rule(self.fn)
+            rule = find_rule(self.fn, args)
             if rule is not None:
                 trace.tail = False  # a rule works on with what it calls
                 return rule(trace, args, kwargs)

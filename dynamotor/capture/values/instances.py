@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..trace import Trace
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
-_OWN_STATE = (OSError, ImportError, SyntaxError, UnicodeError, SystemExit, BaseExceptionGroup)
 
 
 def instantiate(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -56,17 +55,12 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
 def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value], maker: Any = None) -> Value:
     """A C `__new__` (default: that of the class): an empty instance with the content that the builtin base takes from the
     arguments."""
-    if trace.type_attr(cls, "__del__") is not MISSING:
-        raise unsupported("finalizer", f"an instance of {cls.__qualname__} is made", "its class has __del__, which runs when the "
-                          "last reference goes")
     maker = maker or trace.type_attr(cls, "__new__")
     if maker is object.__new__:
         if (args or kwargs) and trace.type_attr(cls, "__init__") is object.__init__:
             raise trace.error(TypeError, f"{cls.__name__}() takes no arguments")
         return UserObject(cls)
     if issubclass(cls, BaseException):
-        if issubclass(cls, _OWN_STATE):
-            raise unsupported("unsupported-call", f"a {cls.__name__} is made", "its C code keeps more than `args`")
         instance = UserObject(cls)
         instance.slots["args"] = TupleValue(args)
         return instance
@@ -130,25 +124,11 @@ def new_exception(trace: Trace, cls: type[BaseException], args: list[Value]) -> 
     return instance
 
 
-def link_context(trace: Trace, error: Value) -> None:
-    """Note on an exception that is raised now the one that is being handled, as CPython does; the chain stays without loops."""
-    handled = trace.handled
-    if handled is None or handled is error:
-        return
-    at: Any = handled
-    while isinstance(at, UserObject) and at.obj is MISSING:
-        after = at.slots.get("__context__")
-        if after is error:
-            at.slots["__context__"] = None
-        at = after
-    error.setattr(trace, "__context__", handled)
-
-
 def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value], real: Any = None,
                  real_args: list[Value] | None = None) -> Value:
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
     trace.tail = False  # a rule works on with what it calls
-    rule = find_rule(fn)
+    rule = find_rule(fn, args)
     if rule is not None:
         return rule(trace, args, kwargs)
     constant = all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values())
@@ -226,7 +206,6 @@ class Instances:
 
     instantiate = instantiate
     new_exception = new_exception
-    link_context = link_context
     call_builtin = call_builtin
     update_dict = update_dict
     inline_function = inline_function

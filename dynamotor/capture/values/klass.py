@@ -123,7 +123,7 @@ class ClassValue(Constant):
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         trace.tail = False
-        rule = find_rule(self.value)
+        rule = find_rule(self.value, args)
         if rule is not None:
             return rule(trace, args, kwargs)
         return trace.instantiate(self.value, args, kwargs)

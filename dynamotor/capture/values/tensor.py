@@ -18,12 +18,13 @@ from ...base.errors import DynamotorError
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.spec import TensorSpec
 from ..breaks import unsupported
-from ..guards import Apart, IdIs, MissingKey, NoOverlap, TensorMatch, are_apart
+from ..guards import Apart, IdIs, MissingKey, NoOverlap, are_apart
 from ..source import DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SequenceValue, SliceValue, TupleValue
+from .size import SizeValue, size_result
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -60,8 +61,9 @@ class TensorValue(Value):
         if self._node is None:
             if self.pinned:
                 self.trace.reader.guard(IdIs(self.source, self.obj))
-            self._node = self.trace.graph.input(self.source, self.obj, TensorSpec.of(self.obj), static=self.pinned,
-                                                name=_input_name(self.source))
+            spec = self.trace.sizes.read(self.source, self.obj, static=self.pinned)
+            self.trace.sizes.placeholders(self.trace.graph, spec)
+            self._node = self.trace.graph.input(self.source, self.obj, spec, static=self.pinned, name=_input_name(self.source))
         return self._node
 
     def unpin(self, trace: Trace) -> None:
@@ -147,7 +149,7 @@ class TensorValue(Value):
     def length(self, trace: Trace) -> Value:
         if not self.example.dim():
             raise trace.error(TypeError, "len() of a 0-d tensor")
-        return Constant(self.example.shape[0])
+        return constant_result(trace, self.example.shape[0])
 
     def getitem(self, trace: Trace, key: Value) -> Value:
         return torch_call(trace, operator.getitem, [self, key], {})
@@ -204,7 +206,7 @@ def _field_order(return_type: type, names: list[str]) -> list[str]:
 
 
 def _is_number(value: Value) -> bool:
-    return isinstance(value, Constant) and isinstance(value.value, int | float | complex)
+    return value.symbolic or isinstance(value, Constant) and isinstance(value.value, int | float | complex)
 
 
 def is_static(source: Any) -> bool:
@@ -251,17 +253,13 @@ def guard_overlaps(trace: Trace) -> None:
         trace.reader.guard(Apart(first, tuple(rest), n_written))
 
 
-def writes_inputs(trace: Trace) -> bool:
-    """Whether the graph writes a tensor from outside in place."""
-    return any(v.written for v in tensor_values(trace).values() if v._node is not None and v._node.op == "placeholder")
-
-
 # Outside tensors -----------------------------------------------------------------------------------------------------
 @wrap_rule(torch.Tensor, torch.nn.Parameter)
 def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     _refuse_exotic(obj)
-    trace.reader.guard(TensorMatch.of(source, obj))
-    return TensorValue(trace, None, _example(obj), source, obj, type(obj))
+    spec = trace.sizes.read(source, obj, static=is_static(source))
+    trace.reader.guard(trace.sizes.guard(source, obj))
+    return TensorValue(trace, None, _example(obj, spec), source, obj, type(obj))
 
 
 @wrap_rule(torch.Tensor, subclasses=True)
@@ -281,9 +279,8 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
         raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
 
 
-def _example(obj: torch.Tensor) -> ShapeTensor:
+def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
     """A ShapeTensor that looks like a real tensor to autograd too: a leaf, or the result of something."""
-    spec = TensorSpec.of(obj)
     with torch.inference_mode(obj.is_inference()):
         if not obj.requires_grad or obj.is_leaf:
             return ShapeTensor.make(spec, requires_grad=obj.requires_grad)
@@ -346,6 +343,8 @@ def lower(value: Value, nodes: bool) -> Any:
     """An argument for the graph (`nodes`: tensors become fx nodes) or for the trial run (tensors become ShapeTensors)."""
     if type(value) is TensorValue:
         return value.node if nodes else value.example
+    if type(value) is SizeValue:
+        return value.lowered(nodes)
     if isinstance(value, SequenceValue):
         items = [lower(item, nodes) for item in value.items]
         return items if value.kind is list else tuple(items)
@@ -489,6 +488,9 @@ def _holds_tensor(result: Any) -> bool:
 def constant_result(trace: Trace, result: Any) -> Value:
     """The value of a result that holds no tensor."""
     kind = type(result)
+    sized = size_result(trace, result)
+    if sized is not None:
+        return sized
     if kind in DATA_TYPES:
         return Constant(result)
     if kind is list:

@@ -1,0 +1,475 @@
+"""Which sizes, strides and integers from outside are symbols in a trace, and the guard of what the program assumed of them.
+
+A size is a number at first. When it differs at a later call it becomes a symbol, and one entry serves all values that its
+guards admit. Sizes that are equal at the call being captured share a symbol, until a call tells them apart.
+
+>>> sizes = TraceSizes(SizePolicy(dynamic=True), where)
+>>> sizes.read(Arg(0, "x"), torch.ones(8, 3)).shape
+(s0, s1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..base.errors import UserLine
+from ..graph.size_nodes import SizeNodes
+from ..graph.sizes import INFINITY, Atom, ShapeEnv, Size, Symbol, hint, is_symbolic, settled
+from ..graph.sizes import Guard as Assumption
+from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
+from .guards import ConstEquals, Guard, TensorMatch
+from .source import Const, Missing, SizeOf, Source, StrideOf
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from .graph_builder import GraphBuilder
+
+LARGEST = 1 << 61  # integers beyond are constants: the guards compute in 64 bits
+
+
+@dataclass
+class SizePolicy:
+    """What is known of a callable's sizes from one capture to the next.
+
+    symbolic: whether the backend takes graphs with symbols. varying: sizes, strides and integers that differed between calls.
+    apart: pairs of them that were equal at one call and not at another.
+    """
+
+    dynamic: bool | None = None
+    symbolic: Callable[[], bool] = lambda: True
+    varying: set[Source] = field(default_factory=set)
+    apart: set[frozenset[Source]] = field(default_factory=set)
+    seen: dict[int, dict[Source, int]] = field(default_factory=dict)  # the numbers of each entry, by the id of its guards
+
+    def differ(self, a: Source, b: Source) -> bool:
+        """Whether two sizes were different at some call."""
+        return frozenset((a, b)) in self.apart or any(n[a] != n[b] for n in self.seen.values() if a in n and b in n)
+
+    def again(self) -> SizePolicy:
+        """The same choices for another callable, of which nothing is known yet."""
+        return SizePolicy(self.dynamic, self.symbolic)
+
+    def learn(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+        """Note in what a call differs from what an entry with these guards was compiled for."""
+        if id(guards) not in self.seen:
+            self.seen[id(guards)] = {SizeOf(row.source, d): n for row in guards if type(row) is TensorMatch
+                                     for d, n in enumerate(row.shape) if n is not None}
+        for row in guards:
+            kind = type(row)
+            if kind is ConstEquals and type(row.value) is int and row.source.base is not None or kind is TensorMatch:
+                try:
+                    value = row.source.fetch(args)
+                except Missing:
+                    continue
+                if kind is TensorMatch:
+                    self.varying.update(_differing(row, value))
+                elif type(value) is int and value != row.value:
+                    self.varying.add(row.source)
+            elif kind is SizesHold:
+                self.apart.update(row.told_apart(args))
+
+
+def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:
+    """The sizes and strides in which a tensor differs from what is guarded, if it differs in nothing else that matters."""
+    if type(value) is not row.cls or value.layout != torch.strided or value.dim() != len(row.shape):
+        return
+    for d, (now, then) in enumerate(zip(value.shape, row.shape)):
+        if then is not None and now != then:
+            yield SizeOf(row.source, d)
+    for d, (now, then) in enumerate(zip(value.stride(), row.stride)):
+        if then is not None and now != then:
+            yield StrideOf(row.source, d)
+
+
+class TraceSizes:
+    """The symbols of one trace. `fixed`: sources of which the program needs the numbers, with what says so."""
+
+    def __init__(self, policy: SizePolicy, where: Callable[[], UserLine | None], fixed: Mapping[Source, Assumption]) -> None:
+        self.policy, self.fixed, self.symbolic = policy, fixed, policy.symbolic()
+        self.env = ShapeEnv(where)
+        self.sources: dict[Symbol, Source] = {}
+        self.bounds: dict[Symbol, tuple[int, int]] = {}  # as they were asked for; the symbols' own follow from the guards too
+        self.facts: dict[Source, Size] = {}  # what else is read, as an expression of the symbols
+        self.integers: set[Symbol] = set()  # symbols of Python integers, without bounds until they are used
+        self._specs: dict[Source, TensorSpec] = {}
+        self._nodes: SizeNodes | None = None
+
+    # Symbols ---------------------------------------------------------------------------------------------------------
+    def integer(self, source: Source, value: int) -> Size | None:
+        """The symbol of a Python integer that differs between calls, or None for one that is a constant."""
+        if source not in self.policy.varying or source in self.fixed or abs(value) >= LARGEST:
+            return None
+        made = self.env.symbol(value, -INFINITY)
+        (symbol,) = made.symbols
+        self.sources[symbol] = source
+        self.integers.add(symbol)
+        return made
+
+    def read(self, source: Source, tensor: torch.Tensor, static: bool = False) -> TensorSpec:
+        """The spec of an outside tensor, with symbols for what differs between calls; `static`: a parameter or buffer."""
+        found = self._specs.get(source)
+        if found is None:
+            found = TensorSpec.of(tensor)
+            if not static and self.symbolic and self.policy.dynamic is not False and type(source) is not Const:
+                found = self._symbolic(source, tensor, found)
+            self._specs[source] = found
+        return found
+
+    def _symbolic(self, source: Source, tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
+        marks = Marks.of(tensor)
+        shape = tuple([self._size(SizeOf(source, d), n, marks.of_dim(d)) for d, n in enumerate(spec.shape)])
+        if is_symbolic(shape) or any(StrideOf(source, d) in self.policy.varying for d in range(len(shape))):
+            return replace(spec, shape=shape, stride=self._strides(source, shape, spec.stride))
+        return spec
+
+    def _size(self, source: Source, value: int, mark: bool | tuple[int, int] | None) -> Size | int:
+        wanted = source in self.policy.varying or self.policy.dynamic if mark is None else mark
+        if not wanted or value < 2 or value >= LARGEST or source in self.fixed:
+            return value
+        lo, hi = mark if type(mark) is tuple else (2, INFINITY)
+        return self._symbol(source, value, lo, hi) if lo <= value <= hi else value
+
+    def _symbol(self, source: Source, value: int, lo: int, hi: int) -> Size:
+        for symbol, first in self.sources.items():
+            if symbol.hint == value and self.bounds.get(symbol) == (lo, hi) and not self._are_apart(source, symbol, first):
+                self.facts[source] = shared = Size({(symbol,): 1}, self.env)
+                return shared
+        made = self.env.symbol(value, lo, hi)
+        (symbol,) = made.symbols
+        self.sources[symbol], self.bounds[symbol] = source, (lo, hi)
+        return made
+
+    def _are_apart(self, source: Source, symbol: Symbol, first: Source) -> bool:
+        sharing = [first, *(s for s, fact in self.facts.items() if fact.same(Size({(symbol,): 1}, self.env)))]
+        return any(self.policy.differ(source, other) for other in sharing)
+
+    def _strides(self, source: Source, shape: tuple[Size | int, ...], stride: tuple[int, ...]) -> tuple[Size | int, ...]:
+        """Strides as expressions of the sizes, where the tensor is dense in some order of dimensions."""
+        found = next((c for c in _usual_strides(shape) if tuple(map(hint, c)) == stride), None)
+        if found is None:
+            found = list(stride)
+            step: Size | int = 1
+            for d in sorted(range(len(shape)), key=lambda d: (stride[d], hint(shape[d]), -d)):
+                if stride[d] == hint(step):
+                    found[d] = step
+                elif StrideOf(source, d) in self.policy.varying and 2 <= stride[d] < LARGEST:
+                    found[d] = self._symbol(StrideOf(source, d), stride[d], 2, INFINITY)
+                if stride[d]:
+                    step = found[d] * shape[d]
+        for d, step in enumerate(found):
+            if type(step) is Size and StrideOf(source, d) not in self.sources.values():
+                self.facts[StrideOf(source, d)] = step
+        return tuple(found)
+
+    def guard(self, source: Source, tensor: torch.Tensor) -> TensorMatch:
+        """The tensor guard of what `read` gave, which leaves the symbolic sizes and strides to `SizesHold`."""
+        row, spec = TensorMatch.of(source, tensor), self._specs[source]
+        if not is_symbolic(spec.shape + spec.stride):
+            return row
+        return replace(row, shape=_numbers(spec.shape), stride=_numbers(spec.stride))
+
+    # Use -------------------------------------------------------------------------------------------------------------
+    def used(self, value: Size | int) -> Size | int:
+        """A size that becomes part of the graph: a number where it cannot be a symbol there."""
+        if type(value) is not Size:
+            return value
+        for symbol in value.symbols & self.integers:
+            self.integers.discard(symbol)
+            self._bound(symbol)
+        value = settled(value)
+        return value if type(value) is int or self.symbolic else int(value)
+
+    def _bound(self, symbol: Symbol) -> None:
+        """An integer is used as a size: it is one of the known sizes, or at least 2, or a constant."""
+        own, source = Size({(symbol,): 1}, self.env), self.sources[symbol]
+        if symbol.hint < 2:
+            int(own)
+            return
+        for other, first in self.sources.items():
+            if other.hint == symbol.hint and other in self.bounds and not self._are_apart(source, other, first):
+                self.env.ask("==", own - Size({(other,): 1}, self.env))
+                return
+        symbol.lo, self.bounds[symbol] = max(symbol.lo, 2), (2, INFINITY)
+
+    def placeholders(self, graph: GraphBuilder, spec: TensorSpec) -> None:
+        """Make the placeholders of a spec's symbols: graphs take every symbol that their tensors' sizes hold."""
+        for value in (*spec.shape, *spec.stride):
+            if type(value) is Size:
+                for symbol in sorted(value.symbols, key=lambda s: s.order):
+                    self._placeholder(graph, symbol)
+
+    def _placeholder(self, graph: GraphBuilder, symbol: Symbol) -> None:
+        if symbol not in self._writer(graph).symbols:
+            own = Size({(symbol,): 1}, self.env)
+            node = graph.input(self.sources[symbol], symbol.hint, own, static=False, name=symbol.name)
+            self._writer(graph).bind(own, node)
+
+    def _writer(self, graph: GraphBuilder) -> SizeNodes:
+        if self._nodes is None:
+            self._nodes = SizeNodes(graph.graph)
+        return self._nodes
+
+    def node(self, graph: GraphBuilder, value: Size | int) -> fx.Node | int:
+        """What stands for a size in the graph: a number, a placeholder, or what is computed from these, once an expression."""
+        if type(value) is not Size:
+            return value
+        for symbol in sorted(value.symbols, key=lambda s: s.order):
+            self._placeholder(graph, symbol)
+        return self._writer(graph).node(value)
+
+    # What was assumed --------------------------------------------------------------------------------------------------
+    def row(self) -> SizesHold | None:
+        """The guard of the symbols' ranges, of what else must equal them, and of all that was assumed."""
+        guards = tuple(self.env.guards)
+        needed = {s for g in guards for s in g.expr.symbols} | {s for fact in self.facts.values() for s in fact.symbols}
+        read = {s: source for s, source in self.sources.items() if s in needed or s in self.bounds}
+        if not read:
+            return None
+        return SizesHold(next(iter(read.values())), tuple(read.items()), dict(self.bounds), tuple(self.facts.items()), guards)
+
+    def close(self) -> None:
+        """The entry is made: keep nothing of the trace alive."""
+        self.env.where = _nowhere
+        self._nodes = None
+
+    def specialised(self) -> dict[Source, Assumption]:
+        """Sources whose symbols became numbers, and what asked for that."""
+        guards = {s: g for g in self.env.guards if g.kind == "==" for s in g.expr.symbols}
+        numbers = {s: guards[s] for s, value in self.env.fixed.items() if type(value) is int and s in guards}
+        found = {self.sources[s]: g for s, g in numbers.items()}
+        return found | {source: numbers[s] for source, fact in self.facts.items() for s in fact.symbols & numbers.keys()}
+
+
+def _nowhere() -> None:
+    """What asks after the trace has no line."""
+
+
+def _usual_strides(shape: tuple[Size | int, ...]) -> Iterator[tuple[Size | int, ...]]:
+    yield contiguous_stride(shape)
+    if len(shape) in (4, 5):
+        yield channels_last_stride(shape)
+
+
+def _numbers(values: Iterable[Size | int]) -> tuple[int | None, ...]:
+    return tuple([None if type(v) is Size else v for v in values])
+
+
+# The guard ---------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class SizesHold(Guard):
+    """The symbols are in their ranges, what shares or follows from them is equal, and every assumption holds."""
+
+    symbols: tuple[tuple[Symbol, Source], ...]
+    bounds: Mapping[Symbol, tuple[int, int]]
+    facts: tuple[tuple[Source, Size], ...]
+    assumed: tuple[Assumption, ...]
+    code = "sizes"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What the C program evaluates: tensors and integers."""
+        return tuple(dict.fromkeys(_place(source)[0] for _, source in (*self.symbols, *((None, s) for s, _ in self.facts))))
+
+    def values(self, args: tuple[Any, ...]) -> dict[Symbol, int]:
+        """The symbols' values at a call; raises Missing."""
+        return {symbol: source.fetch(args) for symbol, source in self.symbols}
+
+    def check(self, args: tuple[Any, ...]) -> bool:
+        return self.failure(args) is None
+
+    def failure(self, args: tuple[Any, ...]) -> Any:
+        """What does not hold: a missing Source, a Symbol out of its range, a pair of `facts`, an assumption; or None."""
+        try:
+            of = self.values(args)
+            read = [source.fetch(args) for source, _ in self.facts]
+        except Missing:
+            return self.source
+        for symbol, value in of.items():
+            lo, hi = self.bounds.get(symbol, (-INFINITY, INFINITY))
+            if type(value) is not int or not lo <= value <= hi:
+                return symbol
+        for (source, expr), value in zip(self.facts, read):
+            if value != expr.value(of):
+                return source, expr
+        return next((g for g in self.assumed if not g.holds(of)), None)
+
+    def told_apart(self, args: tuple[Any, ...]) -> Iterator[frozenset[Source]]:
+        """Pairs of sources that shared a symbol, or were found equal, and differ at this call."""
+        try:
+            of = self.values(args)
+            read = [source.fetch(args) for source, _ in self.facts]
+        except Missing:
+            return
+        first = dict(self.symbols)
+        for (source, expr), value in zip(self.facts, read):
+            (monomial, *others) = expr.terms
+            if not others and len(monomial) == 1 and monomial[0] in first and value != of[monomial[0]]:
+                yield frozenset((source, first[monomial[0]]))
+        for guard in self.assumed:
+            symbols = guard.expr.symbols
+            if guard.kind == "==" and len(symbols) == len(guard.expr.terms) == 2 and not guard.holds(of):
+                yield frozenset(first[s] for s in symbols)
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        failed = self.failure(args)
+        if isinstance(failed, Source):
+            return f"{failed} is gone"
+        first = dict(self.symbols)
+        if type(failed) is Symbol:
+            return f"{first[failed]} is {first[failed].fetch(args)}, was {failed.hint}{self._range(failed)}"
+        of = self.values(args)
+        if type(failed) is tuple:
+            source, expr = failed
+            return f"{source} is {source.fetch(args)}, and {expr} was expected ({self._now(expr.symbols, of)})"
+        asked = f", asked at {failed.where}" if failed.where is not None else ""
+        return f"{failed!r} does not hold: {self._now(failed.expr.symbols, of)}{asked}"
+
+    def _range(self, symbol: Symbol) -> str:
+        lo, hi = self.bounds.get(symbol, (-INFINITY, INFINITY))
+        return f", {lo} <= {symbol}" + (f" <= {hi}" if hi < INFINITY else "") if symbol in self.bounds else ""
+
+    def _now(self, symbols: Iterable[Symbol], of: Mapping[Symbol, int]) -> str:
+        first = dict(self.symbols)
+        return "; ".join(f"{s} = {first[s]} is {of[s]}, was {s.hint}" for s in sorted(symbols, key=lambda s: s.order))
+
+    def describe(self) -> list[str]:
+        """The symbols, what equals them, and the assumptions, a line each."""
+        lines = [f"{symbol} = {source}, {symbol.hint} at the capture{self._range(symbol)}" for symbol, source in self.symbols]
+        lines += [f"{source} == {expr}" for source, expr in self.facts]
+        return lines + [f"{g!r}" + (f", asked at {g.where}" if g.where is not None else "") for g in self.assumed]
+
+    def __str__(self) -> str:
+        return "; ".join(map(repr, self.assumed)) or "sizes"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        """(what is read: (node, kind, dimension) each, the program); see csrc/sizes.c."""
+        program = _Program()
+        for symbol, source in self.symbols:
+            program.places[symbol] = program.load(source, node)
+        for symbol, _ in self.symbols:
+            for bound, sign in zip(self.bounds.get(symbol, ()), (1, -1)):
+                if abs(bound) < INFINITY:
+                    program.check(">=", (Size({(symbol,): 1}, symbol.env) - bound) * sign)
+        for source, expr in self.facts:
+            program.emit(_CODES["load"], program.load(source, node))
+            program.expression(-expr)
+            program.emit(_CODES["add"])
+            program.emit(_CODES["=="])
+        for guard in self.assumed:
+            program.check(guard.kind, guard.expr)
+        return tuple(program.loads), tuple(program.code)
+
+
+def _place(source: Source) -> tuple[Source, int, int]:
+    """(what is evaluated, 0: an integer, 1: a tensor's size, 2: its stride, the dimension)."""
+    if type(source) in (SizeOf, StrideOf) and source.base is not None:
+        return source.base, 1 if type(source) is SizeOf else 2, source.key
+    return source, 0, 0
+
+
+_CODES = {name: i for i, name in enumerate(
+    ("number", "load", "add", "mul", "floordiv", "mod", "min", "max", ">=", "==", "!="))}
+
+
+class _Program:
+    """Postfix code over 64-bit integers: an operation, and for `number` and `load` its operand."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[int, int, int]] = []
+        self.code: list[int] = []
+        self.places: dict[Symbol, int] = {}
+
+    def load(self, source: Source, node: Callable[[Source], int]) -> int:
+        place, kind, dim = _place(source)
+        self.loads.append((node(place), kind, dim))
+        return len(self.loads) - 1
+
+    def emit(self, *words: int) -> None:
+        self.code.extend(words)
+
+    def check(self, kind: str, expr: Size | int) -> None:
+        self.expression(expr)
+        self.emit(_CODES[kind])
+
+    def expression(self, expr: Size | int) -> None:
+        """Push the value."""
+        terms = expr.terms if type(expr) is Size else {(): expr}
+        for i, (monomial, c) in enumerate(terms.items() or [((), 0)]):
+            factors = 0
+            if c != 1 or not monomial:
+                self.emit(_CODES["number"], c)
+                factors = 1
+            for atom in monomial:
+                self._atom(atom)
+                factors += 1
+            self.emit(*[_CODES["mul"]] * (factors - 1))
+            if i:
+                self.emit(_CODES["add"])
+
+    def _atom(self, atom: Atom) -> None:
+        if type(atom) is Symbol:
+            self.emit(_CODES["load"], self.places[atom])
+            return
+        self.expression(atom.a)
+        self.expression(atom.b)
+        self.emit(_CODES[atom.kind])
+
+
+# Marks -------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class DimRange:
+    """The values that a dimension marked dynamic may have; None: no bound."""
+
+    dim: int
+    min: int | None
+    max: int | None
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int, *, min: int | None = None, max: int | None = None) -> None:
+    """Make a dimension a symbol from the first call on; `min` and `max`: the sizes that one program must serve.
+
+    Sizes 0 and 1 are programs of their own. Where the program needs the number itself the dimension is specialised all
+    the same, and `explain` says why. Raises IndexError for a dimension that the tensor has not.
+    """
+    dim = _checked(tensor, dim)
+    tensor.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(dim)
+    tensor.__dict__.setdefault("_dynamo_dynamic_range", set()).add(DimRange(dim, min, max))
+
+
+def mark_static(tensor: torch.Tensor, dim: int) -> None:
+    """Keep a dimension a number: every size of it is a program of its own. Raises IndexError as `mark_dynamic`."""
+    tensor.__dict__.setdefault("_dynamo_static_indices", set()).add(_checked(tensor, dim))
+
+
+def _checked(tensor: torch.Tensor, dim: int) -> int:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
+    return dim % tensor.dim()
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks of a tensor, under the names that `torch._dynamo` gives them."""
+
+    static: frozenset[int]
+    dynamic: frozenset[int]
+    ranges: Mapping[int, tuple[int, int]]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Marks:
+        """What was marked on a tensor."""
+        own = tensor.__dict__
+        ranges = {r.dim: (max(r.min or 2, 2), r.max or INFINITY) for r in own.get("_dynamo_dynamic_range", ())}
+        dynamic = own.get("_dynamo_dynamic_indices", set()) | own.get("_dynamo_weak_dynamic_indices", set())
+        return Marks(frozenset(own.get("_dynamo_static_indices", ())), frozenset(dynamic), ranges)
+
+    def of_dim(self, dim: int) -> bool | tuple[int, int] | None:
+        """False: static; the range of a dynamic dimension; None: not marked."""
+        if dim in self.static:
+            return False
+        return self.ranges.get(dim, (2, INFINITY)) if dim in self.dynamic else None

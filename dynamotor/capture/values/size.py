@@ -1,0 +1,215 @@
+"""A size in a trace: an integer expression over symbols, and `torch.Size`s, calls and operators that hold one.
+
+A `SizeValue` is a `Constant` whose `value` specialises: code that knows nothing of symbols reads a number and is right for
+this number alone (the guard says so). What is worth more than that is here.
+
+>>> trace.binary(operator.floordiv, SizeValue(trace, n), Constant(2))      # floordiv(s0, 2), no guard
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...graph.sizes import Size, maximum, minimum
+from ...graph.sym_int import from_torch, to_torch
+from .base import CallRule, Value, find_rule, size_rules
+from .constant import Constant
+from .containers import SequenceValue, SliceValue, TupleValue
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+_INPLACE = {getattr(operator, f"i{name}"): getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "pow")}
+_EXACT = frozenset((*_INPLACE.values(), divmod, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
+
+
+class SizeValue(Constant):
+    """An int that is known as an expression."""
+
+    __slots__ = ("trace", "expr")
+    symbolic = True
+
+    def __init__(self, trace: Trace, expr: Size) -> None:
+        self.source, self.trace, self.expr = None, trace, expr
+
+    @property
+    def value(self) -> int:  # type: ignore[override]
+        return int(self.expr)
+
+    @property
+    def is_plain(self) -> bool:
+        return True
+
+    def python_type(self) -> type:
+        return int
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        op = _INPLACE.get(op, op)
+        number = number_of(other)
+        if not other.is_constant():
+            return None
+        if number is None or op not in _EXACT:
+            return super().binary(trace, op, other, reflected)
+        a, b = (number, self.expr) if reflected else (self.expr, number)
+        if op in (operator.floordiv, operator.mod, divmod) and b == 0 or op is operator.pow and type(b) is Size:
+            return super().binary(trace, op, other, reflected)
+        result = op(a, b)
+        return TupleValue([size_value(trace, r) for r in result]) if op is divmod else size_value(trace, result)
+
+    def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
+        return size_value(trace, op(self.expr)) if op in (operator.neg, operator.pos) else super().unary(trace, op)
+
+    def truth(self, trace: Trace) -> bool:
+        return bool(self.expr)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return cg.size(self.expr)
+
+    def lowered(self, node: bool) -> Any:
+        """What a torch call gets: a node of the graph, or a `torch.SymInt` for the trial run; a number where it must be one."""
+        sizes = self.trace.sizes
+        used = sizes.used(self.expr)
+        return sizes.node(self.trace.graph, used) if node else to_torch(used)
+
+    def describe(self) -> str:
+        return f"the size {self.expr}"
+
+
+class SizesValue(TupleValue):
+    """A `torch.Size` of which some sizes are expressions."""
+
+    __slots__ = ()
+
+    def python_type(self) -> type:
+        return torch.Size
+
+    def as_constant(self) -> Any:
+        return torch.Size(super().as_constant())
+
+    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+        if not issubclass(other.python_type(), tuple):
+            result = TupleValue(self.items).binary(trace, op, other, reflected)
+        else:
+            pair = TupleValue(self.items), TupleValue(other.unpack(trace))
+            left, right = reversed(pair) if reflected else pair
+            result = left.binary(trace, op, right)
+        return SizesValue(result.items) if type(result) is TupleValue else result
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.constant(torch.Size)}({super().reconstruct(cg)})"
+
+
+def size_value(trace: Trace, number: Any) -> Value:
+    """The value of an int or bool, or of an expression of one."""
+    return SizeValue(trace, number) if type(number) is Size else Constant(number)
+
+
+def size_result(trace: Trace, result: Any) -> Value | None:
+    """The value of what PyTorch answered, if there is a size that is an expression in it."""
+    kind = type(result)
+    if kind in (torch.SymInt, torch.SymBool, torch.SymFloat):
+        return size_value(trace, from_torch(result))
+    if kind in (torch.Size, tuple) and any(type(n) is torch.SymInt for n in result):
+        return (SizesValue if kind is torch.Size else TupleValue)([size_value(trace, from_torch(n)) for n in result])
+    return None
+
+
+def number_of(value: Value) -> Size | int | None:
+    """The int or expression of a value, None for anything else."""
+    if type(value) is SizeValue:
+        return value.expr
+    return int(value.value) if isinstance(value, Constant) and isinstance(value.value, int) else None
+
+
+def symbolic_binary(trace: Trace, op: Callable[..., Any], left: Value, right: Value) -> Value | None:
+    """An operator of which one side is known and the other symbolic; None: go on in the ordinary way."""
+    if type(left) is SizeValue or not isinstance(left, Constant):
+        return None
+    if type(right) is SizeValue:
+        return right.binary(trace, op, left, True)
+    if isinstance(left.value, tuple) and isinstance(right, SequenceValue):
+        kind = SizesValue if type(left.value) is torch.Size else TupleValue
+        return kind([trace.make(n) for n in left.value]).binary(trace, op, right)
+    return None
+
+
+# Calls of known functions with an expression among the arguments; a rule gives None to go on with the ordinary one.
+def size_rule(*functions: Any) -> Callable[[Any], Any]:
+    """Register the rule of functions."""
+    def add(rule: Callable[[Trace, list[Value]], Value | None]) -> Any:
+        for fn in functions:
+            size_rules[fn] = _before(fn, rule)
+        return rule
+    return add
+
+
+def _before(fn: Any, rule: Callable[[Trace, list[Value]], Value | None]) -> CallRule:
+    def call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        found = None if kwargs else rule(trace, args)
+        if found is not None:
+            return found
+        ordinary = find_rule(fn)
+        return trace.real_call(fn, *[a.as_constant() for a in args]) if ordinary is None else ordinary(trace, args, kwargs)
+    return call
+
+
+@size_rule(int, operator.index, math.floor, math.ceil, math.trunc, round, torch.sym_int)
+def _whole(trace: Trace, args: list[Value]) -> Value | None:
+    return args[0] if len(args) == 1 and type(args[0]) is SizeValue else None
+
+
+@size_rule(isinstance)
+def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
+    kinds = args[1]
+    return Constant(isinstance(0, kinds.as_constant())) if type(args[0]) is SizeValue and kinds.is_constant() else None
+
+
+@size_rule(abs)
+def _abs(trace: Trace, args: list[Value]) -> Value | None:
+    return size_value(trace, abs(args[0].expr)) if type(args[0]) is SizeValue else None
+
+
+def _numbers(trace: Trace, args: list[Value]) -> list[Any] | None:
+    items = args[0].unpack(trace) if len(args) == 1 and isinstance(args[0], SequenceValue) else args
+    numbers = [number_of(item) for item in items]
+    return None if any(n is None for n in numbers) else numbers
+
+
+def _folding(fold: Callable[[Any, Any, Any], Any]) -> Callable[[Trace, list[Value]], Value | None]:
+    def rule(trace: Trace, args: list[Value]) -> Value | None:
+        numbers = _numbers(trace, args)
+        if not numbers:
+            return None
+        total = numbers[0]
+        for n in numbers[1:]:
+            total = fold(trace.sizes.env, total, n)
+        return size_value(trace, total)
+    return rule
+
+
+size_rule(min, torch.sym_min)(_folding(minimum))
+size_rule(max, torch.sym_max)(_folding(maximum))
+size_rule(torch.sym_sum)(_folding(lambda env, a, b: a + b))
+
+
+@size_rule(math.prod, torch.Size.numel)
+def _product(trace: Trace, args: list[Value]) -> Value | None:
+    numbers = _numbers(trace, args) if isinstance(args[0], SequenceValue) else None
+    return None if numbers is None else size_value(trace, math.prod(numbers))
+
+
+@size_rule(torch.Size)
+def _torch_size(trace: Trace, args: list[Value]) -> Value | None:
+    return SizesValue(args[0].unpack(trace)) if len(args) == 1 and isinstance(args[0], SequenceValue) else None
+
+
+@size_rule(slice)
+def _slice(trace: Trace, args: list[Value]) -> Value | None:
+    none = Constant(None)
+    return SliceValue(*((none, args[0], none) if len(args) == 1 else (*args, none)[:3]))

@@ -1,0 +1,59 @@
+"""The command line: `python -m fuzz fusion --seconds 60 --seed 3 --jobs 2 --json out.json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from . import fusion, fuzzers, report, workers
+
+NAMES = ("fusion",)
+
+
+def main() -> int:
+    """Run a fuzzer, or all of them one after another; 1 when something is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz")
+    parser.add_argument("fuzzer", nargs="?", default="all", choices=[*NAMES, "all", "worker"])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=1 << 60, help="programs at most")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--targets", default=",".join(fusion.targets()))
+    parser.add_argument("--json", default="", help="where the counts and findings are written")
+    args = parser.parse_args()
+    if args.fuzzer == "worker":
+        workers.work()
+        return 0
+    names = NAMES if args.fuzzer == "all" else (args.fuzzer,)
+    reports = {name: _run(name, args, args.seconds / len(names)) for name in names}
+    if args.json:
+        Path(args.json).write_text(json.dumps(reports, indent=1) + "\n")
+    return int(any(one["findings"] for one in reports.values()))
+
+
+def _run(name: str, args: argparse.Namespace, seconds: float) -> dict[str, object]:
+    pool = workers.Workers(args.jobs, seconds, lambda text: print(text, flush=True))
+    found = pool.run(fuzzers.chunks(name, args.seed, args.count, args.targets.split(",")))
+    total = sum(found.tally.values())
+    print(
+        f"{name}: {total} programs in {found.seconds:.0f} s, "
+        f"{total / max(found.seconds, 1e-9):.1f} a second; {dict(found.tally)}"
+    )
+    print(f"not compiled, by reason: {dict(found.refused.most_common())}")
+    if found.findings:
+        print(f"{len(found.findings)} kinds of findings; what the tests above need:\n{report.HEADER}")
+    return {
+        "command": " ".join(["python -m fuzz", *sys.argv[1:]]),
+        "seed": args.seed,
+        "seconds": round(found.seconds),
+        "tally": found.tally,
+        "refused": dict(found.refused.most_common()),
+        "findings": list(found.findings.values()),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,106 @@
+"""Compile many programs with one run of the C++ compiler, and hand them memory that holds NaNs.
+
+Starting g++ and reading the prelude costs more than a small kernel. In a batch each call stops where it would
+wait for its library (`Waiting`); `build()` compiles what all of them need as one unit, then they run through.
+
+>>> with Batch() as batch:
+...     with suppress(Waiting):
+...         call(x)
+...     batch.build()
+...     call(x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from dynamotor.base.errors import BuildError
+from dynamotor.codegen import cpp, program
+from dynamotor.codegen.program import CallProgram
+from dynamotor.runtime import build, memory
+
+POISON = 0xFF  # NaN in every float type, -1 in signed integers
+
+
+class Waiting(BaseException):
+    """A call has reached kernels that are not built yet. No Exception: no fallback may take it."""
+
+
+class Batch:
+    """While entered, kernels of call programs wait for `build`, and fresh memory is poisoned."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, cpp.CFunction] = {}
+        self._pending: Future[build.Library] = Future()
+        self._saved: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Batch:
+        batch, built, prepare = self, CallProgram._built, CallProgram._prepare
+
+        def start_builds(call: Any) -> dict[str, str]:
+            functions = list(call._writer.functions.values())
+            batch._functions.update({f.name: f for f in functions})
+            call._units, call.builds = ([functions], [batch._pending]) if functions else ([], [])
+            call.cpp_source = ""
+            return {"cpp": ""}
+
+        def wait_or_prepare(call: Any) -> None:
+            if any(not pending.done() for pending in getattr(call, "builds", ())):
+                raise Waiting
+            prepare(call)
+
+        def poisoned_globals(call: Any) -> dict[str, Any]:
+            found = built(call)
+            return {**found, **{name: poisoned(found[name]) for name in ("take", "new") if name in found}}
+
+        self._put(CallProgram, "_start_builds", start_builds)
+        self._put(CallProgram, "_prepare", wait_or_prepare)
+        self._put(CallProgram, "_built", poisoned_globals)
+        self._put(memory.Arena, "acquire", _poisoned_block(memory.Arena.acquire))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for where, name, value in self._saved:
+            setattr(where, name, value)
+
+    def _put(self, where: Any, name: str, value: Any) -> None:
+        self._saved.append((where, name, getattr(where, name)))
+        setattr(where, name, value)
+
+    def build(self) -> None:
+        """Compile and load all kernels that calls wait for. BuildError when the compiler refuses one."""
+        functions, pending = self._functions, self._pending
+        self._functions, self._pending = {}, Future()
+        if not functions:
+            return
+        try:
+            pending.set_result(build.load_library(cpp.emit_unit(functions.values()), cpp.flags()))
+        except BuildError as error:
+            pending.set_exception(error)
+            raise
+
+
+def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An allocator whose memory holds the pattern."""
+
+    def poison(*args: Any) -> torch.Tensor:
+        tensor = make(*args)
+        program._view(tensor, (tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0).view(
+            torch.uint8
+        ).fill_(POISON)
+        return tensor
+
+    return poison
+
+
+def _poisoned_block(acquire: Callable[..., memory.Block]) -> Callable[..., memory.Block]:
+    def poison(arena: memory.Arena, nbytes: int) -> memory.Block:
+        block = acquire(arena, nbytes)
+        block.bytes.fill_(POISON)
+        return block
+
+    return poison

@@ -1,0 +1,139 @@
+"""How far rounding alone can move a result: eager runs again with each aten result moved about a little.
+
+A compiler that is right gives other roundings than eager, so values that hang on them (a difference of equal
+numbers, a comparison of two sums) may differ. Where these agree and the compiled one does not, it is wrong.
+
+>>> with Jiggle(seed=1):
+...     f(*inputs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from .compare import Outcome
+
+RUNS = 10
+_UNIT = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+# Ops whose exact results on simple numbers say nothing: others compute them by another formula.
+_ROUGH = (
+    "norm",
+    "var",
+    "std",
+    "softmax",
+    "logsumexp",
+    "logcumsumexp",
+    "mean",
+    "nll",
+    "div",
+    "attention",
+    "upsample",
+)
+
+
+class Jiggle(TorchDispatchMode):
+    """Moves the float result of each op that rounds, as if its operands had been rounded otherwise."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        returns = func._schema.returns
+        if any(r.alias_info is not None and not r.alias_info.is_write for r in returns) or not _rounds(func):
+            return func(*args, **kwargs)
+        exact = self._wide(func, args, kwargs, 0.0)
+        moved = self._wide(func, args, kwargs, 4.0) if exact is not None else None
+        result = func(*args, **kwargs)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if exact is None:
+            for one in results:
+                self._move(one, None)
+        else:
+            alike = [_same(r, e) for r, e in zip(results, exact, strict=True)]
+            if not all(alike) or any(name in func.__name__ for name in _ROUGH):
+                for one, other in zip(results, moved, strict=True):
+                    self._move(one, other)
+        return result
+
+    def _wide(self, func: Any, args: Any, kwargs: Any, by: float) -> list[Any] | None:
+        """The results in float64, from operands moved by so many roundings; None when the op will not."""
+
+        def widen(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                return value.clone() if isinstance(value, torch.Tensor) else value
+            wide = value.double().clone()
+            if by:
+                unit = 2.0**-23 if value.dtype is not torch.float64 else 2.0**-52
+                wide *= 1 + by * unit * self._noise(wide)
+            return wide
+
+        if any(isinstance(v, torch.dtype) for v in (*args, *kwargs.values())):
+            return None
+        try:
+            result = func(*tree_map(widen, args), **tree_map(widen, kwargs))
+        except (RuntimeError, NotImplementedError, TypeError, IndexError):
+            return None
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def _noise(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+
+    def _move(self, result: Any, towards: Any) -> None:
+        """Write what another rounding might have given into the result."""
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point() or not result.numel():
+            return
+        wide = result.double() if towards is None or towards.dtype is not torch.float64 else towards
+        wide = wide * (1 + 2 * _UNIT[result.dtype] * self._noise(wide))
+        result.copy_(torch.where(torch.isfinite(result), wide, result.double()))
+
+
+def _rounds(func: Any) -> bool:
+    """Whether an op computes: copies, comparisons and reads of positions give what they are given."""
+    name = func.__name__.split(".")[0]
+    return name != "index" and not name.startswith(
+        (
+            "copy",
+            "clone",
+            "detach",
+            "index_select",
+            "gather",
+            "cat",
+            "stack",
+            "empty",
+            "zeros",
+            "ones",
+            "full",
+            "fill",
+            "where",
+            "arange",
+            "flip",
+            "roll",
+            "neg",
+            "abs",
+            "relu",
+            "max",
+            "min",
+            "amax",
+            "amin",
+        )
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    return not isinstance(a, torch.Tensor) or torch.equal(a.detach().double(), b.detach().double())
+
+
+def spread(run: Callable[[], Outcome]) -> list[Outcome]:
+    """Outcomes of eager runs with other roundings."""
+    outcomes = []
+    for seed in range(RUNS):
+        with Jiggle(seed):
+            outcomes.append(run())
+    return [one for one in outcomes if one.error is None]

@@ -1,0 +1,174 @@
+"""What a call did, in eager and compiled, and what differs: results, shared memory, gradients, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+# First look: as close as this is right. For what is not, `bounds` says how far rounding can move it.
+CLOSE = {
+    torch.float32: (4e-6, 1e-6),
+    torch.float64: (1e-12, 1e-13),
+    torch.bfloat16: (1.6e-2, 1e-3),
+    torch.float16: (2e-3, 1e-4),
+    torch.complex64: (4e-6, 1e-6),
+    torch.complex128: (1e-12, 1e-13),
+}
+
+
+@dataclass
+class Outcome:
+    """What one call of a program did. links: which results and inputs share memory, and where in it."""
+
+    outputs: list[Any] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)  # the inputs afterwards
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def tensors(self) -> dict[str, Any]:
+        """Every value by a name for messages."""
+        named = {f"output {n}": value for n, value in enumerate(self.outputs)}
+        named |= {f"input {n} afterwards": value for n, value in enumerate(self.written)}
+        return named | {f"gradient of input {n}": value for n, value in enumerate(self.gradients)}
+
+
+def links(inputs: Sequence[torch.Tensor], outputs: Sequence[Any]) -> list[str]:
+    """Names of pairs that are one object or share memory; with an input's memory, where in it."""
+    named = [(f"input {n}", t) for n, t in enumerate(inputs)]
+    named += [(f"output {n}", t) for n, t in enumerate(outputs) if isinstance(t, torch.Tensor)]
+    found = []
+    for n, (name, tensor) in enumerate(named):
+        for other_name, other in named[:n]:
+            if tensor is other:
+                found.append(f"{name} is {other_name}")
+            elif tensor.numel() and other.numel() and _storage(tensor) == _storage(other):
+                distance = (tensor.data_ptr() - other.data_ptr()) // tensor.itemsize
+                found.append(f"{name} shares the memory of {other_name} ({distance} elements on)")
+    return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def observe(
+    function: Callable[..., Any], inputs: list[torch.Tensor], cotangents: Sequence[int] = (), seed: int = 0
+) -> Outcome:
+    """Call the function, and its backward from the outputs in `cotangents`. An error is an outcome too."""
+    seen = Outcome()
+    try:
+        outputs = function(*inputs)
+        seen.outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        seen.links = links(inputs, seen.outputs)
+        roots = [seen.outputs[n] for n in cotangents if _asks_gradient(seen.outputs[n])]
+        if roots:
+            generator = torch.Generator().manual_seed(seed)
+            given = [torch.randn(r.shape, generator=generator).to(r.dtype) for r in roots]
+            torch.autograd.backward(roots, given)
+            seen.gradients = [t.grad if t.is_leaf else None for t in inputs]
+    except Exception as error:
+        seen.error = error
+    seen.written = [t.detach() for t in inputs]
+    return seen
+
+
+def _asks_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
+
+
+def differences(want: Outcome, got: Outcome, spread: Callable[[], list[Outcome]] | None = None) -> list[str]:
+    """What a compiled call did otherwise than eager, most telling first; empty when it is right.
+
+    spread: eager again and again with all roundings moved about; asked only where numbers differ.
+    """
+    if (want.error is None) != (got.error is None):
+        return [f"eager raised {_said(want.error)}, compiled raised {_said(got.error)}"]
+    if want.error is not None:
+        same = type(want.error) is type(got.error)
+        return [] if same else [f"eager raised {_said(want.error)}, compiled raised {_said(got.error)}"]
+    found: list[str] = []
+    if len(want.outputs) != len(got.outputs):
+        return [f"{len(want.outputs)} outputs in eager, {len(got.outputs)} compiled"]
+    wants, gots, moved = want.tensors(), got.tensors(), None
+    for name, a in wants.items():
+        b = gots.get(name)
+        problem = facts_differ(a, b)
+        if problem is None and isinstance(a, torch.Tensor) and not is_close(a, b):
+            moved = moved or [one.tensors() for one in (spread() if spread else [])]
+            problem = beyond(a, b, [one[name] for one in moved])
+        if problem:
+            found.append(f"{name}: {problem}")
+    if want.links != got.links:
+        found.append(f"shared memory: eager {want.links}, compiled {got.links}")
+    return found
+
+
+def _said(error: BaseException | None) -> str:
+    return (
+        "nothing"
+        if error is None
+        else f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:160]
+    )
+
+
+def facts_differ(a: Any, b: Any) -> str | None:
+    """How the types, shapes, strides or histories of two results differ."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return (
+            None
+            if type(a) is type(b) and (a == b or a != a)
+            else f"{_short(a)} in eager, {_short(b)} compiled"
+        )
+    for what in ("dtype", "shape", "requires_grad", "is_leaf"):
+        if getattr(a, what) != getattr(b, what):
+            return f"{what} {getattr(a, what)} in eager, {getattr(b, what)} compiled"
+    strides = [(s, t) for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1]
+    if a.numel() and any(s != t for s, t in strides):
+        return f"strides {a.stride()} in eager, {b.stride()} compiled, shape {tuple(a.shape)}"
+    return None
+
+
+def _short(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:60]!r}"
+
+
+def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal, or as close as results of this dtype are expected to be."""
+    a, b = a.detach(), b.detach()
+    if torch.equal(a, b):
+        return True
+    if a.dtype not in CLOSE:
+        return False
+    rtol, atol = CLOSE[a.dtype]
+    return torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def beyond(a: torch.Tensor, b: torch.Tensor, moved: Sequence[Any]) -> str | None:
+    """Which elements lie farther from eager than rounding explains."""
+    a, b = a.detach(), b.detach()
+    others = [m.detach() for m in moved if isinstance(m, torch.Tensor) and m.shape == a.shape]
+    if not a.is_floating_point() and not a.is_complex():
+        wrong = a != b
+        for other in others:
+            wrong &= other == a
+    else:
+        rtol, atol = CLOSE[a.dtype]
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        x, y, zs = a.to(wide), b.to(wide), [o.to(wide) for o in others]
+        reach = torch.zeros(a.shape, dtype=torch.float64)
+        sure = torch.ones(a.shape, dtype=torch.bool)
+        for z in zs:
+            sure &= (torch.isfinite(z) & torch.isfinite(x)) | (z == x) | (z.isnan() & x.isnan())
+            reach = torch.maximum(reach, (z - x).abs().nan_to_num(0, 0, 0))
+        near = (y - x).abs() <= 4 * reach + atol + rtol * x.abs().nan_to_num(0, 0, 0)
+        wrong = ~(near | (x == y) | (x.isnan() & y.isnan())) & sure
+    count = int(wrong.sum())
+    if not count:
+        return None
+    at = tuple(wrong.nonzero()[0].tolist())
+    values = f"{a[at].item()!r} in eager, {b[at].item()!r} compiled"
+    return f"{count} of {a.numel()} elements differ, the first at {at}: {values}"
