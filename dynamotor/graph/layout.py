@@ -65,17 +65,17 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: tuple[int, ...]) -> t
         first = operands[0].stride
         if all(op.stride == first for op in operands) and is_dense(operands[0]):
             return first
-    return _dense_in_order(_order([_broadcast_stride(op, shape) for op in operands], shape), shape)
+    return dense_in_order(_order([_broadcast_stride(op, shape) for op in operands], shape), shape)
 
 
 def preserved_stride(spec: TensorSpec) -> tuple[int, ...]:
     """Strides of `torch.empty_like(x)`: the tensor's own when it is dense, else its order of dimensions without holes."""
     if is_dense(spec):
         return spec.stride
-    return _dense_in_order(_order([spec.stride], spec.shape), spec.shape)
+    return dense_in_order(_order([spec.stride], spec.shape), spec.shape)
 
 
-def _dense_in_order(perm: list[int], shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense_in_order(perm: list[int], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a dense tensor whose dimensions go from fastest to slowest as `perm` says."""
     if perm == list(range(len(shape) - 1, -1, -1)):
         return contiguous_stride(shape)

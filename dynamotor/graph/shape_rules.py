@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from .layout import iterated_stride, preserved_stride, suggested_stride
 from .shapes import PASS, ShapeRule, UnsupportedOp, infer_by_meta_kernel, shape_rule, shape_rules
 from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index
+from .symbolic_rules import broadcast
 
 aten = torch.ops.aten
 
@@ -181,12 +182,6 @@ def _like(x: TensorSpec, value: Any = None, *, memory_format: torch.memory_forma
     return TensorSpec(x.shape, stride, options.get("dtype") or x.dtype, device_with_index(options.get("device") or x.device))
 
 
-@shape_rule(aten.slice_scatter.default, aten.select_scatter.default, aten.cumsum.default, aten.cumprod.default)
-def _as_first(x: TensorSpec, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    """Results laid out as a copy of the first argument; fixed sizes leave the checks of arguments to the meta kernel."""
-    return TensorSpec(x.shape, preserved_stride(x), dtype or x.dtype, x.device) if x.is_symbolic else PASS
-
-
 @shape_rule(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default,
             aten.fractional_max_pool3d_backward.default)
 def _gradient_of_second(grad: TensorSpec, x: TensorSpec, *rest: Any, **kwargs: Any) -> TensorSpec:
@@ -197,7 +192,7 @@ def _gradient_of_second(grad: TensorSpec, x: TensorSpec, *rest: Any, **kwargs: A
 @shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
     """Eager fills a row-major copy."""
-    return TensorSpec.dense(torch.broadcast_shapes(x.shape, mask.shape), x.dtype, x.device)
+    return TensorSpec.dense(broadcast([x.shape, mask.shape]), x.dtype, x.device)
 
 
 @shape_rule(aten.roll.default)

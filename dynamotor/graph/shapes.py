@@ -10,13 +10,11 @@ an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec`
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
 from ..base.errors import DynamotorError
@@ -26,6 +24,7 @@ from .op_facts import facts
 from .sizes import Size, hint
 from .spec import CPU, TensorSpec, device_with_index
 from .sym_int import from_torch, to_torch
+from .symbolic_rules import Unknown, broadcast, completed, operands, symbolic_rules
 
 aten = torch.ops.aten
 PASS = object()
@@ -94,6 +93,11 @@ def _ambient() -> tuple[Any, ...]:
 
 def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     rule = shape_rules.get(func)
+    if (func in symbolic_rules or rule is None and facts(func).pointwise) and has_symbols((args, kwargs)):
+        try:
+            return _infer_symbolic(func, args, kwargs)
+        except Unknown:
+            pass
     result = PASS if rule is None else rule(*args, **kwargs)
     return infer_by_meta_kernel(func, args, kwargs) if result is PASS else result
 
@@ -127,13 +131,29 @@ def _moved(value: Any, device: torch.device) -> Any:
 def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """What the meta kernel says, pointwise results laid out as the CPU kernels do it."""
     check_supported(func, args)
-    if facts(func).pointwise or func is aten.full.default:  # a size used as a number has no say in the result's spec
-        args = tuple([hint(value) if type(value) is Size and str(argument.type) in ("Tensor", "number") else value
-                      for value, argument in zip(args, func._schema.arguments)])
     result = _run_meta_kernel(func, args, kwargs)
     if type(result) is TensorSpec and facts(func).pointwise:
         return result.with_stride(iterated_stride(_operands(func, args), result.shape))
     return result
+
+
+def _infer_symbolic(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Shapes by a symbolic rule; the rest, the order of dimensions too, is as at the hints."""
+    like = infer_spec(func, *at_hints((args, kwargs)))
+    if func in symbolic_rules:
+        return completed(symbolic_rules[func](*args, **kwargs), like)
+    shape = broadcast(operands(args))
+    return TensorSpec(shape, iterated_stride(_operands(func, args), shape), like.dtype, like.device)
+
+
+def at_hints(value: Any) -> Any:
+    """Arguments as they are at the call that is being compiled; asks nothing."""
+    kind = type(value)
+    if kind is TensorSpec:
+        return value.hinted()
+    if kind is tuple or kind is list:
+        return kind([at_hints(v) for v in value])
+    return {name: at_hints(v) for name, v in value.items()} if kind is dict else hint(value)
 
 
 def _operands(func: OpOverload, args: tuple) -> list[TensorSpec]:
@@ -174,9 +194,8 @@ def _shape_is_known(func: OpOverload, args: tuple) -> bool:
 
 def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     device = _device_of_result(args, kwargs)
-    symbolic = has_symbols((args, kwargs))
     try:
-        with torch.no_grad(), enable_python_dispatcher() if symbolic else contextlib.nullcontext():
+        with torch.no_grad():
             out = func(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
     except NotImplementedError as error:
         raise UnsupportedOp("DM213", f"{func} has no shape rule", why=str(error).split("\n")[0],

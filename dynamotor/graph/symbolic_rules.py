@@ -1,0 +1,467 @@
+"""Shapes of results where sizes differ between calls. One row an op: the result's shape from the arguments' specs.
+
+The meta kernel runs at the hints and tells the rest: number of results, dtypes, and the order in which the dimensions of
+a new tensor lie. Views give whole specs. What a kernel demands of its arguments (equal sizes) is asked here, so that it
+becomes a guard. Ops without a row are tried on PyTorch's meta kernel as they are, else their sizes are specialised.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..base.registry import Registry
+from .layout import dense_in_order
+from .sizes import Size, is_symbolic, minimum
+from .spec import TensorSpec, contiguous_stride
+
+aten = torch.ops.aten
+Shape = tuple[Any, ...]
+# (arguments of the op) -> a shape for each result (one shape, or a tuple of them), or whole specs for views.
+symbolic_rules: Registry[OpOverload, Callable[..., Any]] = Registry("symbolic shape")
+symbolic_rule = symbolic_rules.register
+
+
+class Unknown(Exception):
+    """The rule has no answer for these arguments."""
+
+
+def completed(shapes: Any, like: Any) -> Any:
+    """Specs from what a rule gives and what is inferred at the hints; Unknown where they disagree."""
+    if isinstance(like, tuple):
+        several = isinstance(shapes, list)
+        return tuple([None if spec is None else completed(shapes[k] if several else shapes, spec)
+                      for k, spec in enumerate(like)])
+    spec = shapes if type(shapes) is TensorSpec else laid_out(tuple(shapes), like)
+    if spec.hinted() != like:
+        raise Unknown
+    return spec
+
+
+def laid_out(shape: Shape, like: TensorSpec) -> TensorSpec:
+    """A new tensor of this shape whose dimensions lie in the order that `like` has."""
+    if like.is_contiguous and like.stride == contiguous_stride(like.shape):
+        return TensorSpec.dense(shape, like.dtype, like.device)
+    order = sorted(range(len(shape)), key=lambda d: (like.stride[d], like.shape[d], -d))
+    return TensorSpec(shape, dense_in_order(order, shape), like.dtype, like.device)
+
+
+def require(condition: bool) -> None:
+    """What holds at the hints, since the meta kernel ran; asking made it a guard."""
+    if not condition:
+        raise Unknown
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The shape that these shapes are expanded to."""
+    result = []
+    for sizes in itertools.zip_longest(*[reversed(shape) for shape in shapes], fillvalue=1):
+        found: Any = 1
+        for size in sizes:
+            if type(found) is int and found == 1:
+                found = size
+            elif not (type(size) is int and size == 1):
+                require(size == found)
+                found = found if type(found) is int else size
+        result.append(found)
+    return tuple(reversed(result))
+
+
+def operands(args: Any) -> list[Shape]:
+    """The shapes of the tensors among the arguments."""
+    return [arg.shape for arg in args if type(arg) is TensorSpec]
+
+
+# Results shaped like an argument ----------------------------------------------------------------------------------------
+_SHAPED_LIKE: dict[int, tuple[OpOverload, ...]] = {
+    0: (aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default, aten.native_dropout.default,
+        aten._log_softmax_backward_data.default, aten.cumsum.default, aten.cumprod.default, aten.tril.default, aten.triu.default,
+        aten.flip.default, aten.sort.default, aten.sort.stable, aten.copy.default, aten.bernoulli.p, aten.roll.default,
+        aten.index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
+        aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two, aten.masked_scatter.default,
+        aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.logcumsumexp.default,
+        aten.native_dropout_backward.default, aten.cummax.default, aten.cummin.default),
+    1: (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten._adaptive_avg_pool2d_backward.default,
+        aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default, aten.mse_loss_backward.default),
+}  # fmt: skip
+for _position, _funcs in _SHAPED_LIKE.items():
+    for _func in _funcs:
+        symbolic_rules.add(_func, lambda *args, _position=_position, **kwargs: args[_position].shape)
+
+
+@symbolic_rule(aten.gather.default, aten.take.default)
+def _indexed(x: TensorSpec, *args: Any, **kwargs: Any) -> Shape:
+    return next(a for a in args if type(a) is TensorSpec).shape
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------------
+@symbolic_rule(aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim,
+               aten.prod.dim_int, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default,
+               aten.logsumexp.default, aten.any.dims, aten.all.dims)
+def _reduced(x: TensorSpec, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Shape:
+    rank = len(x.shape)
+    chosen = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+    gone = {d % rank for d in chosen} if rank else set()
+    return tuple([1 if d in gone else n for d, n in enumerate(x.shape) if keepdim or d not in gone])
+
+
+@symbolic_rule(aten.var.correction, aten.std.correction, aten.var_mean.correction)
+def _spread(x: TensorSpec, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Shape:
+    return _reduced(x, dims, keepdim)
+
+
+@symbolic_rule(aten.sum.default, aten.mean.default, aten.max.default, aten.min.default, aten.any.default, aten.all.default,
+               aten.prod.default)
+def _reduced_whole(x: TensorSpec, **kwargs: Any) -> Shape:
+    return ()
+
+
+@symbolic_rule(aten.topk.default)
+def _topk(x: TensorSpec, k: Any, dim: int = -1, *args: Any) -> Shape:
+    dim %= len(x.shape)
+    require(x.shape[dim] >= k)
+    return (*x.shape[:dim], k, *x.shape[dim + 1:])
+
+
+# Products -----------------------------------------------------------------------------------------------------------------
+@symbolic_rule(aten.mm.default, aten.bmm.default)
+def _product(a: TensorSpec, b: TensorSpec) -> Shape:
+    require(a.shape[-1] == b.shape[-2] and all(x == y for x, y in zip(a.shape[:-2], b.shape[:-2])))
+    return (*a.shape[:-1], b.shape[-1])
+
+
+@symbolic_rule(aten.addmm.default, aten.baddbmm.default)
+def _product_and_sum(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> Shape:
+    return broadcast([x.shape, _product(a, b)])
+
+
+@symbolic_rule(aten.mv.default)
+def _matrix_vector(a: TensorSpec, b: TensorSpec) -> Shape:
+    require(a.shape[1] == b.shape[0])
+    return a.shape[:1]
+
+
+# Normalisation, attention, losses --------------------------------------------------------------------------------------
+@symbolic_rule(aten.native_layer_norm.default)
+def _layer_norm(x: TensorSpec, shape: Any, *args: Any) -> list[Shape]:
+    kept = len(x.shape) - len(shape)
+    require(all(a == b for a, b in zip(x.shape[kept:], shape)))
+    statistics = (*x.shape[:kept], *[1] * len(shape))
+    return [x.shape, statistics, statistics]
+
+
+@symbolic_rule(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(grad: TensorSpec, x: TensorSpec, shape: Any, *args: Any) -> list[Shape]:
+    return [x.shape, tuple(shape), tuple(shape)]
+
+
+@symbolic_rule(aten.native_group_norm.default)
+def _group_norm(x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float) -> list[Shape]:
+    return [x.shape, (n, groups), (n, groups)]
+
+
+@symbolic_rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(grad: TensorSpec, x: TensorSpec, mean: Any, rstd: Any, weight: Any, n: Any, c: Any, *args: Any) -> list:
+    return [x.shape, (c,), (c,)]
+
+
+@symbolic_rule(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default,
+               aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit.no_stats)
+def _batch_norm(x: TensorSpec, *args: Any) -> list[Shape]:
+    return [x.shape, *[(x.shape[1],)] * 4]
+
+
+@symbolic_rule(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> list[Shape]:
+    return [x.shape, (x.shape[1],), (x.shape[1],)]
+
+
+@symbolic_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Shape]:
+    require(all(a == b for a, b in zip(q.shape[:2], k.shape[:2])) and all(a == b for a, b in zip(k.shape[:3], v.shape[:3])))
+    return [q.shape, (q.shape[0], q.shape[1], q.shape[2])]
+
+
+@symbolic_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _attention_backward(grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Shape]:
+    return [q.shape, k.shape, v.shape]
+
+
+@symbolic_rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, *args: Any) -> list[Shape]:
+    require(all(a == b for a, b in zip((x.shape[:1] if len(x.shape) == 2 else (x.shape[0], *x.shape[2:])), target.shape)))
+    return [target.shape if reduction == 0 else (), ()]
+
+
+@symbolic_rule(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
+def _loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, *args: Any) -> Shape:
+    shape = broadcast([x.shape, target.shape])
+    return shape if reduction == 0 else ()
+
+
+# Images -------------------------------------------------------------------------------------------------------------------
+@symbolic_rule(aten.convolution.default)
+def _convolution(x: TensorSpec, weight: TensorSpec, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+                 output_padding: Any, groups: int) -> Shape:
+    rank = len(weight.shape) - 2
+    if not is_symbolic(x.shape[:1]) and x.shape[0] == 1:
+        require(x.numel > 20480 or x.numel <= 20480)  # PyTorch takes another kernel, with another layout, for small images
+    stride, padding, dilation, more = ([*v] * rank if len(v) == 1 else [*v] for v in (stride, padding, dilation, output_padding))
+    spatial = []
+    for d in range(rank):
+        window = dilation[d] * (weight.shape[2 + d] - 1)
+        n = x.shape[len(x.shape) - rank + d]
+        spatial.append((n - 1) * stride[d] - 2 * padding[d] + window + more[d] + 1 if transposed
+                       else (n + 2 * padding[d] - window - 1) // stride[d] + 1)
+    return (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *spatial)
+
+
+@symbolic_rule(aten.convolution_backward.default)
+def _convolution_backward(grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias: Any, *args: Any) -> list[Shape]:
+    return [x.shape, weight.shape, grad.shape[1:2]]
+
+
+@symbolic_rule(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default)
+def _pool(x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = (0,), *args: Any) -> Shape:
+    ceil = args[1] if len(args) > 1 else args[0] if args and isinstance(args[0], bool) else False
+    dilation = args[0] if args and not isinstance(args[0], bool) else (1,)
+    if ceil:
+        raise Unknown
+    kernel, padding, dilation = ([*v] * 2 if len(v) == 1 else [*v] for v in (kernel, padding, dilation))
+    stride = kernel if not stride else [*stride] * 2 if len(stride) == 1 else [*stride]
+    sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1
+             for n, k, s, p, d in zip(x.shape[-2:], kernel, stride, padding, dilation)]
+    return (*x.shape[:-2], *sizes)
+
+
+@symbolic_rule(aten._adaptive_avg_pool2d.default)
+def _adaptive_pool(x: TensorSpec, size: Any) -> Shape:
+    return (*x.shape[:-2], *size)
+
+
+@symbolic_rule(aten.constant_pad_nd.default)
+def _pad(x: TensorSpec, pad: Any, value: Any = 0) -> Shape:
+    shape = list(x.shape)
+    for k in range(len(pad) // 2):
+        shape[-1 - k] = shape[-1 - k] + pad[2 * k] + pad[2 * k + 1]
+    return tuple(shape)
+
+
+# New tensors ----------------------------------------------------------------------------------------------------------------
+@symbolic_rule(aten.full.default, aten.empty.memory_format, aten.zeros.default, aten.ones.default, aten.rand.default,
+               aten.randn.default)
+def _filled(size: Any, *args: Any, **kwargs: Any) -> Shape:
+    return tuple(size)
+
+
+@symbolic_rule(aten.new_empty.default, aten.new_zeros.default, aten.new_full.default, aten.new_ones.default)
+def _new(x: TensorSpec, size: Any, *args: Any, **kwargs: Any) -> Shape:
+    return tuple(size)
+
+
+@symbolic_rule(aten.arange.default)
+def _arange(end: Any, **kwargs: Any) -> Shape:
+    return _arange_from(0, end)
+
+
+@symbolic_rule(aten.arange.start, aten.arange.start_step)
+def _arange_from(start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Shape:
+    if any(isinstance(v, float) for v in (start, end, step)):
+        raise Unknown
+    return (-((start - end) // step),)
+
+
+@symbolic_rule(aten.cat.default)
+def _cat(parts: Sequence[TensorSpec], dim: int = 0) -> Shape:
+    parts = [p for p in parts if not (len(p.shape) == 1 and type(p.shape[0]) is int and p.shape[0] == 0)]
+    dim %= len(parts[0].shape)
+    for part in parts[1:]:
+        require(all(a == b for d, (a, b) in enumerate(zip(part.shape, parts[0].shape)) if d != dim))
+    return (*parts[0].shape[:dim], sum([p.shape[dim] for p in parts]), *parts[0].shape[dim + 1:])
+
+
+@symbolic_rule(aten.stack.default)
+def _stack(parts: Sequence[TensorSpec], dim: int = 0) -> Shape:
+    require(all(a == b for p in parts[1:] for a, b in zip(p.shape, parts[0].shape)))
+    dim %= len(parts[0].shape) + 1
+    return (*parts[0].shape[:dim], len(parts), *parts[0].shape[dim:])
+
+
+@symbolic_rule(aten.embedding.default)
+def _embedding(weight: TensorSpec, index: TensorSpec, *args: Any) -> Shape:
+    return (*index.shape, *weight.shape[1:])
+
+
+@symbolic_rule(aten.embedding_dense_backward.default)
+def _embedding_backward(grad: TensorSpec, index: TensorSpec, rows: Any, *args: Any) -> Shape:
+    return (rows, grad.shape[-1])
+
+
+@symbolic_rule(aten.index_select.default)
+def _index_select(x: TensorSpec, dim: int, index: TensorSpec) -> Shape:
+    dim %= len(x.shape)
+    return (*x.shape[:dim], index.shape[0] if index.shape else 1, *x.shape[dim + 1:])
+
+
+@symbolic_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> Shape:
+    places = [d for d, index in enumerate(indices) if index is not None]
+    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in places):  # type: ignore[union-attr]
+        raise Unknown
+    picked = broadcast([indices[d].shape for d in places])  # type: ignore[union-attr]
+    first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
+    before = [n for d, n in enumerate(x.shape) if d not in places and d < first]
+    return (*before, *picked, *[n for d, n in enumerate(x.shape) if d not in places and d >= first])
+
+
+@symbolic_rule(aten.repeat.default)
+def _repeat(x: TensorSpec, repeats: Any) -> Shape:
+    shape = (*[1] * (len(repeats) - len(x.shape)), *x.shape)
+    return tuple([n * k for n, k in zip(shape, repeats)])
+
+
+# Views: whole specs ------------------------------------------------------------------------------------------------------
+def _look(x: TensorSpec, shape: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> TensorSpec:
+    return TensorSpec(tuple(shape), tuple(stride), x.dtype, x.device, x.offset if offset is None else offset)
+
+
+@symbolic_rule(aten.view.default, aten._unsafe_view.default)
+def _view(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
+    free = [d for d, n in enumerate(shape) if type(n) is int and n == -1]
+    if free:
+        rest = functools.reduce(lambda a, b: a * b, [n for d, n in enumerate(shape) if d not in free], 1)
+        require(x.numel % rest == 0)
+        shape = [x.numel // rest if d in free else n for d, n in enumerate(shape)]
+    require(functools.reduce(lambda a, b: a * b, shape, 1) == x.numel)
+    if x.is_contiguous:
+        return _look(x, shape, contiguous_stride(shape))
+    return _look(x, shape, _viewed_stride(x, shape))
+
+
+def _viewed_stride(x: TensorSpec, shape: Sequence[Any]) -> list[Any]:
+    """Strides of a view of memory with holes or in another order: dimensions that lie behind each other are taken together."""
+    runs: list[list[Any]] = []  # [elements, stride of the innermost], from the last dimension on
+    for n, stride in zip(reversed(x.shape), reversed(x.stride)):
+        if n == 1:
+            continue
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1][0] = runs[-1][0] * n
+        else:
+            runs.append([n, stride])
+    strides, at, done = [], 0, 1
+    for n in reversed(shape):
+        if at < len(runs) and done == runs[at][0]:
+            at, done = (at + 1, 1) if n != 1 else (at, done)
+        strides.append(done * runs[at][1] if at < len(runs) else 1)
+        done = done * n
+        require(at >= len(runs) or runs[at][0] % done == 0)
+    return strides[::-1]
+
+
+@symbolic_rule(aten.expand.default)
+def _expand(x: TensorSpec, shape: Sequence[Any], **kwargs: Any) -> TensorSpec:
+    missing = len(shape) - len(x.shape)
+    sizes, strides = [], []
+    for d, n in enumerate(shape):
+        have, stride = (1, 0) if d < missing else (x.shape[d - missing], x.stride[d - missing])
+        keeps = type(n) is int and n == -1
+        n = have if keeps else n
+        if d >= missing and n == have:
+            sizes, strides = [*sizes, n], [*strides, stride]
+        else:
+            require(have == 1)
+            sizes, strides = [*sizes, n], [*strides, 0]
+    return _look(x, sizes, strides)
+
+
+@symbolic_rule(aten.permute.default)
+def _permute(x: TensorSpec, dims: Sequence[int]) -> TensorSpec:
+    return _look(x, [x.shape[d] for d in dims], [x.stride[d] for d in dims])
+
+
+@symbolic_rule(aten.transpose.int)
+def _transpose(x: TensorSpec, a: int, b: int) -> TensorSpec:
+    dims = list(range(len(x.shape)))
+    dims[a], dims[b] = dims[b], dims[a]
+    return _permute(x, dims)
+
+
+@symbolic_rule(aten.t.default)
+def _t(x: TensorSpec) -> TensorSpec:
+    return _permute(x, list(range(len(x.shape)))[::-1])
+
+
+@symbolic_rule(aten.unsqueeze.default)
+def _unsqueeze(x: TensorSpec, dim: int) -> TensorSpec:
+    dim %= len(x.shape) + 1
+    stride = x.shape[dim] * x.stride[dim] if dim < len(x.shape) else 1
+    return _look(x, (*x.shape[:dim], 1, *x.shape[dim:]), (*x.stride[:dim], stride, *x.stride[dim:]))
+
+
+@symbolic_rule(aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(x: TensorSpec, dims: Any) -> TensorSpec:
+    chosen = {d % len(x.shape) for d in ([dims] if isinstance(dims, int) else dims)} if x.shape else set()
+    kept = [d for d, n in enumerate(x.shape) if d not in chosen or n != 1]
+    return _permute(x, kept)
+
+
+@symbolic_rule(aten.squeeze.default)
+def _squeeze_all(x: TensorSpec) -> TensorSpec:
+    return _permute(x, [d for d, n in enumerate(x.shape) if n != 1])
+
+
+@symbolic_rule(aten.select.int)
+def _select(x: TensorSpec, dim: int, index: Any) -> TensorSpec:
+    dim %= len(x.shape)
+    index = index if index >= 0 else index + x.shape[dim]
+    require(index >= 0 and x.shape[dim] > index)
+    kept = [d for d in range(len(x.shape)) if d != dim]
+    return _look(x, [x.shape[d] for d in kept], [x.stride[d] for d in kept], x.offset + index * x.stride[dim])
+
+
+@symbolic_rule(aten.slice.Tensor)
+def _slice(x: TensorSpec, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> TensorSpec:
+    dim %= len(x.shape)
+    n = x.shape[dim]
+    first, last = _clamped(0 if start is None else start, n), n if end is None else _clamped(end, n)
+    length = (last - first + step - 1) // step if last >= first else 0
+    shape, stride = list(x.shape), list(x.stride)
+    shape[dim], stride[dim] = length, stride[dim] * step
+    return _look(x, shape, stride, x.offset + first * x.stride[dim])
+
+
+def _clamped(position: Any, n: Any) -> Any:
+    """A slice's bound as Python counts it, in 0 .. n."""
+    if type(position) is int and position >= 1 << 62:
+        return n
+    if position < 0:
+        position = position + n
+        return position if position >= 0 else 0
+    return position if n >= position else n
+
+
+@symbolic_rule(aten.split.Tensor)
+def _split(x: TensorSpec, size: Any, dim: int = 0) -> list[TensorSpec]:
+    dim %= len(x.shape)
+    n = x.shape[dim]
+    count = (n + size - 1) // size
+    starts = [k * size for k in range(max(int(count), 1))]
+    return [_slice(x, dim, at, minimum(n.env, at + size, n) if type(n) is Size else min(at + size, n)) for at in starts]
+
+
+@symbolic_rule(aten.split_with_sizes.default)
+def _split_with_sizes(x: TensorSpec, sizes: Sequence[Any], dim: int = 0) -> list[TensorSpec]:
+    dim %= len(x.shape)
+    require(sum(sizes) == x.shape[dim])
+    ends = list(itertools.accumulate(sizes))
+    return [_slice(x, dim, end - n, end) for end, n in zip(ends, sizes)]
+
+
+@symbolic_rule(aten.unbind.int)
+def _unbind(x: TensorSpec, dim: int = 0) -> list[TensorSpec]:
+    return [_select(x, dim, k) for k in range(int(x.shape[dim]))]
