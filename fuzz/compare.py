@@ -164,7 +164,7 @@ def beyond(a: torch.Tensor, b: torch.Tensor, moved: Sequence[Any]) -> str | None
         for z in zs:
             sure &= (torch.isfinite(z) & torch.isfinite(x)) | (z == x) | (z.isnan() & x.isnan())
             reach = torch.maximum(reach, (z - x).abs().nan_to_num(0, 0, 0))
-        near = (y - x).abs() <= 4 * reach + atol + rtol * x.abs().nan_to_num(0, 0, 0)
+        near = (y - x).abs() <= 8 * reach + atol + rtol * x.abs().nan_to_num(0, 0, 0)
         wrong = ~(near | (x == y) | (x.isnan() & y.isnan())) & sure
     count = int(wrong.sum())
     if not count:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .ops import KINDS
+from .ops import ALL, FUSED
 from .program import FLOATS, LAYOUTS, Input, Program, Step
 
 SIZES = [1, 2, 7, 8, 9, 16, 17, 64]
@@ -40,6 +40,7 @@ class Generator:
             self.sizes[0] = self.rng.choice(RARE_SIZES)
         self.dtypes = [self.rng.choice(DTYPES)] * 4 + [self.rng.choice(DTYPES)]
         self.trains = self.rng.random() < 0.5
+        self.fused = self.rng.random() < 0.4  # few ops over the same loops, most of what they give returned
         self.special = self.rng.random() < 0.12  # equal values, zeros, infinities
         self.spoilt = False  # a line that was not kept may have written to a value
         self.inputs: list[Input] = []
@@ -92,7 +93,7 @@ class Generator:
         numbers = list(self.values)
         if not numbers or self.rng.random() < 0.05:
             return self.new_input(self.shape())
-        if self.rng.random() < 0.5:
+        if self.rng.random() < (0.2 if self.fused else 0.5):
             return self.rng.choice(numbers[-3:])
         return self.rng.choice(numbers)
 
@@ -102,6 +103,16 @@ class Generator:
         fits = [n for n, v in self.values.items() if n != x and _broadcasts(v.shape, shape)]
         if fits and self.rng.random() < 0.6:
             return self.rng.choice(fits[-5:])
+        return self._along(x)
+
+    def _space(self) -> tuple[int, ...]:
+        """Two or three dimensions, rarely of one element."""
+        shape = tuple(self.size() for _ in range(self.rng.choice([2, 2, 3])))
+        return shape if torch.Size(shape).numel() <= MOST_ELEMENTS else shape[:2]
+
+    def _along(self, x: int) -> int:
+        """A new input that broadcasts with x: some of its dimensions, some of those of one element."""
+        shape = self.values[x].shape
         other = list(shape)
         if self.rng.random() < 0.5:
             other = other[self.rng.randrange(len(other) + 1) :]
@@ -118,9 +129,11 @@ class Generator:
         """The program that this seed gives."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(self.seed)
-            self.new_input(self.shape())
+            first = self.new_input(self._space() if self.fused else self.shape())
+            for _ in range(self.rng.choice([1, 2]) if self.fused else 0):
+                self._along(first)
             count = self.rng.choice([1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 10])
-            weights, kinds = zip(*KINDS, strict=True)
+            weights, kinds = zip(*(FUSED if self.fused else ALL), strict=True)
             for _ in range(4 * count):
                 if len(self.steps) >= count or self.spoilt:
                     break
@@ -198,7 +211,8 @@ class Generator:
     def _finish(self) -> Program:
         """The values that are returned, and the numbering of `Program`."""
         lines = [n for n, origin in enumerate(self.made) if origin[0] == "step" and n in self.values]
-        kept = set(self.rng.sample(lines, min(len(lines), self.rng.choice([1, 1, 2, 2, 3, 4]))))
+        count = self.rng.choice([2, 3, 4, 6] if self.fused else [1, 1, 2, 2, 3, 4])
+        kept = set(self.rng.sample(lines, min(len(lines), count)))
         if lines and self.rng.random() < 0.8:
             kept.add(lines[-1])
         if not kept or self.rng.random() < 0.03:

@@ -351,8 +351,41 @@ def convolution(g: Generator) -> Line:
     return f"F.conv{len(shape) - 2}d({{0}}, {{1}}{extra})", (x, weight)
 
 
-# Which kinds of lines a program takes, and how often.
-KINDS: list[tuple[int, Callable[[Generator], Line]]] = [
+MAPS = """
+{0} * 2 | {0} + 1 | -{0} | {0}.exp() | {0}.relu() | {0} > 0 | {0}.square() | {0}.sigmoid() | {0}.abs()
+{0} - 0.5
+"""
+JOINED_MAPS = """
+{0} + {1} | {0} * {1} | {0} - {1} | torch.maximum({0}, {1}) | {0} < {1} | torch.where({0} > {1}, {0}, {1})
+"""
+ROW_SUMS = """
+{0}.sum({dims}) | {0}.mean({dims}) | {0}.amax({dims}) | {0}.sum({dims}, keepdim=True)
+{0}.mean({dims}, keepdim=True) | {0}.sum() | {0}.amax({dims}, keepdim=True) | torch.softmax({0}, {dim})
+F.layer_norm({0}, {0}.shape[-1:]) | {0}.var({dims}, keepdim=True) | {0}.argmax({dim}) | {0}.any({dim})
+{0}.cumsum({dim}) | {0}.prod({dim}) | {0}.amin({dims}) | {0}.logsumexp({dim}) | {0}.norm(dim={dim})
+"""
+
+JOINED_SUMS = """
+({0} * {1}).sum({dims}) | ({0} + {1}).amax({dims}, keepdim=True) | torch.softmax({0} * {1}, {dim})
+({0} - {1}).square().mean({dims}) | torch.softmax({0} + {1}, {dim}).sum({dims}) | ({0} < {1}).any({dim})
+({0} * {1}).mean({dims}, keepdim=True) - {1} | ({0} * {1}).sum() | ({0} * {1}).argmax({dim})
+({0} + {1}).cumsum({dim}) | {0} - ({0} * {1}).sum({dims}, keepdim=True) | ({0} + {1}).norm(dim={dim})
+"""
+
+# Which kinds of lines a program takes, and how often: of all kinds, or those that share loops.
+Kinds = list[tuple[int, Callable[["Generator"], Line]]]
+FUSED: Kinds = [
+    (8, line(MAPS)),
+    (12, line(JOINED_MAPS)),
+    (9, line(ROW_SUMS)),
+    (12, line(JOINED_SUMS)),
+    (2, reshape),
+    (2, permute),
+    (2, cut),
+    (2, cast),
+    (1, where),
+]
+ALL: Kinds = [
     (22, line(UNARY)),
     (26, line(BINARY)),
     (24, line(REDUCTIONS)),
