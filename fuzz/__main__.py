@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import fusion, fuzzers, report, workers
+from . import fuzzers, report, trial, workers
 
 NAMES = ("fusion",)
 
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=1 << 60, help="programs at most")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--targets", default=",".join(fusion.targets()))
+    parser.add_argument("--targets", default=",".join(trial.targets()))
     parser.add_argument("--json", default="", help="where the counts and findings are written")
     args = parser.parse_args()
     if args.fuzzer == "worker":

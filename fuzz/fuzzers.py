@@ -14,6 +14,7 @@ import torch
 from . import fusion, report
 from .program import Program
 from .reduce import kind, reduce
+from .trial import Verdict, tally
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
@@ -28,26 +29,32 @@ def run(job: Job) -> Answer:
 
 def run_fusion(job: Job) -> Answer:
     """Programs start .. start + count for one target."""
-    verdicts = list(fusion.chunk(job["seed"], job["start"], job["count"], job["target"]))
-    answer: Answer = {"tally": {}, "refused": Counter(), "findings": []}
-    answer["tally"] = {f"{job['target']} {what}": n for what, n in fusion.tally(verdicts).items()}
+    target, until = job["target"], time.monotonic() + min(job.get("seconds", 60.0), 100.0)
+    programs = [
+        fusion.generated(job["seed"], n, target) for n in range(job["start"], job["start"] + job["count"])
+    ]
+    verdicts = fusion.judged(programs, target)
+    answer = counted(verdicts, target)
     kinds: set[str] = set()
-    until = time.monotonic() + min(job.get("seconds", 60.0), 100.0)
-    for verdict in verdicts:
-        answer["refused"].update(set(verdict.refused))
-        if not verdict.problems:
-            continue
-        program = verdict.program
-        first = kind(verdict.problems[0])
-        if first not in kinds and len(kinds) < MOST_REDUCED:
-            program = reduce(program, _problems, max(5.0, (until - time.monotonic()) / MOST_REDUCED))
+    for program, verdict in zip(programs, verdicts, strict=True):
+        first = kind(verdict.problems[0]) if verdict.problems else ""
+        if first and first not in kinds and len(kinds) < MOST_REDUCED:
             kinds.add(first)
-            answer["findings"].append(finding(program, _problems([program])[0] or verdict.problems))
+            seconds = max(5.0, (until - time.monotonic()) / MOST_REDUCED)
+            small = reduce(program, lambda some: fusion.problems(some, target), seconds)
+            again = fusion.problems([small], target)[0]
+            answer["findings"].append(finding(small, again or verdict.problems))
     return answer
 
 
-def _problems(programs: list[Program]) -> list[list[str]]:
-    return [v.problems for v in fusion.examine(programs, programs[0].target)]
+def counted(verdicts: list[Verdict], what: str) -> Answer:
+    """The answer of a chunk without its findings."""
+    refused = Counter(reason for v in verdicts for reason in set(v.refused))
+    return {
+        "tally": {f"{what} {k}": n for k, n in tally(verdicts).items()},
+        "refused": refused,
+        "findings": [],
+    }
 
 
 def finding(program: Program, problems: list[str]) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def fusion_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     for name in itertools.cycle(names):
         if start >= count:
             return
-        size = min(count - start, fusion.BATCH if name != "triton" else 6)
+        size = min(count - start, fusion.BATCH if name != "triton" else fusion.SLOW_BATCH)
         yield {"fuzzer": "fusion", "seed": seed, "start": start, "count": size, "target": name}
         start += size
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from .fusion import TARGETS
 from .program import Program
+from .trial import TARGETS
 
 
 def test_of(program: Program, problems: list[str]) -> str:

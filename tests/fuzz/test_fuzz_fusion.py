@@ -10,15 +10,17 @@ from fuzz import fusion, fuzzers, report
 from fuzz.generate import Generator
 from fuzz.program import Input, Program, Step
 from fuzz.reduce import kind, reduce
+from fuzz.trial import targets
 
 
-def wrong(verdicts):
-    return {v.program.name: v.problems for v in verdicts if v.problems}
+def chunk(seed, count, target):
+    return [fusion.generated(seed, n, target) for n in range(count)]
 
 
-@pytest.mark.parametrize("target", fusion.targets())
+@pytest.mark.parametrize("target", targets())
 def test_programs_of_a_fixed_seed_are_right(target):
-    assert wrong(fusion.chunk(4, 0, 16 if target != "triton" else 4, target)) == {}
+    verdicts = fusion.judged(chunk(4, 16 if target != "triton" else 4, target), target)
+    assert {v.trial.name: v.problems for v in verdicts if v.problems} == {}
 
 
 def test_a_seed_gives_the_same_program_and_the_same_inputs():
@@ -42,21 +44,18 @@ def dropped_stores(monkeypatch):
 
 def test_a_store_that_is_missing_is_found_and_cut_down(monkeypatch):
     dropped_stores(monkeypatch)
-    verdicts = [v for v in fusion.chunk(2, 0, 8, "portable") if v.problems]
-    assert verdicts
-    large = max((v.program for v in verdicts), key=lambda program: len(program.steps))
-    small = reduce(large, lambda programs: [v.problems for v in fusion.examine(programs, "portable")])
-    assert (
-        len(small.steps) <= 1
-        and len(small.inputs) <= 2
-    )
+    programs = chunk(2, 8, "portable")
+    wrong = [p for p, found in zip(programs, fusion.problems(programs, "portable"), strict=True) if found]
+    assert wrong
+    large = max(wrong, key=lambda program: len(program.steps))
+    small = reduce(large, lambda some: fusion.problems(some, "portable"))
+    assert len(small.steps) <= 1 and len(small.inputs) <= 2
 
 
 def test_the_report_is_a_test_that_fails_as_the_program_does(monkeypatch):
     dropped_stores(monkeypatch)
     program = Program((Input((2, 3)),), (Step("{0}.exp()", (0,)),), (1,), target="portable")
-    problems = fusion.examine([program], "portable")[0].problems
-    finding = fuzzers.finding(program, problems)
+    finding = fuzzers.finding(program, fusion.problems([program], "portable")[0])
     scope: dict = {}
     exec(report.HEADER + finding["text"], scope)
     test = next(value for name, value in scope.items() if name.startswith("test_found"))
