@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import fuzzers, report, trial, workers
 
-NAMES = ("fusion",)
+NAMES = tuple(fuzzers.FUZZERS)
 
 
 def main() -> int:

@@ -57,15 +57,19 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def observe(
-    function: Callable[..., Any], inputs: list[torch.Tensor], cotangents: Sequence[int] = (), seed: int = 0
+    function: Callable[..., Any],
+    inputs: list[torch.Tensor],
+    cotangents: Sequence[int] | None = (),
+    seed: int = 0,
 ) -> Outcome:
-    """Call the function, and its backward from the outputs in `cotangents`. An error is an outcome too."""
+    """Call the function, and its backward from the outputs in `cotangents` (None: all). Errors are kept."""
     seen = Outcome()
     try:
         outputs = function(*inputs)
         seen.outputs = tree_leaves(outputs)
         seen.links = links(inputs, seen.outputs)
-        roots = [seen.outputs[n] for n in cotangents if _asks_gradient(seen.outputs[n])]
+        chosen = range(len(seen.outputs)) if cotangents is None else cotangents
+        roots = [seen.outputs[n] for n in chosen if _asks_gradient(seen.outputs[n])]
         if roots:
             generator = torch.Generator().manual_seed(seed)
             given = [torch.randn(r.shape, generator=generator).to(r.dtype) for r in roots]
@@ -73,12 +77,16 @@ def observe(
             seen.gradients = [t.grad if t.is_leaf else None for t in inputs]
     except Exception as error:
         seen.error = error
-    seen.written = [t.detach() for t in inputs]
+    seen.written = [t.detach().clone() for t in inputs]
     return seen
 
 
 def _asks_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
+    return (
+        isinstance(value, torch.Tensor)
+        and value.requires_grad
+        and (value.is_floating_point() or value.is_complex())
+    )
 
 
 def differences(

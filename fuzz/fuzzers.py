@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import time
 from collections import Counter
@@ -11,10 +12,12 @@ from typing import Any
 
 import torch
 
-from . import fusion, report
+import dynamotor
+
+from . import fusion, modules, operators, report
 from .program import Program
 from .reduce import kind, reduce
-from .trial import Verdict, tally
+from .trial import Trial, Verdict, examine, tally
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
@@ -24,7 +27,7 @@ MOST_REDUCED = 3  # findings of one chunk that are cut down; the others are only
 def run(job: Job) -> Answer:
     """Run a chunk in this process."""
     torch.set_num_threads(1)
-    return _RUN[job["fuzzer"]](job)
+    return FUZZERS[job["fuzzer"]][0](job)
 
 
 def run_fusion(job: Job) -> Answer:
@@ -94,9 +97,96 @@ def fusion_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         start += size
 
 
+def run_operators(job: Job) -> Answer:
+    """Ops start .. start + count of the database in one dtype; without a dtype, compositions by seed."""
+    numbers = range(job["start"], job["start"] + job["count"])
+    if job["dtype"]:
+        made = [t for n in numbers for t in operators.trials(n, job["dtype"])]
+    else:
+        made = [t for n in numbers if (t := operators.composition(job["seed"] * 1_000_003 + n)) is not None]
+    return _told_by_name(made, job, job["dtype"] or "composed")
+
+
+def operators_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """The whole database in a random order, then compositions."""
+    cells = [(n, dtype) for n in range(0, len(operators.op_db), 3) for dtype in operators.DTYPES]
+    random.Random(seed).shuffle(cells)
+    for (start, dtype), target in zip(cells[:count], itertools.cycle(names)):
+        size = min(3, len(operators.op_db) - start)
+        yield {
+            "fuzzer": "operators",
+            "seed": seed,
+            "start": start,
+            "count": size,
+            "dtype": dtype,
+            "target": target,
+        }
+    for start, target in zip(range(0, count - len(cells), 24), itertools.cycle(names)):
+        yield {
+            "fuzzer": "operators",
+            "seed": seed,
+            "start": start,
+            "count": 24,
+            "dtype": "",
+            "target": target,
+        }
+
+
+def run_modules(job: Job) -> Answer:
+    """A module of the database in one dtype and mode."""
+    numbers = range(job["start"], job["start"] + job["count"])
+    made = [t for n in numbers for t in modules.trials(n, job["dtype"], job["training"])]
+    return _told_by_name(made, job, f"{job['dtype']} {'training' if job['training'] else 'evaluation'}")
+
+
+def modules_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """The whole database in a random order."""
+    cells = list(itertools.product(range(len(modules.module_db)), modules.DTYPES, (True, False)))
+    random.Random(seed).shuffle(cells)
+    for (start, dtype, training), target in zip(cells[:count], itertools.cycle(names)):
+        yield {
+            "fuzzer": "modules",
+            "seed": seed,
+            "start": start,
+            "count": 1,
+            "dtype": dtype,
+            "training": training,
+            "target": target,
+        }
+
+
+def _told_by_name(made: list[Trial], job: Job, what: str) -> Answer:
+    """The answer for trials that cannot be cut down: their names say how to run them again."""
+    try:
+        verdicts = examine(made, job["target"])
+    finally:
+        dynamotor.reset()
+    answer = counted(verdicts, what)
+    for verdict in verdicts:
+        if verdict.problems:
+            name, first = verdict.trial.name, verdict.problems[0]
+            lines = [f"# {first}", *(f"# {line}" for line in verdict.trial.source.rstrip().splitlines())]
+            lines += [f"assert fuzz.{job['fuzzer']}.is_right({name!r}, {job['target']!r})", ""]
+            answer["findings"].append(
+                {
+                    "signature": f"{job['fuzzer']} {name.split()[0]} {kind(first)}",
+                    "name": name,
+                    "target": job["target"],
+                    "problems": verdict.problems[:3],
+                    "text": "\n".join(lines),
+                }
+            )
+    return answer
+
+
+Chunks = Callable[[int, int, list[str]], Iterator[Job]]
+FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
+    "fusion": (run_fusion, fusion_chunks),
+    "operators": (run_operators, operators_chunks),
+    "modules": (run_modules, modules_chunks),
+}
+
+
 def chunks(name: str, seed: int, count: int, targets: list[str]) -> Iterator[Job]:
-    """The chunks of a fuzzer, without end unless `count` programs are reached."""
-    return fusion_chunks(seed, count, targets)
-
-
-_RUN: dict[str, Callable[[Job], Answer]] = {"fusion": run_fusion}
+    """The chunks of a fuzzer, in an order that the seed decides."""
+    return FUZZERS[name][1](seed, count, targets)

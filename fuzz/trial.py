@@ -1,0 +1,160 @@
+"""Anything that can be run in eager and compiled: many are compiled with one run of g++, and each is judged.
+
+>>> examine([Trial("tanh", lambda compiled: lambda: observe(fn(compiled), [x]))], "avx2")
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dynamotor import config
+from dynamotor.base.errors import BuildError
+from dynamotor.base.events import counters
+from dynamotor.codegen.cpp_kernel import ISAS, machine_width
+
+from .batch import Batch, Waiting
+from .bounds import spread
+from .compare import Outcome, differences
+
+# How things may be compiled: fields of dynamotor.config.
+TARGETS: dict[str, dict[str, Any]] = {
+    "avx512": {"isa": "avx512"},
+    "avx2": {"isa": "avx2"},
+    "portable": {"isa": "portable"},
+    "triton": {"target": "triton"},
+}
+QUICK = ("-O1",)
+GRAPHS = 8  # forward, backward, and one more for each break
+
+
+def targets() -> list[str]:
+    """The C++ targets that this machine can run, and Triton's interpreter."""
+    width = machine_width()
+    return [name for name in TARGETS if name not in ISAS or ISAS[name][0] <= width]
+
+
+@contextlib.contextmanager
+def compiling(target: str) -> Iterator[None]:
+    """The settings under which programs are compiled for a target; random numbers are eager's."""
+    triton = target == "triton"
+    flags = () if triton else QUICK
+    with config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
+        yield
+
+
+@dataclass
+class Trial:
+    """prepare(compiled) gives what runs it once, on new equal inputs. settled: its numbers mean something."""
+
+    name: str
+    prepare: Callable[[bool], Callable[[], Outcome]]
+    settled: bool = True
+    source: str = ""  # for reports
+
+
+@dataclass
+class Verdict:
+    """What became of a trial: problems (none when it is right), and why parts of it were not compiled."""
+
+    trial: Trial
+    problems: list[str] = field(default_factory=list)
+    refused: list[str] = field(
+        default_factory=list
+    )  # "aten NAME" is an op left to aten, which is right that way
+    skipped: bool = False  # eager itself refuses it
+
+    @property
+    def broken(self) -> bool:
+        """Whether more than single ops was left uncompiled."""
+        return any(not reason.startswith("aten ") for reason in self.refused)
+
+
+@dataclass
+class _Case:
+    verdict: Verdict
+    eager: Callable[[], Outcome]
+    want: Outcome
+    run: Callable[[], Outcome]
+    done: bool = False
+
+
+def examine(trials: Sequence[Trial], target: str) -> list[Verdict]:
+    """Compile the trials for a target, run each twice and compare with eager. A build error counts."""
+    with compiling(target), Batch() as batch:
+        cases = [_case(trial) for trial in trials]
+        for _ in range(GRAPHS):
+            waiting = [case for case in cases if not case.done and _waits(case)]
+            if not waiting:
+                break
+            _build(batch, waiting, target)
+    return [case.verdict for case in cases]
+
+
+def _case(trial: Trial) -> _Case:
+    eager, verdict = trial.prepare(False), Verdict(trial)
+    want = eager()
+    verdict.skipped = want.error is not None
+    return _Case(verdict, eager, want, eager if verdict.skipped else trial.prepare(True), verdict.skipped)
+
+
+def _waits(case: _Case) -> bool:
+    """Run a case; whether it needs kernels to be built first. When it has run through, it is judged."""
+    before = reasons()
+    try:
+        got = case.run()
+    except Waiting:
+        return True
+    finally:
+        case.verdict.refused += sorted(reasons() - before)
+    case.done = True
+    found = case.verdict.problems = _judge(case, got)
+    if not found:
+        kept = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in got.outputs]
+        found += [f"second call: {p}" for p in _judge(case, case.run())]
+        for n, (now, before_it) in enumerate(zip(got.outputs, kept, strict=True)):
+            if isinstance(now, torch.Tensor) and not _equal(now.detach(), before_it):
+                found.append(f"output {n} of the first call was changed by the second")
+    return False
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.is_sparse or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _judge(case: _Case, got: Outcome) -> list[str]:
+    """Differences from eager, rounding set aside."""
+    return differences(case.want, got, lambda: spread(case.eager), case.verdict.trial.settled)
+
+
+def reasons() -> Counter[str]:
+    """Why parts of programs were not compiled, so far: graph breaks, fallbacks, ops left to aten."""
+    total = Counter({f"break {code}": n for code, n in counters["breaks"].items()})
+    total.update({name.replace("aten.", "aten ", 1): n for name, n in counters["fallback"].items()})
+    return total
+
+
+def _build(batch: Batch, waiting: list[_Case], target: str) -> None:
+    """Build what the cases wait for; when the compiler refuses, find out whose kernels it refuses."""
+    try:
+        batch.build()
+    except BuildError as error:
+        for case in waiting:
+            case.done = True
+            alone = [str(error).splitlines()[0]]
+            case.verdict.problems = (
+                alone if len(waiting) == 1 else examine([case.verdict.trial], target)[0].problems
+            )
+
+
+def tally(verdicts: Sequence[Verdict]) -> Counter[str]:
+    """How many were right, wrong, skipped (eager refuses them) or broken (left to eager in part)."""
+    return Counter(
+        "wrong" if v.problems else "skipped" if v.skipped else "broken" if v.broken else "right"
+        for v in verdicts
+    )

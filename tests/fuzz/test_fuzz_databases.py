@@ -1,0 +1,67 @@
+"""The fuzzers of PyTorch's operator and module databases: some of their trials, and a fault that they must find."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.codegen import cpp, cpp_ops
+from fuzz import fuzzers, modules, operators
+from fuzz.trial import examine, targets
+
+OPS = [
+    "add float32 0",
+    "softmax float32 2",
+    "cumsum bfloat16 1",
+    "index_put int64 0",
+    "var_mean float64 1",
+]
+
+
+def wrong(trials):
+    try:
+        return {v.trial.name: v.problems for v in examine(trials, targets()[0]) if v.problems}
+    finally:
+        dynamotor.reset()
+
+
+def test_some_operators_are_right():
+    assert wrong([operators.by_name(name) for name in OPS]) == {}
+
+
+def test_some_compositions_are_right():
+    found = [t for n in range(2, 6) if (t := operators.composition(n)) is not None]
+    assert len(found) > 2 and wrong(found) == {}
+
+
+@pytest.mark.parametrize("name", ["BatchNorm1d", "CrossEntropyLoss", "LayerNorm"])
+def test_some_modules_are_right(name):
+    number = next(n for n, info in enumerate(modules.module_db) if info.name == f"nn.{name}")
+    trials = [t for training in (True, False) for t in modules.trials(number, "float32", training)][:8]
+    assert trials and wrong(trials) == {}
+
+
+@pytest.mark.parametrize("layout", operators.LAYOUTS)
+def test_a_layout_keeps_shape_and_dtype(layout):
+    for shape in ((), (0, 3), (4,), (2, 3), (2, 3, 4, 5)):
+        tensor = operators.relaid(torch.arange(torch.Size(shape).numel()).reshape(shape).float(), layout)
+        again = operators._copy(tensor)
+        assert tensor.shape == shape and tensor.dtype is torch.float32
+        assert torch.equal(again, tensor) and (not tensor.numel() or again.stride() == tensor.stride())
+
+
+def test_a_wrong_operator_is_found_and_named(monkeypatch):
+    monkeypatch.setattr(cpp, "_memo", {})
+    monkeypatch.setitem(cpp_ops.TEXT, "exp", cpp_ops.TEXT["sin"])
+    number = next(n for n, op in enumerate(operators.op_db) if op.name == "exp")
+    job = {
+        "fuzzer": "operators",
+        "seed": 1,
+        "start": number,
+        "count": 1,
+        "dtype": "float32",
+        "target": targets()[0],
+    }
+    answer = fuzzers.run(job)
+    assert answer["findings"] and "fuzz.operators.is_right('exp float32 0'" in answer["findings"][0]["text"]
