@@ -64,6 +64,7 @@ class Unsupported(Exception):
         super().__init__(str(reason))
         self.reason = reason
         self.frames: tuple[Any, ...] = ()  # the inlined frames where it was raised
+        self.whole = False  # whether what was captured before cannot stand either, so that the call runs as it is
 
     def at(self, stack: tuple[UserLine, ...]) -> Unsupported:
         """Fill in the user's stack, once."""

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from dynamotor.base.registry import Registry
 from dynamotor.graph.spec import TensorSpec
@@ -558,8 +560,7 @@ class AmbientState:
     autocast: tuple[tuple[str, torch.dtype | None], ...]  # (device type, dtype or None when off)
     autocast_cache: bool
     default_dtype: torch.dtype
-    default_device: torch.device | None
-    function_modes: int
+    function_modes: tuple[torch.device | int, ...]  # the device of a `with torch.device(...)`, the identity of any other mode
     function_enabled: int
     dispatch_modes: int
     deterministic: bool
@@ -574,11 +575,12 @@ class AmbientState:
         autocast = tuple((device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
                          for device in AmbientState.AUTOCAST_DEVICES)
         c = torch._C
-        modes = c._len_torch_function_stack()
+        modes = _get_current_function_mode_stack() if c._len_torch_function_stack() else ()
+        modes = tuple(mode.device if isinstance(mode, DeviceContext) else id(mode) for mode in modes)
         enabled = 0 if c._is_torch_function_enabled() else 2 if c._is_torch_function_all_disabled() else 1
         return AmbientState(
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled(),
-            torch.get_default_dtype(), torch.get_default_device() if modes else None, modes, enabled,
+            torch.get_default_dtype(), modes, enabled,
             c._len_torch_dispatch_stack(), c._get_deterministic_algorithms(),
             c._dispatch_tls_local_include_set().raw_repr(), c._dispatch_tls_local_exclude_set().raw_repr())
 

@@ -11,15 +11,18 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+from torch.autograd import forward_ad
+
 from ..base.errors import UserLine
 from .breaks import unsupported
 from .effects import Effects
 from .graph_builder import GraphBuilder
+from .guards import ConstEquals
 from .interpreter import Frame, Inlining
 from .protocol import Protocol
 from .reader import Reader
 from .sizes import SizePolicy, TraceSizes
-from .source import Const, Source
+from .source import Const, DictItem, Source
 from .values.base import Raised, Value, makers
 from .values.constant import Constant
 from .values.instances import Instances
@@ -39,6 +42,8 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.graph = GraphBuilder(self.where)
         self.reader = Reader(self)
         self.effects = Effects(self)
+        # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
+        self.reader.guard(ConstEquals(DictItem(Const(vars(forward_ad), "torch.autograd.forward_ad"), "_current_level"), -1))
         self.frames: list[Frame] = []
         self.steps = 0
         self.break_at = break_at

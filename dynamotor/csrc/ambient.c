@@ -70,20 +70,21 @@ static int state_is(PyObject *state) {
     return equal;
 }
 
-/* The fast copy is read from the present, so it may be taken only while the present is that state. A default device hides
- * inside a mode object; comparing it always needs Python. */
+/* The fast copy is read from the present, so it may be taken only while the present is that state. Modes (a default device
+ * is one) are Python objects; comparing them always needs Python. */
 static void take_fast_copy(Ambient *ambient) {
-    if (!torch_state.ready || ambient->has_default_device) return;
+    if (!torch_state.ready || ambient->in_modes) return;
     read_state(ambient);
     ambient->fast = true;
 }
 
 int ambient_capture(Ambient *ambient, PyObject *state) {
     int equal = state_is(state);
-    PyObject *device = equal >= 0 ? PyObject_GetAttrString(state, "default_device") : NULL;
-    if (device == NULL) return -1;
-    ambient->has_default_device = device != Py_None;
-    Py_DECREF(device);
+    PyObject *modes = equal >= 0 ? PyObject_GetAttrString(state, "function_modes") : NULL;
+    Py_ssize_t n_modes = modes != NULL ? PyObject_Length(modes) : -1;
+    Py_XDECREF(modes);
+    if (n_modes < 0) return -1;
+    ambient->in_modes = n_modes > 0;
     ambient->state = Py_NewRef(state);
     if (equal) take_fast_copy(ambient);
     return 0;

@@ -95,7 +95,7 @@ typedef struct {
     int function_enabled;
     int32_t autocast_dtype[N_AUTOCAST]; /* -1: off */
     int32_t default_dtype;
-    bool grad_mode, inference_mode, autocast_cache, deterministic, has_default_device, fast;
+    bool grad_mode, inference_mode, autocast_cache, deterministic, in_modes, fast;
 } Ambient;
 
 int ambient_capture(Ambient *ambient, PyObject *state); /* 0 or -1 */

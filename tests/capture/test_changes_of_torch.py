@@ -8,7 +8,7 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-from test_changes import Plain, X, check
+from test_changes import Plain, X, check, outcome, same
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -189,3 +189,59 @@ def test_buffers_made_to_share_memory(share):
     for net in nets:
         net.a.data = torch.zeros(3)
     assert torch.equal(compiled(X), nets[0](X)) and torch.equal(nets[0].b, nets[1].b)
+
+
+def test_the_tangent_of_an_input_is_kept():
+    def read(x):
+        return x.sin() * 2
+    compiled = dynamotor.compile(read)
+    compiled(X)
+    for fn in (read, compiled):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(X, torch.ones(3))
+            assert torch.allclose(torch.autograd.forward_ad.unpack_dual(fn(dual)).tangent, X.cos() * 2)
+    assert torch.allclose(torch.func.jvp(compiled, (X,), (torch.ones(3),))[1], X.cos() * 2)
+
+
+def test_autograd_does_not_see_writes_into_data():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            y = (x * self.p).sin()
+            self.p.data.mul_(2)
+            return (y * self.p).sum()
+    nets = Net(), Net()
+    compiled = dynamotor.compile(nets[1])
+    for _ in range(2):
+        for net, call in zip(nets, (nets[0], compiled), strict=True):
+            net.p.grad = None
+            call(X).backward()
+        assert torch.equal(nets[0].p, nets[1].p) and torch.allclose(nets[0].p.grad, nets[1].p.grad)
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: x.as_strided((2,), (1,), 1), lambda x: torch.as_strided(x, (2,), (1,), 2), lambda x: x[1:].as_strided((2,), (1,), 3),
+    lambda x: torch.as_strided_copy(x, (2,), (1,), 2), lambda x: x.clone().as_strided((2,), (1,), 1),
+    lambda x: torch.ops.aten.as_strided.default(x, [2], [1], 2)])
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_addresses_in_a_storage_follow_the_view(call, backend):
+    compiled = dynamotor.compile(lambda x: call(x) + 1, backend=backend)
+    memory = torch.arange(8.0)
+    for x in (memory[:4], memory[1:5], memory[4:], memory[:4].clone(), memory[2:6]):
+        assert same(outcome(compiled, x), outcome(lambda x: call(x) + 1, x))
+
+
+def test_a_leaf_in_the_place_of_a_result_may_not_be_written():
+    compiled = dynamotor.compile(lambda x: x.mul_(2))
+    for make in (lambda p: p * 1, lambda p: p, lambda p: p * 1):
+        p = X.clone().requires_grad_()
+        try:
+            want = make(p).mul_(2)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match="leaf"):
+                compiled(make(p))
+        else:
+            assert torch.equal(compiled(make(p)), want)

@@ -453,11 +453,12 @@ def ambient_changes():
             check()
         finally:
             torch.use_deterministic_algorithms(False)
+    the_mode = torch.overrides.BaseTorchFunctionMode()
     yield "no_grad", mode(torch.no_grad)
     yield "inference", mode(torch.inference_mode)
     yield "autocast", mode(lambda: torch.autocast("cpu", torch.bfloat16))
     yield "default device", mode(lambda: torch.device("meta"))
-    yield "function mode", mode(torch.overrides.BaseTorchFunctionMode)
+    yield "function mode", mode(lambda: the_mode)
     yield "function off", mode(torch._C.DisableTorchFunctionSubclass)
     yield "dispatch mode", mode(torch.utils._python_dispatch.TorchDispatchMode)
     yield "dtype", default_dtype

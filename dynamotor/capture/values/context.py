@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
@@ -48,8 +49,10 @@ def preserved_modes() -> Iterator[None]:
 
 
 def foreign_modes() -> bool:
-    """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, a user's mode (`with torch.device(...)` is none)."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag:
+    """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, forward-mode differentiation, a user's mode (`with
+    torch.device(...)` is none)."""
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0 or (
+            torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag):
         return True
     return bool(torch._C._len_torch_function_stack()) and any(
         not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())

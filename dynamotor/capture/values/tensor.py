@@ -17,7 +17,7 @@ from torch import fx
 from ...base.errors import DynamotorError
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.spec import TensorSpec
-from ..breaks import unsupported
+from ..breaks import Unsupported, unsupported
 from ..guards import Apart, IdIs, MissingKey, NoOverlap, are_apart
 from ..source import DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
@@ -36,7 +36,7 @@ class TensorValue(Value):
     A tensor from outside has a `source` and `obj`, the real tensor; it gets its placeholder at the first use in a call.
     """
 
-    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned", "first_version", "attributes")
+    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned", "first_version", "attributes", "data_of")
     source: Any  # a Source for tensors from outside, else None
 
     def __init__(self, trace: Trace, node: fx.Node | None, example: ShapeTensor, source: Any = None, obj: Any = MISSING,
@@ -45,6 +45,7 @@ class TensorValue(Value):
         self.pinned = source is not None and is_static(source)
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
+        self.data_of: TensorValue | None = None  # this is `data_of.data`
         tensor_values(trace)[id(example)] = self
 
     @staticmethod
@@ -169,6 +170,8 @@ class TensorValue(Value):
         return TupleValue(self.unpack(trace)).iterate(trace)
 
     def reconstruct(self, cg: Codegen) -> str:
+        if self.data_of is not None:
+            return cg.new_object(self, f"{cg.emit(self.data_of)}.data")
         return cg.tensor(self)
 
 
@@ -313,7 +316,21 @@ for _name in ("T", "mT", "H", "mH", "real", "imag"):
 
 @attribute_rule("data")
 def _data(trace: Trace, value: TensorValue) -> Value:
-    return torch_call(trace, "detach", [value], {})
+    """As detach(), until something is written: detach() shares the version counter, by which autograd sees writes."""
+    result = torch_call(trace, "detach", [value], {})
+    assert isinstance(result, TensorValue)
+    if not result.example.is_inference():
+        result.data_of = value
+        trace.__dict__.setdefault("_data_of_tensors", []).append((result.example, version(result.example)))
+    return result
+
+
+def _data_written() -> Unsupported:
+    """No graph before the write may be differentiated either: it would recompute from what is there later."""
+    stop = unsupported("autograd", "a tensor of which `.data` was taken is written", "autograd must not see the write",
+                       "write under torch.no_grad() without `.data`, or outside the compiled function")
+    stop.whole = torch.is_grad_enabled()
+    return stop
 
 
 @attribute_rule("grad", "_grad", "grad_fn", "_base", "_version", "grad_dtype", "_cdata", "volatile")
@@ -399,13 +416,16 @@ def torch_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]
     before = _versions(trial_args, trial_kwargs)
     result = trial(target, run, trial_args, trial_kwargs)
     written = before != _versions(trial_args, trial_kwargs)
+    if written and any(version(data) != then for data, then in trace.__dict__.get("_data_of_tensors", ())):
+        raise _data_written()
     if not written:
         if isinstance(result, ShapeTensor) and id(result) in known:
             return known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
         if not _holds_tensor(result):
             return _answer(trace, target, args, result)
-    if function_name(target) in ADDRESSING:
-        _guard_offsets(trace, args)
+    if function_name(target) in ADDRESSING and _guard_offsets(trace, args) and not _is_inside(result, trial_args[0]):
+        raise unsupported("unsupported-call", f"{target_name(target)} leaves the tensor that it is given",
+                          "what lies around a tensor from outside is not known", "index the whole tensor")
     node_args = tuple([lower(a, True) for a in args])
     node_kwargs = {name: lower(v, True) for name, v in kwargs.items()}
     val = spec_of(result)
@@ -442,12 +462,22 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
     return constant_result(trace, result)
 
 
-def _guard_offsets(trace: Trace, args: list[Value]) -> None:
-    """The tensors from outside that share memory with the arguments begin where they begin in it."""
+def _guard_offsets(trace: Trace, args: list[Value]) -> list[TensorValue]:
+    """The tensors from outside that share memory with the arguments: they begin where they begin in it."""
     memories = [arg.example.memory for arg in args if isinstance(arg, TensorValue)]
-    for value in tensor_values(trace).values():
-        if value.obj is not MISSING and any(value.example.memory is memory for memory in memories):
-            trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
+    found = [value for value in tensor_values(trace).values()
+             if value.obj is not MISSING and any(value.example.memory is memory for memory in memories)]
+    for value in found:
+        trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
+    return found
+
+
+def _is_inside(result: Any, tensor: ShapeTensor) -> bool:
+    """Whether a view of a tensor's storage lies between the tensor's first and last element."""
+    if not isinstance(result, ShapeTensor) or result.memory is not tensor.memory:
+        return False
+    view, whole = result.spec, tensor.spec
+    return whole.offset <= view.offset and view.offset + view.extent <= whole.offset + whole.extent
 
 
 def function_name(target: Any) -> str:
