@@ -8,6 +8,7 @@ True
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -36,22 +37,42 @@ def compile_module(
 ) -> torch.nn.Module:
     """A twin of `module` that shares its `__dict__` and calls `dispatcher`.
 
-    Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either are seen by both.
-    Of a DistributedDataParallel module only the module inside is compiled: synchronisation stays DDP's own Python.
+    Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either are seen
+    by both; what lies outside of it (`__slots__`, the class) is the module's. Of a DistributedDataParallel module only the
+    module inside is compiled: synchronisation stays DDP's own Python.
     `again(module)` compiles a copy: `copy.deepcopy` of the twin gives a compiled copy; pickling gives the plain module.
     """
-    cls = type(module)
     members = {
-        "__doc__": cls.__doc__,
-        "__module__": cls.__module__,
         **_entry(module, dispatcher),
         "__deepcopy__": lambda self, memo: again(copy.deepcopy(module, memo)),
         "__copy__": lambda self: again(copy.copy(module)),
         "__reduce_ex__": lambda self, protocol: (_itself, (module,)),
+        "__getattr__": lambda self, name: getattr(module, name),  # parameters and the like, and what the module's class got later
         "_orig_mod": property(lambda self: module),
         "_dynamotor": dispatcher,
     }
-    twin_class = type(cls)(f"Compiled{cls.__name__}", (cls,), members)
-    twin = object.__new__(twin_class)  # a `__new__` of the class is for new modules, and this is not one
+
+    def set_class(twin: Any, cls: type) -> None:  # parametrizations give a module another class
+        module.__class__ = cls
+        object.__dict__["__class__"].__set__(twin, _twin_class(cls, module, members))
+
+    members["__class__"] = property(lambda self: type(module), set_class)
+    twin = object.__new__(_twin_class(type(module), module, members))  # a `__new__` is for new modules, and this is not one
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin
+
+
+def _twin_class(cls: type, module: torch.nn.Module, members: dict[str, Any]) -> type:
+    named = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls)(cls.__name__, (cls,), {"__slots__": (), **named, **_forwarded(cls, module), **members})
+
+
+def _forwarded(cls: type, module: torch.nn.Module) -> dict[str, property]:
+    """The slots of a class, which lie in the module and not in its `__dict__`."""
+    names = [name for base in cls.__mro__ for name, member in vars(base).items()
+             if isinstance(member, types.MemberDescriptorType)]
+
+    def forward(name: str) -> property:
+        return property(lambda self: getattr(module, name), lambda self, value: setattr(module, name, value),
+                        lambda self: delattr(module, name))
+    return {name: forward(name) for name in names}

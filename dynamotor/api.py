@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from . import _C
 from ._module import compile_module
 from .backends import Backend, resolve, takes_symbols
 from .base.config import config
@@ -78,7 +81,22 @@ def compile(
         return compile_module(plain, dispatcher, again)
     dispatcher = make_dispatcher(model, settings, backend_call, symbolic)
     _dispatchers.add(dispatcher)
-    return functools.update_wrapper(dispatcher, model, updated=())
+    functools.update_wrapper(dispatcher, model, updated=())
+    dispatcher.compiled_again = functools.partial(
+        compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
+    return dispatcher
+
+
+def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:
+    """How a compiled function is copied and pickled: as the name that leads to it, as functions are, or compiled again."""
+    module, name = getattr(dispatcher, "__module__", None), getattr(dispatcher, "__qualname__", "")
+    found: Any = sys.modules.get(module or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return name if found is dispatcher else (dispatcher.compiled_again, (dispatcher.original,))
+
+
+copyreg.pickle(_C.Dispatcher, _reduce)  # type: ignore[arg-type]
 
 
 def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:

@@ -15,7 +15,7 @@ import torch
 
 from ..base.errors import BackendError
 from ..graph.spec import TensorSpec
-from .calls import bump, call_without_autocast, call_without_grad
+from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .joint import Joint
 
 Compiled = Callable[..., Any]
@@ -226,7 +226,7 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
         with torch.no_grad():
             return _only_once(run(saved, tangents, sizes))
 
-    return backward
+    return unseen(backward)
 
 
 def _compiled_when_called(compile_backward: Callable[[frozenset[int]], Compiled | None], *,

@@ -26,6 +26,8 @@ CODES: dict[str, str] = {
     "autograd": "DM221",
     "disabled": "DM222",
     "too-long": "DM223",
+    "raised": "DM224",
+    "finalizer": "DM225",
 }
 
 

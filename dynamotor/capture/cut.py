@@ -30,7 +30,7 @@ _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 def cut_points(stop: Unsupported) -> list[tuple[int, int]]:
     """Where the stack of frames can be cut, innermost first: (number of frames kept, instruction count)."""
     points: list[tuple[int, int]] = []
-    if stop.whole:
+    if stop.whole or stop.reason.kind == "finalizer":  # where references go is known to CPython alone
         return points
     for depth, frame in enumerate(stop.frames):
         if not frame.tail or frame.generator or why_not_resumable(frame.code) is not None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .breaks import unsupported
 from .guards import Distinct
 from .values.base import Value
+from .values.containers import DictValue, ListValue, TupleValue
+from .values.tensor import TensorValue, version
 
 if TYPE_CHECKING:
     from .output import Codegen
@@ -22,6 +25,7 @@ class Effects:
         self.trace = trace
         self.touched: dict[Any, None] = {}
         self.calls: list[tuple[Value, list[Value], dict[str, Value]]] = []
+        self.shown: list[tuple[TensorValue, Any]] = []  # tensors that deferred calls take, and their versions then
 
     def __bool__(self) -> bool:
         return bool(self.touched or self.calls)
@@ -35,9 +39,27 @@ class Effects:
         """Note that an outside object changed; `value.replay(cg)` will write it back."""
         self.touched[value] = None
 
-    def later(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> None:
-        """Make a call after the graph (a log message, ...); its result is not used."""
-        self.calls.append((fn, list(args), dict(kwargs)))
+    def later(self, fn: Value, receiver: list[Value], args: list[Value], kwargs: dict[str, Value]) -> None:
+        """Make the call `fn(*receiver, *args, **kwargs)` after the graph (a log message, ...); its result is not used.
+
+        The arguments are taken as they are now. Raises Unsupported for those that the program could change until then.
+        """
+        kept = [self._as_now(value) for value in args]
+        self.calls.append((fn, [*receiver, *kept], {name: self._as_now(value) for name, value in kwargs.items()}))
+
+    def _as_now(self, value: Value) -> Value:
+        if type(value) is TupleValue:
+            return TupleValue([self._as_now(item) for item in value.items])
+        if type(value) is ListValue:
+            return ListValue([self._as_now(item) for item in value.items])
+        if type(value) is DictValue:
+            return DictValue([(key, k, self._as_now(v)) for key, (k, v) in value.load().items()], kind=value.kind)
+        if isinstance(value, TensorValue):
+            self.shown.append((value, version(value.example)))
+        elif not value.is_constant() and not issubclass(value.python_type(), BaseException):
+            raise unsupported("side-effect", f"a message shows {value.describe()}", "it may change until the message is written",
+                              cure="make the text before the call")
+        return value
 
     def guard_aliases(self) -> None:
         """A changed object must not be reachable as another one at the next call."""
@@ -53,6 +75,9 @@ class Effects:
 
     def replay(self, cg: Codegen) -> None:
         """Write the statements that redo every change."""
+        if any(version(value.example) != then for value, then in self.shown):
+            raise unsupported("side-effect", "a tensor that a message shows is written in place after it",
+                              cure="make the text before the write")
         for value in self.touched:
             value.replay(cg)
         for fn, args, kwargs in self.calls:

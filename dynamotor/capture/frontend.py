@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +43,27 @@ from .values.base import Raised, Value
 REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers,
               torch_rules, context, instances, klass, nn_module, tensor, torch_function)
 
+
+
+class _Compiling:
+    """One thread captures and compiles at a time: captures change PyTorch's modes and settings of the process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.waited = False  # whether the thread that holds the lock had to wait for it
+
+    def __enter__(self) -> None:
+        waited = not self.lock.acquire(blocking=False)
+        if waited:
+            self.lock.acquire()
+        self.waited = waited
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+_compiling = _Compiling()
+os.register_at_fork(after_in_child=_compiling.__init__)  # the thread that held it is not in the child
 _NONE: Mapping[Source, Assumption] = {}
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
@@ -58,7 +82,8 @@ class Captured:
     code: str
     reason: BreakReason | None = None
     steps: int = 0
-    data: dict[str, Any] = field(default_factory=dict)
+    effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
+    fallbacks: Counter[str] = field(default_factory=Counter)
 
 
 class Compiler:
@@ -74,6 +99,10 @@ class Compiler:
         self.told_full = False
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
 
+    def dispatcher(self) -> Any:
+        """What is called instead of the original."""
+        return _C.Dispatcher(self.miss, self.fn, self.name, self.raised)
+
     @property
     def strict(self) -> bool:
         """Whether a graph break is an error."""
@@ -85,32 +114,60 @@ class Compiler:
         if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
-        if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
-            return self.eager(args, kwnames)
+        with _compiling:
+            entry, tensors = self.entry_of_another_thread(dispatcher, args, n_positional, kwnames)
+            if entry is None:
+                if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
+                    return self.eager(args, kwnames)
+                try:
+                    entry = self.new_entry(dispatcher, args, n_positional, kwnames)
+                except InternalError as error:
+                    return self.failed(dispatcher, error, args, kwnames)
+                tensors = entry.program.check(args)
+                if tensors is None:
+                    why = miss_reason(entry, args, n_positional, kwnames)
+                    return self.failed(dispatcher, InternalError(
+                        "DM901", f"a guard of {self.name} fails right after its capture", why=why,
+                        cure="report this; dynamotor.disable(fn) keeps the function out"), args, kwnames)
+                dispatcher.add(entry)
         try:
-            with collector_paused(), unseen_by_hooks():
-                vary = self.sizes_vary(dispatcher.entries, args)
-                captured = self.capture(args, kwnames)
-                with config.patch(size_arguments=vary):
-                    run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
-                entry = self.entry(captured, run, n_positional, kwnames)
-                captured.examples.clear()  # the entry lives on, the first call's tensors need not
-        except Raised as raised:
-            counters["frames"]["raised"] += 1
-            result = self.eager(args, kwnames)  # raises the same, with the user's own traceback
-            text = raised.value.describe()
-            warn_once(f"raised-{id(self)}", f"{self.name} ran eager: the capture saw {text} raised, which eager did not raise")
-            return result
-        except InternalError as error:
-            return self.failed(dispatcher, error, args, kwnames)
-        tensors = entry.program.check(args)
-        if tensors is None:
-            why = miss_reason(entry, args, n_positional, kwnames)
-            return self.failed(dispatcher, InternalError(
-                "DM901", f"a guard of {self.name} fails right after its capture", why=why,
-                cure="report this; dynamotor.disable(fn) keeps the function out"), args, kwnames)
-        dispatcher.add(entry)
-        return captured.finish(run(*tensors), args)
+            outs = entry.run(*tensors)
+        except Exception as error:
+            return self.raised(entry, error, args, kwnames)
+        return entry.finish(outs, args)
+
+    def new_entry(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> Any:
+        """Capture and compile a call."""
+        with collector_paused(), unseen_by_hooks():
+            vary = self.sizes_vary(dispatcher.entries, args)
+            captured = self.capture(args, kwnames)
+            fallbacks = counters["fallback"].copy()
+            with config.patch(size_arguments=vary):
+                run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
+            captured.fallbacks = counters["fallback"] - fallbacks
+            captured.examples.clear()  # the entry lives on, the first call's tensors need not
+            return self.entry(captured, run, n_positional, kwnames)
+
+    def entry_of_another_thread(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int,
+                                kwnames: tuple[str, ...]) -> tuple[Any, Any]:
+        """The entry that was added for such a call while this thread waited, and the tensors that it takes; or two Nones."""
+        if _compiling.waited:
+            for entry in dispatcher.entries:
+                if entry.n_positional == n_positional and entry.kwnames == kwnames:
+                    tensors = entry.program.check(args)
+                    if tensors is not None:
+                        return entry, tensors
+        return None, None
+
+    def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+        """The graph of an entry raised (an index out of range): the call runs eager from its start, where all that came before
+        the error happens and the error shows the user's own line. Not where the graph may have had an effect already, and
+        not where saved-tensor hooks count what runs (they raise to end a checkpoint's recomputation)."""
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if entry.info.data.effects or hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
+            raise error
+        counters["frames"]["graph raised"] += 1
+        return self.eager(args, kwnames)
 
     def entry(self, captured: Captured, run: Callable[..., Any], n_positional: int, kwnames: tuple[str, ...]) -> Any:
         """The entry of a trace whose graph is compiled, so that all is known that was assumed of its sizes."""
@@ -176,17 +233,17 @@ class Compiler:
     def inner_dispatcher(self, function: types.FunctionType) -> Any:
         """The dispatcher of a user function that is entered while a graph break runs natively."""
         compiler = InnerCompiler(function, self)
-        return _C.Dispatcher(compiler.miss, compiler.fn, compiler.name)
+        return compiler.dispatcher()
 
     # Capture -------------------------------------------------------------------------------------------------------------
     def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
-        """Trace the call. Raises `Raised` when the program raises, `Unsupported` when it cannot be captured at all."""
+        """Trace the call. Raises CaptureError where that is all that may be done, InternalError for mistakes of our own."""
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 20_000))
         try:
             with timed("capture"):
                 captured = self._trace(args, kwnames)
-        except (Raised, Unsupported, DynamotorError):
+        except DynamotorError:
             raise
         except Exception as error:
             raise InternalError("DM900", f"capture of {self.name} failed: {type(error).__name__}: {error}",
@@ -205,12 +262,15 @@ class Compiler:
         try:
             with context.preserved_modes():
                 result = self._run(trace, args, kwnames)
+                trace.check_generators()
                 cg = Codegen(trace)
                 trace.effects.guard_aliases()
                 trace.effects.replay(cg)
                 captured = finish_trace(trace, cg, cg.emit(result), ambient)
             more = trace.sizes.specialised()
             return self._trace(args, kwnames, {**fixed, **more}) if more else captured
+        except Raised as raised:
+            return self._raises(raised, trace, kwnames, ambient)
         except Unsupported as stop:
             more = trace.sizes.specialised()
             if more:
@@ -219,6 +279,25 @@ class Compiler:
             if self.strict:
                 raise stop.reason.error() from None
             return self._broken(stop, trace, args, kwnames, ambient)
+
+    def _raises(self, raised: Raised, trace: Trace, kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
+        """The program raises, as far as the capture can tell: eager raises it, with the user's own traceback."""
+        what = f"{self.name}: the capture saw {raised.value.describe()} raised, which eager did not raise"
+        reason = BreakReason("raised", what, cure="report this; the function runs eager", stack=tuple(raised.stack))
+
+        def finish(outs: Any, args: tuple[Any, ...]) -> Any:
+            result = self.eager(args, kwnames)
+            if self.strict:
+                raise reason.error()
+            if not told:
+                told.append(reason)
+                note_break(reason)
+                warn_once(f"raised-{id(self)}", str(reason))
+            return result
+
+        counters["frames"]["raised"] += 1
+        told: list[BreakReason] = []
+        return Captured(None, [], [], [ambient, *trace.reader.guards], finish, trace.sizes, "", reason)
 
     def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...],
                 ambient: Ambient) -> Captured:
@@ -233,6 +312,7 @@ class Compiler:
                     if len(trace.stopped) != depth:
                         break
                     try:
+                        trace.check_generators()
                         cg = Codegen(trace)
                         trace.effects.guard_aliases()
                         trace.effects.replay(cg)
@@ -255,7 +335,7 @@ class Compiler:
         found = self.resumes.get(point.key)
         if found is None:
             compiler = ResumeCompiler(point, self)
-            found = self.resumes[point.key] = _C.Dispatcher(compiler.miss, compiler.fn, compiler.name)
+            found = self.resumes[point.key] = compiler.dispatcher()
         return found
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
@@ -314,7 +394,15 @@ def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reaso
     tensor.guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(f"{type(g).__name__} {getattr(g, 'source', '')}" for g in guards))
-    return Captured(gm, inputs, trace.graph.examples, guards, finish, trace.sizes, code, reason, trace.steps)
+    effects = gm is not None and (tensor.writes_inputs(trace) or any(map(_may_have_effect, gm.graph.nodes)))
+    trace.reader.forget()
+    return Captured(gm, inputs, trace.graph.examples, guards, finish, trace.sizes, code, reason, trace.steps, effects)
+
+
+def _may_have_effect(node: torch.fx.Node) -> bool:
+    """Whether a node is a custom op or communicates."""
+    custom = isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return custom and not str(node.target).startswith("aten.")
 
 
 def root_value(trace: Trace, fn: Callable[..., Any]) -> tuple[Value, list[Value]]:
@@ -354,7 +442,7 @@ def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Ba
     symbolic: whether the backend takes graphs with symbols for sizes (asked at each capture).
     """
     compiler = Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic))
-    return _C.Dispatcher(compiler.miss, fn, compiler.name)
+    return compiler.dispatcher()
 
 
 __all__ = ["Captured", "CaptureError", "Compiler", "make_dispatcher"]

@@ -104,6 +104,7 @@ class Frame:
         """Go to the handler of an exception, or let it leave the frame."""
         handler = self.info.handler(instr.offset)
         if handler is None:
+            raised.stack = raised.stack or self.trace.user_stack()
             raise raised
         del self.stack[handler.depth:]
         if handler.lasti:
@@ -118,7 +119,9 @@ def _inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[s
     flags = func.code.co_flags
     if flags & _GENERATOR:
         frame.generator = True
-        return GeneratorValue(frame)
+        generator = GeneratorValue(frame)
+        trace.generators.append(generator)
+        return generator
     if flags & _ASYNC:
         raise unsupported("generator", f"{func.describe()} is asynchronous", cure="compile the synchronous part only")
     frame.tail, trace.tail = trace.tail, False
@@ -247,6 +250,12 @@ class GeneratorValue(Iterator):
             return True, result
         self.finished = True
         return False, result
+
+    def has_duties(self) -> bool:
+        """Whether it waits inside a `try` or `with`: closing it, which CPython does when the last reference goes, runs code."""
+        frame = self.frame
+        handler = frame.info.handler(frame.instr.offset) if frame.started and not self.finished else None
+        return handler is not None and frame.steps[frame.info.index[handler.target]][1].op == "PUSH_EXC_INFO"
 
     def reconstruct(self, cg: Any) -> str:
         if self.finished:

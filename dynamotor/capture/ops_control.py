@@ -244,8 +244,7 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     value = _instance(frame, frame.stack.pop())
     if cause is not None:
         value.setattr(trace, "__cause__", _instance(frame, cause) if not _is_none(cause) else cause)
-    elif trace.handled is not None and trace.handled is not value:
-        value.setattr(trace, "__context__", trace.handled)
+    trace.link_context(value)
     raise Raised(value)
 
 

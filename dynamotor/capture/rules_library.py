@@ -130,7 +130,7 @@ def _find_cached(fn: Any) -> CallRule | None:
         if not isinstance(wrapped, types.FunctionType):
             raise unsupported("unsupported-call", "a cached C function is called")
         if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
-            trace.effects.later(trace.make(fn), args, kwargs)
+            trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
             return Constant(None)
         library = trusted_module(wrapped.__module__) or (wrapped.__module__ or "").partition(".")[0] in ("transformers", "timm")
         if library and all(v.is_constant() for v in everything):
@@ -323,9 +323,22 @@ def _find_logging(fn: Any) -> CallRule | None:
         return None
 
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        trace.effects.later(trace.make(fn), args, kwargs)
+        if not once and not _is_logged(trace, fn.__name__, args):
+            return Constant(None)
+        if fn.__name__ == "exception" or "exc_info" in kwargs or "stack_info" in kwargs:
+            raise unsupported("side-effect", "a message with a traceback or stack is logged", "they are those of the call")
+        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
         return Constant(None)
     return rule
+
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "exception": 40, "critical": 50}
+
+
+def _is_logged(trace: Trace, name: str, args: Args) -> bool:
+    """Whether a logger lets a message through; the answer is guarded."""
+    level = args[1] if name == "log" else Constant(_LEVELS[name])
+    return trace.truth(trace.call_method(args[0], "isEnabledFor", [level]))
 
 
 _LOGGED = {f"Logger.{n}" for n in ("debug", "info", "warning", "error", "critical", "log", "warn", "exception")}
@@ -350,7 +363,7 @@ def _get_logger(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(warnings.warn, warnings.warn_explicit)
 def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    trace.effects.later(trace.make(warnings.warn), args, {k: v for k, v in kwargs.items() if k != "stacklevel"})
+    trace.effects.later(trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"})
     return Constant(None)
 
 

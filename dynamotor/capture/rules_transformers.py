@@ -26,7 +26,7 @@ def _run_once(fn: Any) -> CallRule:
 def _run_after(fn: Any) -> CallRule:
     """Functions that look at data to warn about it: called after the graph, where the data is."""
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        trace.effects.later(trace.make(fn), args, kwargs)
+        trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
         return Constant(None)
     return rule
 

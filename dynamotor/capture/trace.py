@@ -53,6 +53,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.contexts: list[Any] = []  # active context values (no_grad, autocast, ...), innermost last
         self.handled: Value | None = None  # the exception that an `except` block is handling
         self.stopped: tuple[Frame, ...] = ()  # the frames at the cut
+        self.generators: list[Any] = []
 
     # Values --------------------------------------------------------------------------------------------------------
     def wrap(self, source: Any, obj: Any) -> Value:
@@ -71,6 +72,13 @@ class Trace(Inlining, Instances, Text, Protocol):
         """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the trace."""
         maker = makers.get(type(obj))
         return self.make(obj) if maker is None else maker(self, obj)
+
+    def check_generators(self) -> None:
+        """Refuse a trace that ends while a generator waits inside a `try` or `with`."""
+        for generator in self.generators:
+            if generator.has_duties():
+                raise unsupported("finalizer", f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
+                                  "CPython closes it when the last reference goes")
 
     # Calls ---------------------------------------------------------------------------------------------------------
     def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
@@ -97,7 +105,9 @@ class Trace(Inlining, Instances, Text, Protocol):
     def error(self, cls: type[BaseException], *args: Any) -> Raised:
         """An exception of the user's program to raise: `raise trace.error(KeyError, key)`; args are values or plain objects."""
         values = [a if isinstance(a, Value) else self.make(a) for a in args]
-        return Raised(self.new_exception(cls, values))
+        error = self.new_exception(cls, values)
+        self.link_context(error)
+        return Raised(error)
 
     def where(self) -> UserLine | None:
         """The current line of the innermost frame that is not a polyfill."""

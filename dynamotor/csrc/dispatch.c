@@ -21,6 +21,7 @@ typedef struct {
     PyObject *entries;  /* tuple, replaced and never changed: a running call keeps its own */
     PyObject *miss;     /* (dispatcher, args, kwnames) -> result */
     PyObject *original; /* called when disabled */
+    PyObject *raised;   /* (entry, error, args, kwnames) -> result, when an entry's run raised; NULL: the error goes on */
     PyObject *name;
     PyObject *dict;
     PyObject *weakrefs;
@@ -133,7 +134,7 @@ static PyObject *finish_call(Entry *entry, PyObject *outs, PyObject *const *args
 
 enum { INPUTS_ON_STACK = 512 };
 
-/* 1: *result is the call's result (NULL with an exception); 0: the guards do not hold. */
+/* 1: *result is the call's result (NULL with an exception); 0: the guards do not hold; 2: `run` raised. */
 static int try_entry(Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject **result) {
     PyObject *few[INPUTS_ON_STACK + 1], **room = few;
     Py_ssize_t n_inputs = guard_program_n_inputs(entry->program);
@@ -150,9 +151,30 @@ static int try_entry(Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject
         PyObject *outs = PyObject_Vectorcall(entry->run, room + 1, (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
         for (Py_ssize_t i = 1; i <= n_inputs; i++) Py_DECREF(room[i]);
         if (outs != NULL) *result = finish_call(entry, outs, args, n);
+        else holds = 2;
     }
     if (room != few) PyMem_Free(room);
-    return holds != 0;
+    return holds < 0 ? 1 : holds;
+}
+
+/* What `raised` makes of the exception that an entry's run has set. */
+static PyObject *handle_raised(Dispatcher *self, Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    if (self->raised == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+    PyObject *type, *error, *traceback, *result = NULL;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) PyException_SetTraceback(error, traceback);
+    PyObject *flat = flat_arguments(args, n), *names = kwnames != NULL ? Py_NewRef(kwnames) : PyTuple_New(0);
+    if (flat != NULL && names != NULL) {
+        PyObject *passed[4] = {(PyObject *)entry, error, flat, names};
+        result = PyObject_Vectorcall(self->raised, passed, 4, NULL);
+    }
+    Py_XDECREF(flat);
+    Py_XDECREF(names);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    return result;
 }
 
 /* Where an entry goes: to the front of its kind. */
@@ -181,6 +203,7 @@ static void move_to_front(Dispatcher *self, PyObject *entries, Py_ssize_t index)
 
 static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
+    if (UNLIKELY(other_hooks_see_frames())) return call_unseen(callable, args, nargsf, kwnames);
     if (UNLIKELY(self->disabled && self->original != NULL)) return PyObject_Vectorcall(self->original, args, nargsf, kwnames);
     if (UNLIKELY(self->entries == NULL)) {
         PyErr_SetString(PyExc_ReferenceError, "the compiled function was called while it was being destroyed");
@@ -193,7 +216,9 @@ static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries); i++) {
         Entry *entry = (Entry *)PyTuple_GET_ITEM(entries, i);
         if (entry->n_positional != n_positional || !same_keywords(kwnames, entry->kwnames)) continue;
-        if (try_entry(entry, args, n, &result)) {
+        int served = try_entry(entry, args, n, &result);
+        if (served) {
+            if (served == 2) result = handle_raised(self, entry, args, n, kwnames);
             if (result != NULL) move_to_front(self, entries, i);
             goto done;
         }
@@ -219,14 +244,15 @@ bool dispatcher_is_disabled(PyObject *dispatcher) { return ((Dispatcher *)dispat
 /* ---- Dispatcher ---- */
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"miss", "original", "name", NULL};
-    PyObject *miss, *original, *name = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|U", names, &miss, &original, &name)) return NULL;
+    static char *names[] = {"miss", "original", "name", "raised", NULL};
+    PyObject *miss, *original, *name = NULL, *raised = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|UO", names, &miss, &original, &name, &raised)) return NULL;
     Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->vectorcall = dispatcher_call;
     self->miss = Py_NewRef(miss);
     self->original = Py_NewRef(original);
+    self->raised = Py_XNewRef(raised);
     self->name = name != NULL ? Py_NewRef(name) : PyUnicode_FromString("compiled");
     self->entries = PyTuple_New(0);
     if (self->name == NULL || self->entries == NULL) Py_CLEAR(self);
@@ -238,6 +264,7 @@ static int dispatcher_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->entries);
     Py_VISIT(self->miss);
     Py_VISIT(self->original);
+    Py_VISIT(self->raised);
     Py_VISIT(self->dict);
     return 0;
 }
@@ -247,6 +274,7 @@ static int dispatcher_clear_references(PyObject *object) {
     Py_CLEAR(self->entries);
     Py_CLEAR(self->miss);
     Py_CLEAR(self->original);
+    Py_CLEAR(self->raised);
     Py_CLEAR(self->dict);
     return 0;
 }
@@ -333,7 +361,8 @@ static PyGetSetDef dispatcher_getset[] = {
 
 PyTypeObject Dispatcher_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dynamotor._C.Dispatcher",
-    .tp_doc = "Dispatcher(miss, original, name='compiled'): tries its entries, then miss(dispatcher, args, kwnames)",
+    .tp_doc = "Dispatcher(miss, original, name='compiled', raised=None): tries its entries, then miss(dispatcher, args, kwnames);\n"
+              "raised(entry, error, args, kwnames) gives the result when an entry's run raises",
     .tp_basicsize = sizeof(Dispatcher),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
     .tp_vectorcall_offset = offsetof(Dispatcher, vectorcall),

@@ -119,6 +119,9 @@ int dispatch_init(PyObject *module);
 /* Compiled code and the compiler itself run with the hook off: suspend gives what restore takes. */
 PyObject *frame_hook_suspend(void);
 void frame_hook_restore(PyObject *hook);
+bool other_hooks_see_frames(void);
+/* Calls it while torch.compile does not look. */
+PyObject *call_unseen(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int frame_hook_init(PyObject *module);
 
 #endif

@@ -28,6 +28,8 @@ enum { CO_REBUILT = 1 << 27 }; /* set by capture/assembler.py on the code of bre
 static PyTypeObject FrameHook_Type;
 static __thread FrameHook *active; /* owned by this thread */
 static int n_threads;              /* threads with an active hook; under the GIL */
+static _PyFrameEvalFunction below = _PyEval_EvalFrameDefault; /* what was installed before ours: CPython's, or torch.compile's */
+static __thread bool alone;        /* no other tool sees the frames of this thread */
 static PyCodeObject *return_code;  /* RESUME, RETURN_VALUE */
 
 static bool is_hookable(const PyCodeObject *code) {
@@ -108,7 +110,8 @@ static PyObject *end_frame(PyThreadState *tstate, _PyInterpreterFrame *frame, Py
 static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int throwing) {
     FrameHook *hook = active;
     PyObject *function = FRAME_FUNCTION(frame);
-    if (hook == NULL || throwing || !is_hookable(frame->f_code) || !PyFunction_Check(function) ||
+    if (hook == NULL) return below(tstate, frame, throwing);
+    if (throwing || !is_hookable(frame->f_code) || !PyFunction_Check(function) ||
         ((PyFunctionObject *)function)->func_code != (PyObject *)frame->f_code || !frame_concerns(hook, frame))
         return _PyEval_EvalFrameDefault(tstate, frame, throwing);
     active = NULL; /* what the callback and the dispatcher run is ours */
@@ -140,13 +143,48 @@ PyObject *frame_hook_suspend(void) {
 
 void frame_hook_restore(PyObject *hook) { active = (FrameHook *)hook; }
 
+/* torch.compile's frame hook sees every Python frame on its thread: the compiler itself and compiled code are none of its. */
+bool other_hooks_see_frames(void) {
+    _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
+    return UNLIKELY(now != _PyEval_EvalFrameDefault && (now != evaluate || below != _PyEval_EvalFrameDefault)) && !alone;
+}
+
+/* torch.compile's callback for this thread becomes `callback`; a new reference to the previous one. */
+static PyObject *set_torch_callback(PyObject *callback) {
+    PyObject *module = PyImport_ImportModule("torch._C._dynamo.eval_frame");
+    PyObject *previous = module != NULL ? PyObject_CallMethod(module, "set_eval_frame", "O", callback) : NULL;
+    Py_XDECREF(module);
+    return previous;
+}
+
+PyObject *call_unseen(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    PyObject *callback = set_torch_callback(Py_None);
+    if (callback == NULL) return NULL;
+    alone = true;
+    PyObject *result = PyObject_Vectorcall(callable, args, nargsf, kwnames), *type, *value, *traceback;
+    alone = false;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *ours = set_torch_callback(callback);
+    Py_DECREF(callback);
+    if (ours == NULL) Py_CLEAR(result);
+    else PyErr_Restore(type, value, traceback);
+    Py_XDECREF(ours);
+    return result;
+}
+
 /* Takes over the reference to `hook`; gives the previous one to the caller. */
 static FrameHook *exchange(FrameHook *hook) {
     FrameHook *previous = active;
     PyInterpreterState *interpreter = PyInterpreterState_Get();
-    if (hook != NULL && previous == NULL && n_threads++ == 0) _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
-    if (hook == NULL && previous != NULL && --n_threads == 0)
-        _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+    _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (hook != NULL && previous == NULL && n_threads++ == 0 && now != evaluate) {
+        below = now;
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+    }
+    if (hook == NULL && previous != NULL && --n_threads == 0 && now == evaluate) {
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, below);
+        below = _PyEval_EvalFrameDefault;
+    }
     active = hook;
     return previous;
 }

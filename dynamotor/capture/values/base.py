@@ -29,6 +29,7 @@ class Raised(Exception):
     def __init__(self, value: Value) -> None:
         super().__init__(value)
         self.value = value
+        self.stack: tuple[Any, ...] = ()  # the user's lines where it left the first frame
 
 
 class NotConstant(Exception):

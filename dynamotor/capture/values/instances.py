@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..trace import Trace
 
 _PLAIN_BASES = (int, float, str, bytes, complex)
+_OWN_STATE = (OSError, ImportError, SyntaxError, UnicodeError, SystemExit, BaseExceptionGroup)
 
 
 def instantiate(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -55,12 +56,17 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
 def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value], maker: Any = None) -> Value:
     """A C `__new__` (default: that of the class): an empty instance with the content that the builtin base takes from the
     arguments."""
+    if trace.type_attr(cls, "__del__") is not MISSING:
+        raise unsupported("finalizer", f"an instance of {cls.__qualname__} is made", "its class has __del__, which runs when the "
+                          "last reference goes")
     maker = maker or trace.type_attr(cls, "__new__")
     if maker is object.__new__:
         if (args or kwargs) and trace.type_attr(cls, "__init__") is object.__init__:
             raise trace.error(TypeError, f"{cls.__name__}() takes no arguments")
         return UserObject(cls)
     if issubclass(cls, BaseException):
+        if issubclass(cls, _OWN_STATE):
+            raise unsupported("unsupported-call", f"a {cls.__name__} is made", "its C code keeps more than `args`")
         instance = UserObject(cls)
         instance.slots["args"] = TupleValue(args)
         return instance
@@ -122,6 +128,20 @@ def new_exception(trace: Trace, cls: type[BaseException], args: list[Value]) -> 
     if issubclass(cls, StopIteration):
         instance.slots["value"] = args[0] if args else Constant(None)
     return instance
+
+
+def link_context(trace: Trace, error: Value) -> None:
+    """Note on an exception that is raised now the one that is being handled, as CPython does; the chain stays without loops."""
+    handled = trace.handled
+    if handled is None or handled is error:
+        return
+    at: Any = handled
+    while isinstance(at, UserObject) and at.obj is MISSING:
+        after = at.slots.get("__context__")
+        if after is error:
+            at.slots["__context__"] = None
+        at = after
+    error.setattr(trace, "__context__", handled)
 
 
 def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value], real: Any = None,
@@ -206,6 +226,7 @@ class Instances:
 
     instantiate = instantiate
     new_exception = new_exception
+    link_context = link_context
     call_builtin = call_builtin
     update_dict = update_dict
     inline_function = inline_function

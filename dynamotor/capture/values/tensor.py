@@ -256,6 +256,11 @@ def guard_overlaps(trace: Trace) -> None:
         trace.reader.guard(Apart(first, tuple(rest), n_written))
 
 
+def writes_inputs(trace: Trace) -> bool:
+    """Whether the graph writes a tensor from outside in place."""
+    return any(v.written for v in tensor_values(trace).values() if v._node is not None and v._node.op == "placeholder")
+
+
 # Outside tensors -----------------------------------------------------------------------------------------------------
 @wrap_rule(torch.Tensor, torch.nn.Parameter)
 def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:

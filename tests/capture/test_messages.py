@@ -1,0 +1,123 @@
+"""Log messages and warnings are written after the graph, and show what they would have shown at the call."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+
+import dynamotor
+
+logger = logging.getLogger("test_messages")
+logger.propagate = False
+
+
+class Records(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append((record.levelname, record.getMessage(), bool(record.exc_info and record.exc_info[0])))
+
+
+class Named:
+    def __init__(self):
+        self.name = "before"
+
+    def __repr__(self):
+        return self.name
+
+
+def messages(function, *args):
+    records = Records()
+    logger.addHandler(records)
+    try:
+        for _ in range(2):
+            function(torch.ones(2), *[make() for make in args])
+    finally:
+        logger.removeHandler(records)
+    return records.messages
+
+
+def shows_a_list(x, seen):
+    logger.info("seen %s %s", seen, {"n": len(seen)})
+    seen.append(1)
+    logger.info("seen %s", seen)
+    return x + 1
+
+
+def shows_an_object(x, thing):
+    logger.warning("thing %s", thing)
+    thing.name = "after"
+    return x + 1
+
+
+def shows_a_tensor(x):
+    y = x + 1
+    logger.info("y %s", y)
+    return y * 2
+
+
+def shows_a_tensor_that_is_written(x):
+    y = x + 1
+    logger.info("y %s", y)
+    y.add_(1)
+    return y
+
+
+def shows_a_traceback(x):
+    try:
+        {}["key"]
+    except KeyError:
+        logger.exception("no key")
+    return x + 1
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.ERROR])
+@pytest.mark.parametrize(("function", "args"), [
+    (shows_a_list, (list,)), (shows_an_object, (Named,)), (shows_a_tensor, ()), (shows_a_tensor_that_is_written, ()),
+    (shows_a_traceback, ())], ids=lambda value: getattr(value, "__name__", ""))
+def test_messages_are_those_of_eager(function, args, level):
+    logger.setLevel(level)
+    assert messages(dynamotor.compile(function), *args) == messages(function, *args)
+
+
+def test_messages_of_plain_values_and_tensors_break_nothing():
+    logger.setLevel(logging.INFO)
+    assert dynamotor.explain(shows_a_list)(torch.ones(2), []).graph_break_count == 0
+    assert dynamotor.explain(shows_a_tensor)(torch.ones(2)).graph_break_count == 0
+
+
+def test_a_message_below_the_level_breaks_nothing():
+    logger.setLevel(logging.ERROR)
+    compiled = dynamotor.compile(shows_an_object, fullgraph=True)
+    compiled(torch.ones(2), Named())
+    logger.setLevel(logging.INFO)
+    with pytest.raises(dynamotor.CaptureError, match="DM211"):
+        compiled(torch.ones(2), Named())
+
+
+def test_logging_switched_off_for_the_process():
+    logger.setLevel(logging.INFO)
+    compiled = dynamotor.compile(shows_a_list)
+    logging.disable(logging.CRITICAL)
+    try:
+        assert messages(compiled, list) == []
+    finally:
+        logging.disable(logging.NOTSET)
+    assert len(messages(compiled, list)) == 4
+
+
+def test_a_warning_shows_what_was_there():
+    def warns(x, seen):
+        warnings.warn(f"seen {seen}", UserWarning, stacklevel=2)
+        seen.append(1)
+        return x + 1
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        dynamotor.compile(warns)(torch.ones(2), [])
+    assert [str(w.message) for w in found] == ["seen []"]

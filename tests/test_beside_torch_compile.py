@@ -1,0 +1,77 @@
+"""Compiled functions called under torch.compile and under compiled autograd: torch.compile sees none of our frames."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import compiled_autograd
+
+import dynamotor
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+x = torch.randn(2, 3)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_under_torch_compile(backend):
+    inner = dynamotor.compile(lambda x: (x * 2 + 1).relu())
+    module = dynamotor.compile(nn.Linear(3, 3))
+
+    def outer(x):
+        return module(inner(x).sin()).sum()
+
+    mine, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
+    for _ in range(2):
+        torch.compile(outer, backend=backend)(mine).backward()
+        module._orig_mod((plain * 2 + 1).relu().sin()).sum().backward()
+    torch.testing.assert_close(mine.grad, plain.grad)
+    assert len(inner.entries) == 1
+
+
+def test_torch_compile_of_a_compiled_module():
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    torch.testing.assert_close(torch.compile(dynamotor.compile(module), backend="eager")(x), module(x))
+
+
+def test_a_break_inside_goes_on_under_torch_compile():
+    def breaks(x):
+        x = x + 1
+        print(end="")
+        return helper(x)
+
+    def helper(x):
+        return x * 3
+
+    compiled = dynamotor.compile(breaks)
+    frames = []
+
+    def counting(gm, inputs):
+        frames.append(gm)
+        return gm.forward
+
+    torch.compile(lambda x: compiled(x.cos()).sin(), backend=counting)(x)
+    outside = torch.compile(lambda x: x.tan(), backend=counting)
+    before = len(frames)
+    torch.testing.assert_close(outside(x), x.tan())
+    assert len(frames) == before + 1  # torch.compile's own frame hook is still there
+
+
+def test_under_compiled_autograd():
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    compiled = dynamotor.compile(module)
+    for _ in range(2):
+        module.zero_grad()
+        with compiled_autograd._enable(lambda gm: torch.compile(gm, backend="eager")):
+            compiled(x).sum().backward()
+        grads = [p.grad for p in module.parameters()]
+        module.zero_grad()
+        module(x).sum().backward()
+        torch.testing.assert_close(grads, [p.grad for p in module.parameters()])

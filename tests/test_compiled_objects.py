@@ -1,0 +1,142 @@
+"""Compiled functions and modules as objects: copied, pickled, parametrized, saved, with slots, under their own class's name."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import dynamotor
+from dynamotor.tools import torchvision_stub
+
+x = torch.randn(2, 3)
+
+
+@dynamotor.compile
+def doubled(x):
+    return x * 2
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = dynamotor.compile(nn.Linear(3, 3))
+        self.function, self.method = doubled, dynamotor.compile(self.helper)
+        self.scale = 1.0
+
+    def helper(self, x):
+        return x * self.scale
+
+    def forward(self, x):
+        return self.method(self.function(self.inner(x)))
+
+
+def saved(holder):
+    file = io.BytesIO()
+    torch.save(holder, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved])
+def test_a_module_that_holds_compiled_functions_is_copied(copied):
+    holder = Holder()
+    before = holder(x)
+    other = copied(holder)
+    torch.testing.assert_close(other(x), before)
+    assert other.function is doubled
+    other.scale = 0.0
+    assert not other(x).any() and holder(x).any()
+    with torch.no_grad():
+        other.inner.weight.fill_(7.0)
+    torch.testing.assert_close(holder(x), before)
+
+
+def test_compiled_functions_are_copied_and_pickled():
+    assert copy.deepcopy(doubled) is doubled and pickle.loads(pickle.dumps(doubled)) is doubled
+    local = dynamotor.compile(lambda x: x + 1, backend="eager")
+    assert copy.copy(local)(torch.ones(1)).item() == 2
+
+
+def test_the_class_is_the_modules():
+    module = nn.Linear(3, 3)
+    compiled = dynamotor.compile(module)
+    assert compiled.__class__ is nn.Linear and type(compiled).__name__ == "Linear" and isinstance(compiled, nn.Linear)
+    assert repr(compiled) == repr(module) and compiled._orig_mod is module
+
+
+def test_transformers_saves_the_models_own_name(tmp_path):
+    pytest.importorskip("transformers")
+    torchvision_stub.prepare()
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=11)
+    dynamotor.compile(BertForMaskedLM(config)).save_pretrained(tmp_path)
+    assert BertForMaskedLM.from_pretrained(tmp_path).config.architectures == ["BertForMaskedLM"]
+
+
+class Triangular(nn.Module):
+    def forward(self, weight):
+        return weight.triu()
+
+
+@pytest.mark.parametrize("target", ["compiled", "module"])
+def test_parametrizations(target):
+    module = nn.Linear(3, 3)
+    compiled = dynamotor.compile(module)
+    compiled(x)
+    reached = compiled if target == "compiled" else module
+    parametrize.register_parametrization(reached, "weight", Triangular())
+    whole = compiled.parametrizations.weight.original
+    torch.testing.assert_close(compiled(x), x @ whole.triu().T + compiled.bias)
+    torch.testing.assert_close(module(x), compiled(x))
+    with torch.no_grad():
+        whole.mul_(2)
+    torch.testing.assert_close(compiled(x), x @ whole.triu().T + compiled.bias)
+    assert compiled.__class__.__name__ == "ParametrizedLinear" and parametrize.is_parametrized(compiled)
+    torch.testing.assert_close(compiled.weight, whole.triu())
+    parametrize.remove_parametrizations(reached, "weight")
+    torch.testing.assert_close(compiled(x), x @ whole.triu().T + compiled.bias)
+    assert type(module) is nn.Linear
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal])
+def test_norms_of_a_compiled_modules_weight(norm):
+    compiled = norm(dynamotor.compile(nn.Linear(3, 3)))
+    compiled.eval()
+    torch.testing.assert_close(compiled(x), x @ compiled.weight.T + compiled.bias)
+    torch.testing.assert_close(compiled(x), compiled._orig_mod(x))
+
+
+def test_weight_norm_with_hooks():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = nn.utils.weight_norm(dynamotor.compile(nn.Linear(3, 3)))
+    with torch.no_grad():
+        compiled.weight_g.mul_(2)
+    torch.testing.assert_close(compiled(x), compiled._orig_mod(x))
+
+
+def test_a_module_with_slots():
+    class Slotted(nn.Module):
+        __slots__ = ("scale",)
+
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(3, 3), 2.0
+
+        def forward(self, x):
+            return self.linear(x) * self.scale
+
+    module = Slotted()
+    compiled = dynamotor.compile(module)
+    for owner, value in ((module, 3.0), (compiled, 4.0)):
+        owner.scale = value
+        assert module.scale == compiled.scale == value
+        torch.testing.assert_close(compiled(x), module.linear(x) * value)
