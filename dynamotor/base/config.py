@@ -79,6 +79,8 @@ class Config:
     ddp: str = "auto"
     # An op or dtype that the XLA device cannot run raises instead of running on the CPU.
     xla_strict: bool = False
+    # Indices and integer divisors are checked in XLA's graphs: a wrong one raises at the barrier with its line (costs time).
+    xla_debug: bool = False
     # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep every value alive).
     xla_trace_limit: int = 100_000
     # Verify the graph between passes (tests do; it costs compile time).
@@ -93,6 +95,7 @@ def _from_environment() -> Config:
     return Config(
         strict=_flag("DYNAMOTOR_STRICT", False),
         xla_strict=_flag("DYNAMOTOR_XLA_STRICT", False),
+        xla_debug=_flag("DYNAMOTOR_XLA_DEBUG", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
         isa=os.environ.get("DYNAMOTOR_ISA", ""),

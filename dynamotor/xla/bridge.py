@@ -29,6 +29,7 @@ from . import (
     sync,
     transfer,
 )
+from .checks import raise_failed
 from .ir import Lane, Meta, Node, lock
 from .layout import preserved
 from .numerics import precision_settings
@@ -123,6 +124,20 @@ class Plain:
     value: Any
 
 
+class Inputs:
+    """What a call of a program passes beside its arguments, and where these go. `first`: the leaf of each argument (None where it
+    is no tensor)."""
+
+    def __init__(self, lane: Lane, first: Sequence[Node | None]) -> None:
+        argument = {node: index for index, node in enumerate(first) if node is not None}
+        self.slots = [Arg(argument[leaf]) if leaf in argument else Const(leaf.data) for leaf in lane.leaves]
+        self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in self.slots])
+        vector = execute.scalar_vector(lane.scalars)
+        self.scalars = [jax.device_put(vector, devices.jax_device(lane.device))] if lane.scalars else []
+        moved = lane.draws or lane.after != lane.before
+        self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
+
+
 class Program:
     """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing up by tensor.
 
@@ -140,8 +155,8 @@ class Program:
     ) -> None:
         self.device = lane.device
         argument = {node: index for index, node in enumerate(first) if node is not None}
-        self.slots = [Arg(argument[leaf]) if leaf in argument else Const(leaf.data) for leaf in lane.leaves]
-        self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in self.slots])
+        self.inputs = Inputs(lane, first)
+        self.order = self.inputs.order
         positions: dict[int, int] = {}
 
         def plan(node: Node, stride: tuple[int, ...] | None = None) -> Any:
@@ -153,23 +168,13 @@ class Program:
 
         self.outputs = [plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
         self.updates = [(index, plan(node)) for index, node in updates]
-        self.set_draws(lane)
+        self.checks = lane.checks
+        self.checked = [plan(check.bad.node).index for check in lane.checks]
         written = {index for index, _ in updates} if donate else set()
         self.donated = tuple([position for position, index in enumerate(self.order) if index in written])
         self.graph = execute.Graph.of(lane, tuple(positions), self.donated)
         self.executable: execute.Executable | None = None
         self.settings: Any = None  # those that it was compiled under
-        self.set_scalars(lane.scalars)
-
-    def set_scalars(self, scalars: Sequence[float]) -> None:
-        """The values of the lifted scalars, which every call passes."""
-        vector = execute.scalar_vector(list(scalars))
-        self.constants = [jax.device_put(vector, devices.jax_device(self.device))] if len(scalars) else []
-
-    def set_draws(self, lane: Lane) -> None:
-        """The random draws that every call makes, and what it leaves of the random state."""
-        moved = lane.draws or lane.after != lane.before
-        self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple:
         with lock:
@@ -177,8 +182,8 @@ class Program:
 
     def _call(self, inputs: Sequence[torch.Tensor]) -> tuple:
         arrays = self.gather(inputs)
-        if self.draws is not None:
-            keys = self.draws.take(self.device)
+        if self.inputs.draws is not None:
+            keys = self.inputs.draws.take(self.device)
             arrays += [jax.device_put(keys, devices.jax_device(self.device))] if len(keys) else []
         for position in self.donated:
             tensor = inputs[self.order[position]]
@@ -191,6 +196,7 @@ class Program:
             executable = self.executable = execute.compile_graph(self.graph, arrays)
             emit("xla.program", program=self, inputs=inputs)
         results = sync.execute_now(executable, arrays)
+        raise_failed(self.checks, [results[index] for index in self.checked])
         lane = devices.lane_of(self.device)
         for index, update in self.updates:
             write(inputs[index]._alias, self._node(update, results, inputs, lane))
@@ -199,7 +205,7 @@ class Program:
     def gather(self, inputs: Sequence[torch.Tensor]) -> list[jax.Array]:
         """The arrays of the input slots, in order; what is pending is flushed first."""
         arrays = []
-        for index, slot in zip(self.order, self.slots):
+        for index, slot in zip(self.order, self.inputs.slots):
             if index < 0:
                 arrays.append(slot.array)
                 continue
@@ -211,7 +217,7 @@ class Program:
                 arrays.append(transfer.data_of(tensor, "bridge") if data is None else data)
             else:
                 arrays.append(transfer.upload(tensor, devices.jax_device(self.device)))
-        return arrays + self.constants
+        return arrays + self.inputs.scalars
 
     def _node(self, update: Any, results: list[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
         if type(update) is Result:

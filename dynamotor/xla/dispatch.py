@@ -15,9 +15,11 @@ from torch._decomp import decomposition_table
 
 from ..base.registry import Registry
 from . import fallback, metrics, tensor, transfer
+from .checks import check_values
+from .checks import values as value_checks
 from .ir import UNKNOWN, Node, Refused, XlaError, record, unpack
 from .layout import of_op, of_result, of_view, strided
-from .lowering import decompositions, find
+from .lowering import decompositions, find, on_registration
 from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, wrap_view, write
 
 aten = torch.ops.aten
@@ -73,6 +75,8 @@ def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
         node = record(func, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
     except Refused as refused:
         return _without_lowering(func, args, kwargs, str(refused))
+    if func in value_checks:
+        check_values(func, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
     strides = node.instruction.strides
     if strides is not None or kwargs or strided(args):
         strides = of_result(func, node.instruction, args, kwargs)
@@ -171,6 +175,8 @@ def in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
             node = value(functional_call(functional, args, kwargs)._alias)
         else:
             return fallback.run_on_cpu(func, args, kwargs, str(refused))
+    if functional in value_checks:
+        check_values(functional, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
     if node.meta is not alias.meta:
         _check_in_place(node, alias)
     write(alias, node)
@@ -375,4 +381,10 @@ def handler_of(func: Any) -> Handler:
     return handler
 
 
+def _forget(functions: list[Any]) -> None:
+    for func in functions:
+        tensor.handlers.pop(id(func), None)
+
+
+on_registration.append(_forget)
 tensor.classify = classify

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -23,12 +24,13 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ..base.errors import XlaError
+from ..base.log import warn_once
 from ..graph.shape_rules import STATISTICS
 from ..graph.shapes import infer_spec
 from ..graph.spec import TensorSpec
 from . import metrics, rng
-from .dtypes import TORCH_TO_JAX, jax_dtype
-from .lowering import Lowering, Spec, Unsupported, apply, find
+from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
+from .lowering import Lowering, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
 
 Constant = Any
 UNKNOWN = object()
@@ -142,6 +144,7 @@ class Lane:
         "draws",
         "collective",
         "recording",
+        "checks",
         "before",
         "after",
     )
@@ -166,6 +169,7 @@ class Lane:
         self.replaced: list[Node] = []  # leaves whose root was overwritten: their buffers may be donated
         self.draws: list[int] = []  # keys
         self.collective = False
+        self.checks: list[Any] = []  # checks.Check
 
     def leaf(self, data: Any, meta: Meta) -> Node:
         """A value that is (or, in the bridge, will be) on the device."""
@@ -339,15 +343,36 @@ def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
     if rule is None:
         return Instruction(func, None, template, inputs, None, "no lowering")
     try:
-        metas = _shapes(func, args, kwargs)
+        metas, unknown = _shapes(func, args, kwargs), None
     except NotImplementedError as error:  # also torch's DataDependentOutputException and DynamicOutputShapeException
-        return Instruction(
-            func, rule, template, inputs, None, f"its result's shape depends on data or is unknown ({type(error).__name__})"
-        )
+        metas, unknown = None, f"its result's shape depends on data or is unknown ({type(error).__name__})"
     instruction = Instruction(func, rule, template, inputs, metas, None)
     instruction.scalars = len(scalars)
-    instruction.refused = _try_lowering(instruction)
+    made, refusal = _try_lowering(instruction)
+    if unknown is not None and refusal is None:  # nobody but the rule knows the shapes
+        instruction.metas = made
+        instruction.double = _is_double(made)
+    instruction.refused = unknown if refusal is not None and unknown is not None else refusal
+    if not rule.random and not rule.collective:
+        for check in type_checks:
+            check(func, args, kwargs, inputs)
     return instruction
+
+
+# `check(func, args, kwargs, inputs)`: raises for an op that the CPU refuses (checks.py).
+type_checks: list[Callable[..., None]] = []
+
+
+def forget(functions: Iterable[Any]) -> None:
+    """A rule of these overloads was registered: what is known of them is inferred anew."""
+    known = {id(func) for func in functions}
+    for key in [key for key in _memo if key[0] in known]:
+        del _memo[key]
+    for identity in known:
+        _lifts.pop(identity, None)
+
+
+on_registration.append(forget)
 
 
 def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tuple[Meta, ...], list[Slot]]:
@@ -406,23 +431,30 @@ def _meta_of(tensor: torch.Tensor) -> Meta:
 def _is_double(metas: Any) -> bool:
     """Whether lifted scalars of an op are kept in float64: as wide as its widest floating result."""
     wide = (torch.float64, torch.complex128)
-    return any(meta is not None and meta.dtype in wide for meta in (metas if isinstance(metas, tuple) else (metas,)))
+    flat = metas if isinstance(metas, tuple) else (metas,)
+    return any(meta is not None and meta.dtype in wide for meta in flat)
 
 
-def _try_lowering(instruction: Instruction) -> str | None:
-    """Why the rule cannot lower these arguments, or None: it is evaluated on shapes alone."""
+def _try_lowering(instruction: Instruction) -> tuple[Any, str | None]:
+    """(metas of what the rule gives, None), or (None, why it cannot lower these arguments): it is evaluated on shapes alone."""
     inputs = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in instruction.inputs]
     numbers = [jax.ShapeDtypeStruct((), jnp.float64 if instruction.double else jnp.float32) for _ in range(instruction.scalars)]
     key = jax.eval_shape(lambda: jax.random.key(0)) if instruction.rule.random else None
     try:
-        jax.eval_shape(lambda xs, ns, k: lower_instruction(instruction, xs, ns, k), inputs, numbers, key)
+        made = jax.eval_shape(lambda xs, ns, k: lower_instruction(instruction, xs, ns, k), inputs, numbers, key)
+    except WrongResult as wrong:
+        warn_once(f"xla.wrong.{instruction.func}", f"{wrong}; the operation runs on the CPU")
+        return None, str(wrong)
     except Unsupported as refusal:
-        return str(refusal)
+        return None, str(refusal)
+    except Refusal as error:
+        raise error.args[0] from None
     except Exception as error:  # noqa: BLE001 - a rule that does not accept an argument: the CPU kernel does, and the reason is counted
         if instruction.rule.collective:
-            return None  # its axis exists only inside the replicated program
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-    return None
+            return None, None  # its axis exists only inside the replicated program
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    metas = jax.tree.map(lambda a: Meta.of(a.shape, torch_dtype(a.dtype)), made)
+    return tuple(metas) if isinstance(metas, list) else metas, None
 
 
 def lower_instruction(instruction: Instruction, inputs: list[jax.Array], scalars: list[jax.Array], key: Any) -> Any:
@@ -437,6 +469,8 @@ def lower_instruction(instruction: Instruction, inputs: list[jax.Array], scalars
 
     args, kwargs = fill(instruction.template[0]), fill(instruction.template[1])
     metas = instruction.metas
+    if metas is None:
+        return apply(instruction.func, instruction.rule, args, kwargs, None, key)
     out = tuple(m and m.spec for m in metas) if isinstance(metas, tuple) else metas.spec
     return apply(instruction.func, instruction.rule, args, kwargs, out, key)
 

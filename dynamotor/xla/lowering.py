@@ -36,6 +36,14 @@ class Unsupported(Exception):
     """Raised by a rule for arguments that it cannot lower: the op then runs on the CPU, and the reason is shown."""
 
 
+class WrongResult(Unsupported):
+    """A rule gives something else than aten: a mistake of the rule, which is shown once."""
+
+
+class Refusal(Exception):
+    """Raised by a rule for what the CPU refuses too; its argument is the error that the user gets."""
+
+
 @dataclass(frozen=True)
 class Lowering:
     """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: Python floats may arrive as 0-d arrays; `random`:
@@ -50,6 +58,17 @@ class Lowering:
 
 lowerings: Registry[Target, Lowering] = Registry("XLA lowering")
 decompositions: Registry[Target, Callable[..., Any]] = Registry("XLA decomposition")
+# Called with the overloads that got a rule: what was known of them no longer holds.
+on_registration: list[Callable[[list[Any]], None]] = []
+
+
+def _register(registry: Registry, targets: tuple[Target, ...], rule: Any) -> None:
+    for target in targets:
+        registry.add(target, rule)
+        packet = isinstance(target, torch._ops.OpOverloadPacket)
+        overloads = [getattr(target, name) for name in target.overloads()] if packet else [target]
+        for changed in on_registration:
+            changed(overloads)
 
 
 def op(*targets: Target, out: bool = False, lift: bool = False, collective: bool = False) -> Callable[[Callable], Callable]:
@@ -60,8 +79,7 @@ def op(*targets: Target, out: bool = False, lift: bool = False, collective: bool
     """
 
     def register(fn: Callable) -> Callable:
-        for target in targets:
-            lowerings.add(target, Lowering(fn, wants_out=out, lifted=lift, collective=collective))
+        _register(lowerings, targets, Lowering(fn, wants_out=out, lifted=lift, collective=collective))
         return fn
 
     return register
@@ -71,8 +89,7 @@ def random_op(*targets: Target, out: bool = False) -> Callable[[Callable], Calla
     """Like `op`, for an op that draws: the rule's first argument is the jax PRNG key of this call."""
 
     def register(fn: Callable) -> Callable:
-        for target in targets:
-            lowerings.add(target, Lowering(fn, wants_out=out, random=True))
+        _register(lowerings, targets, Lowering(fn, wants_out=out, random=True))
         return fn
 
     return register
@@ -82,8 +99,7 @@ def decomposition(*targets: Target) -> Callable[[Callable], Callable]:
     """Register a decomposition: a function of torch tensors that calls other torch ops; used before torch's own tables."""
 
     def register(fn: Callable) -> Callable:
-        for target in targets:
-            decompositions.add(target, fn)
+        _register(decompositions, targets, fn)
         return fn
 
     return register
@@ -100,24 +116,26 @@ _NEVER = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 def apply(func: torch._ops.OpOverload, rule: Lowering, args: tuple, kwargs: dict[str, Any], out: Any, key: Any = None) -> Any:
     """Run a rule on jax values and cast the results to aten's dtypes.
 
-    `out`: Spec, or tuple of Spec | None, that aten gives; `key`: PRNG key for random ops. Raises Unsupported when the rule
-    refuses or when its result has another shape than aten's.
+    `out`: Spec, or tuple of Spec | None, that aten gives (None: nobody knows, the rule decides); `key`: PRNG key for random ops.
+    Raises Unsupported when the rule refuses, WrongResult when it gives another shape than aten.
     """
     kwargs = {name: value for name, value in kwargs.items() if name not in _NEVER}
     if rule.wants_out:
         kwargs["out"] = out
     result = rule.fn(key, *args, **kwargs) if rule.random else rule.fn(*args, **kwargs)
+    if out is None:
+        return jax.tree.map(jnp.asarray, result)
     if isinstance(out, Spec):
         return _conform(func, result, out)
     if not isinstance(result, (tuple, list)) or len(result) != len(out):
-        raise Unsupported(f"the lowering of {func} gives {type(result).__name__}, aten gives {len(out)} values")
+        raise WrongResult(f"the lowering of {func} gives {type(result).__name__}, aten gives {len(out)} values")
     return tuple(None if spec is None else _conform(func, value, spec) for value, spec in zip(result, out))
 
 
 def _conform(func: torch._ops.OpOverload, value: Any, spec: Spec) -> jax.Array:
     value = jnp.asarray(value)
     if value.shape != tuple(spec.shape):
-        raise Unsupported(f"the lowering of {func} gives shape {value.shape}, aten gives {tuple(spec.shape)}")
+        raise WrongResult(f"the lowering of {func} gives shape {value.shape}, aten gives {tuple(spec.shape)}")
     dtype = jax_dtype(spec.dtype)
     if value.dtype == dtype:
         return value

@@ -192,9 +192,7 @@ def _nonzero_static(x, *, size, fill_value=-1):
 
 
 @op(aten.repeat_interleave.Tensor)
-def _repeat_interleave(repeats, *, output_size=None):
-    if output_size is None:
-        raise Unsupported("the length of repeat_interleave is the sum of a tensor: give output_size")
+def _repeat_interleave(repeats, *, output_size):
     return jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)
 
 

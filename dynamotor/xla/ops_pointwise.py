@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from .lowering import Spec, Unsupported, op
+from .lowering import Refusal, Spec, Unsupported, op
 from .promotion import cast, compute_dtype, elementwise, in_type, is_array
 
 aten = torch.ops.aten
@@ -187,7 +187,7 @@ def _div(x, y, *, rounding_mode=None, out: Spec):
 def floor_divide(x, y):
     """The quotient rounded down. For floats it is made from the exact remainder, as Python's and aten's: 1 // 0.1 is 9."""
     if is_integer(x):
-        return x // y
+        return x // _divisor(y)
     remainder = lax.rem(*jnp.broadcast_arrays(x, y))
     quotient = (x - remainder) / y
     quotient = jnp.where((remainder != 0) & ((y < 0) != (remainder < 0)), quotient - 1, quotient)
@@ -200,7 +200,7 @@ def floor_divide(x, y):
 def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
     """The quotient rounded towards zero. XLA divides by a constant through its reciprocal, which makes 20.5 / 20.5 less than
     1: the quotient without the exact remainder tells."""
-    x, y = jnp.broadcast_arrays(x, y)
+    x, y = jnp.broadcast_arrays(x, _divisor(y))
     if is_integer(x):
         return lax.div(x, y)
     rounded, whole = jnp.trunc(x / y), jnp.round((x - lax.rem(x, y)) / y)
@@ -210,14 +210,24 @@ def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
 @elementwise(aten.remainder)
 def _remainder(x, y):
     """The remainder with the sign of the divisor, as Python's %."""
-    rest = lax.rem(*jnp.broadcast_arrays(x, y))
+    rest = lax.rem(*jnp.broadcast_arrays(x, _divisor(y)))
     return jnp.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @elementwise(aten.fmod)
 def _fmod(x, y):
     """The remainder with the sign of the dividend, as C's."""
-    return lax.rem(*jnp.broadcast_arrays(x, y))
+    return lax.rem(*jnp.broadcast_arrays(x, _divisor(y)))
+
+
+def _divisor(y: Any) -> Any:
+    """An integer divisor that is not zero: a constant zero is refused, as by aten; XLA's compiler may die of one in an array,
+    whose quotients are arbitrary (`config.xla_debug` finds them)."""
+    if not is_integer(y):
+        return y
+    if isinstance(y, np.generic) and y == 0:
+        raise Refusal(RuntimeError("ZeroDivisionError"))
+    return jnp.where(y == 0, jnp.ones_like(y), y)
 
 
 @op(aten.pow, out=True)

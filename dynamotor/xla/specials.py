@@ -262,6 +262,18 @@ def _pack_padded_sequence(func: Any, args: tuple, kwargs: dict[str, Any] | None)
     return packed, torch.tensor(steps, dtype=torch.int64, device="cpu")
 
 
+@specials.register(aten.repeat_interleave.Tensor)
+def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
+    """How long the result is must be known: a sync where nobody says it."""
+    size = (kwargs or {}).get("output_size")
+    if size is None:
+        repeats = transfer.to_cpu(args[0], "repeat_interleave")
+        if repeats.numel() and repeats.min() < 0:
+            raise RuntimeError("repeats can not be negative")
+        size = int(repeats.sum())
+    return dispatch.plain(func, args, {"output_size": size})
+
+
 @specials.register(aten.record_stream.default)
 def _record_stream(func: Any, args: tuple, kwargs: Any) -> None:
     return None

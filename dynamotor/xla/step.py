@@ -4,29 +4,42 @@
 >>> for data, target in loader:
 ...     loss = step(data, target)
 
-The first call runs on the lazy device (optimizers make their state there), the second is recorded, later ones only run.
-Hyperparameters are inputs of the executable: a changed learning rate is recorded anew and compiles nothing.
+The forward pass is captured as `dynamotor.compile` captures it, with its guards: what the model and the loss read (attributes,
+hooks, modes, autocast) is looked at before each step. The first call of what was captured runs on the lazy device (optimizers
+make their state there), the second is recorded, later ones only run. Hyperparameters are inputs of the executable: a changed
+learning rate is recorded anew and compiles nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..base.errors import CaptureError
+from ..base.log import warn_once
+from ..base.options import CompileOptions
+from ..capture.frontend import make_dispatcher
 from . import device as devices
 from . import (
     metrics,
     start,  # noqa: F401  (registers the device)
     sync,
 )
-from .bridge import Program
+from .bridge import Inputs, Program
 from .ir import Cut, Lane, Meta, Node, XlaError, lock
 from .tensor import Alias, XLATensor, is_xla, value
+
+_KEPT = 64  # programs, and settings (learning rates) of programs, that one step keeps
+
+# Marks the loss in the captured graph.
+torch.library.define("dynamotor_xla::loss_of_step", "(Tensor loss) -> Tensor")
+torch.library.impl("dynamotor_xla::loss_of_step", "CompositeImplicitAutograd", lambda loss: loss * 1)
 
 
 def compile_step(
@@ -36,33 +49,97 @@ def compile_step(
 
     The first `n_inputs` tensors of the batch go to the model, the rest, after the model's output, to `loss_fn`. Gradients are
     cleared at the end of a step. Optimizers that keep numbers on the CPU (Adam without `capturable=True`) are recorded at each
-    step: right, slower. XlaError DM617 when the model has parameters that are not on the device, DM618 when the step cannot be
-    recorded as a whole.
+    step: right, slower; so is a forward pass that cannot be captured as a whole (a warning says why). XlaError DM617 when the
+    model has parameters that are not on the device, DM618 when the step cannot be recorded as a whole.
     """
     _check_device(model.named_parameters())
-    modules = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
 
-    def state_of(walked: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-        return [*_tensors_of(walked), *_state_of(optimizer)]
+    def forward(*batch: torch.Tensor) -> torch.Tensor:
+        return torch.ops.dynamotor_xla.loss_of_step(loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:]))
 
-    replayed = _Replayed(lambda: state_of(_walk(modules)))
-
-    def body(*batch: torch.Tensor) -> torch.Tensor:
-        loss = loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    options = CompileOptions(True, None, None, types.MappingProxyType({}))
+    captured: Any = make_dispatcher(forward, options, lambda gm, _: _whole_step(gm, optimizer))
+    as_python = _python_step(forward, [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)], optimizer)
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
+        nonlocal captured
         _check_device((f"batch[{i}]", t) for i, t in enumerate(batch))
-        walked = _walk(modules)
-        training = tuple([m.training for m in walked])
-        trained = tuple([p.requires_grad for m in walked for p in m._parameters.values() if p is not None])
-        shapes = tuple([(t.shape, t.dtype) for t in batch])
-        return replayed((shapes, training, trained), _hyperparameters(optimizer), body, batch, state_of(walked))
+        if captured is None:
+            return as_python(*batch)
+        try:
+            loss = captured(*batch)
+        except CaptureError as error:
+            warn_once(f"xla.step.{id(model)}", f"compile_step records each step anew, since it could not be captured: {error}")
+            captured = None
+            return as_python(*batch)
+        if loss.requires_grad:  # more variants than are kept: this one was not captured
+            _learn(loss, optimizer)
+            sync.sync()
+        return loss.detach()
 
     return step
+
+
+def _python_step(
+    forward: Callable[..., torch.Tensor], modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer
+) -> Callable[..., torch.Tensor]:
+    """A step that is recorded at each call, since nobody guards what its Python reads; its executables are kept."""
+
+    def state() -> list[torch.Tensor]:
+        tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())] + _parameters_of(optimizer)
+        grads = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+        return [*tensors, *grads, *_state_of(optimizer)]
+
+    def body(*batch: torch.Tensor) -> list[torch.Tensor]:
+        loss = forward(*batch)
+        _learn(loss, optimizer)
+        return [loss.detach()]
+
+    replayed = _Replayed(state)
+    return lambda *batch: replayed(tuple([(t.shape, t.dtype) for t in batch]), None, body, batch, state())[0]
+
+
+def _learn(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _whole_step(gm: torch.fx.GraphModule, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """The step around one captured forward pass: takes what the graph takes, gives what it gives, without gradients."""
+    output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
+    loss_at = next(i for i, node in enumerate(output.args[0]) if getattr(node, "target", None) is _loss_of_step)
+
+    replayed = _Replayed(lambda: [*_parameters_of(optimizer), *_state_of(optimizer)])
+
+    def run(*tensors: torch.Tensor) -> Sequence[Any]:
+        parameters = _parameters_of(optimizer)
+        trained = {id(t): t for t in (*tensors, *parameters) if t.is_leaf}
+        grads = [t.grad for t in trained.values()]  # which the step adds to
+        missing = tuple([g is None for g in grads])
+
+        def body(*arguments: torch.Tensor) -> list[Any]:
+            results = gm.forward(*arguments[: len(tensors)])
+            _learn(results[loss_at], optimizer)
+            return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
+
+        return replayed(missing, _hyperparameters(optimizer), body, [*tensors, *[g for g in grads if g is not None]],
+                        [*parameters, *_state_of(optimizer)])
+
+    return run
+
+
+_loss_of_step = torch.ops.dynamotor_xla.loss_of_step
+
+
+def _not_whole(why: str) -> XlaError:
+    return XlaError(
+        "DM618",
+        "the training step cannot be recorded as one graph",
+        why=why,
+        where=metrics.user_line(),
+        cure="train with the lazy device, or take what is in the way out of the step",
+    )
 
 
 def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
@@ -70,8 +147,9 @@ def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     _check_device((f"parameter {i}", p) for i, p in enumerate(_parameters_of(optimizer)))
     replayed = _Replayed(lambda: [*_parameters_of(optimizer), *_state_of(optimizer)])
 
-    def body(*grads: torch.Tensor) -> None:
+    def body(*grads: torch.Tensor) -> list[Any]:
         optimizer.step()
+        return []
 
     def step() -> None:
         parameters = _parameters_of(optimizer)
@@ -96,68 +174,63 @@ class _Replayed:
         self._programs: dict[tuple, Program] = {}  # by what was recorded
         self._known: list[torch.Tensor] = []
         self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
-        self._calls: dict[Any, tuple[Program, list[Any], Any, list[XLATensor]]] = {}
+        self._calls: dict[Any, tuple[Program, Inputs, list[XLATensor]]] = {}
 
     def __call__(self, structure: Any, settings: Any, body: Callable, arguments: Sequence[Any], state: list[torch.Tensor]) -> Any:
         """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers in `settings`.
 
-        `state` is what `state()` would list now; the caller has walked its modules for the structure already.
+        `settings` None: each call is recorded. `state` is what `state()` would list now.
         """
         if not _same(state, self._known):
             self._known = state
             self._warm.clear()
             self._calls.clear()
-        if structure not in self._warm:
+        if structure not in self._warm or not all(map(is_xla, arguments)):  # a constant on the CPU may change
             return self._run_lazily(structure, body, arguments)
-        found = self._calls.get((structure, settings)) if all(map(is_xla, state)) else None
+        found = self._calls.get((structure, settings)) if settings is not None and all(map(is_xla, state)) else None
         if found is None:
             taken = {id(t) for t in arguments}
             read = list({id(t): t for t in state if is_xla(t) and id(t) not in taken}.values())
-            found = self._calls[structure, settings] = *self._record(body, arguments, read), read
-        program, program.constants, program.draws, read = found
-        return program(*arguments, *read)[0]
+            found = _keep(self._calls, (structure, settings), (*self._record(body, arguments, read), read))
+        program, program.inputs, read = found
+        return program(*arguments, *read)
 
     def _run_lazily(self, structure: Any, body: Callable, arguments: Sequence[Any]) -> Any:
-        result = body(*arguments)
+        results = body(*arguments)
         for lane in devices.lanes():
             sync.flush(lane, "compile_step")
         self._known = self._state()
         self._warm.add(structure)
-        return result
+        return results
 
-    def _record(self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]) -> tuple[Program, list[Any], Any]:
+    def _record(self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]) -> tuple[Program, Inputs]:
         """Record the body on leaves in the place of all tensors; what was recorded before keeps its executable."""
         tensors = [*arguments, *state]
         lane = Lane(devices.lane_of(tensors[0].device).device, recording=True)
         with lock, _stand_ins(lane, tensors) as first:
             try:
                 with devices.using_lane(lane):
-                    result = body(*arguments)
+                    results = body(*arguments)
             except Cut as cut:
-                raise XlaError(
-                    "DM618",
-                    "the training step cannot be recorded as one graph",
-                    why=str(cut),
-                    where=metrics.user_line(),
-                    cure="train with the lazy device, or take what reads data out of the step",
-                ) from cut
+                raise _not_whole(str(cut)) from cut
             if not _same(self._state(), self._known):
-                raise XlaError(
-                    "DM618",
-                    "the training step cannot be recorded as one graph",
-                    why="it puts new tensors in the place of its state (an optimizer that replaces what it keeps)",
-                    where=metrics.user_line(),
-                    cure="make the optimizer anew, and train with the lazy device",
-                )
+                raise _not_whole("it puts new tensors in the place of its state (an optimizer that replaces what it keeps)")
             updates = [(i, t._alias.node) for i, t in enumerate(tensors) if t._alias.version]
-            at = value(result._alias).position if type(result) is XLATensor else None
-            recorded = (tuple(lane.key), tuple([(i, node.position) for i, node in updates]), at)
+            at = tuple([value(r._alias).position if type(r) is XLATensor else repr(r) for r in results])
+            inputs = Inputs(lane, first)
+            recorded = (tuple(lane.key), inputs.order, tuple([(i, node.position) for i, node in updates]), at)
             program = self._programs.get(recorded)
             if program is None:
-                program = self._programs[recorded] = Program(lane, first, [result], updates, donate=True)
-        program.set_scalars(lane.scalars)
-        program.set_draws(lane)
-        return program, program.constants, program.draws
+                program = _keep(self._programs, recorded, Program(lane, first, results, updates, donate=True))
+        return program, inputs
+
+
+def _keep(kept: dict[Any, Any], key: Any, made: Any) -> Any:
+    """Add to a table that forgets what it has held longest."""
+    kept[key] = made
+    if len(kept) > _KEPT:
+        del kept[next(iter(kept))]
+    return made
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
@@ -169,12 +242,7 @@ def _stand_ins(lane: Lane, tensors: Sequence[XLATensor]) -> Iterator[list[Node]]
     """While on, the tensors stand for leaves of a lane, which are yielded."""
     kept = [t._alias for t in tensors]
     if len({id(alias.root or alias) for alias in kept}) < len(kept):
-        raise XlaError(
-            "DM618",
-            "the training step cannot be recorded as one graph",
-            why="two of its tensors share memory",
-            cure="use one tensor object for tied weights, or train with the lazy device",
-        )
+        raise _not_whole("two of its tensors share memory (use one tensor object for tied weights)")
     first = [lane.leaf(None, Meta.of(t.shape, t.dtype)) for t in tensors]
     for tensor, alias, node in zip(tensors, kept, first):
         tensor._alias = Alias(node, stride=alias.stride, offset=alias.offset)
@@ -194,25 +262,6 @@ def _check_device(tensors: Any) -> None:
             where=metrics.user_line(),
             cure='move the model first (model.to("xla")), then make the optimizer; move the batch too',
         )
-
-
-def _walk(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
-    """All modules inside, each once; `Module.modules()` takes ten times as long, and this runs at every step."""
-    found: dict[int, torch.nn.Module] = {}
-    waiting: list[torch.nn.Module | None] = [*reversed(modules)]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
-            waiting += reversed(module._modules.values())
-    return list(found.values())
-
-
-def _tensors_of(walked: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-    """Parameters, buffers, and gradients that the step adds to."""
-    own = [own for m in walked for own in (m._parameters, m._buffers)]
-    tensors = [t for tensors in own for t in tensors.values() if t is not None]
-    return [*tensors, *[t.grad for t in tensors if t.is_leaf and t.grad is not None]]
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -19,6 +19,7 @@ from ..base.errors import DynamotorError
 from ..base.events import emit, listening
 from . import device as devices
 from . import execute, metrics, replication, rng
+from .checks import raise_failed
 from .ir import Lane, Node, lock
 from .numerics import precision_settings
 from .reasons import Reasons
@@ -63,7 +64,7 @@ def flush(lane: Lane, cause: str) -> None:
 
 
 def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
-    leaves, scalars, draws = lane.leaves, lane.scalars, lane.draws
+    leaves, scalars, draws, checks = lane.leaves, lane.scalars, lane.draws, lane.checks
     positions = tuple([node.position for node in outputs])
     # Written in place and held by nobody else: the result may take the buffer over.
     donated = _donated(lane) if lane.replaced else ()
@@ -83,6 +84,7 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
     finally:
         lane.clear()
     run(executable, inputs, outputs)
+    raise_failed(checks, [check.bad.node.data for check in checks])
 
 
 def _donated(lane: Lane) -> tuple[int, ...]:

@@ -180,3 +180,120 @@ def test_a_parameter_that_is_frozen_between_two_steps_stays_as_it_is():
     expected = train(lazy)
     got = train(lambda model, optimizer: compile_step(model, torch.nn.functional.cross_entropy, optimizer))
     torch.testing.assert_close(got, expected)
+
+
+class Switched(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+        self.scale, self.which = 1.0, "layer"
+
+    def forward(self, x):
+        return getattr(self, self.which)(x) * self.scale
+
+
+class Smooth(torch.nn.Module):
+    smoothing = 0.0
+
+    def forward(self, output, target):
+        return torch.nn.functional.cross_entropy(output, target, label_smoothing=self.smoothing)
+
+
+CHANGES = {
+    "an attribute of the model": lambda model, loss: setattr(model, "scale", 2.5),
+    "a chosen layer": lambda model, loss: setattr(model, "which", "other"),
+    "an attribute of the loss": lambda model, loss: setattr(loss, "smoothing", 0.3),
+    "a hook": lambda model, loss: model.layer.register_forward_hook(lambda m, args, out: out * 0.5),
+    "another forward": lambda model, loss: setattr(model, "forward", lambda x: model.other(x) - 1),
+    "a replaced module": lambda model, loss: setattr(model, "layer", model.other),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_step_sees_what_was_changed_since_it_was_recorded(what):
+    def train(compiled):
+        torch.manual_seed(0)
+        model, loss_fn = Switched().to("xla"), Smooth()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        step = compile_step(model, loss_fn, optimizer)
+        losses = []
+        for index, (x, y) in enumerate(batches()):
+            if index == 3:
+                CHANGES[what](model, loss_fn)
+            if compiled:
+                losses.append(step(x, y).item())
+            else:
+                losses += lazy_losses_of(model, loss_fn, optimizer, x, y)
+        return losses
+
+    assert train(True) == pytest.approx(train(False), rel=1e-5)
+
+
+def lazy_losses_of(model, loss_fn, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = loss_fn(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return [loss.item()]
+
+
+def test_a_step_under_autocast_is_another_one():
+    def train(compiled):
+        torch.manual_seed(0)
+        model = Switched().to("xla")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = compile_step(model, torch.nn.functional.cross_entropy, optimizer)
+        losses = []
+        for index, (x, y) in enumerate(batches()):
+            with torch.autocast("xla", torch.bfloat16, enabled=index % 2 == 1):
+                if compiled:
+                    losses.append(step(x, y).item())
+                else:
+                    losses += lazy_losses_of(model, torch.nn.functional.cross_entropy, optimizer, x, y)
+        return losses
+
+    assert train(True) == pytest.approx(train(False), rel=1e-4)
+
+
+def test_what_a_step_writes_to_the_model_is_written_at_each_call():
+    class Counting(Switched):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = super().forward(x)
+            return self.last
+
+    model = Counting().to("xla")
+    step = compile_step(model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
+    for index, (x, y) in enumerate(batches()):
+        expected = model.layer(x).detach().cpu()
+        step(x, y)
+        assert model.calls == index + 1
+        torch.testing.assert_close(model.last.detach().cpu(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_on_the_cpu_are_read_at_each_step():
+    """An optimizer's tensor on the CPU goes into the graph as a value, not as a constant of the first recording."""
+    class Decaying(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+            self.state[self.param_groups[0]["params"][0]]["rate"] = torch.tensor(0.1)
+
+        @torch.no_grad()
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                rate = self.state[self.param_groups[0]["params"][0]]["rate"]
+                p.sub_(p.grad * rate)
+            rate.mul_(0.5)
+
+    def train(compiled):
+        model = network().to("xla")
+        optimizer = Decaying(model.parameters())
+        step = compile_step(model, torch.nn.functional.cross_entropy, optimizer)
+        found = []
+        for x, y in batches():
+            found += [step(x, y).item()] if compiled else lazy_losses_of(model, torch.nn.functional.cross_entropy, optimizer, x, y)
+        return found
+
+    assert train(True) == pytest.approx(train(False), rel=1e-4)

@@ -1,0 +1,142 @@
+"""What a CPU kernel refuses: mixed types when an op is recorded; with `config.xla_debug`, values in the graph (indices out of
+range, integer division by zero), which raise at the barrier with the line that recorded the op.
+
+>>> config.xla_debug = True
+>>> torch.ones(2, device="xla")[torch.tensor([5], device="xla")].sum().item()     # XlaError DM676
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from ..base.config import config
+from ..base.errors import UserLine, XlaError
+from ..base.registry import Registry
+from . import metrics
+from .ir import Meta, Node, record, type_checks
+from .tensor import Alias, new_root
+
+aten = torch.ops.aten
+
+# -- types ---------------------------------------------------------------------------------------------------
+
+_SMALL = 1 << 16  # elements up to which an op is tried with all of its types equal
+_TYPES = re.compile(r"dtype|scalar type|data type|type|implemented for|Long|Double", re.IGNORECASE)
+_DEVICES_OWN = re.compile(r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'")
+_accepted: set[tuple] = set()
+
+
+def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence[Meta]) -> None:
+    """Raise what the CPU's kernel raises for tensors of these types: it is run once for each combination, on ones.
+
+    Types that only some CPU kernels have (float16, bfloat16, ...) are the device's own affair.
+    """
+    key = (func, tuple([(meta.dtype, len(meta.shape)) for meta in inputs]), str(kwargs.get("dtype")))
+    kinds = {meta.dtype for meta in inputs}
+    plain = len(kinds) == 1 and next(iter(kinds)).is_floating_point
+    large = plain and sum(torch.Size(meta.shape).numel() for meta in inputs) > _SMALL
+    if not kinds or func.namespace != "aten" or large or key in _accepted:
+        return
+    try:
+        func(*tree_map(_ones, args), **tree_map(_ones, kwargs))
+    except (RuntimeError, TypeError, ValueError) as error:
+        text = str(error)
+        if _TYPES.search(text) and not _DEVICES_OWN.search(text) and "Could not run" not in text:
+            raise type(error)(text) from None
+    _accepted.add(key)
+
+
+def _ones(arg: Any) -> Any:
+    return torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape) if isinstance(arg, Node) else arg
+
+
+type_checks.append(check_types)
+
+# -- values --------------------------------------------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    """A pending truth value, and what it is an error of."""
+
+    bad: Alias
+    what: str
+    line: UserLine | None
+
+
+# Overload -> `rule(*args) -> (bad, what) of each thing that can be wrong`, on nodes.
+values: Registry[Any, Callable[..., Iterator[tuple[Node, str]]]] = Registry("check of values")
+
+
+def check_values(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
+    """Record the checks of an op, whose lane keeps them."""
+    rule = values.get(func) if config.xla_debug else None
+    for bad, what in rule(*args, **(kwargs or {})) if rule is not None else ():
+        bad.lane.checks.append(Check(new_root(bad), what, metrics.user_line()))
+
+
+def raise_failed(checks: Sequence[Check], results: Sequence[Any]) -> None:
+    """XlaError DM676 for the first check that came out true. `results`: their values."""
+    for check, bad in zip(checks, results):
+        if bool(np.asarray(bad)):
+            raise XlaError("DM676", check.what, why="found by config.xla_debug", where=check.line)
+
+
+def _outside(index: Node, size: int, dim: int, low: int) -> tuple[Node, str]:
+    below, above = record(aten.lt.Scalar, (index, low)), record(aten.ge.Scalar, (index, size))
+    bad = record(aten.any.default, (record(aten.logical_or.default, (below, above)),))
+    return bad, f"an index is out of bounds for dimension {dim} with size {size}"
+
+
+@values.register(aten.index.Tensor, aten.index_put.default, aten._index_put_impl.default)
+def _index(x: Node, indices: Sequence[Node | None], *rest: Any, **_: Any) -> Iterator[tuple[Node, str]]:
+    dim = 0
+    for index in indices:
+        masks = index is not None and index.meta.dtype in (torch.bool, torch.uint8)
+        if index is not None and not masks:
+            yield _outside(index, x.meta.shape[dim], dim, -x.meta.shape[dim])
+        dim += len(index.meta.shape) if masks and index is not None else 1
+
+
+def _along(*overloads: Any) -> None:
+    @values.register(*overloads)
+    def rule(x: Node, dim: int, index: Node, *rest: Any, **_: Any) -> Iterator[tuple[Node, str]]:
+        shape = x.meta.shape or (1,)
+        yield _outside(index, shape[dim], dim % len(shape), 0)
+
+
+_along(aten.index_select.default, aten.gather.default, aten.index_add.default, aten.index_copy.default)
+_along(*(getattr(aten.scatter, o) for o in ("src", "value", "reduce", "value_reduce")), aten.scatter_add.default)
+_along(aten.scatter_reduce.two, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_reduce.default)
+
+
+@values.register(aten.take.default)
+def _take(x: Node, index: Node) -> Iterator[tuple[Node, str]]:
+    size = torch.Size(x.meta.shape).numel()
+    yield _outside(index, size, 0, -size)
+
+
+@values.register(aten.embedding.default)
+def _embedding(weight: Node, indices: Node, *rest: Any, **_: Any) -> Iterator[tuple[Node, str]]:
+    yield _outside(indices, weight.meta.shape[0], 0, 0)
+
+
+@values.register(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll_loss(x: Node, target: Node, weight: Any, reduction: int, ignore_index: int) -> Iterator[tuple[Node, str]]:
+    used = record(aten.masked_fill.Scalar, (target, record(aten.eq.Scalar, (target, ignore_index)), 0))
+    classes = 1 if len(x.meta.shape) > 1 else 0
+    yield _outside(used, x.meta.shape[classes], classes, 0)
+
+
+@values.register(
+    aten.floor_divide.default, aten.remainder.Tensor, aten.fmod.Tensor, aten.div.Tensor_mode, aten.remainder.Scalar_Tensor
+)
+def _divide(x: Any, y: Any, *, rounding_mode: str | None = "floor") -> Iterator[tuple[Node, str]]:
+    kinds = [v.meta.dtype.is_floating_point or v.meta.dtype.is_complex for v in (x, y) if isinstance(v, Node)]
+    if rounding_mode and isinstance(y, Node) and not any(kinds) and not isinstance(x, float):
+        yield record(aten.any.default, (record(aten.eq.Scalar, (y, 0)),)), "ZeroDivisionError: an integer is divided by zero"
