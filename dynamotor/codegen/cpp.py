@@ -16,6 +16,7 @@ from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa
 from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
+from .verify import verify_cpp, verify_places
 
 _FLAGS: tuple[str, ...] = (
     "-O2",
@@ -124,6 +125,8 @@ def emit_kernel(kernel: Kernel) -> CFunction:
         name = "k" + hashlib.sha256(key.encode()).hexdigest()[:12]
         emitter = EMITTERS[kernel.template](kernel)
         text = emitter.function(name)
+        verify_places(kernel, emitter.stores)
+        verify_cpp(kernel, text, complete=config.verify)
         found = CFunction(name, text, tuple(emitter.types), frozenset(emitter.body.widths), emitter.body.random)
         if len(_memo) > 4096:
             _memo.clear()

@@ -49,6 +49,10 @@ class ColsEmitter(Emitter):
         text = self._tasks(outer, blocks, unroll, tail, chunks, first)
         if chunks > 1:
             text = self._room(outer, chunks) + text + self._finish(outer, chunks)
+        once = Scope(self.top, [(ONCE, "")])
+        for s in self.kernel.final_once:
+            self.store(s, once)
+        text += "".join(once.lines)
         return f'extern "C" void {name}(void**P,const i64*ints){{{self.pointers()}\n{"".join(self.top.lines)}{text}}}\n'
 
     # -- summing ------------------------------------------------------------------------------------------------------
@@ -108,7 +112,7 @@ class ColsEmitter(Emitter):
         rows(self.kernel.middle, column)
         lines += column.lines
         for u, pairs in enumerate(bound):
-            end = Scope(place, [*pairs, (FINAL, ""), (ONCE, "")], width, lane if width > 1 else None)
+            end = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             if chunks > 1:
                 at = self.body.index(self._flat(), end)
                 lines += [
@@ -117,7 +121,7 @@ class ColsEmitter(Emitter):
                 continue
             for s in self.reductions:
                 self.complete(s, end, f"a{s.id}_{u}", width)
-            for s in (*self.kernel.final, *self.kernel.final_once):
+            for s in self.kernel.final:
                 self.store(s, end)
             lines.append("{" + "".join(end.lines) + "}")
         return "".join(lines)
@@ -145,7 +149,7 @@ class ColsEmitter(Emitter):
         def block(width: int) -> str:
             lane = self.lane
             pairs = [(lane, self.vars[lane])] if lane else []
-            scope = Scope(place, [*pairs, (FINAL, ""), (ONCE, "")], width, lane if width > 1 else None)
+            scope = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             at = self.body.index(self._flat(), scope)
             for s in self.reductions:
                 t, result = ctype(s.expr.dtype, width), self.body.fresh()
@@ -154,7 +158,7 @@ class ColsEmitter(Emitter):
                     f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
                 )
                 self.complete(s, scope, result, width)
-            for s in (*self.kernel.final, *self.kernel.final_once):
+            for s in self.kernel.final:
                 self.store(s, scope)
             return "".join(scope.lines)
 

@@ -6,7 +6,7 @@ for (row) { phase 0: vector loop; accumulators; phase 1: ...; row stores }   the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -81,6 +81,7 @@ class Emitter:
         self.exprs = all_exprs(kernel.statements())
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
         self.top = Scope(None)
+        self.stores: list[tuple[Store, Collection[Var]]] = []  # as they are emitted, with the variables bound there
         self.vars = {
             v: f"{part}{n}"
             for part, vs in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner))
@@ -117,6 +118,7 @@ class Emitter:
 
     def store(self, s: Store, scope: Scope) -> None:
         """Emit one store in a scope."""
+        self.stores.append((s, scope.bound.keys()))
         vector = scope.vector
         pointer = self.names[s.buffer]
         step = s.index.coefficient(vector) if vector is not None and scope.width > 1 else 1
@@ -213,9 +215,10 @@ class RowsEmitter(Emitter):
         for v in outer:
             head += f"for(i64 {names[v]}=0;{names[v]}<{v.size};{names[v]}++){{"
         inside = head + "".join(row.lines) + "}" * len(outer)
+        last = self._finish(1, {}) if k.final or k.final_once else ""
         if tasks * blocks == 1:
-            return f"{{const i64 task=0;{inside}}}"
-        return f"{self.pragma(tasks * blocks)}for(i64 task=0;task<{tasks * blocks};task++){{{inside}}}"
+            return f"{{const i64 task=0;{inside}}}{last}"
+        return f"{self.pragma(tasks * blocks)}for(i64 task=0;task<{tasks * blocks};task++){{{inside}}}{last}"
 
     def _with_across(self) -> str:
         """Rows in chunks, each chunk with accumulators of its own; then they are combined in order."""
@@ -253,7 +256,6 @@ class RowsEmitter(Emitter):
         for s, per_inner in self.across:
             if not per_inner:
                 self._combine_once(s, chunks, places[s.id], final)
-        needs_inner = any(per_inner for _, per_inner in self.across)
 
         def emit(scope: Scope) -> None:
             for s, per_inner in self.across:
@@ -262,7 +264,7 @@ class RowsEmitter(Emitter):
             for s in k.final:
                 self.store(s, scope)
 
-        if needs_inner:
+        if k.final or any(per_inner for _, per_inner in self.across):
             self.nest(k.inner, final, emit, None, 1, [(FINAL, "")])
         for s in k.final_once:
             self.store(s, final)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from ..graph.spec import TensorSpec
 from ..lower.ir import Kernel, roots, walk
 from ..lower.program import Buffer, LoopStep, Program, Step
+from ..lower.verify import verify_program
 from . import triton_sizes
 from .cpp import structure
 from .triton_kernel import Piece, TileEmitter, TritonFunction
+from .triton_ops import unmarked
 from .triton_plan import plan_kernel
 from .triton_scan import ScanTiles
+from .verify import verify_places, verify_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,12 @@ def emit_piece(piece: Piece) -> TritonFunction:
     if found is None:
         if len(_memo) > 4096:
             _memo.clear()
-        found = _memo[key] = (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece).draft()
+        emitter = (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece)
+        found = emitter.draft()
+        around = piece.plan.r.vars if piece.plan.form == "across" and not piece.plan.looped else ()
+        verify_places(piece.kernel, emitter.body.stores, around)
+        verify_triton([n for n, p in enumerate(piece.params) if p[2]], unmarked(found.source))
+        _memo[key] = found
     return triton_sizes.settle(found)
 
 
@@ -59,7 +67,9 @@ def expand(program: Program) -> Program:
     steps: list[Step] = []
     for step in program.steps:
         steps += _launches(step, new_buffer) if isinstance(step, LoopStep) else [step]
-    return Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)
+    expanded = Program(program.name, program.inputs, buffers, steps, program.outputs, program.mutations)
+    verify_program(expanded)
+    return expanded
 
 
 def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
@@ -74,7 +84,8 @@ def _launches(step: LoopStep, new_buffer) -> Iterator[TritonStep]:
             step.inplace if len(pieces) == 1 else (),
             (*piece.kernel.streams(), *function.numbers),
             step.note,
-            function,
+            partial=tuple(piece.partial.values()),
+            function=function,
         )
 
 

@@ -6,7 +6,7 @@ stretch of text in which some loop variables are bound; what does not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -116,6 +116,7 @@ class TileBody:
         self.order = tuple(axis.name for axis in axes)
         self.starts: dict[str, str] = {}  # axis -> its first position in the current tile
         self.checks = False
+        self.stores: list[tuple[Store, Collection[Var]]] = []  # as they are emitted, with the variables bound there
         self.count = 0
         rounding = ("trunc", "floor", "ceil", "round", "cast")
         self.exact_divisions = {a for e in exprs if e.op in rounding and not (e.op == "cast" and e.dtype.is_floating_point)
@@ -364,6 +365,7 @@ class TileBody:
     # -- statements --------------------------------------------------------------------------------------------------
     def store(self, s: Store, scope: Scope, known: bool) -> None:
         """Emit one store. known: later reads of the same element may use the value."""
+        self.stores.append((s, scope.bound.keys()))
         value, at = self.value(s.expr, scope), self.index(s.index, scope)
         if s.add:  # once for each element, also where place and value are the same along an axis
             whole = frozenset(self.order)

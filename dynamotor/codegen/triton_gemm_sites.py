@@ -262,7 +262,7 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     reads = tuple(name for name in names if name in operands | loaded)
     kernel = old.kernel if isinstance(old, TritonStep) else None
     note = site.label()
-    return TritonStep(kernel, (*names, *scratch), reads, writes, inplace, product.numbers, note, function)
+    return TritonStep(kernel, (*names, *scratch), reads, writes, inplace, product.numbers, note, function=function)
 
 
 def _with_scratch(buffers: dict[str, Buffer], steps: Iterable[Step]) -> dict[str, Buffer]:

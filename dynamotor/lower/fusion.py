@@ -300,6 +300,14 @@ def _only_inner_columns(group: Group, m: Member) -> bool:
 
 
 @rule
+def beside_the_nest(group: Group, m: Member) -> Refuse | None:
+    """What is done once the nest is complete must wait for one of its sums: anything else runs in parallel on its own."""
+    if m.level in (FULL, ROW) or any(group.result_level(p) in (FINAL, ONCE) for p in group.producers(m)):
+        return None
+    return Refuse("waits for nothing that the nest sums up")
+
+
+@rule
 def scans_alone(group: Group, m: Member) -> Refuse | None:
     """A kernel of running sums has no reductions, and all of its scans run along the same variables in the same order."""
     if m.is_reduction:

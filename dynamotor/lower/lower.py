@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..base.config import config
 from ..base.events import emit, listening
 from ..graph.info import GraphInfo
 from ..graph.op_facts import is_collective
@@ -32,6 +33,7 @@ from .ir import ExternNode, Node, forget_expressions, roots, walk
 from .lowering import Lowering, lower_nodes
 from .program import Buffer, BufRef, LoopStep, Program, Step
 from .schedule import build_kernel, in_place_pairs
+from .verify import verify_nodes, verify_program, verify_schedule
 
 aten = torch.ops.aten
 
@@ -42,12 +44,16 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     ctx, inputs, outputs = lower_nodes(gm, info)
     wanted = {o.name for o in outputs if isinstance(o, BufRef)} | set(ctx.mutated)
     schedule = _needed(ctx.schedule, wanted)
+    if config.verify:
+        verify_nodes(schedule, ctx.buffers)
     items = fuse(schedule)
     steps = _steps(ctx, items, wanted)
     used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
     returned = {o.name for o in outputs if isinstance(o, BufRef)}
     buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
-    return Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)))
+    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)))
+    verify_program(program)
+    return program
 
 
 def _with_kind(buffer: Buffer, returned: set[str]) -> Buffer:
@@ -111,6 +117,8 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
         if not stored:
             continue
         kernel = build_kernel(item, stored)
+        if config.verify:
+            verify_schedule(item, kernel, stored)
         args = tuple(p[0] for p in kernel.params)
         found = walk(*roots(*kernel.statements()))
         reads = tuple(dict.fromkeys(e.args[0] for e in found if e.op == "load"))

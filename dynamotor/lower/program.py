@@ -57,7 +57,7 @@ class LoopStep:
     """One generated kernel. `args[i]` names the buffer behind `ptrs[i]`.
 
     inplace: pairs (written, read) whose memory may be one and the same when the read one dies here.
-    note: what is fused, for reports.
+    note: what is fused, for reports. partial: buffers in which its programs leave parts of results (Triton).
     """
 
     kernel: Any  # lower.ir.Kernel
@@ -67,6 +67,7 @@ class LoopStep:
     inplace: tuple[tuple[str, str], ...] = ()
     ints: tuple[int, ...] = ()
     note: str = ""
+    partial: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,328 @@
+"""Checks of what lowering and scheduling made; each raises InternalError DM913 with the statement that is wrong.
+
+>>> verify_kernel(kernel, specs)             # stores each element once, reads inside of buffers what is complete
+>>> verify_schedule(group, kernel, stored)   # computes what the group's nodes say, at elements taken at random
+>>> verify_program(program)                  # steps read what earlier ones wrote
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from ..base.errors import InternalError
+from ..graph.spec import TensorSpec, contiguous_stride, numel
+from .fusion import Group
+from .index import Atom, Div, Index, Loaded, Var, flatten
+from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots
+from .program import Buffer, BufRef, LoopStep, Program
+
+Facts = tuple[tuple[Index, tuple[int, int]], ...]  # what sums of terms (without a constant) lie between, both included
+
+
+def _wrong(what: str, why: object) -> NoReturn:
+    cure = "this is a bug in dynamotor: please report it"
+    raise InternalError("DM913", f"the lowered program is wrong: {what}", why=str(why), cure=cure)
+
+
+# -- positions ----------------------------------------------------------------------------------------------------------
+def bounds(index: Index, facts: Facts = ()) -> tuple[int, int]:
+    """Smallest and largest value of an index under what is known."""
+    terms, low, high = dict(index.terms), index.const, index.const
+    for form, (a, b) in facts:
+        atom, step = next(iter(form.terms.items()))
+        ratio = terms.get(atom, 0) // step
+        if ratio and all(terms.get(t) == ratio * c for t, c in form.terms.items()):
+            low, high = low + min(ratio * a, ratio * b), high + max(ratio * a, ratio * b)
+            for t in form.terms:
+                del terms[t]
+    for atom, c in terms.items():
+        a, b = _atom_bounds(atom, facts)
+        low, high = low + min(c * a, c * b), high + max(c * a, c * b)
+    return low, high
+
+
+def _atom_bounds(atom: Atom, facts: Facts) -> tuple[int, int]:
+    if isinstance(atom, Var):
+        return atom.bounds
+    if isinstance(atom, Loaded):
+        limit = atom.expr.args[1]
+        size = limit.args[0] + 1 if atom.expr.op == "min" and limit.op == "const" else limit
+        if atom.expr.op not in ("min", "wrap_index") or size > atom.size:
+            _wrong(f"nothing checks the position {atom.expr}", f"there are {atom.size}")
+        return 0, atom.size - 1
+    low, high = bounds(atom.base, facts)
+    if isinstance(atom, Div):
+        return low // atom.n, high // atom.n
+    return (low % atom.n, high % atom.n) if low // atom.n == high // atom.n else (0, atom.n - 1)
+
+
+def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
+    """The facts, and those that a condition on loop variables adds where it holds (or does not)."""
+    if condition.op == ("and" if holds else "or"):
+        return learn(condition.args[1], holds, learn(condition.args[0], holds, facts))
+    if condition.op == "not":
+        return learn(condition.args[0], not holds, facts)
+    if condition.op not in ("lt", "ge") or condition.args[0].op != "index" or condition.args[1].op != "const":
+        return facts
+    index, limit = condition.args[0].args[0], condition.args[1].args[0]
+    form = Index(index.terms)
+    low, high = dict(facts).get(form) or bounds(form)
+    below = (condition.op == "lt") == holds
+    found = (low, min(high, limit - 1 - index.const)) if below else (max(low, limit - index.const), high)
+    return tuple(sorted(({**dict(facts), form: found}).items(), key=lambda fact: -len(fact[0].terms)))
+
+
+def _accesses(root: Expr, facts: Facts, seen: set[tuple[Expr, Facts]]) -> Iterator[tuple[Expr, Facts]]:
+    """The loads and the results of other statements under an expression, with what is known where each is evaluated."""
+    if (root, facts) in seen or any(low > high for _, (low, high) in facts):
+        return
+    seen.add((root, facts))
+    if root.op in RESULTS or root.op == "load":
+        yield root, facts
+    if root.op == "masked":
+        condition, body, other = root.args
+        yield from _accesses(condition, facts, seen)
+        yield from _accesses(body, learn(condition, True, facts), seen)
+        yield from _accesses(other, learn(condition, False, facts), seen)
+        return
+    for child in root.children:
+        yield from _accesses(child, facts, seen)
+
+
+def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
+    """A load reads an element of its buffer, as a dtype of its width."""
+    name, index, memory = e.args
+    if name not in specs or memory.itemsize != specs[name].dtype.itemsize:
+        _wrong(f"{e} reads {memory}", f"{name} is {specs.get(name)}")
+    low, high = bounds(index, facts)
+    if low < 0 or high >= specs[name].extent:
+        _wrong(f"{e} reads positions {low} to {high}", f"{name} has {specs[name].extent}; known: {facts}")
+
+
+def lattice(steps: Iterable[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """(step, size) pairs in a normal form: equal forms reach the same positions, each once. None: some position twice."""
+    found: list[tuple[int, int]] = []
+    end = 1
+    for step, size in sorted((step, size) for step, size in steps if size > 1):
+        if step < end:
+            return None
+        end = step * size
+        if found and found[-1][0] * found[-1][1] == step:
+            step, size = found[-1][0], found.pop()[1] * size
+        found.append((step, size))
+    return found
+
+
+def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSpec) -> None:
+    """A store over these loops reaches each element of the buffer once; a scatter stays inside of it."""
+    name = s.buffer
+    if s.memory is not spec.dtype:
+        _wrong(f"{name} is stored as {s.memory}", f"it is {spec}")
+    low, high = bounds(index)
+    if low < 0 or high >= spec.extent:
+        _wrong(f"{name}[{index}] is stored at positions {low} to {high}", f"{name} has {spec.extent}")
+    if s.scatter if isinstance(s, Node) else s.scatters:
+        return
+    big = {v for v in loops if v.size > 1}
+    reached = lattice((index.terms.get(v, 0), v.size) for v in big) if set(index.terms) <= big else None
+    if index.const or reached is None or reached != lattice(zip(spec.stride, spec.shape, strict=True)):
+        _wrong(f"{name}[{index}] over {', '.join(f'{v}<{v.size}' for v in loops)} is not each element of {name} once", spec)
+
+
+# -- kernels -------------------------------------------------------------------------------------------------------------
+def levels(kernel: Kernel) -> Iterator[tuple[tuple[Var, ...], tuple[Statement, ...]]]:
+    """The statements in the order in which they are complete, with the loops that each runs in."""
+    for phase in kernel.phases:
+        yield (*kernel.outer, *kernel.middle, *kernel.inner), phase.inner
+        yield kernel.outer if kernel.template == "rows" else (*kernel.outer, *kernel.inner), phase.row
+    yield kernel.inner if kernel.template == "rows" else (*kernel.outer, *kernel.inner), kernel.final
+    yield (), kernel.final_once
+
+
+RESULTS = ("acc", "scratch", "scan")
+
+
+def _result(s: Statement) -> tuple[str, Any]:
+    """What a statement's result is read as."""
+    if isinstance(s, Store):
+        return "load", s.buffer
+    return "acc" if isinstance(s, Reduce) else "scan" if isinstance(s, Scan) else "scratch", s.id
+
+
+def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Collection[str] = ()) -> set[str]:
+    """Each written buffer is stored once, over loops that reach each of its elements once; loads lie inside of buffers;
+    accumulators, kept values and running results are read where they are complete.
+
+    partial: buffers that take parts of accumulators. Gives the buffers that it reads what is there before it runs.
+    """
+    stored: dict[str, Store] = {}
+    before: dict[str, set[Index]] = {}  # loads that come before a store
+    known: set[tuple[str, int]] = set()  # results of statements that may be read
+    across: set[tuple[str, int]] = set()  # those that are complete after all rows
+    seen: set[tuple[Expr, Facts]] = set()
+    for n, (loops, statements) in enumerate(levels(kernel)):
+        known |= across if n >= 2 * len(kernel.phases) else set()
+        gathered: set[tuple[str, int]] = set()
+        for s in statements:
+            if any({v for v in root.vars if v.size > 1} - set(loops) for root in roots(s)):
+                _wrong(f"{s} depends on more than its loops {loops}", kernel)
+            for e, facts in (found for root in roots(s) for found in _accesses(root, (), seen)):
+                if e.op == "load":
+                    _inside(e, facts, specs)
+                    own = stored.get(e.args[0])
+                    if own is None:
+                        before.setdefault(e.args[0], set()).add(e.args[1])
+                    elif own.index != e.args[1] or own.scatters:
+                        _wrong(f"{e} is overwritten, or is not complete", kernel)
+                elif (e.op, e.args[0]) not in known:
+                    _wrong(f"{s} reads {e} before it is complete", kernel)
+                elif e.op == "scratch" and bounds(e.args[1])[1] >= numel(v.size for v in kernel.inner):
+                    _wrong(f"{e} lies outside of what is kept of a row", kernel)
+            if isinstance(s, Store):
+                if s.buffer in stored or s.buffer not in specs or s.expr.dtype is not COMPUTE_TYPE[s.memory]:
+                    _wrong(f"{s} is stored twice, or as a dtype that it has not", kernel)
+                if before.get(s.buffer, set()) - (set() if s.scatters else {s.index}):
+                    _wrong(f"{s.buffer} is read elsewhere than where it is overwritten", kernel)
+                stored[s.buffer] = s
+                _place(s, s.index, loops, specs[s.buffer])
+            elif _result(s) in known | gathered | across:
+                _wrong(f"{s} is computed twice", kernel)
+            else:
+                (known if not isinstance(s, Reduce) else across if s.across else gathered).add(_result(s))
+        known |= gathered
+    touched = {p[0]: p[2] for p in kernel.params}
+    if touched != dict.fromkeys(before, False) | dict.fromkeys((*stored, *partial), True):
+        _wrong(f"the kernel stores {sorted(stored)} and reads {sorted(before)}", f"its parameters: {kernel.params}\n{kernel}")
+    return set(before)
+
+
+# -- programs ------------------------------------------------------------------------------------------------------------
+def verify_nodes(schedule: Iterable[Node | ExternNode], buffers: Mapping[str, Buffer]) -> None:
+    """What each loop node reads and writes lies inside of buffers, and each element of its result is written once."""
+    specs = {name: b.spec for name, b in buffers.items()}
+    for node in schedule:
+        if isinstance(node, Node) and 0 not in node.domain:
+            for e, facts in _accesses(node.evaluate(), (), set()):
+                _inside(e, facts, specs)
+            _place(node, node.place, node.own[: len(node.shape)], specs[node.buffer])
+
+
+def verify_program(program: Program) -> None:
+    """Kernels are right; every step reads what is there by then, inside of buffers, and buffers are written once."""
+    specs = {name: b.spec for name, b in program.buffers.items()}
+    empty = {name for name, spec in specs.items() if not spec.numel}
+    there = empty | {name for name, b in program.buffers.items() if b.kind in ("input", "const")}
+    for step in program.steps:
+        if isinstance(step, LoopStep):
+            reads = verify_kernel(step.kernel, specs, step.partial)
+            if step.args != tuple(p[0] for p in step.kernel.params) or not reads <= set(step.reads):
+                _wrong(f"a step's buffers are {step.args}", step.kernel)
+            again = {s.buffer for s in step.kernel.statements() if isinstance(s, Store) and s.scatters} | set(program.mutations)
+            writes = set(step.writes)
+        else:
+            found = list(_refs((step.args, step.kwargs)))
+            for ref in found:
+                _lies_inside(ref, specs)
+            reads, writes, again = {ref.name for ref in found}, {o for o in step.outs if o} | set(step.mutates), set(step.mutates)
+        if reads - there or writes & there - again - empty or (writes & again) - there:
+            _wrong(f"a step reads {sorted(reads)} and writes {sorted(writes)}", f"there is {sorted(there)}\n{step}")
+        there |= writes
+    for ref in _refs(program.outputs):
+        _lies_inside(ref, specs)
+        if ref.name not in there:
+            _wrong(f"the output {ref.name} is never written", program)
+
+
+def _lies_inside(ref: BufRef, specs: Mapping[str, TensorSpec]) -> None:
+    spec = specs[ref.name]
+    end = ref.offset + TensorSpec(ref.shape, ref.stride, ref.dtype).extent
+    if ref.offset < 0 or end > max(spec.extent, ref.offset) or ref.dtype.itemsize != spec.dtype.itemsize:
+        _wrong(f"{ref} does not lie inside of its buffer", spec)
+
+
+def _refs(value: Any) -> Iterator[BufRef]:
+    if isinstance(value, BufRef):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _refs(item)
+
+
+# -- from nodes to kernels -----------------------------------------------------------------------------------------------
+class _Meaning:
+    """What expressions stand for where each loop variable has one value: numbers that are equal where the meanings are.
+
+    A reduction stands for its kind and its operand at that element.
+    """
+
+    def __init__(self, values: Mapping[Var, int]) -> None:
+        self.values = values
+        self.results: dict[tuple[str, Any], Any] = {}  # what statements or nodes stand for, by what reads them
+        self.known: dict[Expr, Any] = {}
+
+    def of(self, e: Expr) -> Any:
+        found = self.known.get(e)
+        if found is None:
+            found = self.known[e] = self._compute(e)
+        return found
+
+    def _compute(self, e: Expr) -> Any:
+        if e.op in ("cast", "round_to"):
+            return self.of(e.args[0])
+        if e.op in ("load", *RESULTS) and (e.op, e.args[0]) in self.results:
+            return self.results[e.op, e.args[0]]
+        parts = (self.of(a) if isinstance(a, Expr) else self.place(a) if isinstance(a, Index) else a for a in e.args)
+        return hash((e.op, *parts))
+
+    def place(self, index: Index) -> Any:
+        whole, computed = index.const, []
+        for atom, c in index.terms.items():
+            value = self.values[atom] if isinstance(atom, Var) else self._atom(atom)
+            if isinstance(value, int):
+                whole += c * value
+            else:
+                computed.append((c, value))
+        return (whole, frozenset(computed)) if computed else whole
+
+    def _atom(self, atom: Atom) -> Any:
+        if isinstance(atom, Loaded):
+            return "loaded", self.of(atom.expr)
+        base, name = self.place(atom.base), type(atom).__name__
+        return (name, atom.n, base) if isinstance(base, tuple) else base // atom.n if name == "Div" else base % atom.n
+
+    def take(self, what: tuple[str, Any], kind: str | None, e: Expr) -> Any:
+        """Pass a statement or node."""
+        found = self.of(e)
+        if kind is not None and not (isinstance(found, tuple) and found[0] == kind):  # a sum of rows' sums is one sum
+            found = (kind, found)
+        self.results[what] = found
+        self.known.clear()
+        return found
+
+
+def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries: int = 3) -> None:
+    """At elements taken at random the kernel stores what the group's nodes say, where they say it; rows are what they reduce."""
+    loops = {v: re.findall(r"t\d+", v.name) for v in (*kernel.outer, *kernel.middle, *kernel.inner)}
+    along = {name for v in (kernel.middle if kernel.template == "cols" else kernel.inner) for name in loops[v]}
+    if group.template and along != {v.name for v in group.loop}:
+        _wrong("a kernel goes along other loops than its group", f"{group.loop}\n{kernel}")
+    draw, by_name = random.Random(len(group.members)), {v.name: v for v in group.vars}
+    for _ in range(tries):
+        chosen = {v: draw.randrange(v.size) for v in group.vars}
+        merged = {}
+        for v, parts in loops.items():
+            digits = [by_name[name] for name in parts]
+            at = flatten([Index.of(d) for d in digits], contiguous_stride([d.size for d in digits]))
+            merged[v] = at.const + sum(c * chosen[d] for d, c in at.terms.items())
+        nodes, ours, stores = _Meaning(chosen), _Meaning(merged), {}
+        for s in kernel.statements():
+            found = ours.take(_result(s), s.kind if isinstance(s, Reduce | Scan) else None, s.expr)
+            if isinstance(s, Store):
+                stores[s.buffer] = ours.place(s.index), found
+        for m in group.members:
+            found = nodes.place(m.store), nodes.take(("load", m.node.buffer), m.node.reduce or m.node.scan, m.expr)
+            if stores.get(m.node.buffer) != (found if m.node.buffer in stored else None):
+                _wrong(f"{m.node.buffer}[{m.store}] is not stored as {m.node.origin} computes it", f"{m.expr}\n{kernel}")
