@@ -56,7 +56,9 @@ def list_backends() -> list[str]:
 
 # Backends of rooms that need a library which not everybody has: imported when they are asked for.
 LATE = {"xla": "dynamotor.xla.bridge:trace_once", "xla_trace_once": "dynamotor.xla.bridge:trace_once",
-        "xla_trace_everytime": "dynamotor.xla.bridge:trace_everytime"}
+        "xla_trace_everytime": "dynamotor.xla.bridge:trace_everytime", "openxla": "dynamotor.xla.bridge:trace_once",
+        "torchxla_trace_once": "dynamotor.xla.bridge:trace_once", "aot_torchxla_trace_once": "dynamotor.xla.bridge:trace_once",
+        "torchxla_trivial": "dynamotor.xla.bridge:trivial", "aot_torchxla_trivial": "dynamotor.xla.bridge:trivial"}
 
 
 def _elsewhere(name: str) -> Backend | None:

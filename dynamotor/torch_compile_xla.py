@@ -1,7 +1,7 @@
 """The XLA bridge as backends of `torch.compile`: its capture sees xla tensors as plain ones.
 
->>> torch.compile(model.to("xla"), backend="dynamotor_xla")               # found through the package's entry points
->>> torch.compile(model.to("xla"), backend="dynamotor_xla_trace_everytime")
+>>> torch.compile(model.to("xla"), backend="xla")               # found through the package's entry points
+>>> torch.compile(model.to("xla"), backend="xla_trace_everytime")
 
 Loaded when `torch.compile` looks one of these names up, before it captures anything.
 """
@@ -9,10 +9,11 @@ Loaded when `torch.compile` looks one of these names up, before it captures anyt
 from __future__ import annotations
 
 from .torch_compile_adapter import backend_for_torch_compile, capture_as_plain_tensor
-from .xla.bridge import trace_everytime, trace_once
+from .xla.bridge import trace_everytime, trace_once, trivial
 from .xla.tensor import XLATensor
 
 capture_as_plain_tensor(XLATensor)
 
 xla_backend = backend_for_torch_compile(trace_once)
 xla_everytime_backend = backend_for_torch_compile(trace_everytime)
+xla_trivial_backend = backend_for_torch_compile(trivial)

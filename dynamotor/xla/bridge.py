@@ -52,6 +52,11 @@ def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Ten
     return _compile(gm, example_inputs, compile_everytime)
 
 
+def trivial(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
+    """Backend "torchxla_trivial": the captured operations on the lazy device, which runs them at the program's barriers."""
+    return gm.forward
+
+
 def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: Callable) -> Compiled:
     static = gm.meta.get("static_inputs", frozenset())
     return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static)

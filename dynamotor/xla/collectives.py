@@ -308,28 +308,6 @@ class _AllGather(torch.autograd.Function):
         return reduce_scatter(REDUCE_SUM, gradient, 1.0, ctx.dim, groups=ctx.groups), None, None
 
 
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, scale: float, dim: int, groups: Groups) -> torch.Tensor:
-        ctx.scale, ctx.dim, ctx.groups = scale, dim, groups
-        return reduce_scatter(REDUCE_SUM, value, scale, dim, groups=groups)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return all_gather(gradient * ctx.scale, ctx.dim, ctx.groups), None, None, None
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, split: int, concat: int, count: int, groups: Groups) -> torch.Tensor:
-        ctx.plan = (concat, split, count, groups)
-        return all_to_all(value, split, concat, count, groups)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return all_to_all(gradient, *ctx.plan), None, None, None, None
-
-
 def differentiable_all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None) -> torch.Tensor:
     """`all_reduce` of a tensor, with gradients. AND and OR have none."""
     if reduce_type in (REDUCE_AND, REDUCE_OR):
@@ -340,17 +318,3 @@ def differentiable_all_reduce(reduce_type: str, value: torch.Tensor, scale: floa
 def differentiable_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
     """`all_gather` with gradients: each replica's value gets the sum of what all replicas have for its part."""
     return _AllGather.apply(value, _dim(value, dim), groups)
-
-
-def differentiable_reduce_scatter(
-    value: torch.Tensor, scale: float = 1.0, scatter_dim: int = 0, groups: Groups = None
-) -> torch.Tensor:
-    """`reduce_scatter` of a sum, with gradients."""
-    return _ReduceScatter.apply(value, scale, _dim(value, scatter_dim), groups)
-
-
-def differentiable_all_to_all(
-    value: torch.Tensor, split_dimension: int, concat_dimension: int, split_count: int, groups: Groups = None
-) -> torch.Tensor:
-    """`all_to_all` with gradients: they travel the opposite way."""
-    return _AllToAll.apply(value, split_dimension, concat_dimension, split_count, groups)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from ..base.events import emit, listening
 from . import metrics
 from .execute import Graph
+from .recent import Recent
 
 
 class Reasons:
     """Compares each graph that is compiled with those before."""
 
     def __init__(self) -> None:
-        self._by_ops: dict[tuple, Graph] = {}
+        self._by_ops = Recent(256)
         self._count = 0
 
     def explain(self, graph: Graph, key: tuple, cause: str) -> str:

@@ -33,6 +33,7 @@ from . import (
 )
 from .bridge import Inputs, Program
 from .ir import Cut, Lane, Meta, Node, XlaError, lock
+from .recent import Recent
 from .tensor import Alias, XLATensor, is_xla, value
 
 _KEPT = 64  # programs, and settings (learning rates) of programs, that one step keeps
@@ -171,10 +172,10 @@ class _Replayed:
 
     def __init__(self, state: Callable[[], list[torch.Tensor]]) -> None:
         self._state = state
-        self._programs: dict[tuple, Program] = {}  # by what was recorded
+        self._programs = Recent(_KEPT)  # by what was recorded
         self._known: list[torch.Tensor] = []
         self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
-        self._calls: dict[Any, tuple[Program, Inputs, list[XLATensor]]] = {}
+        self._calls = Recent(_KEPT)  # (Program, Inputs, tensors beside the arguments)
 
     def __call__(self, structure: Any, settings: Any, body: Callable, arguments: Sequence[Any], state: list[torch.Tensor]) -> Any:
         """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers in `settings`.
@@ -191,7 +192,7 @@ class _Replayed:
         if found is None:
             taken = {id(t) for t in arguments}
             read = list({id(t): t for t in state if is_xla(t) and id(t) not in taken}.values())
-            found = _keep(self._calls, (structure, settings), (*self._record(body, arguments, read), read))
+            found = self._calls[structure, settings] = *self._record(body, arguments, read), read
         program, program.inputs, read = found
         return program(*arguments, *read)
 
@@ -221,16 +222,8 @@ class _Replayed:
             recorded = (tuple(lane.key), inputs.order, tuple([(i, node.position) for i, node in updates]), at)
             program = self._programs.get(recorded)
             if program is None:
-                program = _keep(self._programs, recorded, Program(lane, first, results, updates, donate=True))
+                program = self._programs[recorded] = Program(lane, first, results, updates, donate=True)
         return program, inputs
-
-
-def _keep(kept: dict[Any, Any], key: Any, made: Any) -> Any:
-    """Add to a table that forgets what it has held longest."""
-    kept[key] = made
-    if len(kept) > _KEPT:
-        del kept[next(iter(kept))]
-    return made
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

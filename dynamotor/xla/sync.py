@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -23,8 +24,10 @@ from .checks import raise_failed
 from .ir import Lane, Node, lock
 from .numerics import precision_settings
 from .reasons import Reasons
+from .recent import Recent
 
-_executables: dict[tuple, execute.Executable] = {}
+# As many as torch_xla keeps; its variable sets another number.
+_executables = Recent(int(os.environ.get("XLA_COMPILATION_CACHE_SIZE", 2048)))
 _reasons = Reasons()
 # Added to every key: SPMD puts the shardings of the leaves here.
 key_extras: list[Callable[[list[Node]], Any]] = []

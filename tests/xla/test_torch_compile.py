@@ -1,6 +1,11 @@
 """The bridge's backends under torch.compile's own capture."""
 
 import copy
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,3 +45,48 @@ def test_calls_of_trace_once_record_nothing():
         result = fast(x)
     assert sum(n for name, n in metrics.all_counters().items() if name.startswith("xla::")) == before
     torch.testing.assert_close(result.cpu(), torch.nn.functional.linear(x.cpu(), model.weight.detach().cpu(), model.bias.detach().cpu()))
+
+
+NAMES = ("xla", "torchxla_trace_once", "aot_torchxla_trace_once", "torchxla_trivial", "aot_torchxla_trivial")
+
+
+def test_the_names_that_users_of_torch_xla_know_are_found(tmp_path):
+    """Through entry points as an installation writes them, in a process of its own; and under our own capture."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    backends = project["entry-points"]["torch_dynamo_backends"]
+    info = tmp_path / "names-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: names\nVersion: 0\n")
+    rows = [f"{name} = {target}" for name, target in backends.items() if name in NAMES]
+    (info / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *rows]))
+    program = f"""
+import torch, dynamotor, dynamotor.xla
+x = torch.arange(3.0)
+for name in {NAMES}:
+    torch._dynamo.reset()
+    for fast in (torch.compile(lambda x: x.sin() * 2 + 1, backend=name), dynamotor.compile(lambda x: x.sin() * 2 + 1, backend=name)):
+        y = fast(x.to("xla"))
+        assert y.device.type == "xla"
+        torch.testing.assert_close(y.cpu(), x.sin() * 2 + 1)
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_executables_that_were_not_used_lately_are_forgotten(monkeypatch):
+    from dynamotor.xla import sync as device_sync
+    from dynamotor.xla.recent import Recent
+
+    kept = Recent(3)
+    monkeypatch.setattr(device_sync, "_executables", kept)
+    for round_ in range(2):
+        for size in range(1, 6):
+            assert (torch.ones(size, device="xla") + round_).tolist() == [1.0 + round_] * size
+            assert len(kept) <= 3
+    table = Recent(2)
+    table["a"], table["b"] = 1, 2
+    assert table.get("a") == 1
+    table["c"] = 3
+    assert list(table) == ["a", "c"]

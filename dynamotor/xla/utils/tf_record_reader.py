@@ -1,4 +1,5 @@
-"""Reads TFRecord files and the `tf.train.Example` messages in them, without TensorFlow; local paths and `gs://` paths.
+"""Reads TFRecord files and the `tf.train.Example` messages in them, without TensorFlow; local paths and `gs://` paths. Needs
+`pip install dynamotor[tfrecord]`.
 
 >>> reader = TfRecordReader("train.tfrecord", compression="GZIP", transforms={"name": "STR"})
 >>> while example := reader.read_example():
@@ -7,18 +8,19 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
+import importlib
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
 import torch
 
 from ...base.errors import XlaError
-from .crc32c import masked_crc32c
 from .gcsfs import generic_open
 
 STR = "STR"
@@ -51,11 +53,11 @@ class TfRecordReader:
         if not header:
             return None
         length, length_crc = struct.unpack("<QI", header)
-        if masked_crc32c(header[:8]) != length_crc:
+        if _masked_crc32c(header[:8]) != length_crc:
             raise self._damaged("the checksum of a record's length is wrong")
         data = self._read(length)
         (crc,) = struct.unpack("<I", self._read(4))
-        if masked_crc32c(data) != crc:
+        if _masked_crc32c(data) != crc:
             raise self._damaged("the checksum of a record's data is wrong")
         self._position += 16 + length
         return data
@@ -71,7 +73,7 @@ class TfRecordReader:
             return None
         try:
             example = parse_example(record)
-        except (ValueError, IndexError, struct.error) as error:
+        except ValueError as error:
             raise self._damaged(f"a record is no tf.train.Example ({error})") from None
         return {name: self._transformed(name, value) for name, value in example.items()}
 
@@ -136,87 +138,40 @@ def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
     return io.BufferedReader(file, buffer_size)  # type: ignore[type-var,return-value]
 
 
-# ---- tf.train.Example on the wire: Example{1: Features{1: map<string, Feature{1: bytes, 2: float, 3: int64 lists}>}}
-
-
 def parse_example(record: bytes) -> dict[str, Any]:
     """A serialised `tf.train.Example` as feature name -> tensor (see `read_example`). ValueError where it is none."""
-    example: dict[str, Any] = {}
-    for number, features in _fields(memoryview(record)):
-        if number != 1:
-            continue
-        for _, entry in _fields(features):
-            parts = dict(_fields(entry))
-            name = bytes(parts.get(1, b"")).decode()
-            value = _feature(parts.get(2, memoryview(b"")))
-            if value is not None:
-                example[name] = value
-    return example
+    messages = _library("tfrecord.example_pb2")
+    message = messages.Example()
+    try:
+        message.ParseFromString(record)
+    except _library("google.protobuf.message").DecodeError as error:
+        raise ValueError(str(error)) from None
+    found = {name: _feature(feature) for name, feature in message.features.feature.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _feature(message: memoryview) -> Any:
+def _feature(feature: Any) -> Any:
     """One feature's tensor; None where it holds nothing."""
-    for kind, values in _fields(message):
-        if kind == 1:
-            tensors = [torch.from_numpy(np.frombuffer(v, np.int8).copy()) for _, v in _fields(values)]
-            return tensors[0] if len(tensors) == 1 else tensors
-        if kind == 2:
-            return torch.from_numpy(np.array([x for _, v in _fields(values) for x in _floats(v)], np.float32))
-        if kind == 3:
-            return torch.from_numpy(np.array([x for _, v in _fields(values) for x in _integers(v)], np.int64))
-    return None
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        return None
+    values = getattr(feature, kind).value
+    if kind == "bytes_list":
+        tensors = [torch.from_numpy(np.frombuffer(v, np.int8).copy()) for v in values]
+        return tensors[0] if len(tensors) == 1 else tensors
+    return torch.from_numpy(np.array(values, np.float32 if kind == "float_list" else np.int64))
 
 
-def _floats(value: Any) -> np.ndarray:
-    return np.frombuffer(value, "<f4")  # a packed run, or the four bytes of a single one
+def _masked_crc32c(data: bytes) -> int:
+    """The checksum that TFRecord stores: CRC-32C, masked (a file of CRCs would otherwise have CRCs of CRCs)."""
+    crc = _library("crc32c").crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _integers(value: Any) -> list[int]:
-    if isinstance(value, int):
-        return [_signed(value)]
-    found, at = [], 0
-    while at < len(value):
-        number, at = _varint(value, at)
-        found.append(_signed(number))
-    return found
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = data[at]
-        number |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return number, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is longer than 64 bits")
-
-
-def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """(field number, value) of a protobuf message: bytes for lengths and fixed widths, int for varints."""
-    if isinstance(message, int):
-        raise ValueError("a number stands where a message belongs")
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if wire == 2:
-            size, at = _varint(message, at)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire}")
-        if at + size > len(message):
-            raise ValueError("a field is longer than its message")
-        yield number, message[at : at + size]
-        at += size
+@functools.cache
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        why = f"{name.partition('.')[0]} is not installed"
+        raise XlaError("DM677", "TFRecord files need a library", why=why, cure="pip install dynamotor[tfrecord]") from None

@@ -1,0 +1,32 @@
+"""A table that keeps what was used last, so that programs that never settle do not fill the memory.
+
+>>> table = Recent(2); table["a"] = 1; table["b"] = 2; table.get("a"); table["c"] = 3
+>>> list(table)
+['a', 'c']
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Recent(dict):
+    """A dict of at most `limit` entries; what was read or written longest ago goes first."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The entry, which is now the latest."""
+        if key not in self:
+            return default
+        value = self.pop(key)
+        super().__setitem__(key, value)
+        return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        while len(self) > self.limit:
+            del self[next(iter(self))]
