@@ -14,10 +14,11 @@ import torch
 
 import dynamotor
 
-from . import fusion, modules, operators, report
+from . import fusion, modules, operators, programs, report
 from .program import Program
+from .python_program import write
 from .reduce import kind, reduce
-from .trial import Trial, Verdict, examine, tally
+from .trial import Trial, Verdict, examine, reasons, tally
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
@@ -179,11 +180,52 @@ def _told_by_name(made: list[Trial], job: Job, what: str) -> Answer:
     return answer
 
 
+PROGRAMS = 40  # Python programs of one chunk
+
+
+def run_programs(job: Job) -> Answer:
+    """Random Python programs start .. start + count."""
+    answer: Answer = {"tally": Counter(), "refused": Counter(), "findings": []}
+    until, told = time.monotonic() + min(job.get("seconds", 60.0), 100.0), set()
+    for n in range(job["start"], job["start"] + job["count"]):
+        program = write(job["seed"] * 1_000_003 + n)
+        before = reasons()
+        found = programs.problems(program)
+        more = reasons() - before
+        answer["refused"].update(set(more))
+        breaks = any(reason.startswith("break ") for reason in more)
+        answer["tally"]["wrong" if found else "right, with breaks" if breaks else "right, whole"] += 1
+        way = programs.kind(found[0]) if found else ""
+        if found and way not in told:
+            told.add(way)
+            small = programs.reduce(program, programs.problems, until)
+            found = programs.problems(small) or found
+            shape = re.sub(r"\d+", "", "".join(small.source().split("FLAG\n")[-1].split()))
+            answer["findings"].append(
+                {
+                    "signature": f"programs {way} {shape}",
+                    "name": f"{job['seed']}:{n}",
+                    "problems": found,
+                    "text": f"# {job['seed']}:{n}\n{programs.test_of(small, found)}",
+                }
+            )
+    return answer
+
+
+def programs_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks without end."""
+    for start in itertools.count(0, PROGRAMS):
+        if start >= count:
+            return
+        yield {"fuzzer": "programs", "seed": seed, "start": start, "count": min(PROGRAMS, count - start)}
+
+
 Chunks = Callable[[int, int, list[str]], Iterator[Job]]
 FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "fusion": (run_fusion, fusion_chunks),
     "operators": (run_operators, operators_chunks),
     "modules": (run_modules, modules_chunks),
+    "programs": (run_programs, programs_chunks),
 }
 
 

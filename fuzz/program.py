@@ -145,10 +145,13 @@ class Program:
         return replace(self, inputs=tuple(replace(one, grad=False) for one in self.inputs), cotangents=())
 
 
-def define(source: str, name: str, scope: dict[str, Any] | None = None) -> Any:
-    """A name of the source's globals, with the source known to tracebacks."""
+def define(
+    source: str, name: str, names: dict[str, Any] | None = None, scope: dict[str, Any] | None = None
+) -> Any:
+    """A name that the source defines, run in `scope` or one of its own; tracebacks know the source."""
     filename = f"<fuzz {next(_names)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    scope = {"torch": torch, "F": torch.nn.functional, **(scope or {})}
-    exec(compile(source, filename, "exec"), scope)
+    scope = {"torch": torch, "F": torch.nn.functional} if scope is None else scope
+    scope.update(names or {})
+    exec(compile(source, filename, "exec", dont_inherit=True), scope)
     return scope[name]
