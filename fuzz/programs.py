@@ -202,7 +202,7 @@ def problems(program: PythonProgram) -> list[str]:
         dynamotor.reset()
 
 
-# -- smaller programs -------------------------------------------------------------------------------------
+# -- smaller programs -----------------------------------------------------------------------
 
 
 def kind(problem: str) -> str:
@@ -216,7 +216,7 @@ def kind(problem: str) -> str:
 
 
 def reduce(program: PythonProgram, examine: Examine, deadline: float = math.inf) -> PythonProgram:
-    """The smallest program that differs in the same way and is found before the deadline (`time.monotonic`)."""
+    """The smallest program that differs in the same way and is found before the deadline."""
     found = examine(program)
     if not found:
         return program
