@@ -198,7 +198,7 @@ def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
 @shape_rule(aten.roll.default)
 def _roll(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """Eager concatenates two slices along each dimension, and that keeps channels-last."""
-    if x.numel == 0 or not dims:
+    if x.numel == 0 or len(shifts) != len(dims) or not all(-len(x.shape) <= dim < len(x.shape) for dim in dims):
         return PASS
     return TensorSpec(x.shape, suggested_stride(x, x.shape), x.dtype, x.device)
 

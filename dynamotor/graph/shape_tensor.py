@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import shape_rules  # noqa: F401  (it registers its rules)
+from . import kernel_checks, shape_rules  # noqa: F401  (shape_rules registers its rules)
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .spec import TensorSpec
@@ -186,9 +186,15 @@ class _Mode(TorchDispatchMode):
 
 @contextlib.contextmanager
 def shape_mode() -> Iterator[None]:
-    """While on, factories give ShapeTensors too, and real tensors turn into ShapeTensors when an op touches them."""
-    with _Mode(infer):
+    """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them, and an op raises
+    what eager's kernel would."""
+    with _Mode(_checked):
         yield
+
+
+def _checked(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    kernel_checks.check(func, args, kwargs)
+    return infer(func, args, kwargs)
 
 
 @contextlib.contextmanager

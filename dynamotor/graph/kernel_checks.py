@@ -1,0 +1,226 @@
+"""Errors that eager's kernels raise and shape rules do not: about dtypes, numbers that do not fit, writes into shared memory.
+
+The kernels know best, so they are asked, once for each op with arguments of these kinds: on one element where every element is
+treated alike, on memory of the right shapes where dtypes are mixed in a way that few ops take.
+
+>>> check(aten.rsub.Scalar, (mask, 1), {})
+RuntimeError: Subtraction, the `-` operator, with a bool tensor is not supported. ...
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from .op_facts import facts
+from .shapes import UnsupportedOp
+from .spec import TensorSpec
+
+aten = torch.ops.aten
+Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
+
+# Ops that put a number into a tensor of a dtype that does not follow from the number.
+_FILLS = frozenset(("full", "full_like", "new_full", "fill", "fill_", "scalar_tensor", "constant_pad_nd", "index_fill",
+                    "index_fill_", "scatter", "scatter_", "masked_fill", "masked_fill_"))
+_NUMBERS = ("value", "fill_value", "s")  # what the number is called
+_ANY_DTYPE = frozenset(("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding"))  # not worth asking
+_ALIKE = frozenset((aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor))
+_LIMIT = 1 << 16  # elements that a question may cost
+
+_checks: dict[OpOverload, tuple[Check, ...]] = {}
+_answers: dict[Any, Exception | None] = {}
+
+
+def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise what eager would raise for these tensors (`ShapeTensor`s or real ones), or UnsupportedOp where only running tells."""
+    found = _checks.get(func)
+    if found is None:
+        found = _checks[func] = _choose(func)
+    for one in found:
+        one(func, args, kwargs)
+
+
+def _choose(func: OpOverload) -> tuple[Check, ...]:
+    about, name = facts(func), func.overloadpacket.__name__
+    if func.namespace != "aten" or about.is_view or about.changes_metadata:
+        return ()
+    found: list[Check] = []
+    if not func._schema.returns and not about.writes:
+        found.append(_refuse_assertion)
+    if about.writes:
+        found.append(_check_memory)
+    if name in _FILLS:
+        found.append(_ask_fill)
+    if torch.Tag.pointwise in func.tags or about.pointwise or func in _ALIKE:
+        found.append(_ask_element)
+    elif not about.random and not about.data_dependent and name not in _ANY_DTYPE:
+        found.append(_ask_dtypes)
+    return tuple(found)
+
+
+def _refuse_assertion(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    raise UnsupportedOp("DM213", f"{func} returns nothing: it raises or not as the data are")
+
+
+# Kernels that are asked ------------------------------------------------------------------------------------------------------
+def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A map: one element says what all would."""
+    def element(tensor: torch.Tensor) -> Any:
+        return tensor.dtype, tensor.device, tensor.dim()
+
+    def make(kind: Any) -> torch.Tensor:
+        dtype, device, rank = kind
+        return torch.ones((1,) * rank, dtype=dtype, device=device)
+    _ask(func, args, kwargs, element, make)
+
+
+def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Anything else, unless its first tensor is of the one floating-point dtype (and there are indices or masks)."""
+    tensors = list(_tensors((args, tuple(kwargs.values()))))
+    floating = [t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex]
+    if not tensors or (tensors[0].dtype in floating and len(set(floating)) == 1) or sum(_spec(t).numel for t in tensors) > _LIMIT:
+        return
+
+    def make(spec: TensorSpec) -> torch.Tensor:
+        as_number = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
+        return torch.full(spec.shape, 1 if as_number else 0, dtype=spec.dtype, device=spec.device)  # 0 is in range as an index
+    _ask(func, args, kwargs, _spec, make)
+
+
+def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Whether the number fits into the dtype."""
+    named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
+    number = next((named[name] for name in _NUMBERS if type(named.get(name)) in (int, float, bool, complex)), None)
+    dtype = named.get("dtype") or next((t.dtype for t in _tensors(args)), None)
+    if number is not None and dtype is not None:
+        _ask(aten.fill_.Scalar, (torch.empty(2, dtype=dtype), number), {}, lambda t: t.dtype, lambda d: torch.empty(2, dtype=d))
+
+
+def _ask(func: OpOverload, args: tuple, kwargs: dict[str, Any], kind_of: Callable[[torch.Tensor], Any],
+         make: Callable[[Any], torch.Tensor]) -> None:
+    """Run the kernel on tensors made of the arguments' kinds, once for equal kinds, and raise what it raises."""
+    try:
+        kinds, named = _kinds(args, kind_of), tuple((name, _kinds(value, kind_of)) for name, value in kwargs.items())
+        key = func, kinds, named
+        answer = _answers.get(key, _answers)
+    except (TypeError, _NotAsked):  # an argument without a hash, or a size that differs between calls
+        return
+    if answer is _answers:
+        answer = _answers[key] = _run(func, _made(kinds, make), {name: _made(value, make) for name, value in named})
+    if answer is not None:
+        raise type(answer)(*answer.args)
+
+
+def _run(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Exception | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            func(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
+class _NotAsked(Exception):
+    pass
+
+
+class _Tensor(tuple):
+    """The kind of a tensor, told from the other arguments."""
+
+
+def _kinds(value: Any, kind_of: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type not in ("cpu", "cuda") or value.layout is not torch.strided:
+            raise _NotAsked
+        return _Tensor((kind_of(value),))
+    if isinstance(value, list | tuple):
+        return tuple([_kinds(item, kind_of) for item in value])
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise _NotAsked
+    return (type(value), value) if isinstance(value, int | float | complex) else value
+
+
+def _made(kinds: Any, make: Callable[[Any], torch.Tensor]) -> Any:
+    if type(kinds) is _Tensor:
+        return make(kinds[0])
+    if type(kinds) is not tuple:
+        return kinds
+    if len(kinds) == 2 and kinds[0] in (int, float, bool, complex):
+        return kinds[1]
+    return tuple([_made(item, make) for item in kinds])
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return tensor.spec.hinted() if hasattr(tensor, "spec") else TensorSpec.of(tensor)
+
+
+# Memory ----------------------------------------------------------------------------------------------------------------------
+def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Refuse a write into memory that the tensor sees twice, or that another argument sees from another place: eager raises, or
+    the order in which its kernel goes decides."""
+    for where in facts(func).writes:
+        target = kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
+        for written in _tensors(target):
+            if not hasattr(written, "memory"):
+                continue
+            spec = _spec(written)
+            if _sees_twice(spec):
+                raise UnsupportedOp("DM213", f"{func} writes into memory that the tensor sees more than once")
+            for other in _tensors((args, tuple(kwargs.values()))):
+                if other is not written and getattr(other, "memory", None) is written.memory and meet(spec, _spec(other)):
+                    raise UnsupportedOp("DM213", f"{func} writes into memory that another argument sees")
+
+
+def _sees_twice(spec: TensorSpec) -> bool:
+    inner = 0
+    for step, size in sorted(zip(spec.stride, spec.shape)):
+        if size > 1 and step <= inner:
+            return spec.numel > 0
+        inner += (size - 1) * step
+    return False
+
+
+def meet(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two views of one memory may share elements without being the same view; exact for slices of one tensor.
+
+    >>> meet(TensorSpec((4,), (2,), torch.float32), TensorSpec((4,), (2,), torch.float32, offset=1))
+    False
+    """
+    if (a.offset, a.shape, a.stride) == (b.offset, b.shape, b.stride):
+        return False
+    if a.offset + a.extent <= b.offset or b.offset + b.extent <= a.offset:
+        return False
+    if a.stride != b.stride:
+        return a.numel + b.numel > _LIMIT or not _places(a).isdisjoint(_places(b))
+    return _reach(b.offset - a.offset, sorted(zip(a.stride, a.shape, b.shape), reverse=True))
+
+
+def _reach(distance: int, dims: list[tuple[int, int, int]]) -> bool:
+    """Whether an element of one view lies `distance` before one of the other; (stride, size, other size), the longest first."""
+    if not dims:
+        return distance == 0
+    step, size, other = dims[0]
+    inner = sum((max(n, m) - 1) * s for s, n, m in dims[1:])
+    if step <= inner:  # a place has several indices
+        return True
+    return any(-other < steps < size and _reach(distance - steps * step, dims[1:])
+               for steps in {distance // step, distance // step + 1})
+
+
+def _places(spec: TensorSpec) -> set[int]:
+    return {spec.offset + sum(i * s for i, s in zip(index, spec.stride))
+            for index in itertools.product(*map(range, spec.shape))}
