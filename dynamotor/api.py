@@ -99,6 +99,20 @@ def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:
 copyreg.pickle(_C.Dispatcher, _reduce)  # type: ignore[arg-type]
 
 
+def dispatcher_of(fn: Any) -> Any:
+    """What a compiled function or module calls; None for what is not compiled."""
+    if isinstance(fn, torch.nn.Module):
+        return getattr(type(fn), "_dynamotor", None)
+    return fn if type(fn) is _C.Dispatcher else None
+
+
+def plain(fn: Any) -> Any:
+    """The callable that a compiled function or module stands for, or the callable itself."""
+    if isinstance(fn, torch.nn.Module):
+        return _uncompiled(fn)
+    return fn.original if type(fn) is _C.Dispatcher else fn
+
+
 def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     """The module that a compiled module stands for, or the module itself."""
     return module._orig_mod if hasattr(type(module), "_dynamotor") else module

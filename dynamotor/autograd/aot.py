@@ -6,10 +6,11 @@ mutations or aliases cannot be kept exactly runs as the torch graph it is; that 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..base.errors import BackendError, DynamotorError
 from ..base.events import counters, emit, timed
 from ..base.log import log
 from ..graph.info import GraphInfo
+from ..graph.modes import preserved_modes
 from ..graph.passes import run_passes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
@@ -29,6 +31,7 @@ from ..graph.sizes import Size
 from ..graph.spec import TensorSpec
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from .absent import without_tangents
+from .around import region_around
 from .extract import extract, inputs_of
 from .joint import Joint, trace_joint
 from .nodes import AutogradNode
@@ -36,6 +39,7 @@ from .partition import dependents, partition
 from .reach import gradient_groups
 from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect
+from .stages import StagedCall
 
 Compiled = Callable[..., Any]
 Node = torch.fx.Node
@@ -46,28 +50,47 @@ _names = itertools.count()
 
 
 def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: CompileGraph, *,
-                static_inputs: frozenset[int] = frozenset()) -> Compiled:
+                static_inputs: frozenset[int] = frozenset(), cuts: int = 8) -> Compiled:
     """Differentiate, functionalise and compile a torch graph.
 
     `compile_graph(aten_gm, info)` compiles one aten graph. The result takes real tensors, one per placeholder, and
     returns a tuple of the graph's outputs; with grad mode on and inputs that require grad it takes part in autograd.
     The graph is specialised on the example inputs' metadata, `requires_grad`, aliasing, and the current grad mode.
     A `gm.meta["on_backward"]` (an `OnBackward`) is taken out and called when there is a backward graph.
+    cuts: ops that may be left to eager PyTorch between compiled parts; with more the rest runs as it is.
     """
-    with collector_paused(), unseen_by_hooks():
-        return _aot_compile(gm, example_inputs, compile_graph, f"graph{next(_names)}", static_inputs)
+    graded = [_is_tensor(t) and t.requires_grad and not torch.is_inference_mode_enabled() for t in example_inputs]
+    with collector_paused(), unseen_by_hooks(), _outside_inference_mode():
+        return _aot_compile(gm, example_inputs, graded, compile_graph, f"graph{next(_names)}", static_inputs, cuts)
 
 
-def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: CompileGraph, name: str,
-                 static_inputs: frozenset[int]) -> Compiled:
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Inference mode hides composite ops' parts from a trace: it is made without gradients instead."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], graded: Sequence[bool],
+                 compile_graph: CompileGraph, name: str, static_inputs: frozenset[int], cuts: int) -> Compiled:
     if config.verify:
         verify_torch_graph(gm)
     try:
-        with timed("trace joint graph"):
-            joint = trace_joint(gm, _specs(gm, example_inputs), [_is_tensor(t) and t.requires_grad for t in example_inputs],
-                                _memory_groups(example_inputs))
+        with timed("trace joint graph"), preserved_modes():
+            joint = trace_joint(gm, _specs(gm, example_inputs), graded, _memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
-        return _run_as_it_is(gm, name, error)
+        at = getattr(error, "torch_node", None)
+        region = _region(gm, example_inputs, error, at) if cuts and not config.strict else None
+        _note_fallback(name, error, at, "graph" if region is None else "op")
+        if region is None:
+            return gm.forward
+        compiled = functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts - 1)
+        calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
+        parts = [(calls[:region[0]], compiled), (calls[slice(*region)], _as_it_is), (calls[region[1]:], compiled)]
+        return StagedCall(gm, [part for part in parts if part[0]])
     with timed("simplify joint graph"):
         run_passes(joint.gm, PASSES, stage="joint")
     if not joint.gradient_of:
@@ -96,15 +119,37 @@ def _memory_groups(inputs: Sequence[Any]) -> list[int]:
             t.untyped_storage()._cdata for i, t in enumerate(inputs, 1)]
 
 
-def _run_as_it_is(gm: torch.fx.GraphModule, name: str, error: Exception) -> Compiled:
+def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], error: Exception,
+            at: Node | None) -> tuple[int, int] | None:
+    """The calls around the one that failed that eager PyTorch is to run; None: all of them."""
+    written = isinstance(error, DynamotorError) and error.code == "DM231"
+    if not (at or written) or "on_backward" in gm.meta or "shape_env" in gm.meta:
+        return None
+    try:
+        with preserved_modes():
+            return region_around(gm, example_inputs, at)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as other:  # what PyTorch says of ops on ShapeTensors
+        log("fallbacks", f"the graph is not cut: {other}")
+        return None
+
+
+def _compile_stage(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], compile_graph: CompileGraph,
+                   cuts: int) -> Compiled:
+    return aot_compile(gm, inputs, compile_graph, static_inputs=gm.meta["static_inputs"], cuts=cuts)
+
+
+def _as_it_is(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
+    return gm.forward
+
+
+def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> None:
     code = error.code if isinstance(error, DynamotorError) else type(error).__name__
     counters["fallback"][f"aot.{code}"] += 1
-    emit("fallback", what="graph", name=name, reason=str(error), code=code)
-    log("fallbacks", f"{name} runs op by op: {error}")
+    emit("fallback", what=what, name=name, reason=str(error), code=code, where=at and at.meta.get("where"))
+    log("fallbacks", f"{name}: a {what} runs in eager PyTorch: {error}")
     if config.strict:
         raise BackendError("DM401", "the graph cannot be differentiated ahead of time", why=str(error),
                            cure="see the cause, or set dynamotor.config.strict = False to run it op by op") from error
-    return gm.forward
 
 
 def _static(nodes: Sequence[torch.fx.Node], joint: Joint, static_inputs: frozenset[int]) -> frozenset[int]:

@@ -85,7 +85,7 @@ def write(alias: Alias, value: torch.fx.Node, emit: Emit) -> None:
         return
     inverse = view_inverses.get(alias.func) if alias.func is not None else None
     if inverse is None:
-        raise UnsupportedOp("DM213", f"a write through {alias.func} cannot be made functional", cure="clone the view first")
+        raise UnsupportedOp("DM237", f"a write through {alias.func} cannot be made functional", cure="clone the view first")
     write(alias.parent, inverse(emit, alias, value), emit)
     if spec_of_node(value).stride == alias.spec.stride:
         alias.node, alias.seen = value, memory.version
@@ -141,7 +141,7 @@ def _reshape(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
 @view_inverse(aten.expand.default)
 def _expand(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
     if alias.parent.spec.numel != alias.spec.numel:
-        raise UnsupportedOp("DM213", "a write into an expanded tensor", cure="clone it first")
+        raise UnsupportedOp("DM237", "a write into an expanded tensor", cure="clone it first")
     return reshaped(emit, value, alias.parent.spec.shape)
 
 
@@ -202,6 +202,6 @@ def slices_of(func: OpOverload, parent: TensorSpec, args: tuple, kwargs: dict[st
             steps.append((aten.slice.Tensor, (dim, start, start + part.shape[dim])))
             start += part.shape[dim]
         return steps
-    raise UnsupportedOp("DM213", f"{func} returns several views and has no replay rule", cure="use split or unbind")
+    raise UnsupportedOp("DM239", f"{func} returns several views and has no replay rule", cure="use split or unbind")
 
 

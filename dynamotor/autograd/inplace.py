@@ -46,7 +46,7 @@ def _search(func: OpOverload) -> OpOverload:
             form = getattr(packet, overload)
             if not facts(form).writes and _types(form) == _types(func):
                 return form
-    raise UnsupportedOp("DM213", f"{func} writes its arguments and has no functional form that is known",
+    raise UnsupportedOp("DM236", f"{func} writes its arguments and has no functional form that is known",
                         cure="use the out-of-place op")
 
 

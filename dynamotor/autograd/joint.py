@@ -126,20 +126,25 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
             return args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
         kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
         recorder.where = node.meta.get("where")
-        if node.op == "call_function":
-            env[node] = node.target(*args, **kwargs)
-        elif node.op == "call_method":
-            env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-        else:
-            raise UnsupportedOp("DM213", f"a {node.op} node in a torch graph", cure="pass outside tensors as placeholders")
-    raise UnsupportedOp("DM213", "a torch graph without output")
+        try:
+            if node.op == "call_function":
+                env[node] = node.target(*args, **kwargs)
+            elif node.op == "call_method":
+                env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+            else:
+                raise UnsupportedOp("DM242", f"a {node.op} node in a torch graph", cure="pass outside tensors as placeholders")
+        except Exception as error:
+            error.__dict__["torch_node"] = node  # around which the graph may be cut
+            raise
+        recorder.made.append((torch._C._autograd._get_sequence_nr(), node))
+    raise UnsupportedOp("DM242", "a torch graph without output")
 
 
 def _check_inputs(inputs: dict[int, ShapeTensor], aliases: dict[int, Alias], requires_grad: Sequence[bool],
                   groups: Sequence[int]) -> None:
     """Changes of inputs are made functional only where that is eager's meaning in full."""
     if any(tensor.note is not aliases[i] for i, tensor in inputs.items()):
-        raise UnsupportedOp("DM213", "an input's shape or strides are changed in place", cure="use the out-of-place op")
+        raise UnsupportedOp("DM241", "an input's shape or strides are changed in place", cure="use the out-of-place op")
     if any(tensor.requires_grad != requires_grad[i] for i, tensor in inputs.items()):
         raise UnsupportedOp("DM231", "an input begins to require a gradient", cure="use the out-of-place op")
     for i, tensor in inputs.items():
@@ -258,7 +263,11 @@ def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[Sh
     recorder.stage, recorder.where = "backward", None
     tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
     with recording(recorder), _no_autocast():
-        grads = torch.autograd.grad(roots, inputs, tangents, allow_unused=True)
+        try:
+            grads = torch.autograd.grad(roots, inputs, tangents, allow_unused=True)
+        except Exception as error:
+            error.__dict__["torch_node"] = recorder.forward_of_failed()
+            raise
         nodes = [None if grad is None else recorder.node_of(grad) for grad in grads]
     return [tangent.note.memory.input for tangent in tangents], nodes
 

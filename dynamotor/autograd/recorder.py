@@ -43,6 +43,8 @@ class GraphRecorder:
         self.constants: list[tuple[torch.fx.Node, torch.Tensor]] = []
         self.seeds: dict[torch.device, ShapeTensor] = {}
         self.streams = 0
+        self.made: list[tuple[int, torch.fx.Node]] = []  # autograd's count of its nodes after each call of the torch graph
+        self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
         self._constant_nodes: dict[int, Alias] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
@@ -92,7 +94,7 @@ class GraphRecorder:
         """The alias that a tensor stands for."""
         if isinstance(tensor, ShapeTensor):
             if tensor.note is None:
-                raise UnsupportedOp("DM213", "a tensor from outside the trace", cure="pass it as an argument")
+                raise UnsupportedOp("DM240", "a tensor from outside the trace", cure="pass it as an argument")
             return tensor.note
         return self._constant(tensor)
 
@@ -129,7 +131,7 @@ class GraphRecorder:
                 made.note = base(spec, None, get=_Getter(self, node, index))
                 outs.append(made)
             elif isinstance(spec, tuple):
-                raise UnsupportedOp("DM213", f"{node.target} returns nested lists", cure="use another op")
+                raise UnsupportedOp("DM239", f"{node.target} returns nested lists", cure="use another op")
             else:
                 outs.append(spec)
         return tuple(outs)
@@ -137,6 +139,20 @@ class GraphRecorder:
     # -- recording ------------------------------------------------------------------------------------------------
     def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record one op and give its result."""
+        try:
+            return self._record(func, args, kwargs)
+        except Exception:
+            running = torch._C._current_autograd_node()
+            self.failed = self.failed if running is None else running._sequence_nr()
+            raise
+
+    def forward_of_failed(self) -> torch.fx.Node | None:
+        """The torch graph's node whose backward could not be recorded."""
+        if self.failed is None:
+            return None
+        return next((node for after, node in self.made if self.failed < after), None)
+
+    def _record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.sizes is not None:
             args, kwargs = from_torch(args), {k: from_torch(v) for k, v in kwargs.items()}
         rule = record_rules.get(func)
@@ -183,7 +199,7 @@ class GraphRecorder:
     def _record_new_metadata(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
         """`t_` and its like: the tensor becomes a view of what it was."""
         if func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor):
-            raise UnsupportedOp("DM213", f"{func} changes a tensor's shape or storage in place", cure="use the out-of-place op")
+            raise UnsupportedOp("DM241", f"{func} changes a tensor's shape or storage in place", cure="use the out-of-place op")
         view = self.record(VIEW_FORMS[func], args, kwargs)
         args[0].note = view.note
         return set_spec(args[0], view.spec)
@@ -197,7 +213,7 @@ class GraphRecorder:
     def assign(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Make `value` the contents of `target`, as `target.copy_(value)` does."""
         if not isinstance(target, ShapeTensor):
-            raise UnsupportedOp("DM213", "a write into a tensor made of constants", cure="clone it first")
+            raise UnsupportedOp("DM237", "a write into a tensor made of constants", cure="clone it first")
         alias = self.alias_of(target)
         node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
         write(alias, node, self.emit)
@@ -258,7 +274,7 @@ def _answers(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: An
 @record_rule(aten.mkldnn_rnn_layer_backward.default)
 def _opaque_workspace(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The forward hands it a buffer whose size no shape rule knows."""
-    raise UnsupportedOp("DM213", f"{func} needs oneDNN's own workspace", cure="train RNNs in float64, or uncompiled")
+    raise UnsupportedOp("DM238", f"{func} needs oneDNN's own workspace", cure="train RNNs in float64, or uncompiled")
 
 
 @record_rule(aten._conj.default, aten._neg_view.default)
@@ -306,7 +322,7 @@ def _as_strided(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor,
     if alias.parent is None or not isinstance(source, ShapeTensor):
         return NotImplemented
     if alias.memory.input is not None or not is_dense(alias.memory.base.spec):
-        raise UnsupportedOp("DM213", "as_strided on a view of an input or of memory with holes", cure="use select, slice or view")
+        raise UnsupportedOp("DM237", "as_strided on a view of an input or of memory with holes", cure="use select, slice or view")
     whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
     whole.note = alias.memory.base
     return recorder._record_view(func, (whole, size, stride, source.spec.offset if offset is None else offset), {})

@@ -26,7 +26,7 @@ class Event:
 
 
 Listener = Callable[[Event], None]
-_listeners: list[Listener] = []
+_listeners: list[tuple[Listener, tuple[str, ...]]] = []  # with the kinds that each wants; none: all
 
 # counters["frames"]["captured"], counters["breaks"][reason code], counters["fallback"][op], ... for users to read.
 counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -36,26 +36,28 @@ def emit(kind: str, **data: Any) -> None:
     """Send an event to every listener; costs nothing when nobody listens."""
     if _listeners:
         event = Event(kind, data, time.perf_counter())
-        for listener in tuple(_listeners):
-            listener(event)
+        for listener, kinds in tuple(_listeners):
+            if not kinds or kind in kinds:
+                listener(event)
 
 
-def listening() -> bool:
-    """Whether anybody listens: ask before computing data that only an event needs."""
-    return bool(_listeners)
+def listening(kind: str) -> bool:
+    """Whether anybody wants events of this kind: ask before computing data that only an event needs."""
+    return any(not kinds or kind in kinds for _, kinds in _listeners)
 
 
-def subscribe(listener: Listener) -> Callable[[], None]:
-    """Add a listener; the returned function removes it."""
-    _listeners.append(listener)
-    return lambda: _listeners.remove(listener)
+def subscribe(listener: Listener, *kinds: str) -> Callable[[], None]:
+    """Add a listener of events of these kinds (of all, when none are given); the returned function removes it."""
+    row = listener, kinds
+    _listeners.append(row)
+    return lambda: _listeners.remove(row)
 
 
 @contextlib.contextmanager
 def collect(*kinds: str) -> Iterator[list[Event]]:
     """Collect the events (of the given kinds, or all) that a `with` block emits."""
     found: list[Event] = []
-    remove = subscribe(lambda e: found.append(e) if not kinds or e.kind in kinds else None)
+    remove = subscribe(found.append, *kinds)
     try:
         yield found
     finally:

@@ -51,9 +51,9 @@ def forget_warnings() -> None:
 
 
 def _timings(event: Event) -> None:
-    if event.kind == "phase" and enabled("timings"):
+    if enabled("timings"):
         print(f"[dynamotor:timings] {event.data['name']}: {event.data['seconds'] * 1e3:.1f} ms", file=sys.stderr)
 
 
 if enabled("timings"):
-    subscribe(_timings)
+    subscribe(_timings, "phase")

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,10 @@ from .. import _C
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import CaptureError, DynamotorError, InternalError
-from ..base.events import counters, emit, timed
+from ..base.events import Event, collect, counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
+from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
 from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers, torch_rules
@@ -84,6 +85,7 @@ class Captured:
     steps: int = 0
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     fallbacks: Counter[str] = field(default_factory=Counter)
+    eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
 
 
 class Compiler:
@@ -115,26 +117,37 @@ class Compiler:
             counters["frames"]["mode"] += 1
             return self.eager(args, kwnames)
         with _compiling:
-            entry, tensors = self.entry_of_another_thread(dispatcher, args, n_positional, kwnames)
-            if entry is None:
-                if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
-                    return self.eager(args, kwnames)
-                try:
-                    entry = self.new_entry(dispatcher, args, n_positional, kwnames)
-                except InternalError as error:
-                    return self.failed(dispatcher, error, args, kwnames)
-                tensors = entry.program.check(args)
-                if tensors is None:
-                    why = miss_reason(entry, args, n_positional, kwnames)
-                    return self.failed(dispatcher, InternalError(
-                        "DM901", f"a guard of {self.name} fails right after its capture", why=why,
-                        cure="report this; dynamotor.disable(fn) keeps the function out"), args, kwnames)
-                dispatcher.add(entry)
+            found = self.entry_for(dispatcher, args, n_positional, kwnames)
+        if found is None:
+            return self.eager(args, kwnames)
+        entry, tensors = found
         try:
-            outs = entry.run(*tensors)
+            with collect("fallback") as events:  # the parts of a graph that is cut are compiled when it first runs
+                outs = entry.run(*tensors)
         except Exception as error:
             return self.raised(entry, error, args, kwnames)
+        entry.info.data.eager += eager_texts(events)
         return entry.finish(outs, args)
+
+    def entry_for(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> Any:
+        """An entry for the call and the tensors that it takes, compiled now or by another thread; None: run it eager."""
+        found = self.entry_of_another_thread(dispatcher, args, n_positional, kwnames)
+        if found is not None:
+            return found
+        if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
+            return None
+        try:
+            entry = self.new_entry(dispatcher, args, n_positional, kwnames)
+            tensors = entry.program.check(args)
+            if tensors is None:
+                raise InternalError("DM901", f"a guard of {self.name} fails right after its capture",
+                                    why=miss_reason(entry, args, n_positional, kwnames),
+                                    cure="report this; dynamotor.disable(fn) keeps the function out")
+        except InternalError as error:
+            self.failed(dispatcher, error)
+            return None
+        dispatcher.add(entry)
+        return entry, tensors
 
     def new_entry(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> Any:
         """Capture and compile a call."""
@@ -142,22 +155,22 @@ class Compiler:
             vary = self.sizes_vary(dispatcher.entries, args)
             captured = self.capture(args, kwnames)
             fallbacks = counters["fallback"].copy()
-            with config.patch(size_arguments=vary):
+            with config.patch(size_arguments=vary), collect("fallback") as events:
                 run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
-            captured.fallbacks = counters["fallback"] - fallbacks
+            captured.fallbacks, captured.eager = counters["fallback"] - fallbacks, eager_texts(events)
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
             return self.entry(captured, run, n_positional, kwnames)
 
     def entry_of_another_thread(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int,
-                                kwnames: tuple[str, ...]) -> tuple[Any, Any]:
-        """The entry that was added for such a call while this thread waited, and the tensors that it takes; or two Nones."""
+                                kwnames: tuple[str, ...]) -> tuple[Any, Any] | None:
+        """The entry that was added for such a call while this thread waited, and the tensors that it takes."""
         if _compiling.waited:
             for entry in dispatcher.entries:
                 if entry.n_positional == n_positional and entry.kwnames == kwnames:
                     tensors = entry.program.check(args)
                     if tensors is not None:
                         return entry, tensors
-        return None, None
+        return None
 
     def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """The graph of an entry raised (an index out of range): the call runs eager from its start, where all that came before
@@ -212,14 +225,13 @@ class Compiler:
         self.inner.forget()
         self.told_full = False
 
-    def failed(self, dispatcher: Any, error: InternalError, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
+    def failed(self, dispatcher: Any, error: InternalError) -> None:
         """A mistake of the capture's own: eager from now on, with one warning (strict: the error)."""
         if self.strict:
             raise error
         counters["frames"]["failed"] += 1
         warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")
         dispatcher.disabled = True
-        return self.eager(args, kwnames)
 
     def eager(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """Run the original."""
@@ -260,7 +272,7 @@ class Compiler:
         ambient = Ambient.current()
         trace = Trace(policy=self.policy, fixed=fixed)
         try:
-            with context.preserved_modes():
+            with preserved_modes():
                 result = self._run(trace, args, kwnames)
                 trace.check_generators()
                 cg = Codegen(trace)
@@ -304,7 +316,7 @@ class Compiler:
         """Capture up to the break, or nothing when no frame can be cut."""
         inner = None if stop.reason.kind == "disabled" else self.inner
         for depth, step in cut_points(stop):
-            with context.preserved_modes():
+            with preserved_modes():
                 trace = Trace(break_at=step, policy=self.policy, fixed=failed.sizes.fixed)
                 try:
                     self._run(trace, args, kwnames)
@@ -443,6 +455,21 @@ def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Ba
     """
     compiler = Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic))
     return compiler.dispatcher()
+
+
+def eager_texts(events: Iterable[Event]) -> list[str]:
+    """What "fallback" events say eager PyTorch runs."""
+    return [f"{'an op' if e.data.get('what') == 'op' else 'a graph'}"
+            + (f" at {e.data['where']}" if e.data.get("where") else "") + f": {e.data.get('reason')}"
+            for e in events if e.data.get("what") in ("op", "graph")]
+
+
+def served_entries(dispatcher: Any) -> list[Any]:
+    """The entries of a compiled callable, of the rests of functions after its breaks, and of functions entered in breaks."""
+    compiler = dispatcher.miss.__self__
+    return [entry for each in (dispatcher, *compiler.resumes.values(), *compiler.inner.dispatchers()) for entry in each.entries]
+
+
 
 
 __all__ = ["Captured", "CaptureError", "Compiler", "make_dispatcher"]

@@ -45,6 +45,11 @@ class InnerFrames:
         if code is not None:
             self._hook.skip(code)
 
+    def dispatchers(self) -> list[Any]:
+        """Those of the functions that were entered."""
+        known = [answer for _, _, answer in self._hook.answers.values()] + list(self._closures.values())
+        return [answer for answer in known if type(answer) is _C.Dispatcher]
+
     def forget(self) -> None:
         """Drop the dispatchers; functions are asked about anew."""
         self._closures.clear()

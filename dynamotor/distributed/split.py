@@ -7,17 +7,14 @@ DDP's hooks fire when a stage's backward ends, so that a bucket is reduced while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
+from ..autograd.stages import Backend, Compiled, StagedCall
 from ..graph.spec import TensorSpec
 
-Compiled = Callable[..., Any]
-Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Compiled]
 _REGIONS_OPEN = (torch.amp.autocast_mode._enter_autocast,)
 _REGIONS_CLOSE = (torch.amp.autocast_mode._exit_autocast,)
 # Calls whose result shows their first argument's memory, by name: a write through them is a write to it.
@@ -37,8 +34,7 @@ def cut(gm: fx.GraphModule, inputs: Sequence[torch.Tensor], parameters: Sequence
     borders = stage_borders(gm, calls, inputs, parameters, caps)
     if not borders:
         return None
-    parts = [calls[a:b] for a, b in zip((0, *borders), (*borders, len(calls)), strict=True)]
-    return StagedCall(gm, parts, backend)
+    return StagedCall(gm, [(calls[a:b], backend) for a, b in zip((0, *borders), (*borders, len(calls)), strict=True)])
 
 
 def first_uses(gm: fx.GraphModule, calls: Sequence[fx.Node], inputs: Sequence[torch.Tensor],
@@ -116,68 +112,3 @@ def _root(node: fx.Node) -> fx.Node:
     while _name(node) in _VIEWS and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
-
-
-@dataclass
-class _Stage:
-    """A part of the graph: which values it takes and gives (numbers in the run's list of values)."""
-
-    gm: fx.GraphModule
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
-    drops: tuple[int, ...]
-    call: Compiled | None = None
-
-
-class StagedCall:
-    """Runs the stages one after the other; each is compiled at its first run, for the tensors that arrive there."""
-
-    def __init__(self, gm: fx.GraphModule, parts: Sequence[Sequence[fx.Node]], backend: Backend) -> None:
-        self.backend = backend
-        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
-        static = gm.meta.get("static_inputs", frozenset())
-        numbers: dict[fx.Node, int] = {node: i for i, node in enumerate(placeholders)}
-        self.static = {numbers[node] for i, node in enumerate(placeholders) if i in static}
-        stage_of = {node: i for i, part in enumerate(parts) for node in part}
-        last: dict[fx.Node, int] = {}  # the last stage that takes a value; values that are returned stay
-        for node, i in stage_of.items():
-            for arg in node.all_input_nodes:
-                last[arg] = max(last.get(arg, 0), i)
-        last |= {node: len(parts) for node in output.all_input_nodes}
-        self.stages = [self._stage(i, part, numbers, stage_of, last) for i, part in enumerate(parts)]
-        self.result = tuple(numbers[node] for node in output.args[0])
-        self.count = len(numbers)
-
-    def _stage(self, i: int, part: Sequence[fx.Node], numbers: dict[fx.Node, int], stage_of: dict[fx.Node, int],
-               last: dict[fx.Node, int]) -> _Stage:
-        inside = set(part)
-        takes = list(dict.fromkeys(arg for node in part for arg in node.all_input_nodes if arg not in inside))
-        gives = [node for node in part if last.get(node, i) > i]
-        graph = fx.Graph()
-        env: dict[fx.Node, fx.Node] = {}
-        for node in takes:
-            env[node] = graph.placeholder(node.name)
-            env[node].meta = dict(node.meta)
-        for node in part:
-            env[node] = graph.node_copy(node, env.__getitem__)
-        result = graph.output(tuple(env[node] for node in gives))
-        result.meta["val"] = tuple(node.meta.get("val") for node in gives)
-        for node in gives:
-            numbers[node] = len(numbers)
-        stage = fx.GraphModule(torch.nn.Module(), graph, class_name=f"Stage{i}")
-        stage.meta["static_inputs"] = frozenset(k for k, node in enumerate(takes) if numbers[node] in self.static)
-        drops = tuple(numbers[node] for node in takes if last[node] == i)
-        return _Stage(stage, tuple(numbers[n] for n in takes), tuple(numbers[n] for n in gives), drops)
-
-    def __call__(self, *inputs: torch.Tensor) -> tuple:
-        values: list[Any] = [*inputs, *[None] * (self.count - len(inputs))]
-        for stage in self.stages:
-            arguments = [values[i] for i in stage.takes]
-            if stage.call is None:
-                stage.call = self.backend(stage.gm, arguments)
-            for i in stage.drops:
-                values[i] = None
-            for i, value in zip(stage.gives, stage.call(*arguments), strict=True):
-                values[i] = value
-        return tuple([values[i] for i in self.result])

@@ -84,7 +84,7 @@ class Step:
         """Start the all-reduce of a packed bucket."""
         bucket = len(self.flats)
         self.flats.append(flat)
-        if listening():
+        if listening("bucket"):
             emit("bucket", bucket=bucket, what="ready", nbytes=flat.nbytes)
         with self.errors(bucket):
             self._works.append(dist.all_reduce(flat, group=self.group, async_op=True))
@@ -95,7 +95,7 @@ class Step:
         for bucket, work in enumerate(self._works):
             with self.errors(bucket):
                 work.wait()
-            if listening():
+            if listening("bucket"):
                 emit("bucket", bucket=bucket, what="done", nbytes=self.flats[bucket].nbytes)
         return {slot.name: slot.of(flat) for slot, flat in self.slots()}
 

@@ -20,11 +20,11 @@ def run_passes(gm: torch.fx.GraphModule, passes: Sequence[tuple[str, GraphPass]]
                verify: Callable[[torch.fx.GraphModule], None] | None = None) -> None:
     """Run the passes in order, in place; `verify` is called after each when `config.verify` is on."""
     for name, graph_pass in passes:
-        before = program_text(gm) if listening() else ""
+        before = program_text(gm) if listening("pass") else ""
         start = time.perf_counter()
         graph_pass(gm)
         seconds = time.perf_counter() - start
-        if listening():
+        if listening("pass"):
             emit("pass", stage=stage, name=name, seconds=seconds, before=before, after=program_text(gm))
         if verify is not None and config.verify:
             verify(gm)

@@ -166,7 +166,7 @@ def _multilabel_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int) -
 
 @shape_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
-    raise UnsupportedOp("DM213", "embedding_bag's bookkeeping tensors follow the kernel that is taken at run time",
+    raise UnsupportedOp("DM243", "embedding_bag's bookkeeping tensors follow the kernel that is taken at run time",
                         cure="use embedding and a sum")
 
 

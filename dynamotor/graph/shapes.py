@@ -43,7 +43,7 @@ class DataDependent(DynamotorError):
 
 
 class UnsupportedOp(DynamotorError):
-    """DM213: the op cannot be traced (it swaps or resizes storage, or has no shape rule)."""
+    """The op cannot be traced: it swaps or resizes storage, has no shape rule, or cannot be made functional."""
 
 
 def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -181,7 +181,7 @@ def check_supported(func: OpOverload, args: tuple) -> None:
         raise DataDependent("DM210", f"{func} reads tensor data that a trace does not have",
                             cure="keep the value in tensors (torch.where, masks), or let the graph break here")
     if about.changes_metadata:
-        raise UnsupportedOp("DM213", f"{func} changes a tensor's shape, strides or storage in place",
+        raise UnsupportedOp("DM241", f"{func} changes a tensor's shape, strides or storage in place",
                             cure="use the out-of-place op")
 
 
@@ -198,7 +198,7 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
         with torch.no_grad():
             out = func(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
     except NotImplementedError as error:
-        raise UnsupportedOp("DM213", f"{func} has no shape rule", why=str(error).split("\n")[0],
+        raise UnsupportedOp("DM243", f"{func} has no shape rule", why=str(error).split("\n")[0],
                             cure="register one with dynamotor.graph.shapes.shape_rule, or a meta kernel") from error
     return _from_meta(out, device)
 

@@ -134,7 +134,7 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
                 note,
             )
         )
-        if listening():
+        if listening("kernel"):
             emit(
                 "kernel",
                 name=ctx.info.name,

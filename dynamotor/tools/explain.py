@@ -13,17 +13,20 @@ from typing import Any
 import torch
 
 from ..api import compile as compile_
+from ..api import dispatcher_of, plain
 from ..base.events import Event, collect, counters, phase_seconds
+from ..capture.frontend import eager_texts, served_entries
 
 
 @dataclass
 class Explanation:
-    """What happened in one call of a freshly compiled callable; `str()` is the report."""
+    """What ran in one call of a compiled callable; `str()` is the report."""
 
     graphs: list[torch.fx.GraphModule] = field(default_factory=list)
     guards: list[list[str]] = field(default_factory=list)
     break_reasons: list[Any] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
+    eager: list[str] = field(default_factory=list)  # graphs, and ops between compiled parts, that eager PyTorch runs, and why
     gradients: list[str] = field(default_factory=list)  # inside DistributedDataParallel: how each graph's are reduced
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -47,6 +50,7 @@ class Explanation:
         ]
         lines += [f"break {i + 1}: {reason}" for i, reason in enumerate(self.break_reasons)]
         lines += [f"gradients are reduced {text}" for text in self.gradients]
+        lines += [f"in eager PyTorch: {text}" for text in self.eager]
         if self.fallbacks:
             lines.append(
                 "aten kernels used for lack of a lowering: " + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common())
@@ -57,19 +61,26 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Explanation]:
-    """Compile `fn` anew, call it with the arguments given to the returned function, and report.
+    """Call `fn` with the arguments given to the returned function, and report what ran.
 
-    compile_options are those of `compile`. The call runs for real: its side effects happen.
+    A compiled function or module is called as it is: what it has compiled before is described too. Anything else, or with
+    compile_options (those of `compile`), is compiled anew. The call runs for real: its side effects happen.
     """
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
+        dispatcher = dispatcher_of(fn)
+        compiled = fn if dispatcher is not None and not compile_options else compile_(plain(fn), **compile_options)
         before, seconds_before = Counter(counters["fallback"]), dict(phase_seconds)
-        with collect("capture", "break", "ddp") as events:
-            compile_(fn, **compile_options)(*args, **kwargs)
+        hits = {} if dispatcher is None else {entry: entry.hits for entry in served_entries(dispatcher)}
+        with collect("capture", "break", "ddp", "fallback") as events:
+            compiled(*args, **kwargs)
         found = Explanation()
+        more = Counter(counters["fallback"]) - before
+        for entry, n in hits.items():
+            if entry.hits > n:
+                more += _note_entry(found, entry.info.data)
         for event in events:
             _note(found, event)
-        more = Counter(counters["fallback"]) - before
         found.fallbacks = Counter({name: n for name, n in more.items() if not name.startswith("ddp.")})  # in `gradients`
         found.seconds = {k: v - seconds_before.get(k, 0.0) for k, v in phase_seconds.items() if v > seconds_before.get(k, 0.0)}
         return found
@@ -77,9 +88,22 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
     return run
 
 
+def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
+    """Describe a version that was compiled before; its fallbacks."""
+    if captured.reason is not None:
+        found.break_reasons.append(captured.reason)
+    if captured.gm is not None:
+        found.graphs.append(captured.gm)
+        found.guards.append([str(g) for g in captured.guards])
+    found.eager += captured.eager
+    return captured.fallbacks
+
+
 def _note(found: Explanation, event: Event) -> None:
     if event.kind == "break":
         found.break_reasons.append(event.data.get("reason"))
+    elif event.kind == "fallback":
+        found.eager += eager_texts([event])
     elif event.kind == "ddp":
         reason, plan = event.data.get("reason"), event.data.get("plan")
         found.gradients.append(f"{event.data['mode']}: {plan.summary if plan else reason.text}")

@@ -29,7 +29,7 @@ class Reasons:
             reason = "first graph" if self._count == 1 else "new structure: no graph with these operations was compiled before"
         else:
             reason = _difference(before, graph)
-        if listening():
+        if listening("xla.compile"):
             emit("xla.compile", reason=reason, cause=cause, nodes=len(graph.steps), line=metrics.user_line())
         return reason
 

@@ -58,7 +58,7 @@ def flush(lane: Lane, cause: str) -> None:
     aten::x"."""
     with lock:
         outputs = live_nodes(lane)
-        if listening():
+        if listening("xla.flush"):
             emit("xla.flush", cause=cause, nodes=len(lane.nodes), line=metrics.user_line())
         if outputs or lane.collective:
             _run(lane, outputs, cause)

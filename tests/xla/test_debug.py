@@ -82,10 +82,10 @@ def test_nobody_listens_afterwards():
     from dynamotor.base.events import listening
 
     with analysis.collect():
-        assert listening()
+        assert listening("xla.flush")
     stop = analysis.start(open(os.devnull, "w"))  # noqa: SIM115
     stop()
-    assert not listening()
+    assert not listening("xla.flush")
 
 
 def test_the_environment_switches_the_analysis_on(tmp_path):

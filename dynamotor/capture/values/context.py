@@ -6,8 +6,6 @@ A trace that ends inside a region leaves the mode to the run-time `finish` (see 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
 
+from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ..breaks import unsupported
 from ..source import Const
 from .base import Value, builtin_rule
@@ -24,29 +23,6 @@ from .user_object import UserObject
 if TYPE_CHECKING:
     from ..output import Codegen
     from ..trace import Trace
-
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
-
-@contextlib.contextmanager
-def preserved_modes() -> Iterator[None]:
-    """Put grad mode and autocast back as they were: a trace changes them for real and may stop anywhere."""
-    grad = torch.is_grad_enabled()
-    cache = torch.is_autocast_cache_enabled()
-    autocast, nesting = _autocast_state(), _nesting()
-    try:
-        yield
-    finally:
-        torch._C._set_grad_enabled(grad)
-        torch.set_autocast_cache_enabled(cache)
-        for _ in range(_nesting() - nesting):
-            torch.autocast_decrement_nesting()
-        if not nesting:
-            torch.clear_autocast_cache()
-        for device, (enabled, dtype) in autocast.items():
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-
 
 def foreign_modes() -> bool:
     """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, forward-mode differentiation, a user's mode (`with
@@ -58,15 +34,6 @@ def foreign_modes() -> bool:
         not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
 
 
-def _autocast_state() -> dict[str, tuple[bool, torch.dtype]]:
-    return {device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES}
-
-
-def _nesting() -> int:
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
-
-
 class ModeEffect(Value):
     """The modes at the end of the trace, set after the graph when they are not those of the beginning."""
 
@@ -75,7 +42,7 @@ class ModeEffect(Value):
     def __init__(self) -> None:
         super().__init__()
         self.grad = torch.is_grad_enabled()
-        self.autocast = _autocast_state()
+        self.autocast = autocast_state()
         self.regions: dict[Value, tuple[Any, torch.autocast]] = {}  # autocast value -> node, real region
 
     @staticmethod
@@ -102,7 +69,7 @@ class ModeEffect(Value):
                 cg.statement(f"{cg.emit(value)}.{name} = {cg.constant(getattr(region, name))}")
         for node, _ in reversed(self.regions.values()):
             graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
-        for device, (enabled, dtype) in _autocast_state().items():
+        for device, (enabled, dtype) in autocast_state().items():
             if (enabled, dtype) != self.autocast[device]:
                 cg.statement(f"{cg.constant(torch.set_autocast_enabled)}({device!r}, {enabled})")
                 cg.statement(f"{cg.constant(torch.set_autocast_dtype)}({device!r}, {cg.constant(dtype)})")
@@ -168,7 +135,7 @@ def _settings(trace: Trace, value: Value) -> tuple[str, torch.dtype, bool, bool]
 def _enter_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0]
     device, dtype, enabled, cache = _settings(trace, value)
-    if device not in _AUTOCAST_DEVICES:
+    if device not in AUTOCAST_DEVICES:
         raise unsupported("context", f"autocast for device {device!r}")
     node = trace.graph.call_function(torch.amp.autocast_mode._enter_autocast, (device, dtype, enabled, cache), {})
     region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
