@@ -282,7 +282,8 @@ class Compiler:
             more = trace.sizes.specialised()
             return self._trace(args, kwnames, {**fixed, **more}) if more else captured
         except Raised as raised:
-            return self._raises(raised, trace, kwnames, ambient)
+            more = trace.sizes.specialised()
+            return self._trace(args, kwnames, {**fixed, **more}) if more else self._raises(raised, trace, kwnames, ambient)
         except Unsupported as stop:
             more = trace.sizes.specialised()
             if more:
