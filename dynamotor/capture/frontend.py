@@ -208,9 +208,19 @@ class Compiler:
             self.told_full = True
             counters["frames"]["cache_limit"] += 1
             warn_once(f"cache-limit-{id(self)}", f"{self.name} was compiled {len(dispatcher.entries)} times; further "
-                      f"variants run eager. The last one differed because {reasons[0]}. If that is meant, raise "
-                      "dynamotor.config.cache_size_limit")
+                      f"variants run eager. The last one differed because {reasons[0]}. {self.why_many(dispatcher)}If that is "
+                      "meant, raise dynamotor.config.cache_size_limit")
         return not full
+
+    def why_many(self, dispatcher: Any) -> str:
+        """What keeps a size that differs between calls from being a symbol, if that is what happened, and what to do."""
+        fixed = {source: guard for e in dispatcher.entries for source, guard in e.info.data.sizes.fixed.items()}
+        for source, guard in fixed.items():
+            return (f"{source} differs between calls and is needed as a number at {guard.where} (range(), indexing a list, text, "
+                    "true division and the like): keep it an integer of tensor calls there, or compile a smaller part. ")
+        if self.policy.varying and self.options.dynamic is False:
+            return f"{next(iter(self.policy.varying))} differs between calls, and dynamic=False compiles for each size. "
+        return ""
 
     def sizes_vary(self, entries: Any, args: tuple[Any, ...]) -> bool:
         """Whether this callable sees tensors of changing sizes: its user says so, or an entry was compiled for others."""

@@ -61,7 +61,7 @@ class SizePolicy:
                                      for d, n in enumerate(row.shape) if n is not None}
         for row in guards:
             kind = type(row)
-            if kind is ConstEquals and type(row.value) is int and row.source.base is not None or kind is TensorMatch:
+            if kind is ConstEquals and type(row.value) is int or kind is TensorMatch:
                 try:
                     value = row.source.fetch(args)
                 except Missing:
@@ -231,6 +231,13 @@ class TraceSizes:
         if not read:
             return None
         return SizesHold(next(iter(read.values())), tuple(read.items()), dict(self.bounds), tuple(self.facts.items()), guards)
+
+    def report(self) -> list[str]:
+        """For people, a line each: the symbols, what equals them, what was assumed, and why other sizes are numbers."""
+        row = self.row()
+        numbers = [f"{source} is a number in this program: {g!r}" + (f", asked at {g.where}" if g.where is not None else "")
+                   for source, g in {**self.fixed, **self.specialised()}.items()]
+        return ([] if row is None else row.describe()) + numbers
 
     def close(self) -> None:
         """The entry is made: keep nothing of the trace alive."""

@@ -29,6 +29,7 @@ class Explanation:
     eager: list[str] = field(default_factory=list)  # graphs, and ops between compiled parts, that eager PyTorch runs, and why
     gradients: list[str] = field(default_factory=list)  # inside DistributedDataParallel: how each graph's are reduced
     seconds: dict[str, float] = field(default_factory=dict)
+    sizes: list[list[str]] = field(default_factory=list)  # of each capture: symbols, their guards, why others are numbers
 
     @property
     def graph_count(self) -> int:
@@ -49,6 +50,7 @@ class Explanation:
             f"{sum(len(g) for g in self.guards)} guards"
         ]
         lines += [f"break {i + 1}: {reason}" for i, reason in enumerate(self.break_reasons)]
+        lines += [f"sizes of capture {i + 1}: {line}" for i, found in enumerate(self.sizes) for line in found]
         lines += [f"gradients are reduced {text}" for text in self.gradients]
         lines += [f"in eager PyTorch: {text}" for text in self.eager]
         if self.fallbacks:
@@ -81,6 +83,8 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
                 more += _note_entry(found, entry.info.data)
         for event in events:
             _note(found, event)
+            if event.kind == "capture":
+                found.sizes.append(event.data["captured"].sizes.report())
         found.fallbacks = Counter({name: n for name, n in more.items() if not name.startswith("ddp.")})  # in `gradients`
         found.seconds = {k: v - seconds_before.get(k, 0.0) for k, v in phase_seconds.items() if v > seconds_before.get(k, 0.0)}
         return found
@@ -96,6 +100,7 @@ def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
         found.graphs.append(captured.gm)
         found.guards.append([str(g) for g in captured.guards])
     found.eager += captured.eager
+    found.sizes.append(captured.sizes.report())
     return captured.fallbacks
 
 

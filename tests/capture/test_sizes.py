@@ -1,0 +1,282 @@
+"""Sizes and integers that differ between calls: one program for all of them, right at each, with guards that can be read."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import random_sizes
+import torch
+from programs import PROGRAMS
+from test_programs import same
+from torch import nn
+
+import dynamotor
+from dynamotor.base.events import collect, counters
+from dynamotor.capture.dispatch import compile_program
+from dynamotor.capture.sizes import SizePolicy, TraceSizes
+from dynamotor.capture.source import Arg
+from dynamotor.graph.sizes import maximum, minimum
+
+
+@pytest.fixture(autouse=True)
+def _symbolic() -> Iterator[None]:
+    dynamotor.reset()
+    with dynamotor.config.patch(symbolic_sizes=True):
+        yield
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
+def outcome(fn: Callable[..., Any], *args: Any) -> Any:
+    """The result, or the type of what is raised."""
+    try:
+        return fn(*[_copy(a) if isinstance(a, torch.Tensor) else a for a in args])
+    except (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+        return type(error)
+
+
+def check(fn: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any) -> Any:
+    """Compile, compare each call with eager's, and give the dispatcher."""
+    compiled = dynamotor.compile(fn, **{"backend": "eager", **options})
+    for args in calls:
+        want, got = outcome(fn, *args), outcome(compiled, *args)
+        assert same(want, got), (args, want, got)
+    return compiled
+
+
+def guards(compiled: Any) -> list[str]:
+    """What the general entry that was used last assumes."""
+    entry = next(e for e in compiled.entries if e.general)
+    return [repr(g) for g in entry.info.guards[-1].assumed]
+
+
+def tensors(*shapes: tuple[int, ...]) -> list[tuple[torch.Tensor]]:
+    return [(torch.randn(*shape),) for shape in shapes]
+
+
+def _views(x: Any) -> Any:
+    b, n = x.shape
+    return x.view(b * n)[: n // 2] + x.size(0), x.transpose(0, 1).reshape(n, -1), torch.arange(n) * len(x), x.expand(3, b, n).sum()
+
+
+def _containers(x: Any) -> Any:
+    sizes = {"all": x.shape, "last": x.shape[-1:]}
+    total = sum([n * 2 for n in sizes["all"]]) + max(*x.shape, 5)
+    return x.new_zeros(sizes["all"] + (2,)).shape, total, torch.Size([total, 2]), (*sizes["last"], x.numel()), [x.stride(0)]
+
+
+def _nested(x: Any) -> Any:
+    def halves(t: Any, n: int) -> Any:
+        return t[:, :n] if n % 2 else t[:, n:]
+
+    def both(n: int) -> Any:
+        return halves(x, n // 2), divmod(n, 3), -n, n**2, abs(4 - n), isinstance(n, int), int(n), n is None
+    return both(x.shape[1])
+
+
+def _in_place(x: Any) -> Any:
+    x[: x.shape[0] // 2] += 1
+    x.mul_(x.shape[1])
+    return x, x.shape == (x.size(0), x.size(1)), x.is_contiguous()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("fn", [_views, _containers, _nested, _in_place])
+def test_one_general_program_serves_all_sizes(fn: Callable[..., Any], backend: str) -> None:
+    calls = tensors((9, 8), (12, 17), (7, 10), (16, 12), (31, 9), (15, 64))
+    compiled = check(fn, calls, backend=backend)
+    most = 3 if fn in (_nested,) else 2
+    assert len(compiled.entries) <= most and counters["breaks"] == {}
+    check(fn, tensors((0, 3), (1, 4), (5, 1), (2, 2), (3, 5), (4, 4)), backend=backend)
+
+
+def test_the_first_call_is_special_and_stays() -> None:
+    compiled = check(lambda x: x * 2, tensors((4,), (5,), (6,), (4,), (7,), (4,)))
+    assert [(e.general, e.hits) for e in compiled.entries] == [(False, 2), (True, 2)]
+    compiled = check(lambda x: x * 2, tensors((4,), (5,), (6,)), dynamic=True)
+    assert [e.general for e in compiled.entries] == [True]
+    compiled = check(lambda x: x * 2, tensors((4,), (5,), (6,)), dynamic=False)
+    assert [e.general for e in compiled.entries] == [False] * 3
+
+
+def test_a_branch_on_a_size_is_a_guard_with_its_line() -> None:
+    def fn(x: Any) -> Any:
+        if x.shape[0] > 100:
+            return x + 1
+        return x - 1
+
+    with collect("recompile") as events:
+        compiled = check(fn, tensors((4,), (50,), (100,), (101,), (3,), (1000,)))
+    assert len(compiled.entries) == 3 and guards(compiled) == ["s0 >= 101"]
+    reason = events[-1].data["reasons"][-1]
+    assert "s0 <= 100 does not hold: s0 = x.shape[0] is 101, was 50" in reason and "if x.shape[0] > 100:" in reason
+
+
+def test_equal_sizes_share_a_symbol_until_they_differ() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        return x.sum() + y.sum(), x.shape[0] - y.shape[0]
+
+    pairs = [(8, 8), (9, 9), (5, 5), (6, 7), (9, 2), (3, 3)]
+    compiled = check(fn, [(torch.randn(a), torch.randn(b)) for a, b in pairs])
+    assert len(compiled.entries) == 3
+    shared, apart = (next(e for e in compiled.entries if e.general and e.info.data.inputs.__len__() == n).info.data
+                     for n in (3, 4))
+    assert "y.shape[0] == s0" in shared.sizes.report() and apart.sizes.row().facts == ()
+
+
+def test_strides_are_expressions_of_the_sizes() -> None:
+    def fn(x: Any) -> Any:
+        return x.stride(), x + 1
+
+    forms = [lambda x: x, lambda x: x.contiguous(memory_format=torch.channels_last), lambda x: x.permute(2, 0, 3, 1)]
+    for form in forms:
+        compiled = check(fn, [(form(torch.randn(2, 3, n, m)),) for n, m in ((4, 5), (6, 7), (9, 8))])
+        assert len(compiled.entries) == 2
+    wide = torch.randn(10, 64)
+    compiled = check(fn, [(wide[:n, :m],) for n, m in ((4, 5), (6, 7), (9, 8))])  # rows of one buffer keep their stride
+    assert len(compiled.entries) == 2
+    compiled = check(fn, [(torch.randn(9, n)[:, :5],) for n in (8, 10, 12, 20)])  # only the stride differs
+    assert len(compiled.entries) == 2
+
+
+def test_integers_that_change_become_symbols() -> None:
+    def fn(x: Any, n: int, lengths: list[int]) -> Any:
+        parts, start = [], 0
+        for length in lengths:
+            parts.append(x[start : start + length].sum(0))
+            start += length
+        return torch.stack(parts), x[n:], x * n, n > 3
+
+    cases = [(7, [2, 3, 4]), (9, [5, 2, 6]), (11, [3, 3, 2]), (20, [7, 8, 9])]
+    compiled = check(fn, [(torch.randn(30, 2), n, lengths) for n, lengths in cases])
+    assert len(compiled.entries) <= 3
+
+    class Counter:
+        def __init__(self) -> None:
+            self.steps = 0
+
+    def count(x: Any, counter: Counter) -> Any:
+        counter.steps += 1
+        return x + 1
+
+    counter, compiled = Counter(), dynamotor.compile(count, backend="eager")
+    for _ in range(6):
+        compiled(torch.ones(2), counter)
+    assert counter.steps == 6 and len(compiled.entries) == 2
+
+
+def test_sizes_live_across_a_graph_break() -> None:
+    def fn(x: Any) -> Any:
+        b, n = x.shape
+        y = random_sizes.outside(x, 1)[0]
+        return y.view(b * n) * n, b, y.shape
+
+    with collect("capture") as events:
+        check(fn, tensors((3, 4), (5, 6), (7, 8), (9, 4), (12, 10)))
+    assert len(events) <= 5
+
+
+def test_marks_make_symbols_at_the_first_call_and_keep_numbers() -> None:
+    for mark in (lambda x: dynamotor.mark_dynamic(x, 0, min=3, max=50), lambda x: setattr(x, "_dynamo_dynamic_indices", {0})):
+        first = torch.randn(4, 5)
+        mark(first)
+        compiled = check_uncloned(lambda x: x * x.shape[0], [first, torch.randn(6, 5), torch.randn(9, 5)])
+        assert len(compiled.entries) == 1
+    x = torch.randn(4, 5)
+    dynamotor.mark_static(x, 0)
+    compiled = check_uncloned(lambda x: x + 1, [x], dynamic=True)
+    assert [str(s) for s in compiled.entries[0].info.inputs] == ["x.shape[1]", "x"]
+    with pytest.raises(IndexError):
+        dynamotor.mark_dynamic(x, 2)
+
+
+def check_uncloned(fn: Callable[..., Any], calls: list[torch.Tensor], **options: Any) -> Any:
+    """As `check`, for tensors whose marks must arrive."""
+    compiled = dynamotor.compile(fn, backend="eager", **options)
+    for x in calls:
+        assert torch.equal(compiled(x), fn(x))
+    return compiled
+
+
+def test_what_needs_the_number_is_specialised_and_explained() -> None:
+    def fn(x: Any) -> Any:
+        for i in range(x.shape[0]):
+            x = x + i
+        return x, f"{x.shape[1]}"
+
+    compiled = check(fn, tensors((3, 9), (4, 9), (5, 9), (3, 9)))
+    assert [e.general for e in compiled.entries] == [False] * 3
+    report = str(dynamotor.explain(fn, backend="eager", dynamic=True)(torch.randn(3, 9)))
+    assert "x.shape[0] is a number in this program: s0 == 3" in report and "for i in range(x.shape[0]):" in report
+    report = str(dynamotor.explain(lambda x: x[: x.shape[0] // 2], backend="eager", dynamic=True)(torch.randn(8)))
+    assert "s0 = x.shape[0], 8 at the capture, 2 <= s0" in report
+
+
+def test_at_the_limit_the_warning_names_the_size_and_what_to_do(capsys: Any) -> None:
+    with dynamotor.config.patch(cache_size_limit=2):
+        check(lambda x: [x] * x.shape[0], tensors((3,), (4,), (5,)))
+    text = capsys.readouterr().err
+    assert "x.shape[0] differs between calls and is needed as a number at" in text
+
+
+def test_parameters_stay_fixed_and_training_is_right_at_every_batch() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3)).double()
+    compiled = dynamotor.compile(model, backend="aot_eager")
+    for n in (4, 7, 9, 16, 1, 33):
+        x = torch.randn(n, 6, dtype=torch.float64, requires_grad=True)
+        grads = [torch.autograd.grad((m(x) ** 2).mean() * n, [x, *model.parameters()]) for m in (model, compiled)]
+        for want, got in zip(*grads):
+            torch.testing.assert_close(got, want)
+    assert counters["frames"]["captured"] == 3  # the first, the general one, and a batch of one
+
+
+def test_the_c_program_and_the_rows_agree() -> None:
+    pick = random.Random(0)
+    x = Arg(0, "x")
+    for _ in range(60):
+        a, b = (pick.randrange(2, 20) for _ in range(2))
+        sizes = TraceSizes(SizePolicy(dynamic=True), lambda: None, {})
+        sizes.read(x, torch.empty(a, b))
+        match = sizes.guard(x, torch.empty(a, b))
+        env = sizes.env
+        pool = [*[type(sizes._specs[x].shape[0])({(s,): 1}, env) for s in env.symbols], 3, 2, -5]
+        for _ in range(5):
+            op = pick.choice([operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, minimum, maximum])
+            left, right = pick.sample(pool, 2)
+            if op in (operator.floordiv, operator.mod) and type(right) is int and right == 0 or type(left) is type(right) is int:
+                continue
+            pool.append(op(env, left, right) if op in (minimum, maximum) else op(left, right))
+            pick.choice([operator.lt, operator.eq, operator.ge, operator.ne])(pool[-1], pick.choice(pool))
+        row = sizes.row()
+        program = compile_program([match, row], [])
+        for _ in range(20):
+            args = (torch.empty(pick.randrange(0, 20), pick.randrange(0, 20)),)
+            try:
+                holds = match.check(args) and row.check(args)
+            except ZeroDivisionError:
+                holds = False
+            assert (program.check(args) is not None) is holds, (sizes.report(), args[0].shape)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_python_programs_are_right_at_other_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    shapes = [(2, 3), (4, 3), (8, 16), (1, 3), (0, 3), (17, 9)]
+    check(PROGRAMS[name], [(torch.randn(*shape, dtype=torch.float64),) for shape in shapes])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs_with_size_arithmetic(seed: int) -> None:
+    pick, sizes = random.Random(seed), random_sizes.SIZES
+    calls = []
+    for _ in range(20):
+        b, n = pick.choice(sizes), pick.choice(sizes)
+        calls.append((torch.randn(b, n, dtype=torch.float64), torch.randn(n, dtype=torch.float64), pick.choice((2, 2, 5, 9, -3, 0, 1))))
+    check(random_sizes.program(seed), calls, backend="aot_eager" if seed % 6 == 0 else "eager", dynamic=(None, True)[seed % 2])
