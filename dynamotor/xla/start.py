@@ -19,6 +19,7 @@ from . import (  # noqa: F401  (imported for their rows)
     dispatch,
     execute,
     factories,
+    recurrent,
     rng,
     shapes,
     specials,
