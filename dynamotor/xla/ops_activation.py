@@ -41,21 +41,6 @@ def _tanh_backward(grad, result):
     return grad * jnp.conj(1 - result * result)
 
 
-@elementwise(aten.logit)
-def _logit(x, eps=None):
-    x = x if eps is None else jnp.clip(x, eps, 1 - eps)
-    return jnp.log(x / (1 - x))
-
-
-@elementwise(aten.logit_backward)
-def _logit_backward(grad, x, eps=None):
-    """Zero outside of [eps, 1 - eps]; without eps nan outside of [0, 1]."""
-    slope = grad / (x * (1 - x))
-    if eps is None:
-        return jnp.where((x < 0) | (x > 1), jnp.nan, slope)
-    return jnp.where((x < eps) | (x > 1 - eps), 0, slope)
-
-
 # -- piecewise linear ------------------------------------------------------------------------------------------------------------
 
 
@@ -77,11 +62,6 @@ def _threshold_backward(grad, x, threshold):
 @elementwise(aten.hardtanh)
 def _hardtanh(x, low=-1, high=1):
     return jnp.minimum(jnp.maximum(x, low), high)
-
-
-@elementwise(aten.hardtanh_backward)
-def _hardtanh_backward(grad, x, low, high):
-    return jnp.where((x <= low) | (x >= high), 0, grad)
 
 
 @elementwise(aten.leaky_relu)
@@ -133,19 +113,9 @@ def _hardsigmoid(x):
     return _clip06(x + 3) / 6
 
 
-@elementwise(aten.hardsigmoid_backward)
-def _hardsigmoid_backward(grad, x):
-    return jnp.where((x > -3) & (x < 3), grad / 6, 0)
-
-
 @elementwise(aten.hardswish)
 def _hardswish(x):
     return x * _clip06(x + 3) / 6
-
-
-@elementwise(aten.hardswish_backward)
-def _hardswish_backward(grad, x):
-    return jnp.where(x <= -3, 0, jnp.where(x < 3, grad * (x / 3 + 0.5), grad))
 
 
 def _clip06(x: jax.Array) -> jax.Array:
@@ -166,11 +136,6 @@ def _elu_backward(grad, alpha, scale, input_scale, is_result, x):
     grad, x = wide(grad), wide(x)
     slope = input_scale * (x + alpha * scale) if is_result else input_scale * alpha * scale * jnp.exp(x * input_scale)
     return jnp.where(x <= 0, grad * slope, grad * scale)
-
-
-@elementwise(aten.celu)
-def _celu(x, alpha=1.0):
-    return jnp.where(x <= 0, jnp.expm1(x / alpha) * alpha, x)
 
 
 @elementwise(aten.silu)
@@ -197,12 +162,6 @@ def _softplus_backward(grad, x, beta, threshold):
 @elementwise(aten.mish)
 def _mish(x):
     return x * jnp.tanh(jax.nn.softplus(x))
-
-
-@elementwise(aten.mish_backward)
-def _mish_backward(grad, x):
-    gate = jnp.tanh(jax.nn.softplus(x))
-    return grad * (gate + x * lax.logistic(x) * (1 - gate * gate))
 
 
 @op(aten.log_sigmoid_forward, out=True)

@@ -115,10 +115,3 @@ def _clamp_min(x, low):
 @elementwise(aten.clamp_max)
 def _clamp_max(x, high):
     return jnp.minimum(x, high)
-
-
-@op(aten.isin)
-def _isin(elements, test_elements, *, assume_unique=False, invert=False):
-    """Membership of each element; nan is in nothing."""
-    elements, test = promoted(elements, test_elements)
-    return jnp.isin(elements, jnp.ravel(test), invert=invert)

@@ -31,11 +31,6 @@ def _full_like(x, fill_value, *, dtype=None, out: Spec):
     return _filled(out, fill_value)
 
 
-@op(aten.new_full, out=True, lift=True)
-def _new_full(x, size, fill_value, *, dtype=None, out: Spec):
-    return _filled(out, fill_value)
-
-
 @op(aten.scalar_tensor, out=True, lift=True)
 def _scalar_tensor(s, *, dtype=None, out: Spec):
     return _filled(out, s)

@@ -33,16 +33,6 @@ def _gather(x, dim, index, *, sparse_grad=False):
     return source.at[along(places, dim, source.ndim)].get(**WITHIN).reshape(index.shape)
 
 
-@op(aten.take_along_dim)
-def _take_along_dim(x, indices, dim=None):
-    if dim is None:
-        return _take(x, indices).reshape(-1)
-    dim %= x.ndim
-    rest = jnp.broadcast_shapes(*(t.shape[:dim] + (1,) + t.shape[dim + 1 :] for t in (x, indices)))
-    source, places = (jnp.broadcast_to(t, (*rest[:dim], t.shape[dim], *rest[dim + 1 :])) for t in (x, indices))
-    return _gather(source, dim, places)
-
-
 @op(aten.index_select)
 def _index_select(x, dim, index):
     if x.ndim == 0:
@@ -107,21 +97,6 @@ def _spread(x: jax.Array, mask: jax.Array, lead: int, values: jax.Array) -> tupl
     return wide_mask, values.at[at_dim(lead, rank, values.ndim)].get(**WITHIN)
 
 
-@op(aten._unsafe_masked_index)
-def _unsafe_masked_index(x, mask, indices, fill):
-    """Where the mask is false the index may be anything."""
-    if x.size == 0:
-        return jnp.full(mask.shape, fill, x.dtype)
-    return jnp.where(mask, x.at[_clamped(x, indices)].get(**WITHIN), jnp.asarray(fill).astype(x.dtype))
-
-
-@op(aten._unsafe_masked_index_put_accumulate)
-def _unsafe_masked_index_put_accumulate(x, mask, indices, values):
-    if x.size == 0:
-        return x
-    return add_at(x, _clamped(x, indices), jnp.where(mask, values, jnp.zeros((), values.dtype)), WITHIN)
-
-
 def _clamped(x: jax.Array, indices: Sequence[jax.Array | None]) -> Index:
     places = _places(indices)
     return tuple(p if isinstance(p, slice) else p.clip(-n, n - 1) + jnp.where(p < 0, n, 0) for p, n in zip(places, x.shape))
@@ -148,15 +123,6 @@ def _row_shape(x: jax.Array, dim: int, index: jax.Array) -> tuple[int, ...]:
 def _in_dim(vector: jax.Array, dim: int, ndim: int) -> jax.Array:
     """A vector as a tensor that broadcasts over all dimensions but one."""
     return lax.expand_dims(vector, [d for d in range(ndim) if d != dim % ndim])
-
-
-@op(aten.index_fill)
-def _index_fill(x, dim, index, value):
-    value = jnp.asarray(value).astype(x.dtype)
-    if x.ndim == 0:
-        return value if index.size else x
-    touched = jnp.zeros(x.shape[dim], bool).at[index].set(True, **WITHIN)
-    return jnp.where(_in_dim(touched, dim, x.ndim), value, x)
 
 
 @op(aten.masked_fill)

@@ -14,7 +14,7 @@ import torch
 
 from .dtypes import is_complex
 from .lowering import Unsupported, op
-from .numerics import on_cpu, rounded, wide
+from .numerics import on_cpu
 from .ops_matmul import product
 
 aten = torch.ops.aten
@@ -310,12 +310,3 @@ def _matrix_exp(a):
     exponential of a matrix twice as large) shows it."""
     exact = a.astype(jnp.complex128 if is_complex(a.dtype) else jnp.float64)
     return jsl.expm(exact, max_squarings=_SQUARINGS) if a.size else a
-
-
-@op(aten.linalg_cross)
-def _cross(x, y, *, dim=-1):
-    dtype = x.dtype
-    x, y = jnp.broadcast_arrays(wide(x), wide(y))
-    products = (jnp.roll(x, -one, dim) * jnp.roll(y, -other, dim) for one, other in ((1, 2), (2, 1)))
-    first, second = (rounded(value, dtype) for value in products)
-    return first - second

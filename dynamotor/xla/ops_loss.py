@@ -155,22 +155,6 @@ def _rows(x: jax.Array) -> jax.Array:
     return x.reshape(1, -1) if x.ndim < 2 else x
 
 
-def _multi_margin_rows(x, target, p, margin, weight) -> jax.Array:
-    """The loss of every row: the mean over the other classes of max(0, margin - x[target] + x[i]) ** p."""
-    x, target = _rows(wide(x)), target.reshape(-1, 1)
-    gap = jnp.maximum(margin - jnp.take_along_axis(x, target, axis=1) + x, 0) ** int(p)
-    if weight is not None:
-        gap = gap * wide(weight)[target]
-    others = jnp.arange(x.shape[1])[None, :] != target
-    return jnp.sum(jnp.where(others, gap, 0), axis=1) / x.shape[1]
-
-
-@op(aten.multi_margin_loss)
-def _multi_margin(x, target, p=1, margin=1, weight=None, reduction=_MEAN):
-    loss = _multi_margin_rows(x, target, p, margin, weight)
-    return _reduce(loss if x.ndim > 1 else loss[0], reduction)
-
-
 @op(aten.multi_margin_loss_backward)
 def _multi_margin_backward(grad, x, target, p, margin, weight=None, reduction=_MEAN):
     rows, target = _rows(wide(x)), target.reshape(-1, 1)

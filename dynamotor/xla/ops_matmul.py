@@ -66,12 +66,6 @@ def _addbmm(base, x, y, *, beta=1, alpha=1):
     return _plus(base, beta, alpha, product(side_by_side, y.reshape(batch * inner, y.shape[2])))
 
 
-@op(aten.addr)
-def _addr(base, x, y, *, beta=1, alpha=1):
-    x, y = wide(x), wide(y)
-    return _plus(base, beta, alpha, x[:, None] * y[None, :] if x.dtype != jnp.bool_ else x[:, None] & y[None, :])
-
-
 @op(aten.linear)
 def _linear(x, weight, bias=None):
     result = product(x, weight.T)
@@ -92,4 +86,3 @@ def _trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     result = "".join(c for i, c in enumerate(letters) if i not in sumdim)
     factors = [wide(x) for x in (x1, x2, x3)]
     return jnp.einsum(f"{','.join(terms)}->{result}", *factors, precision=matmul_precision(factors[0].dtype))
-

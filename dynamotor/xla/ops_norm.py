@@ -227,13 +227,6 @@ def _all_but(x: jax.Array, dim: int) -> tuple[int, ...]:
     return tuple(i for i in range(x.ndim) if i != dim % x.ndim)
 
 
-@op(aten._weight_norm_interface)
-def _weight_norm(v, g, dim=0):
-    v, g = wide(v), wide(g)
-    norm = jnp.sqrt(jnp.sum(jnp.square(v), axis=_all_but(v, dim), keepdims=True))
-    return v * (g / norm), norm
-
-
 @op(aten._weight_norm_interface_backward)
 def _weight_norm_backward(grad, v, g, norms, dim):
     grad, v, g, norms = wide(grad), wide(v), wide(g), wide(norms).reshape(g.shape)

@@ -124,21 +124,6 @@ def _round(x, *, decimals=0):
     return jnp.round(x * scale) / scale if decimals > 0 else jnp.round(x / scale) * scale
 
 
-@op(aten.nan_to_num, out=True)
-def _nan_to_num(x, nan=None, posinf=None, neginf=None, *, out: Spec):
-    """Infinities become the limits of the tensor's own type, not of the type that it is computed in."""
-    if is_integer(x):
-        return x
-    if is_complex(x):
-        part = Spec(out.shape, out.dtype.to_real())
-        return lax.complex(*(_nan_to_num(v, nan, posinf, neginf, out=part) for v in (x.real, x.imag)))
-    limits = torch.finfo(out.dtype)
-    x = cast(x, compute_dtype(out.dtype))
-    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
-    x = jnp.where(jnp.isnan(x), 0 if nan is None else nan, x)
-    return jnp.where(x == jnp.inf, high, jnp.where(x == -jnp.inf, low, x))
-
-
 # -- arithmetic of two tensors ---------------------------------------------------------------------------------------------------
 
 
@@ -150,11 +135,6 @@ def _add(x, y, alpha=1):
 @elementwise(aten.sub, lift=True)
 def _sub(x, y, alpha=1):
     return x - _scaled(y, alpha)
-
-
-@elementwise(aten.rsub, lift=True)
-def _rsub(x, y, alpha=1):
-    return y - _scaled(x, alpha)
 
 
 @elementwise(aten._add_relu)
@@ -335,11 +315,6 @@ def _lcm(x, y):
     return jnp.lcm(*jnp.broadcast_arrays(x, y))
 
 
-@elementwise(aten.heaviside)
-def _heaviside(x, at_zero):
-    return jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype))
-
-
 # -- arithmetic of three tensors -------------------------------------------------------------------------------------------------
 
 
@@ -358,10 +333,3 @@ def _lerp(start, end, weight):
     """start + weight·(end - start), from the nearer end: both ends are met exactly."""
     near_end = jnp.abs(weight) >= 0.5
     return jnp.where(near_end, end - (end - start) * (1 - weight), start + weight * (end - start))
-
-
-@op(aten.mvlgamma, out=True)
-def _mvlgamma(x, p, *, out: Spec):
-    """The logarithm of the multivariate gamma function of order p: p(p-1)/4·log π + Σ lgamma(x - j/2)."""
-    x = cast(x, compute_dtype(out.dtype))
-    return sum((lax.lgamma(x - j / 2) for j in range(p)), start=p * (p - 1) / 4 * np.log(pi).astype(x.dtype))

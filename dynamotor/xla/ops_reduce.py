@@ -48,12 +48,6 @@ def _sum(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
     return jnp.sum(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
 
 
-@op(aten.nansum, out=True)
-def _nansum(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
-    x = in_dtype(x, out)
-    return jnp.sum(jnp.where(x != x, 0, x), axes(x, dim), keepdims=keepdim)
-
-
 @op(aten.prod, out=True)
 def _prod(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
     return jnp.prod(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
@@ -72,11 +66,6 @@ def _any(x, dim=None, keepdim=False):
 @op(aten.all)
 def _all(x, dim=None, keepdim=False):
     return jnp.all(truth(x), axes(x, dim), keepdims=keepdim)
-
-
-@op(aten.count_nonzero)
-def _count_nonzero(x, dim=None):
-    return jnp.sum(truth(x), axes(x, dim), dtype=jnp.int64)
 
 
 @op(aten.logsumexp, out=True)
@@ -226,14 +215,6 @@ def _dist(x, y, p=2):
     return vector_norm(cast(jnp.subtract(*promoted(x, y)), compute_dtype(float_dtype(result_type(x, y)))), p)
 
 
-@op(aten.renorm)
-def _renorm(x, p, dim, maxnorm):
-    """Slices along `dim` whose p-norm is above `maxnorm` are scaled down to it."""
-    x = wide(x)
-    norms = vector_norm(x, p, [d for d in range(x.ndim) if d != dim % x.ndim], keepdim=True)
-    return x * jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1).astype(norms.dtype)
-
-
 # -- histograms ------------------------------------------------------------------------------------------------------------------
 
 
@@ -276,4 +257,3 @@ def _searchsorted(sequence, values, *, out_int32=False, right=False, side=None, 
     rows, shape = prod(sequence.shape[:-1]), values.shape
     search = jax.vmap(lambda edges, row: _bucket(edges, row, right))
     return search(sequence.reshape(rows, -1), values.reshape(rows, -1)).reshape(shape)
-

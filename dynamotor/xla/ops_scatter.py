@@ -15,7 +15,6 @@ from jax import lax
 
 from .indexing import WITHIN, flat_places, slice_bounds, strided_mask, strided_place, unwindows
 from .lowering import op
-from .ops_view import diagonal
 
 aten = torch.ops.aten
 
@@ -92,19 +91,3 @@ def _unfold_backward(grad, input_sizes, dim, size, step):
         return grad.reshape(()) if size else jnp.zeros((), grad.dtype)
     dim %= len(input_sizes)
     return unwindows(jnp.moveaxis(grad, -1, dim), dim, input_sizes[dim], step)
-
-
-@op(aten.diag_embed)
-def _diag_embed(x, offset=0, dim1=-2, dim2=-1):
-    side, ndim = x.shape[-1] + abs(offset), x.ndim + 1
-    dims = sorted((dim1 % ndim, dim2 % ndim))
-    shape = list(x.shape[:-1])
-    for dim in dims:
-        shape.insert(dim, side)
-    return _diagonal_scatter(jnp.zeros(tuple(shape), x.dtype), x, offset, dim1, dim2)
-
-
-@op(aten.trace, out=True)
-def _trace(x, *, out):
-    """Summed in the result's dtype: int64 for integers."""
-    return jnp.sum(diagonal(x), dtype=None if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int64)

@@ -76,13 +76,6 @@ def test_windows_and_their_gradient(size: int, step: int) -> None:
     assert {"aten.unfold.default", "aten.unfold_backward.default"} <= mode.right
 
 
-@pytest.mark.parametrize("kernel", [(2, 3), (1, 40)])
-def test_unfold_and_fold_of_images(kernel) -> None:
-    x = torch.randn(2, 3, 9, 90, dtype=torch.float64, requires_grad=True)
-    mode = check(lambda: torch.nn.functional.unfold(x, kernel, dilation=(2, 1), padding=(1, 2), stride=(1, 3)).square().sum().backward())
-    assert {"aten.im2col.default", "aten.col2im.default"} <= mode.right
-
-
 @pytest.mark.parametrize("mode_name", ["reflect", "replicate"])
 @pytest.mark.parametrize("pad", [(1, 2), (1, 0, 2, 1), (1, 1, 0, 2, 2, 1), (-1, 2), (2, -1, -1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
