@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..base.config import config
+from ..lower.index import Index
 from ..lower.ir import Expr, Kernel, Reduce, Scan, Scratch, Store, roots, walk
 from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa
@@ -48,6 +49,7 @@ class CFunction:
     params: tuple[str, ...]
     widths: frozenset[int] = frozenset()
     random: bool = False
+    sizes: bool = False
 
 
 EMITTERS: dict[str, type[Emitter]] = {"rows": RowsEmitter, "cols": ColsEmitter, "scan": ScanEmitter}
@@ -55,7 +57,10 @@ _memo: dict[str, CFunction] = {}
 
 
 def structure(kernel: Kernel) -> str:
-    """A key that is equal for kernels that differ in the names of buffers and variables only."""
+    """A key that is equal for kernels that differ in the names of buffers and variables only.
+
+    What is proved of symbols, and chosen by their hints, is part of it.
+    """
     names: dict[str, str] = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
     for part, loops in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner)):
         names.update({v.name: f"{part}{n}" for n, v in enumerate(loops)})
@@ -63,6 +68,7 @@ def structure(kernel: Kernel) -> str:
         kernel.template,
         str([p[1:] for p in kernel.params]),
         str([[v.size for v in vs] for vs in (kernel.outer, kernel.middle, kernel.inner)]),
+        *(f"{s.name} {s.hint} {s.lo} {s.hi} {s.env.fixed.get(s)}" for s in kernel.symbols),
     ]
     streams = kernel.streams()
     ids: dict[Expr, int] = {}
@@ -102,11 +108,10 @@ def structure(kernel: Kernel) -> str:
 
 def _index_repr(i: object, ids: dict[Expr, int]) -> str:
     """repr of an index with loaded expressions by number."""
-    terms = getattr(i, "terms", None)
-    if terms is None:
+    if not isinstance(i, Index):
         return repr(i)
     parts = []
-    for atom, c in terms.items():
+    for atom, c in i.terms.items():
         if hasattr(atom, "expr"):
             text = f"[#{ids[atom.expr]}<{atom.size}]"
         elif hasattr(atom, "base"):
@@ -127,7 +132,11 @@ def emit_kernel(kernel: Kernel) -> CFunction:
         text = emitter.function(name)
         verify_places(kernel, emitter.stores)
         verify_cpp(kernel, text, complete=config.verify)
-        found = CFunction(name, text, tuple(emitter.types), frozenset(emitter.body.widths), emitter.body.random)
+        if kernel.symbols:  # the same text whatever the hints: one entry of the disk cache
+            old, name = name, "k" + hashlib.sha256(text.replace(name, "").encode()).hexdigest()[:12]
+            text = text.replace(old, name)
+        body = emitter.body
+        found = CFunction(name, text, tuple(emitter.types), frozenset(body.widths), body.random, bool(kernel.symbols))
         if len(_memo) > 4096:
             _memo.clear()
         _memo[key] = found
@@ -138,4 +147,5 @@ def emit_unit(functions: Iterable[CFunction]) -> str:
     """One translation unit: the prelude, then each distinct function once."""
     unique = {f.name: f for f in functions}
     widths = set().union(*(f.widths for f in unique.values())) if unique else set()
-    return prelude(widths, any(f.random for f in unique.values())) + "".join(f.source for f in unique.values())
+    found = unique.values()
+    return prelude(widths, any(f.random for f in found), any(f.sizes for f in found)) + "".join(f.source for f in found)

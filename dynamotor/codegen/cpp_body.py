@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..lower.index import Div, Index, Loaded, Mod, Var
+from ..graph.sizes import Size, divides
+from ..lower.index import Div, Index, Loaded, Mod, Number, Var, is_one, is_zero
 from ..lower.ir import BOOL, Expr
 from .cpp_ops import ctype, literal, operation
 from .scopes import ValueScope
@@ -44,6 +45,7 @@ class Body:
         self.widths: set[int] = set()
         self.prefilled: dict[Expr, tuple[str, Index]] = {}  # rand expressions whose numbers lie in a row buffer
         self.scratch: dict[int, str] = {}
+        self.sizes: dict[Size, str] = {}  # sizes that the function computes first, and their names
 
     def stream(self, number: int) -> str:
         """A random stream's number, as C++ text."""
@@ -52,6 +54,12 @@ class Body:
     def fresh(self) -> str:
         self.count += 1
         return f"v{self.count}"
+
+    def number(self, n: Number) -> str:
+        """A size as C++ text."""
+        if type(n) is not Size:
+            return str(n)
+        return self.sizes.setdefault(n, f"z{len(self.sizes)}")
 
     # -- indices ------------------------------------------------------------------------------------------------------
     def index(self, index: Index, scope: Scope) -> str:
@@ -63,13 +71,13 @@ class Body:
             elif isinstance(atom, Loaded):
                 text = self.value(atom.expr, scope, scalar=True)
             elif isinstance(atom, Div):
-                text = f"(({self.index(atom.base, scope)})/{atom.n})"
+                text = f"(({self.index(atom.base, scope)})/{self.number(atom.n)})"
             else:
                 assert isinstance(atom, Mod)
-                text = f"(({self.index(atom.base, scope)})%{atom.n})"
-            parts.append(text if c == 1 else f"{c}l*{text}")
-        if index.const or not parts:
-            parts.append(str(index.const))
+                text = f"(({self.index(atom.base, scope)})%{self.number(atom.n)})"
+            parts.append(text if is_one(c) else f"{self.number(c)}*{text}" if type(c) is Size else f"{c}l*{text}")
+        if not is_zero(index.const) or not parts:
+            parts.append(self.number(index.const))
         return "+".join(parts).replace("+-", "-")
 
     # -- values -------------------------------------------------------------------------------------------------------
@@ -119,7 +127,7 @@ class Body:
             text = f"ld<{result}>({self.scratch[e.args[0]]}+{self.index(e.args[1], scope)})"
         else:
             operands = [self.operand(a, scope, width) for a in e.args if isinstance(a, Expr)]
-            text = operation(e, operands, result, width)
+            text = operation(e, operands, result, width, self.number)
         return self._define(result, text, scope)
 
     def _define(self, result: str, text: str, scope: Scope) -> str:
@@ -131,8 +139,9 @@ class Body:
         buffer, index, _ = e.args
         at = f"{self.params[buffer]}+{self.index(index, scope)}"
         step = index.coefficient(scope.vector) if width > 1 else 1
-        if step == 1:
+        if is_one(step):
             return f"ldb<{result}>({at})" if e.dtype is BOOL else f"ld<{result}>({at})"
+        step = self.number(step)
         return f"ldbg<{result}>({at},{step})" if e.dtype is BOOL else f"ldg<{result}>({at},{step})"
 
     def _index_value(self, e: Expr, scope: Scope, width: int, result: str) -> str:
@@ -140,7 +149,10 @@ class Body:
         if width == 1:
             return f"({result})({text})"
         step = e.args[0].coefficient(scope.vector)
-        return f"iota<{result}>()*{step}+bc<{result}>({text})" if step != 1 else f"iota<{result}>()+bc<{result}>({text})"
+        if is_one(step):
+            return f"iota<{result}>()+bc<{result}>({text})"
+        factor = f"bc<{result}>({self.number(step)})" if type(step) is Size else step
+        return f"iota<{result}>()*{factor}+bc<{result}>({text})"
 
     def _rand(self, e: Expr, scope: Scope, width: int, result: str) -> str:
         filled = self.prefilled.get(e)
@@ -156,10 +168,10 @@ class Body:
         if e.op == "load" or e.op == "index":
             return e.args[1 if e.op == "load" else 0].coefficient(v) is None
         if e.op == "scratch":
-            return e.args[1].coefficient(v) != 1
+            return not is_one(e.args[1].coefficient(v))
         if e.op == "rand":
             filled = self.prefilled.get(e)
-            return filled is None or filled[1].coefficient(v) != 1
+            return filled is None or not is_one(filled[1].coefficient(v))
         if e.op == "masked":
             return v in e.args[0].vars and not same_for_all_lanes(e.args[0], v, scope.width)
         return e.op == "wrap_index"
@@ -205,13 +217,14 @@ def same_for_all_lanes(condition: Expr, vector: Var, width: int) -> bool:
     if condition.op not in ("lt", "ge"):
         return False
     index, bound = condition.args
-    if index.op != "index" or bound.op != "const":
+    if index.op != "index" or bound.op not in ("const", "index") or bound.vars:
         return False
     position: Index = index.args[0]
-    if position.coefficient(vector) != 1 or not position.is_affine:
+    if not is_one(position.coefficient(vector)) or not position.is_affine:
         return False
-    others = all(c % width == 0 for atom, c in position.terms.items() if atom is not vector)
-    return others and (bound.args[0] - position.const) % width == 0
+    others = all(divides(width, c) for atom, c in position.terms.items() if atom is not vector)
+    end = bound.args[0] if bound.op == "const" else bound.args[0].const
+    return others and divides(width, end - position.const)
 
 
 class _Closed(Scope):

@@ -5,11 +5,12 @@ for (block of columns) { for (middle rows) acc[u] += ...; final statements }    
 
 from __future__ import annotations
 
+from ..graph.sizes import divides
 from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Index, Var, flatten
+from ..lower.index import Index, Number, Var, flatten, is_zero
 from ..lower.ir import Kernel, Reduce, Store
 from .cpp_body import Scope
-from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, Emitter, pick_width
+from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, Emitter, beyond, pick_width, times
 from .cpp_ops import COMBINE, ctype, reduce_start
 
 CHUNK_ROWS = 4096  # rows summed into one accumulator before it is put aside: keeps float32 sums accurate
@@ -29,57 +30,67 @@ class ColsEmitter(Emitter):
         self.reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
         self.rows = numel(v.size for v in kernel.middle)
 
-    def function(self, name: str) -> str:
+    def text(self) -> str:
         outer = numel(v.size for v in self.outer)
         vectors = self.columns // self.width if self.width > 1 else 0
-        unroll = next((u for u in (4, 3, 2) if vectors and vectors % u == 0), 1)
+        unroll = next((u for u in (4, 3, 2) if not is_zero(vectors) and divides(u * self.width, self.columns)), 1)
         if len(self.exprs) > 40:
             unroll = 1
         block = unroll * max(self.width, 1)
-        blocks = vectors // unroll if vectors else 0
+        blocks = vectors // unroll
         tail = self.columns - blocks * block
-        tasks = outer * (blocks + (1 if tail else 0))
+        per_outer = blocks + (0 if is_zero(tail) else 1)
         first = self.kernel.middle[0].size if self.kernel.middle else 1
-        chunks = 1
-        if self.work() >= PARALLEL_WORK and tasks < 8:
-            chunks = -(-8 // tasks)
-        chunks = min(first, max(chunks, -(-self.rows // CHUNK_ROWS)))
-        while chunks > 1 and chunks * outer * self.columns * 8 * len(self.reductions) > 1 << 22:
-            chunks //= 2
+        chunks, head = self._chunks(outer, outer * per_outer, first)
         text = self._tasks(outer, blocks, unroll, tail, chunks, first)
-        if chunks > 1:
-            text = self._room(outer, chunks) + text + self._finish(outer, chunks)
+        if chunks != "1":
+            text = head + self._room(outer, chunks) + text + self._finish(outer, chunks)
         once = Scope(self.top, [(ONCE, "")])
         for s in self.kernel.final_once:
             self.store(s, once)
-        text += "".join(once.lines)
-        return f'extern "C" void {name}(void**P,const i64*ints){{{self.pointers()}\n{"".join(self.top.lines)}{text}}}\n'
+        return text + "".join(once.lines)
+
+    def _chunks(self, outer: Number, tasks: Number, first: Number) -> tuple[str, str]:
+        """In how many parts the rows are summed, and the line that computes it at the call."""
+        work, rows = self.work(), self.rows
+        nbytes = outer * self.columns * 8 * len(self.reductions)
+        if all(type(n) is int for n in (work, tasks, first, rows, nbytes)):
+            chunks = -(-8 // tasks) if work >= PARALLEL_WORK and tasks < 8 else 1
+            chunks = min(first, max(chunks, -(-rows // CHUNK_ROWS)))
+            while chunks > 1 and chunks * nbytes > 1 << 22:
+                chunks //= 2
+            return str(chunks), ""
+        work, tasks, first, rows, nbytes = map(self.number, (work, tasks, first, rows, nbytes))
+        least = f"{work}>={PARALLEL_WORK}?up(8,max({tasks},1)):1"
+        return "chunks", f"const i64 chunks=parts({first},max({least},up({rows},{CHUNK_ROWS})),1l<<62,{nbytes});"
 
     # -- summing ------------------------------------------------------------------------------------------------------
-    def _tasks(self, outer: int, blocks: int, unroll: int, tail: int, chunks: int, first: int) -> str:
-        per_outer = blocks + (1 if tail else 0)
-        tasks = chunks * outer * per_outer
-        bound = [(v, self.vars[v]) for v in self.outer]
-        place = Scope(self.top, bound)
+    def _tasks(self, outer: Number, blocks: Number, unroll: int, tail: Number, chunks: str, first: Number) -> str:
+        per_outer = blocks + (0 if is_zero(tail) else 1)
+        tasks = outer * per_outer
+        every, columns = self.number(per_outer), self.number(self.columns)
+        place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
         parts = []
-        if blocks:
+        if not is_zero(blocks):
             vector = self._block(place, unroll, self.width, chunks, f"block*{unroll * self.width}")
-            parts.append(f"if(block<{blocks}){{{vector}}}" if tail else vector)
-        if tail:
+            parts.append(vector if is_zero(tail) else f"if(block<{self.number(blocks)}){{{vector}}}")
+        if not is_zero(tail):
             name = self.vars[self.lane] if self.lane else "col"
             scalar = self._block(place, 1, 1, chunks, name)
-            start = self.columns - tail
-            loop = f"for(i64 {name}={start};{name}<{self.columns};{name}++){{{scalar}}}" if self.lane else scalar
-            parts.append(f"else{{{loop}}}" if blocks else loop)
-        head = f"const i64 block=task%{per_outer};" + (f"const i64 chunk=task/{per_outer * outer};" if chunks > 1 else "")
+            start = self.number(self.columns - tail)
+            loop = f"for(i64 {name}={start};{name}<{columns};{name}++){{{scalar}}}" if self.lane else scalar
+            parts.append(loop if is_zero(blocks) else f"else{{{loop}}}")
+        head = f"const i64 block=task%{every};" + (f"const i64 chunk=task/{self.number(tasks)};" if chunks != "1" else "")
         if self.outer:
-            head += f"const i64 flat=task/{per_outer}%{outer};" + self.decode("flat", self.outer, self.vars)
-        if chunks > 1:
-            head += f"const i64 from=chunk*{first}/{chunks},to=(chunk+1)*{first}/{chunks};"
+            head += f"const i64 flat=task/{every}%{self.number(outer)};" + self.decode("flat", self.outer, self.vars)
+        if chunks != "1":
+            rows = self.number(first)
+            head += f"const i64 from=chunk*{rows}/{chunks},to=(chunk+1)*{rows}/{chunks};"
         inside = head + "".join(place.lines) + "".join(parts)
-        return f"{self.pragma(tasks)}for(i64 task=0;task<{tasks};task++){{{inside}}}\n"
+        parallel = self.pragma(tasks * int(chunks) if chunks.isdigit() else 2)
+        return f"{parallel}for(i64 task=0;task<{times(chunks, self.number(tasks))};task++){{{inside}}}\n"
 
-    def _block(self, place: Scope, unroll: int, width: int, chunks: int, start: str) -> str:
+    def _block(self, place: Scope, unroll: int, width: int, chunks: str, start: str) -> str:
         """One block of columns: accumulators, the loops over the rows, then the results."""
         lane = self.lane
         column = Scope(place)
@@ -97,7 +108,7 @@ class ColsEmitter(Emitter):
                 v, name = loops[0], self.vars[loops[0]]
                 scope = Scope(parent, [(v, name)])
                 rows(loops[1:], scope)
-                limits = ("from", "to") if chunks > 1 and v is self.kernel.middle[0] else ("0", str(v.size))
+                limits = ("from", "to") if chunks != "1" and v is self.kernel.middle[0] else ("0", self.number(v.size))
                 parent.lines.append(f"for(i64 {name}={limits[0]};{name}<{limits[1]};{name}++){{{''.join(scope.lines)}}}")
                 return
             for u, pairs in enumerate(bound):
@@ -113,7 +124,7 @@ class ColsEmitter(Emitter):
         lines += column.lines
         for u, pairs in enumerate(bound):
             end = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
-            if chunks > 1:
+            if chunks != "1":
                 at = self.body.index(self._flat(), end)
                 lines += [
                     f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});" for s in self.reductions
@@ -131,18 +142,18 @@ class ColsEmitter(Emitter):
         loops = [*self.outer, *([self.lane] if self.lane else [])]
         return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
 
-    def _kept(self) -> int:
-        return numel(v.size for v in self.outer) * self.columns
+    def _kept(self) -> str:
+        return self.number(numel(v.size for v in self.outer) * self.columns)
 
-    def _room(self, outer: int, chunks: int) -> str:
-        text, offset = "", 0
+    def _room(self, outer: Number, chunks: str) -> str:
+        text, offset = "", "0"
         for s in self.reductions:
             t = ctype(s.expr.dtype, 1)
             text += f"{t}*const acc{s.id}=({t}*)(room_+{offset});"
-            offset += -(-chunks * outer * self.columns * 8 // 64) * 64
+            offset = beyond(offset, times(chunks, self._kept()))
         return f"char*room_=(char*)room({offset});{text}"
 
-    def _finish(self, outer: int, chunks: int) -> str:
+    def _finish(self, outer: Number, chunks: str) -> str:
         """Add the chunks' sums in order, then the final statements."""
         place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
 
@@ -167,9 +178,10 @@ class ColsEmitter(Emitter):
         else:
             name = self.vars[self.lane]
             loops = f"i64 {name}=0;"
+            columns = self.number(self.columns)
             if self.width > 1:
-                loops += f"for(;{name}+{self.width}<={self.columns};{name}+={self.width}){{{block(self.width)}}}"
-            if self.width == 1 or self.columns % self.width:
-                loops += f"for(;{name}<{self.columns};{name}++){{{block(1)}}}"
+                loops += f"for(;{name}+{self.width}<={columns};{name}+={self.width}){{{block(self.width)}}}"
+            if self.width == 1 or not divides(self.width, self.columns):
+                loops += f"for(;{name}<{columns};{name}++){{{block(1)}}}"
         decode = self.decode("flat", self.outer, self.vars) if self.outer else ""
-        return f"for(i64 flat=0;flat<{outer};flat++){{{decode}{''.join(place.lines)}{loops}}}\n"
+        return f"for(i64 flat=0;flat<{self.number(outer)};flat++){{{decode}{''.join(place.lines)}{loops}}}\n"

@@ -13,8 +13,10 @@ import torch
 
 from ..base.config import config
 from ..base.errors import UsageError
+from ..graph.sizes import Size, divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Index, Var, determined, flatten
+from ..lower.fusion import elements
+from ..lower.index import Index, Number, Var, determined, flatten, is_one, is_zero
 from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, roots, walk
 from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
@@ -59,7 +61,7 @@ def all_exprs(statements: Iterable[Statement]) -> list[Expr]:
 
 def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
     """Lanes of the vector loop: the machine's, half when 64-bit values change along it, fewer when it is short."""
-    size, width = loop.size, machine_width()
+    size, width = loop.size if type(loop.size) is int else max(hint(loop.size), machine_width()), machine_width()
     exprs = list(exprs)
     half = width // 2
     uniform = {c for e in exprs if e.op == "masked" and same_for_all_lanes(e.args[0], loop, width) for c in walk(e.args[0])}
@@ -68,6 +70,17 @@ def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
     while width > 4 and width > size:
         width //= 2
     return 1 if size < width or width < 4 else width
+
+
+def times(a: str, b: str) -> str:
+    """A product of sizes, computed where both are numbers."""
+    return str(int(a) * int(b)) if a.isdigit() and b.isdigit() else f"{a}*{b}"
+
+
+def beyond(offset: str, count: str) -> str:
+    """The next multiple of 64 bytes behind `count` numbers of 8 bytes at an offset."""
+    span = str(-(-int(count) * 8 // 64) * 64) if count.isdigit() else f"({count}*8+63)/64*64"
+    return str(int(offset) + int(span)) if offset.isdigit() and span.isdigit() else f"{offset}+{span}"
 
 
 class Emitter:
@@ -98,18 +111,48 @@ class Emitter:
             lines.append(f"i64*const outside=(i64*)P[{len(self.types)}];")
         return "".join(lines)
 
-    def work(self) -> int:
+    def function(self, name: str) -> str:
+        """The whole C++ function."""
+        text = self.text()
+        numbers = [f"const i64 {s.name}=ints[{len(self.kernel.streams()) + n}];" for n, s in enumerate(self.kernel.symbols)]
+        numbers += [f"const i64 {z}={size};" for size, z in self.body.sizes.items()]
+        head = f"{''.join(numbers)}{self.pointers()}\n{''.join(self.top.lines)}"
+        return f'extern "C" void {name}(void**P,const i64*ints){{{head}{text}}}\n'
+
+    def text(self) -> str:
+        """What the function does."""
+        raise NotImplementedError
+
+    def number(self, n: Number) -> str:
+        """A size as C++ text."""
+        return self.body.number(n)
+
+    def work(self) -> Number:
         """Additions of one call, roughly."""
         k = self.kernel
         each = sum(e.cost for e in self.exprs)
         return numel(v.size for v in (*k.outer, *k.middle, *k.inner)) * max(each, 1)
 
-    def pragma(self, tasks: int) -> str:
+    def pragma(self, tasks: Number) -> str:
         """The OpenMP line of a loop over this many tasks, empty when it does not pay."""
-        if tasks < 2 or self.work() < PARALLEL_WORK or config.threads == 1:
+        work = self.work()
+        if config.threads == 1 or is_one(tasks) or type(work) is int and work < PARALLEL_WORK:
             return ""
         clause = f" num_threads({config.threads})" if config.threads else ""
+        if type(tasks) is Size or type(work) is Size:
+            clause += f" if({self.number(work)}>={PARALLEL_WORK}&&{self.number(tasks)}>1)"
         return f"\n#pragma omp parallel for schedule(static){clause}\n"
+
+    def chunks(self, rows: Number, least: int, longest: int, nbytes: Number) -> tuple[str, str]:
+        """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it at the call."""
+        work = self.work()
+        if all(type(n) is int for n in (work, rows, nbytes)):
+            count = 1 if work < PARALLEL_WORK else min(rows, max(least, -(-rows // longest)))
+            while count > 1 and count * nbytes > 1 << 22:
+                count //= 2
+            return str(count), ""
+        parts = f"parts({self.number(rows)},{least},{longest},{self.number(nbytes)})"
+        return "chunks", f"const i64 chunks={self.number(work)}<{PARALLEL_WORK}?1:{parts};"
 
     def complete(self, s: Reduce, scope: Scope, name: str, width: int) -> None:
         """The reduction's result has this name from now on."""
@@ -122,7 +165,7 @@ class Emitter:
         vector = scope.vector
         pointer = self.names[s.buffer]
         step = s.index.coefficient(vector) if vector is not None and scope.width > 1 else 1
-        if vector is not None and scope.width > 1 and step != 0:
+        if vector is not None and scope.width > 1 and not is_zero(step):
             value = self.body.operand(s.expr, scope, scope.width)
         else:
             value, step = self.body.value(s.expr, scope), 1
@@ -133,22 +176,21 @@ class Emitter:
             t = ctype(s.expr.dtype, scope.width if vector is not None else 1)
             place = self.body.fresh()
             scope.lines.append(f"{{{MEMORY[s.memory]}*const {place}={at};st{kind}({place},ld<{t}>({place})+({t}){value});}}")
-        elif step == 1:
+        elif is_one(step):
             width = scope.width if vector is not None else 1
             t = ctype(s.expr.dtype, width)
             scope.lines.append(
                 f"st{bool_mark}{kind}({at},({t}){value});" if width == 1 else f"st{bool_mark}{kind}({at},{value});"
             )
         else:
-            scope.lines.append(f"st{bool_mark}g{kind}({at},{step},{value});")
+            scope.lines.append(f"st{bool_mark}g{kind}({at},{self.number(step)},{value});")
 
-    @staticmethod
-    def decode(flat: str, loops: Sequence[Var], names: dict[Var, str]) -> str:
+    def decode(self, flat: str, loops: Sequence[Var], names: dict[Var, str]) -> str:
         """Lines that compute loop variables from their flat position."""
         lines = []
         for v, step in zip(loops, contiguous_stride([v.size for v in loops]), strict=True):
-            text = flat if step == 1 else f"{flat}/{step}"
-            text = text if v is loops[0] else f"({text})%{v.size}"
+            text = flat if is_one(step) else f"{flat}/{self.number(step)}"
+            text = text if v is loops[0] else f"({text})%{self.number(v.size)}"
             lines.append(f"const i64 {names[v]}={text};")
         return "".join(lines)
 
@@ -178,17 +220,17 @@ class RowsEmitter(Emitter):
             len(kernel.phases) == 1 and not any(isinstance(s, Reduce) for s in kernel.statements()) and not kernel.phases[0].row
         )
         self.inner_count = numel(v.size for v in kernel.inner)
+        self.row_buffers = 0  # of a length that is known at the call
 
     @staticmethod
     def apart(v: Var, s: Store) -> bool:
         """Whether a vector along v can be scattered: its elements go to different places, which follow each other."""
-        return v in determined(s.index) and s.index.coefficient(v) == 1
+        return v in determined(s.index) and is_one(s.index.coefficient(v))
 
     # -- the function -------------------------------------------------------------------------------------------------
-    def function(self, name: str) -> str:
-        """The whole C++ function."""
+    def text(self) -> str:
         text = self._with_across() if self.across else self._plain()
-        return f'extern "C" void {name}(void**P,const i64*ints){{{self.pointers()}\n{"".join(self.top.lines)}{text}}}\n'
+        return text.replace("@rows@", str(self.row_buffers))
 
     def _plain(self) -> str:
         k = self.kernel
@@ -196,59 +238,59 @@ class RowsEmitter(Emitter):
         blocked = (
             self.is_map
             and len(k.inner) == 1
-            and self.size > BLOCK
-            and (numel(v.size for v in outer) < 32 or any(e.op == "rand" for e in self.exprs))
+            and (type(self.size) is Size or self.size > BLOCK)
+            and (elements(outer) < 32 or any(e.op == "rand" for e in self.exprs))
             and not self.scatters
         )
         free = frozenset(outer).intersection(*(determined(s.index) for s in self.scatters))  # no two tasks write one place
         lead: list[Var] = []
-        while outer and outer[0] in free and numel(v.size for v in lead) < 64:
+        while outer and outer[0] in free and elements(lead) < 64:
             lead.append(outer.pop(0))
         names = self.vars
         row = Scope(self.top, [*((v, names[v]) for v in k.outer), (ROW, "")])
         tasks = numel(v.size for v in lead)
-        blocks = -(-self.size // BLOCK) if blocked else 1
+        blocks: Number = (self.size + BLOCK - 1) // BLOCK if blocked else 1
+        size = self.number(self.size)
         self._row(row, ("lo", "hi") if blocked else None)
-        head = self.decode(f"(task/{blocks})" if blocked else "task", lead, names) if lead else ""
+        head = self.decode(f"(task/{self.number(blocks)})" if blocked else "task", lead, names) if lead else ""
         if blocked:
-            head += f"const i64 lo=task%{blocks}*{BLOCK},hi=lo+{BLOCK}<{self.size}?lo+{BLOCK}:{self.size};"
+            head += f"const i64 lo=task%{self.number(blocks)}*{BLOCK},hi=lo+{BLOCK}<{size}?lo+{BLOCK}:{size};"
         for v in outer:
-            head += f"for(i64 {names[v]}=0;{names[v]}<{v.size};{names[v]}++){{"
+            head += f"for(i64 {names[v]}=0;{names[v]}<{self.number(v.size)};{names[v]}++){{"
         inside = head + "".join(row.lines) + "}" * len(outer)
-        last = self._finish(1, {}) if k.final or k.final_once else ""
-        if tasks * blocks == 1:
+        last = self._finish("1", {}) if k.final or k.final_once else ""
+        if is_one(tasks * blocks):
             return f"{{const i64 task=0;{inside}}}{last}"
-        return f"{self.pragma(tasks * blocks)}for(i64 task=0;task<{tasks * blocks};task++){{{inside}}}{last}"
+        return f"{self.pragma(tasks * blocks)}for(i64 task=0;task<{self.number(tasks * blocks)};task++){{{inside}}}{last}"
 
     def _with_across(self) -> str:
         """Rows in chunks, each chunk with accumulators of its own; then they are combined in order."""
         k = self.kernel
         rows = numel(v.size for v in k.outer)
         lanes = self.inner_count
-        chunks = 1 if self.work() < PARALLEL_WORK else min(rows, max(8, -(-rows // 2048)))
-        while chunks > 1 and chunks * lanes * 8 * len(self.across) > 1 << 22:
-            chunks //= 2
-        room, offset = "", 0
+        chunks, head = self.chunks(rows, 8, 2048, lanes * 8 * len(self.across))
+        room, offset = "", "0"
         start, places = [], {}
         for s, per_inner in self.across:
-            n = lanes if per_inner else 1
+            n = self.number(lanes if per_inner else 1)
             t = ctype(s.expr.dtype, 1)
             places[s.id] = (f"acc{s.id}", n, t)
             room += f"{t}*const acc{s.id}=({t}*)(room_+{offset});"
-            offset += -(-chunks * n * 8 // 64) * 64
+            offset = beyond(offset, times(chunks, n))
             start.append(
                 f"{t}*const a{s.id}_=acc{s.id}+chunk*{n};for(i64 i=0;i<{n};i++)a{s.id}_[i]={reduce_start(s.kind, s.expr.dtype)};"
             )
         row = Scope(self.top, [*((v, self.vars[v]) for v in k.outer), (ROW, "")])
         self._row(row, None)
         decode = self.decode("row", k.outer, self.vars) if k.outer else ""
+        count = self.number(rows)
         loop = (
-            f"{self.pragma(chunks)}for(i64 chunk=0;chunk<{chunks};chunk++){{{''.join(start)}"
-            f"for(i64 row=chunk*{rows}/{chunks};row<(chunk+1)*{rows}/{chunks};row++){{{decode}{''.join(row.lines)}}}}}\n"
+            f"{self.pragma(int(chunks) if chunks.isdigit() else rows)}for(i64 chunk=0;chunk<{chunks};chunk++){{{''.join(start)}"
+            f"for(i64 row=chunk*{count}/{chunks};row<(chunk+1)*{count}/{chunks};row++){{{decode}{''.join(row.lines)}}}}}\n"
         )
-        return f"char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
+        return f"{head}char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
 
-    def _finish(self, chunks: int, places: dict[int, tuple[str, int, str]]) -> str:
+    def _finish(self, chunks: str, places: dict[int, tuple[str, str, str]]) -> str:
         """Combine the chunks' accumulators, then the final statements over the inner loops, then those done once."""
         k = self.kernel
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
@@ -270,14 +312,14 @@ class RowsEmitter(Emitter):
             self.store(s, final)
         return "{" + "".join(final.lines) + "}"
 
-    def _combine_once(self, s: Reduce, chunks: int, place: tuple[str, int, str], scope: Scope) -> None:
+    def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: Scope) -> None:
         name, _, t = place
         result = self.body.fresh()
         combine = COMBINE[s.kind].format("s_", f"{name}[c_]")
         scope.lines.append(f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
         self.complete(s, scope, result, 1)
 
-    def _combine_lane(self, s: Reduce, chunks: int, place: tuple[str, int, str], position: Index, scope: Scope) -> None:
+    def _combine_lane(self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: Scope) -> None:
         name, n, _ = place
         t = ctype(s.expr.dtype, scope.width)
         result = self.body.fresh()
@@ -308,12 +350,12 @@ class RowsEmitter(Emitter):
         12×512×512 takes 0.72 of the time.
         """
         k = self.kernel
-        if not k.outer or len(k.inner) != 1 or numel(v.size for v in k.outer) * self.inner_count < STREAMED:
+        if not k.outer or len(k.inner) != 1 or elements(k.outer) * hint(self.inner_count) < STREAMED:
             return []
         first = next(p for p in k.phases if p.inner)
         loads = [e for e in all_exprs(first.inner) if e.op == "load" and e.args[1].is_affine]
-        steps = [(e, e.args[1].coefficient(k.inner[0]), e.args[1].coefficient(k.outer[-1]) or 0) for e in loads]
-        return [e for e, along, across in steps if along == 1 and across >= k.inner[0].size][:4]
+        steps = [(e, e.args[1].coefficient(k.inner[0]), e.args[1].terms.get(k.outer[-1], 0)) for e in loads]
+        return [e for e, along, across in steps if is_one(along) and known(">=", across - k.inner[0].size)][:4]
 
     def _fetch_ahead(self, loads: Sequence[Expr], scope: Scope) -> None:
         for e in loads:
@@ -328,10 +370,10 @@ class RowsEmitter(Emitter):
             if isinstance(s, Scratch):
                 t = ctype(s.expr.dtype, 1)
                 self.body.scratch[s.id] = f"s{s.id}_"
-                row.lines.append(f"{t} s{s.id}_[{self.inner_count}] __attribute__((aligned(64)));")
+                self._row_buffer(t, f"s{s.id}_", self.inner_count, row)
         reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
         exprs = all_exprs(phase.inner)
-        unroll = 4 if reductions and len(exprs) <= 16 and self.size >= 8 * self.width and self.width > 1 else 1
+        unroll = 4 if reductions and len(exprs) <= 16 and hint(self.size) >= 8 * self.width and self.width > 1 else 1
         for s in reductions:
             self._declare(s, row, unroll)
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
@@ -355,6 +397,17 @@ class RowsEmitter(Emitter):
         self.nest(k.inner, row, emit, limits, unroll)
         for s in reductions:
             self._collect(s, row, unroll)
+
+    def _row_buffer(self, t: str, name: str, count: Number, row: Scope) -> None:
+        """Memory for a row of values: on the stack, or of the thread when its length is known only at the call."""
+        if type(count) is int:
+            row.lines.append(f"{t} {name}[{count}] __attribute__((aligned(64)));")
+            return
+        span = f"({self.number(count)}*8+63)/64*64"
+        if not self.row_buffers:
+            row.lines.append(f"char*const row_=(char*)row_room(@rows@*({span}));")
+        row.lines.append(f"{t}*const {name}=({t}*)(row_+{self.row_buffers}*({span}));")
+        self.row_buffers += 1
 
     def _across(self, s: Reduce, position: Index, scope: Scope) -> None:
         t = ctype(s.expr.dtype, scope.width)
@@ -408,19 +461,21 @@ class RowsEmitter(Emitter):
         count = BLOCK if limits else self.inner_count
         strides = contiguous_stride([v.size for v in k.inner])
         for e in all_exprs(phase.inner):
-            if e.op != "rand" or e in self.body.prefilled or count > 16384:
+            if e.op != "rand" or e in self.body.prefilled or type(count) is int and count > 16384:
                 continue
             linear: Index = e.args[2]
-            if any(linear.coefficient(v) != s for v, s in zip(k.inner, strides, strict=True)):
+            steps = [linear.coefficient(v) for v in k.inner]
+            if any(step is None or not equal(step, s) for step, s in zip(steps, strides, strict=True)):
                 continue
             if any(a.dtype is not torch.int64 for a in e.args[:1]) or e.args[0].vars:
                 continue
             name = self.body.fresh()
             base = Scope(row, [(v, low if v is k.inner[-1] else "0") for v in k.inner])
             seed = self.body.value(e.args[0], row)
-            length = f"{limits[1]}-{low}" if limits else str(count)
+            length = f"{limits[1]}-{low}" if limits else self.number(count)
+            self._row_buffer("float", name, count, row)
             row.lines.append(
-                f"float {name}[{count}] __attribute__((aligned(64)));philox_fill({name},{seed},{self.body.stream(e.args[1])},"
+                f"philox_fill({name},{seed},{self.body.stream(e.args[1])},"
                 f"{self.body.index(linear, base)},{length});"
             )
             self.body.random = True
@@ -448,12 +503,12 @@ class RowsEmitter(Emitter):
             v, name = loops[0], self.vars[loops[0]]
             scope = Scope(parent, [(v, name), *extra])
             self.nest(loops[1:], scope, emit, limits, unroll, extra)
-            parent.lines.append(f"for(i64 {name}=0;{name}<{v.size};{name}++){{{''.join(scope.lines)}}}")
+            parent.lines.append(f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}")
             return
         v, name = loops[0], self.vars[loops[0]]
-        lo, hi = limits or ("0", str(v.size))
+        lo, hi = limits or ("0", self.number(v.size))
         lines = [f"{{i64 {name}={lo};"]
-        width = self.width if v.size >= self.width else 1
+        width = self.width if type(v.size) is Size or v.size >= self.width else 1
         if width > 1:
             if unroll > 1:
                 copies = []
@@ -462,11 +517,11 @@ class RowsEmitter(Emitter):
                     emit(scope, u)
                     copies.append(f"{{const i64 {name}_{u}={name}+{u * width};{''.join(scope.lines)}}}")
                 lines.append(f"for(;{name}+{unroll * width}<={hi};{name}+={unroll * width}){{{''.join(copies)}}}\n")
-            if unroll == 1 or v.size % (unroll * width) or limits:
+            if unroll == 1 or not divides(unroll * width, v.size) or limits:
                 scope = Scope(parent, [(v, name), *extra], width, v)
                 emit(scope)
                 lines.append(f"for(;{name}+{width}<={hi};{name}+={width}){{{''.join(scope.lines)}}}\n")
-        if width == 1 or v.size % width:
+        if width == 1 or not divides(width, v.size):
             scope = Scope(parent, [(v, name), *extra], 1, None)
             emit(scope)
             lines.append(f"for(;{name}<{hi};{name}++){{{''.join(scope.lines)}}}\n")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
+from ..lower.index import Number
 from ..lower.ir import BOOL, F32, F64, I32, I64, Expr
 from .scopes import no_text
 
@@ -106,8 +108,8 @@ def _in_parentheses(number: str) -> str:
     return f"({number})" if number.startswith("-") else number
 
 
-def operation(e: Expr, operands: list[str], result: str, width: int) -> str:
-    """Text of e over operands that are already of its width."""
+def operation(e: Expr, operands: list[str], result: str, width: int, number: Callable[[Number], str] = str) -> str:
+    """Text of e over operands that are already of its width; `number` gives the text of a size."""
     name, source = e.op, e.args[0].dtype if e.args and isinstance(e.args[0], Expr) else e.dtype
     if name == "cast":
         return cast_text(operands[0], source, e.dtype, result, width)
@@ -119,7 +121,7 @@ def operation(e: Expr, operands: list[str], result: str, width: int) -> str:
     if name in ("floordiv", "rem", "truncdiv"):
         return f"{name}{'f' if e.dtype.is_floating_point else 'i'}_({', '.join(operands)})"
     if name == "wrap_index":
-        return f"at({operands[0]},{e.args[1]},{str(e.args[2]).lower()},outside)"
+        return f"at({operands[0]},{number(e.args[1])},{str(e.args[2]).lower()},outside)"
     text = TEXT.get(name)
     if text is None:
         raise no_text(name, "C++", "cpp_ops.py")

@@ -94,6 +94,19 @@ static __thread void* dm_room; static __thread i64 dm_room_size;
 static void* room(i64 bytes){ if(bytes>dm_room_size){ dm_room=realloc(dm_room,bytes+64); dm_room_size=bytes; } return (void*)(((u64)dm_room+63)&~63ul); }
 """
 
+# Sizes that are known at the call: `Size`s print in these functions. A row's scratch has room of its own in each thread.
+SIZES = r"""
+INL i64 floordiv(i64 a,i64 b){ i64 q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
+INL i64 mod(i64 a,i64 b){ i64 r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
+INL i64 min(i64 a,i64 b){ return a<b?a:b; }
+INL i64 max(i64 a,i64 b){ return a>b?a:b; }
+INL i64 up(i64 a,i64 b){ return (a+b-1)/b; }
+// Parts in which `n` rows with sums of `bytes` each are gone through: at least `least`, at most `longest` rows a part, in 4 MB.
+static i64 parts(i64 n,i64 least,i64 longest,i64 bytes){ i64 c=min(n,max(least,up(n,longest))); while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
+static __thread void* dm_row; static __thread i64 dm_row_size;
+static void* row_room(i64 bytes){ if(bytes>dm_row_size){ dm_row=realloc(dm_row,bytes+64); dm_row_size=bytes; } return (void*)(((u64)dm_row+63)&~63ul); }
+"""
+
 MATH = r"""
 #define LANE1(name,ff,fd) template<class T> INL T name(T x){ if constexpr(tr<T>::n==1){ if constexpr(tr<T>::wide) return fd(x); else return ff(x); } \
  else { T r; for(int i=0;i<tr<T>::n;i++){ if constexpr(tr<T>::wide) r[i]=fd(x[i]); else r[i]=ff(x[i]); } return r; } }
@@ -189,7 +202,7 @@ static __attribute__((noinline)) float philox_one(i64 seed,u32 stream,i64 i){ fl
 """
 
 
-def prelude(widths: set[int], random: bool) -> str:
-    """The parts that functions with these vector widths need."""
-    parts = [TYPES, *(WIDTH.replace("@", str(w)) for w in sorted(widths)), CORE, MATH]
+def prelude(widths: set[int], random: bool, sizes: bool = False) -> str:
+    """The parts that functions with these vector widths need; sizes: some are known only at the call."""
+    parts = [TYPES, *(WIDTH.replace("@", str(w)) for w in sorted(widths)), CORE, *([SIZES] if sizes else []), MATH]
     return "".join(parts) + (RANDOM if random else "")

@@ -22,8 +22,7 @@ class ScanEmitter(Emitter):
         super().__init__(kernel)
         self.scans: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "scan"}
 
-    def function(self, name: str) -> str:
-        """The whole C++ function."""
+    def text(self) -> str:
         k = self.kernel
         row = Scope(self.top, [(v, self.vars[v]) for v in k.outer])
         for s in k.statements():
@@ -33,8 +32,7 @@ class ScanEmitter(Emitter):
         self._nest(k.inner, row)
         tasks = numel(v.size for v in k.outer)
         head = self.decode("task", k.outer, self.vars) if k.outer else ""
-        loop = f"{self.pragma(tasks)}for(i64 task=0;task<{tasks};task++){{{head}{''.join(row.lines)}}}"
-        return f'extern "C" void {name}(void**P,const i64*ints){{{self.pointers()}\n{"".join(self.top.lines)}{loop}}}\n'
+        return f"{self.pragma(tasks)}for(i64 task=0;task<{self.number(tasks)};task++){{{head}{''.join(row.lines)}}}"
 
     def _nest(self, loops: Sequence[Var], parent: Scope) -> None:
         v, name = loops[0], self.vars[loops[0]]
@@ -47,7 +45,7 @@ class ScanEmitter(Emitter):
                     self._step(s, scope)
                 else:
                     self.store(s, scope)
-        parent.lines.append(f"for(i64 {name}=0;{name}<{v.size};{name}++){{{''.join(scope.lines)}}}")
+        parent.lines.append(f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}")
 
     def _step(self, s: Scan, scope: Scope) -> None:
         """One element more in a running result."""

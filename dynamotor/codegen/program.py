@@ -13,6 +13,7 @@ import builtins
 import functools
 import keyword
 import linecache
+import operator
 import os
 import types
 import weakref
@@ -29,12 +30,15 @@ from ..base.errors import BackendError, BuildError
 from ..base.events import counters, emit
 from ..base.log import log
 from ..graph.info import GraphInfo
+from ..graph.sizes import Size, equal, hint, is_symbolic
 from ..graph.spec import CPU, TensorSpec
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
 from ..runtime import build, launch, memory
 from . import cpp, externs
 
 _view = torch._C._dynamo.guards._reinterpret_tensor
+SIZES = {"floordiv": operator.floordiv, "mod": operator.mod}  # beside min and max, what `Size`s print in
+KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory
 UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
 Shape = tuple[int, ...]
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -62,7 +66,10 @@ def _makes(step: LoopStep | ExternStep, name: str) -> bool:
     return isinstance(step, ExternStep) and name in step.outs
 
 
-def _nbytes(spec: TensorSpec) -> int:
+def _nbytes(spec: TensorSpec) -> int | Size:
+    if is_symbolic(spec.shape) or is_symbolic(spec.stride):  # an empty one is taken for a larger one
+        steps = zip(spec.shape, spec.stride, strict=True)
+        return (1 + sum((size - 1) * stride for size, stride in steps)) * spec.dtype.itemsize
     return spec.extent * spec.dtype.itemsize
 
 
@@ -97,6 +104,11 @@ class Expected:
             raise self._error(str(found))
         counters["restrided"][str(self.step.target)] += 1
         return _copied(value, spec.shape, spec.stride)
+
+    def sized(self, shape: Shape, stride: Shape) -> Any:
+        """The check of a result of these sizes."""
+        spec = replace(self.spec, shape=shape, stride=stride)
+        return _C.Expect(shape, stride, spec.dtype, spec.device, Expected(spec, self.step, self.number))
 
     def _error(self, found: str) -> BackendError:
         return _unforeseen(self.step, found, str(self.spec))
@@ -134,7 +146,19 @@ def _written(tensors: list[torch.Tensor]) -> None:
 # What the program's text calls besides kernels and ops, by name. No op, kernel or buffer gets one of these names.
 HELPERS: dict[str, Any] = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "copied": _copied, "written": _written}
 _LATER = ("take", "new", "on_device", "current_stream", "stream", "call", "given", "_")
-_RESERVED = {*HELPERS, *_LATER, *keyword.kwlist, *dir(builtins)}
+_RESERVED = {*HELPERS, *SIZES, *_LATER, *keyword.kwlist, *dir(builtins)}
+
+
+def _is_whole(ref: BufRef, buffer: Buffer) -> bool:
+    """Whether a reference is to the buffer as it is."""
+    whole = BufRef.whole(buffer)
+    places = ((r.shape, r.stride, r.offset) for r in (ref, whole))
+    return ref.dtype is whole.dtype and equal(*places)
+
+
+def _differs(ref: BufRef) -> bool:
+    """Whether a view is another one at calls with other sizes."""
+    return is_symbolic((*ref.shape, *ref.stride, ref.offset))
 
 
 class Writer:
@@ -144,7 +168,7 @@ class Writer:
         self.program, self.info, self.device = program, info, device
         self.static = {program.inputs[i] for i in info.static_inputs if i < len(program.inputs)}
         self.takes = info.kind == "backward"  # inputs come in a list that is emptied: each is freed after its last use
-        self.given = set(program.inputs) - self.static if self.takes else set()
+        self.given = program.buffers.keys() & set(program.inputs) - self.static if self.takes else set()
         self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
         self.constants: dict[str, Any] = {}  # globals that never change
         self.scratch: dict[str, BufRef] = {}  # globals that are tensors in the block
@@ -154,7 +178,8 @@ class Writer:
         self.pool: Counter[tuple[int, torch.dtype]] = Counter()
         self.lines: list[str] = []
         self._names: dict[Any, str] = {}
-        self._taken = _RESERVED | program.buffers.keys()
+        self.checks: dict[str, Expected] = {}  # globals that check results whose sizes differ between calls
+        self._taken = {*_RESERVED, *program.buffers, *program.inputs}
         self._kernel_names: dict[Any, str] = {}
         self._fresh: set[str] = set()  # buffers that an extern call allocates
         self._last: dict[str, int] = {}
@@ -186,7 +211,8 @@ class Writer:
             if isinstance(step, LoopStep):
                 for written, read in step.inplace:
                     inplace.setdefault(written, []).append(read)
-        self.offsets, self.scratch_size = memory.plan_offsets(lifetimes, inplace)
+        plan = memory.plan_slots if self.program.env is not None else memory.plan_offsets
+        self.offsets, self.scratch_size = plan(lifetimes, inplace)
         for buffer in temps:
             self.scratch[buffer.name] = BufRef.whole(buffer)
 
@@ -198,9 +224,10 @@ class Writer:
     def ref(self, ref: BufRef) -> str:
         """The expression for a view of a buffer."""
         buffer = self.program.buffers[ref.name]
-        if ref == BufRef.whole(buffer):
+        if _is_whole(ref, buffer):
             return ref.name
-        if ref.name in self.scratch or ref.name in self.static or buffer.kind == "const":
+        kept = ref.name in self.static or buffer.kind == "const"
+        if ref.name in self.scratch or kept and not _differs(ref):
             known = self._names.get(ref)
             if known is None:
                 known = self._names[ref] = self.unique(f"{ref.name}_v{len(self._names)}")
@@ -228,7 +255,7 @@ class Writer:
             return f"[{items}]" if isinstance(value, list) else f"({items}{',' if len(value) == 1 else ''})"
         if isinstance(value, float) and value - value != 0:
             return f"float({str(value)!r})"
-        if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.memory_format, torch.layout)):
+        if value is None or isinstance(value, (bool, int, float, str, Size, torch.dtype, torch.memory_format, torch.layout)):
             return repr(value)
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
@@ -264,7 +291,7 @@ class Writer:
             name = name or self.unique(f"k{len(self.kernels)}")
             self.kernels[name] = row
             self._kernel_names[key] = name
-        yield f"{name}({', '.join(step.args)})" + (f"  # {step.note}" if step.note else "")
+        yield f"{name}({', '.join((*step.args, *step.symbols))})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
         function = externs.callable_of(step)
@@ -299,7 +326,11 @@ class Writer:
         """The global that lets a result through when it is as the program was compiled for."""
         spec = replace(self.program.buffers[name].spec, device=self.device, offset=0)
         otherwise = Expected(spec, step, name in step.numbers)
-        return self.constant(f"as_{name}", _C.Expect(spec.shape, spec.stride, spec.dtype, spec.device, otherwise))
+        if is_symbolic((*spec.shape, *spec.stride)):
+            check = self.unique(f"as_{name}")
+            self.checks[check] = otherwise
+            return check
+        return self.constant(f"as_{name}", otherwise.sized(spec.shape, spec.stride))
 
     def _is_read(self, name: str, step: ExternStep) -> bool:
         """Whether anybody reads a result of this step; in planned memory it has to be written anyway."""
@@ -308,7 +339,7 @@ class Writer:
     def new_result(self, name: str) -> str:
         spec = self.program.buffers[name].spec
         nbytes = _nbytes(spec)
-        if nbytes < memory.SMALL or not config.reuse_memory:
+        if hint(nbytes) < memory.SMALL or not config.reuse_memory:
             return f"{name} = new({spec.shape}, {spec.stride}, {spec.dtype})"
         self.pool[nbytes, spec.dtype] += 1
         return f"{name} = take(({nbytes}, {spec.dtype}), {spec.shape}, {spec.stride})"
@@ -321,7 +352,7 @@ class Writer:
         used[ref.name] += 1
         if buffer.kind == "const" or ref.name in self.holds:
             return f"copied({self.ref(ref)}, {ref.shape}, {ref.stride})"
-        whole = ref == BufRef.whole(buffer)
+        whole = _is_whole(ref, buffer)
         if whole and (buffer.kind == "input" or used[ref.name] == 1):
             return ref.name
         return self.view(ref) if not whole else f"view({ref.name}, {ref.shape}, {ref.stride}, 0)"
@@ -360,6 +391,17 @@ class Writer:
         return "\n    ".join([*head, *self.lines]) + "\n"
 
 
+    def layout(self) -> str:
+        """The source text of a function of the symbols: bytes of scratch memory, where in it what lies, what results are like."""
+        names = [name for name in self.program.inputs if name not in self.program.buffers]
+        lines = [f"def layout({', '.join(names)}):", f"    return {self.scratch_size}, {{"]
+        for name, ref in self.scratch.items():
+            offset = self.offsets[ref.name] + ref.offset * self.program.buffers[ref.name].spec.dtype.itemsize
+            lines.append(f"        {name!r}: ({offset}, {ref.shape}, {ref.stride}, {ref.dtype}),")
+        checks = [f"        {name!r}: ({check.spec.shape}, {check.spec.stride})," for name, check in self.checks.items()]
+        return "\n".join([*lines, "    }, {", *checks, "    }"]) + "\n"
+
+
 def make_view(tensor: torch.Tensor, ref: BufRef, spec: TensorSpec) -> torch.Tensor:
     """The view of `tensor` (laid out as `spec`) that `ref` describes."""
     if ref.dtype != spec.dtype:
@@ -396,10 +438,15 @@ class CallProgram:
         scope: dict[str, Any] = {}
         exec(compile(self.source, filename, "exec"), {"torch": torch}, scope)
         self._code: types.CodeType = scope["call"].__code__
+        self._symbols = tuple(i for i, name in enumerate(program.inputs) if name not in program.buffers)
+        if program.env is not None:
+            exec(compile(writer.layout(), filename, "exec"), {"torch": torch, **SIZES}, scope)
+        self._layout: Callable[..., Any] | None = scope.get("layout")
         self._static = tuple(sorted({self._inputs[ref.name] for ref in writer.bound.values()}))
-        self._pool = memory.new_pool({kind: 4 * count for kind, count in writer.pool.items()})
+        limits = {kind: 4 * count for kind, count in writer.pool.items()}
+        self._pool = memory.new_pool(limits if program.env is None else {}, 4 * max(writer.pool.values(), default=1))
         self._globals: dict[str, Any] | None = None
-        self._instances: weakref.WeakKeyDictionary[memory.Block, _Instance] = weakref.WeakKeyDictionary()
+        self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], _Instance]] = weakref.WeakKeyDictionary()
         self._replacement: Callable[..., Any] | None = None
         self._arena = self._memory()
         self._arena.register(self)
@@ -435,16 +482,21 @@ class CallProgram:
     def _prepare(self) -> None:
         """Fill the globals that all instances share; needs the built library."""
         try:
-            shared = {**HELPERS, **self._writer.constants, **self._built()}
+            shared = {**HELPERS, **SIZES, **self._writer.constants, **self._built()}
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return
         self._globals = shared
 
-    def _instance(self, block: memory.Block) -> _Instance:
-        """The function whose globals lie in `block`."""
+    def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
+        """The function whose globals lie in `block`, for these values of the symbols."""
         writer = self._writer
         scope = dict(self._globals or {})
+        if self._layout is not None:
+            _, places, results = self._layout(*sizes)
+            scope.update((name, block.tensor(*place)) for name, place in places.items())
+            scope.update((name, writer.checks[name].sized(*result)) for name, result in results.items())
+            return _Instance(types.FunctionType(self._code, scope, "call"), scope)
         for name, ref in writer.scratch.items():
             offset = writer.offsets[ref.name] + ref.offset * self._specs[ref.name].dtype.itemsize
             scope[name] = block.tensor(offset, ref.shape, ref.stride, ref.dtype)
@@ -468,11 +520,21 @@ class CallProgram:
                 self._prepare()
             if self._replacement is not None:
                 return self._replacement(*inputs)
-        block = self._arena.acquire(self._writer.scratch_size)
+        sizes: tuple[int, ...] = ()
+        nbytes = self._writer.scratch_size
+        if self._layout is not None:
+            sizes = tuple([inputs[i] for i in self._symbols])
+            nbytes = memory.roomy(self._layout(*sizes)[0])
+        block = self._arena.acquire(nbytes)
         try:
-            instance = self._instances.get(block)
+            known = self._instances.get(block)
+            if known is None:
+                known = self._instances[block] = {}
+            instance = known.get(sizes)
             if instance is None:
-                instance = self._instances[block] = self._instance(block)
+                if len(known) >= KEPT_SIZES:
+                    known.pop(next(iter(known)))
+                instance = known[sizes] = self._instance(block, sizes)
             pointers = launch.data_pointers([inputs[i] for i in self._static])
             if pointers != instance.pointers:
                 self._rebind(instance, inputs)

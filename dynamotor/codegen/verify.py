@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -16,6 +17,7 @@ from typing import NoReturn
 from ..base.errors import InternalError
 from ..graph.spec import numel
 from ..lower.index import Var
+from ..lower.instance import Instance, samples
 from ..lower.ir import Kernel, Store
 from ..lower.verify import levels
 
@@ -32,10 +34,10 @@ def verify_places(kernel: Kernel, emitted: Iterable[tuple[Store, Collection[Var]
 
     around: variables that may be bound where a store does not depend on them, because no loop runs over them.
     """
-    left = {s: {v for v in loops if v.size > 1} for loops, found in levels(kernel) for s in found if isinstance(s, Store)}
+    left = {s: {v for v in loops if not v.single} for loops, found in levels(kernel) for s in found if isinstance(s, Store)}
     missing = set(left)
     for s, bound in emitted:
-        have = {v for v in bound if v.size > 1}
+        have = {v for v in bound if not v.single}
         if left.get(s) not in (have, have - set(around)):
             _wrong(f"{s} stands in the loops {have}, not {left.get(s)}", kernel)
         missing.discard(s)
@@ -48,7 +50,7 @@ _TOKEN = re.compile(r"for\(([^;{}]*);([^;{}]*);([^;{}]*?)\)\{|(if|else)([^;{}]*)
 _STORED = re.compile(r"(?:\bst[bg]*(?:<\w+>)?\(|\*const \w+=)p(\d+)\+")
 _STORE = re.compile(r"stb?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
 _ADD = re.compile(r"st<\w+>\((\w+),ld<(?:[A-Z](\d+)|\w+)>\(\1\).*")
-_NAME = r"[omn]\d+(?:_\d+)?|task|row|chunk|block|flat|from|to|lo"
+_NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo"
 _POSITION = re.compile(rf"(?:const )?i64 ((?:,?\w+=(?:{_NAME}|\d+l?|[-+*/%()<?:])+)+)")
 _CHOICE = re.compile(r"(.+)<(.+)\?(.+):(.+)")
 
@@ -114,14 +116,43 @@ class _Loops:
         return f"p{pointer}({'0' if pointer in self.scattered else _python(at)}, {_python(step)}, {lanes})"
 
 
+def _up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _parts(n: int, least: int, longest: int, nbytes: int) -> int:
+    """As in the text that every unit with symbols starts with."""
+    count = min(n, max(least, _up(n, longest)))
+    while count > 1 and count * nbytes > 1 << 22:
+        count //= 2
+    return max(count, 1)
+
+
+def _numbers(text: str, values: dict[str, int]) -> dict[str, int]:
+    """The symbols' values, and the numbers that a function computes from them first."""
+    names = {**values, "parts": _parts, "up": _up, "floordiv": operator.floordiv, "mod": operator.mod}
+    for name, expression in re.findall(r"const i64 (z\d+|chunks)=([^;]*);", text):
+        expression = re.sub(r"(.*[(,])?([^(,?]*)\?([^:]*):(.*?)(,.*|$)", r"\1(\3 if \2 else \4)\5", expression)
+        names[name] = eval(re.sub(r"(\d)l\b", r"\1", expression), {}, names)
+    return names
+
+
 def verify_cpp(kernel: Kernel, text: str, complete: bool) -> None:
     """Each written pointer of the function is stored to; complete: each of its elements once, as its loops run."""
+    if complete and kernel.symbols:
+        for of in samples(kernel.symbols[0].env):
+            _verify_cpp(Instance(of).kernel(kernel), text, True, _numbers(text, {s.name: of[s] for s in kernel.symbols}))
+    else:
+        _verify_cpp(kernel, text, complete, {})
+
+
+def _verify_cpp(kernel: Kernel, text: str, complete: bool, known: dict[str, int]) -> None:
     numbers = {p[0]: n for n, p in enumerate(kernel.params)}
     stores = {numbers[s.buffer]: (s, loops) for loops, found in levels(kernel) for s in found if isinstance(s, Store)}
     named = set(map(int, _STORED.findall(text)))
     if named != stores.keys():
         _wrong(f"it stores to pointers {sorted(named)}, not {sorted(stores)}", text)
-    counts = Counter({n: numel(v.size for v in loops) for n, (_, loops) in stores.items()})
+    counts = Counter({n: numel(v.size for v in loops) for n, (_, loops) in stores.items()}) if complete else Counter()
     if not complete or counts.total() > MOST_ELEMENTS:
         return
     scattered = {n for n, (s, _) in stores.items() if s.scatters}
@@ -138,7 +169,7 @@ def verify_cpp(kernel: Kernel, text: str, complete: bool) -> None:
 
     loops = _Loops(text, scattered)
     loops.block()
-    exec("\n".join(loops.lines), {f"p{n}": functools.partial(mark, n) for n in stores})
+    exec("\n".join(loops.lines), {**known, **{f"p{n}": functools.partial(mark, n) for n in stores}})
     if times != counts:
         _wrong(f"it stores {dict(times)} elements, not {dict(counts)}", text)
 

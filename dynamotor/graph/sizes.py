@@ -402,6 +402,24 @@ def divides(n: Size | int, value: Size | int) -> bool:
     return not _split(env, env.lift(value), env.lift(n))[1].terms
 
 
+def equal(a: Any, b: Any) -> bool:
+    """Whether two numbers, or two tuples of numbers, are the same whatever the symbols are; asks nothing."""
+    if a is b:
+        return True
+    if type(a) is tuple:
+        return type(b) is tuple and len(a) == len(b) and all(map(equal, a, b))
+    return known("==", a - b) if type(a) is Size or type(b) is Size else a == b
+
+
+def split(a: Size | int, n: Size | int) -> tuple[Size | int, Size | int]:
+    """(q, r) with a == n * q + r, q holding the terms of a that n divides; r may be anything."""
+    if type(n) is not Size and type(a) is not Size:
+        return divmod(a, n)
+    env = (a if type(a) is Size else n).env  # type: ignore[union-attr]
+    whole, rest = _split(env, env.lift(a), env.lift(n))
+    return size(whole.terms, env), size(rest.terms, env)
+
+
 def divide(env: ShapeEnv, a: Size | int, n: Size | int) -> tuple[Size | int, Size | int]:
     """(a // n, a % n)."""
     if type(n) is not Size and type(a) is not Size:

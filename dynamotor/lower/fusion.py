@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..base.events import emit
+from ..graph.sizes import Size, divides, hint
 from ..graph.spec import numel
-from .index import Index, Var
+from .index import Index, Number, Var, is_one
 from .ir import Expr, ExternNode, Node, loaded_exprs, loads_of
 from .space import Env, Split, match
 
@@ -53,6 +54,11 @@ class Member:
         return [e for root in (self.expr, *loaded_exprs(self.store)) for e in loads_of(root)]
 
 
+def elements(variables: Iterable[Var]) -> int:
+    """Iterations of a nest of loops, at the call that is being compiled: for costs."""
+    return numel(hint(v.size) for v in variables)
+
+
 class Group:
     """Nodes that become one kernel."""
 
@@ -67,7 +73,7 @@ class Group:
         self._accesses: dict[str, list[Index]] | None = None
 
     # -- variables ---------------------------------------------------------------------------------------------------
-    def new_var(self, size: int) -> Var:
+    def new_var(self, size: Number) -> Var:
         self._names += 1
         return Var(f"t{self._names - 1}", size)
 
@@ -90,11 +96,12 @@ class Group:
 
     @property
     def big_vars(self) -> frozenset[Var]:
-        return frozenset(v for v in self.vars if v.size > 1)
+        return frozenset(v for v in self.vars if not v.single)
 
     @property
     def size(self) -> int:
-        return numel(v.size for v in self.vars)
+        """Elements of the nest, at the call that is being compiled."""
+        return elements(self.vars)
 
     # -- accesses ----------------------------------------------------------------------------------------------------
     def accesses(self) -> dict[str, list[Index]]:
@@ -195,9 +202,9 @@ def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
                 continue
             weight *= len(index.vars())
             for v in index.vars():
-                if v in among and index.coefficient(v) == 1:
+                if v in among and is_one(index.coefficient(v)):
                     score[v] += weight
-    return max(score, key=lambda v: (score[v], v.size)) if score else None
+    return max(score, key=lambda v: (score[v], hint(v.size))) if score else None
 
 
 def adopt_template(group: Group, m: Member) -> None:
@@ -224,22 +231,27 @@ def _choose_rows_of_total(group: Group, fast: Var | None) -> None:
     """A reduction to one number: the fastest variable is the row; a single long one is cut into rows."""
     everything = group.big_vars
     if fast is None or fast not in everything:
-        fast = next((v for v in reversed(group.vars) if v.size > 1), None)
+        fast = next((v for v in reversed(group.vars) if not v.single), None)
     if len(everything) > 1:
         inner = {fast}
         for v in reversed([v for v in group.vars if v in everything and v is not fast]):
-            if numel(x.size for x in inner) * v.size > 8192 or len(inner) + 1 >= len(everything):
+            if elements(inner) * hint(v.size) > 8192 or len(inner) + 1 >= len(everything):
                 break
             inner.add(v)
         group.loop = frozenset(inner)
         return
-    low = max((d for d in range(256, 4097) if fast and fast.size % d == 0), default=0)
-    if fast and low and fast.size > 2 * low:
+    low = max((d for d in range(256, 4097) if divides(d, fast.size)), default=0) if fast and _has_factors(fast.size) else 0
+    if low and hint(fast.size) > 2 * low:
         position = group.vars.index(fast)
         group.split(Split(fast, low))
         group.loop = frozenset({group.vars[position + 1]})
     else:
         group.loop = everything
+
+
+def _has_factors(n: Number) -> bool:
+    """Whether a size may be a multiple of large numbers whatever its symbols are."""
+    return type(n) is not Size or all(abs(c) >= 256 for c in n.terms.values())
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -282,7 +294,7 @@ def fits_template(group: Group, m: Member) -> Refuse | None:
             return None
         if (
             m.reduced == everything - group.loop
-            and numel(v.size for v in m.reduced) <= MAX_ACROSS
+            and elements(m.reduced) <= MAX_ACROSS
             and _only_inner_columns(group, m)
         ):
             return None
@@ -290,7 +302,7 @@ def fits_template(group: Group, m: Member) -> Refuse | None:
     if m.reduced == group.loop:
         return None
     if m.reduced == everything - group.loop:
-        return None if numel(v.size for v in group.loop) <= MAX_ACROSS else Refuse("the partial results would be too large")
+        return None if elements(group.loop) <= MAX_ACROSS else Refuse("the partial results would be too large")
     return None if m.reduced == everything and group.loop != everything else Refuse("reduces other dimensions than the rows")
 
 
@@ -409,7 +421,7 @@ def replay(number: int, nodes: Sequence[Node]) -> Group | Refuse:
 
 def shares_enough(group: Group, node: Node) -> bool:
     """Whether fusing with a group that it does not depend on saves memory traffic: a large read in common."""
-    wide = {e.args[0] for e in loads_of(node.evaluate()) if numel(v.size for v in e.args[1].vars()) * 2 > numel(node.domain)}
+    wide = {e.args[0] for e in loads_of(node.evaluate()) if elements(e.args[1].vars()) * 2 > elements(node.own)}
     return bool(wide & group.params())
 
 
@@ -533,7 +545,7 @@ class Fuser:
             return []
         found = set()
         for name, indices in group.accesses().items():
-            if max(numel(v.size for v in i.vars()) for i in indices) * 2 > group.size:
+            if max(elements(i.vars()) for i in indices) * 2 > group.size:
                 bits = self.readers.get(name, 0) | (1 << self.owner[name] if name in self.owner else 0)
                 found |= {at for at in range(b) if bits >> at & 1}
         return sorted(found, reverse=True)[:6]

@@ -1,4 +1,7 @@
-"""Index expressions: plain-int affine forms over loop variables, with floor-division and remainder, kept simplified.
+"""Index expressions: affine forms over loop variables, with floor-division and remainder, kept simplified.
+
+Sizes, coefficients and constants are plain ints, or a `Size` where they differ between calls. Simplifications are proved and ask
+nothing, so that an index is right for every value of the symbols.
 
 >>> i, j = Var("i", 8), Var("j", 64)
 >>> flat = 64 * Index.of(i) + Index.of(j)
@@ -12,21 +15,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..graph.sizes import INFINITY, Size, divides, equal, hint, known, split
 from ..graph.spec import contiguous_stride
 
 
 class Var:
     """A loop variable: takes 0 .. size - 1. Interned by name and size, so identity is equality."""
 
-    __slots__ = ("name", "size", "bounds")
+    __slots__ = ("name", "size", "bounds", "single")
     _known: dict[tuple[str, int], Var] = {}
+    _symbolic: dict[tuple[str, Size], Var] = {}  # of the graph that is being lowered
 
-    def __new__(cls, name: str, size: int) -> Var:
-        found = cls._known.get((name, size))
+    def __new__(cls, name: str, size: int | Size) -> Var:
+        is_symbolic = type(size) is Size
+        table: dict[Any, Var] = cls._symbolic if is_symbolic else cls._known
+        found = table.get((name, size))
         if found is None:
-            found = cls._known[name, size] = object.__new__(cls)
-            found.name, found.size, found.bounds = name, size, (0, max(size - 1, 0))
+            found = table[name, size] = object.__new__(cls)
+            found.name, found.size = name, size
+            found.single = not is_symbolic and size <= 1  # its only value is 0
+            found.bounds = (0, size - 1) if is_symbolic else (0, max(size - 1, 0))
         return found
+
+    @classmethod
+    def forget(cls) -> None:
+        """Drop the variables of the last graph with symbols."""
+        cls._symbolic.clear()
 
     def __repr__(self) -> str:
         return self.name
@@ -37,10 +51,10 @@ class Div:
     """`base // n` where nothing simpler is known."""
 
     base: Index
-    n: int
+    n: int | Size
 
     @property
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> Bounds:
         lo, hi = self.base.bounds
         return lo // self.n, hi // self.n
 
@@ -53,10 +67,10 @@ class Mod:
     """`base % n` where nothing simpler is known."""
 
     base: Index
-    n: int
+    n: int | Size
 
     @property
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> Bounds:
         return 0, self.n - 1
 
     def __repr__(self) -> str:
@@ -68,14 +82,15 @@ class Loaded:
     """An index that is itself a value of the program (gather): 0 .. size - 1, checked by the code that computes it."""
 
     expr: Any  # lower.ir.Expr
-    size: int
+    size: int | Size
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        return 0, max(self.size - 1, 1)  # for one place too: the check that it is the one must not be simplified away
+    def bounds(self) -> Bounds:
+        # For one place too: the check that it is the one must not be simplified away.
+        return 0, self.size - 1 if type(self.size) is Size else max(self.size - 1, 1)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Loaded) and self.expr is other.expr and self.size == other.size
+        return isinstance(other, Loaded) and self.expr is other.expr and equal(self.size, other.size)
 
     def __hash__(self) -> int:
         return hash((id(self.expr), self.size))
@@ -85,6 +100,8 @@ class Loaded:
 
 
 Atom = Var | Div | Mod | Loaded
+Number = int | Size
+Bounds = tuple[Number, Number]
 
 
 class Index:
@@ -92,22 +109,25 @@ class Index:
 
     __slots__ = ("terms", "const", "_hash", "_bounds", "_vars")
 
-    def __init__(self, terms: dict[Atom, int], const: int = 0) -> None:
-        self.terms = {a: c for a, c in terms.items() if c and a.bounds != (0, 0)}
+    def __init__(self, terms: dict[Atom, Number], const: Number = 0) -> None:
+        self.terms = {a: c for a, c in terms.items() if (type(c) is Size or c) and not _is_zero(a.bounds)}
         self.const = const
         self._hash: int | None = None
-        self._bounds: tuple[int, int] | None = None
+        self._bounds: Bounds | None = None
         self._vars: frozenset[Var] | None = None
 
     @staticmethod
-    def of(value: Index | Atom | int) -> Index:
+    def of(value: Index | Atom | Number) -> Index:
         """An index from an atom or a number."""
         if isinstance(value, Index):
             return value
-        return Index({}, value) if isinstance(value, int) else Index({value: 1})
+        return Index({}, value) if isinstance(value, (int, Size)) else Index({value: 1})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Index) and self.const == other.const and self.terms == other.terms
+        if self is other:
+            return True
+        # The hashes first: numbers of unlike form are not compared, which would ask.
+        return isinstance(other, Index) and hash(self) == hash(other) and self.const == other.const and self.terms == other.terms
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -115,23 +135,35 @@ class Index:
         return self._hash
 
     def __repr__(self) -> str:
-        parts = [f"{a}" if c == 1 else f"{c}*{a}" for a, c in self.terms.items()]
-        return " + ".join(parts + ([str(self.const)] if self.const or not parts else []))
+        parts = [f"{a}" if is_one(c) else f"{c}*{a}" for a, c in self.terms.items()]
+        shown = type(self.const) is Size or self.const or not parts
+        return " + ".join(parts + ([f"{self.const}"] if shown else []))
 
     @property
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> Bounds:
         """Smallest and largest value, both included."""
         if self._bounds is None:
             lo = hi = self.const
             for atom, c in self.terms.items():
                 a, b = atom.bounds
-                lo, hi = (lo + c * a, hi + c * b) if c > 0 else (lo + c * b, hi + c * a)
+                if known(">=", c):
+                    lo, hi = lo + c * a, hi + c * b
+                elif known(">=", -c):
+                    lo, hi = lo + c * b, hi + c * a
+                else:  # a step that may go either way
+                    lo, hi = -INFINITY, INFINITY
+                    break
             self._bounds = lo, hi
         return self._bounds
 
-    def __add__(self, other: Index | int) -> Index:
-        if isinstance(other, int):
-            return Index(self.terms, self.const + other) if other else self
+    def within(self, n: Number) -> bool:
+        """Whether it provably is one of 0 .. n - 1."""
+        lo, hi = self.bounds
+        return known(">=", lo) and known(">=", n - hi - 1)
+
+    def __add__(self, other: Index | Number) -> Index:
+        if not isinstance(other, Index):
+            return Index(self.terms, self.const + other) if type(other) is Size or other else self
         terms = dict(self.terms)
         for atom, c in other.terms.items():
             terms[atom] = terms.get(atom, 0) + c
@@ -139,55 +171,56 @@ class Index:
 
     __radd__ = __add__
 
-    def __sub__(self, other: Index | int) -> Index:
+    def __sub__(self, other: Index | Number) -> Index:
         return self + (-other)
 
     def __neg__(self) -> Index:
         return self * -1
 
-    def __mul__(self, n: int) -> Index:
-        return self if n == 1 else Index({a: c * n for a, c in self.terms.items()}, self.const * n)
+    def __mul__(self, n: Number) -> Index:
+        return self if is_one(n) else Index({a: c * n for a, c in self.terms.items()}, self.const * n)
 
     __rmul__ = __mul__
 
-    def _split(self, n: int) -> tuple[Index, Index]:
+    def _split(self, n: Number) -> tuple[Index, Index]:
         """(q, r) with self == n * q + r, r holding what n does not divide."""
-        whole = {a: c // n for a, c in self.terms.items() if c % n == 0}
-        rest = {a: c for a, c in self.terms.items() if c % n}
-        return Index(whole, self.const // n), Index(rest, self.const % n)
+        whole = {a: c // n for a, c in self.terms.items() if divides(n, c)}
+        rest = {a: c for a, c in self.terms.items() if a not in whole}
+        if type(self.const) is int and type(n) is int:
+            return Index(whole, self.const // n), Index(rest, self.const % n)
+        q, r = split(self.const, n)
+        return Index(whole, q), Index(rest, r)
 
-    def _coarse(self, n: int) -> tuple[int, Index, Index] | None:
+    def _coarse(self, n: Number) -> tuple[Number, Index, Index] | None:
         """(g, high, low) with self == g * high + low, 0 <= low < g, g dividing n: the low digits cannot carry."""
-        for g in sorted({abs(c) for c in self.terms.values()}, reverse=True):
-            if g > 1 and n % g == 0:
+        steps = {c if known(">=", c) else -c for c in self.terms.values()}
+        for g in sorted(steps, key=hint, reverse=True):
+            if known(">=", g - 2) and divides(g, n):
                 high, low = self._split(g)
-                lo, hi = low.bounds
-                if lo >= 0 and hi < g:
+                if low.within(g):
                     return g, high, low
         return None
 
-    def __floordiv__(self, n: int) -> Index:
-        if n == 1:
+    def __floordiv__(self, n: Number) -> Index:
+        if is_one(n):
             return self
         whole, rest = self._split(n)
-        lo, hi = rest.bounds
-        if lo >= 0 and hi < n:
+        if rest.within(n):
             return whole
         coarse = rest._coarse(n)
         if coarse:
             return whole + coarse[1] // (n // coarse[0])
-        if len(rest.terms) == 1 and not rest.const:
+        if len(rest.terms) == 1 and is_zero(rest.const):
             ((atom, c),) = rest.terms.items()
-            if c == 1 and isinstance(atom, Div):
+            if is_one(c) and isinstance(atom, Div):
                 return whole + Index.of(Div(atom.base, atom.n * n))
         return whole + Index.of(Div(rest, n))
 
-    def __mod__(self, n: int) -> Index:
-        if n == 1:
+    def __mod__(self, n: Number) -> Index:
+        if is_one(n):
             return Index({}, 0)
         _, rest = self._split(n)
-        lo, hi = rest.bounds
-        if lo >= 0 and hi < n:
+        if rest.within(n):
             return rest
         coarse = rest._coarse(n)
         if coarse:
@@ -214,7 +247,7 @@ class Index:
         """Only loop variables, no division, remainder or loaded index."""
         return all(isinstance(a, Var) for a in self.terms)
 
-    def coefficient(self, var: Var) -> int | None:
+    def coefficient(self, var: Var) -> Number | None:
         """Step per unit of `var`, or None when it is not linear in it."""
         for atom in self.terms:
             if not isinstance(atom, Var):
@@ -242,11 +275,26 @@ class Index:
 ZERO = Index({}, 0)
 
 
-def flatten(index: Sequence[Index], stride: Iterable[int], offset: int = 0) -> Index:
+def is_one(n: Number | None) -> bool:
+    """Whether a number is 1 and no expression that may be."""
+    return type(n) is int and n == 1
+
+
+def is_zero(n: Number | None) -> bool:
+    """Whether a number is 0 and no expression that may be."""
+    return type(n) is int and n == 0
+
+
+def _is_zero(bounds: Bounds) -> bool:
+    low, high = bounds
+    return type(high) is int and high == 0 and type(low) is int and low == 0
+
+
+def flatten(index: Sequence[Index], stride: Iterable[Number], offset: Number = 0) -> Index:
     """offset + sum of index * stride."""
-    terms: dict[Atom, int] = {}
+    terms: dict[Atom, Number] = {}
     for i, s in zip(index, stride, strict=True):
-        if s:
+        if type(s) is Size or s:
             offset += i.const * s
             for atom, c in i.terms.items():
                 terms[atom] = terms.get(atom, 0) + c * s
@@ -258,35 +306,35 @@ def determined(index: Index) -> frozenset[Var]:
 
     Where the terms are digits of a mixed-radix number, each digit that is a variable is one of them.
     """
-    end = 1
-    for atom, c in sorted(index.terms.items(), key=lambda term: term[1]):
+    end: Number = 1
+    for atom, c in sorted(index.terms.items(), key=lambda term: hint(term[1])):
         low, high = atom.bounds
-        if c < end or low < 0:
+        if not known(">=", c - end) or not known(">=", low):
             return frozenset()
         end = c * (high + 1)
     return frozenset(atom for atom in index.terms if isinstance(atom, Var))
 
 
-def unflatten(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
+def unflatten(flat: Index, shape: Sequence[Number]) -> tuple[Index, ...]:
     """Row-major coordinates of a flat index in a shape."""
     coords = []
     for size, step in zip(shape, contiguous_stride(shape), strict=True):
-        coords.append(ZERO if size == 1 else (flat // step) % size)
+        coords.append(ZERO if is_one(size) else (flat // step) % size)
     return tuple(coords)
 
 
-def reindex(index: Sequence[Index], shape: Sequence[int], new_shape: Sequence[int]) -> tuple[Index, ...]:
+def reindex(index: Sequence[Index], shape: Sequence[Number], new_shape: Sequence[Number]) -> tuple[Index, ...]:
     """Coordinates in `new_shape` of the element at `index` of `shape` (same number of elements, row-major).
 
     Dimensions that agree from the left pass through untouched, so loaded indices survive there.
     """
     lead = 0
-    while lead < min(len(shape), len(new_shape)) and shape[lead] == new_shape[lead]:
+    while lead < min(len(shape), len(new_shape)) and equal(shape[lead], new_shape[lead]):
         lead += 1
     rest = flatten(index[lead:], contiguous_stride(shape[lead:]))
     return (*index[:lead], *unflatten(rest, new_shape[lead:]))
 
 
-def fresh_vars(prefix: str, shape: Sequence[int]) -> tuple[Var, ...]:
+def fresh_vars(prefix: str, shape: Sequence[Number]) -> tuple[Var, ...]:
     """One variable a dimension."""
     return tuple(Var(f"{prefix}{d}", size) for d, size in enumerate(shape))

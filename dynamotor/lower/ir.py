@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import torch
 
-from .index import Index, Loaded, Var, flatten
+from ..graph.sizes import Size, Symbol
+from .index import Index, Loaded, Number, Var, flatten
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
 
@@ -134,6 +135,7 @@ _interned: dict[tuple[Any, ...], Expr] = {}
 def forget_expressions() -> None:
     """Empty the intern table; done before each graph is lowered."""
     _interned.clear()
+    Var.forget()
 
 
 def make(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Expr:
@@ -150,8 +152,10 @@ def load(buffer: str, index: Index, memory: torch.dtype) -> Expr:
     return make("load", (buffer, index, memory), COMPUTE_TYPE[memory])
 
 
-def const(value: float | int | bool, dtype: torch.dtype) -> Expr:
+def const(value: float | int | bool | Size, dtype: torch.dtype) -> Expr:
     """A number of a compute type."""
+    if type(value) is Size:
+        return cast(make("index", (Index({}, value),), I64), dtype)
     if dtype.is_floating_point:
         value = float(value)
     elif dtype is BOOL:
@@ -165,7 +169,7 @@ def const(value: float | int | bool, dtype: torch.dtype) -> Expr:
 
 def index_value(index: Index, dtype: torch.dtype = I64) -> Expr:
     """An index as a number."""
-    if not index.terms:
+    if not index.terms and type(index.const) is int:
         return const(index.const, dtype)
     return make("index", (index,), dtype)
 
@@ -336,18 +340,18 @@ class Node:
     """
 
     buffer: str
-    shape: tuple[int, ...]
+    shape: tuple[Number, ...]
     body: Body
-    stride: tuple[int, ...]
+    stride: tuple[Number, ...]
     memory: torch.dtype
     reduce: ReduceKind | None = None
-    reduced: tuple[int, ...] = ()
+    reduced: tuple[Number, ...] = ()
     scan: ScanKind | None = None
     along: int = 0
     scatter: Callable[[tuple[Index, ...]], Index] | None = None
     add: bool = False
     in_order: bool = True
-    offset: int = 0
+    offset: Number = 0
     after: frozenset[str] = frozenset()
     origin: str = ""
     own: tuple[Var, ...] = ()
@@ -356,7 +360,7 @@ class Node:
     reads: frozenset[str] = frozenset()
 
     @property
-    def domain(self) -> tuple[int, ...]:
+    def domain(self) -> tuple[Number, ...]:
         return self.shape + self.reduced
 
     def evaluate(self) -> Expr:
@@ -473,7 +477,7 @@ class Kernel:
     template "scan": for each index of `outer` one pass over `inner` in order; its statements are scans and stores.
     `final`: statements over the kept loops once the across accumulators are complete (rows: `inner`; cols: `outer` and
     `inner`); `final_once`: statements done once, after that.
-    params: (buffer, memory type, written) in the order of `ptrs`.
+    params: (buffer, memory type, written) in the order of `ptrs`. symbols: those that its sizes and indices are made of.
     """
 
     template: Literal["rows", "cols", "scan"]
@@ -484,6 +488,7 @@ class Kernel:
     final: tuple[Statement, ...] = ()
     final_once: tuple[Statement, ...] = ()
     params: tuple[tuple[str, torch.dtype, bool], ...] = ()
+    symbols: tuple[Symbol, ...] = ()
 
     def statements(self) -> Iterator[Statement]:
         """All statements in order."""
@@ -498,6 +503,19 @@ class Kernel:
         found = (e.args[1] for e in walk(*roots(*self.statements())) if e.op == "rand")
         return tuple(dict.fromkeys(found))
 
+    def sizes(self) -> Iterator[Size]:
+        """Every expression of sizes in it."""
+        for v in (*self.outer, *self.middle, *self.inner):
+            yield from _sizes_in(v.size)
+        for s in self.statements():
+            if isinstance(s, Store):
+                yield from _sizes_in(s.index)
+            elif isinstance(s, Reduce | Scan) and s.position is not None:
+                yield from _sizes_in(s.position)
+        for e in walk(*roots(*self.statements())):
+            for arg in e.args:
+                yield from _sizes_in(arg)
+
     def __str__(self) -> str:
         def loop(vs: tuple[Var, ...]) -> str:
             return ", ".join(f"{v.name}<{v.size}" for v in vs)
@@ -508,3 +526,17 @@ class Kernel:
             lines += [f"    {s}" for s in phase.inner] + [f"    row: {s}" for s in phase.row]
         lines += [f"  final {s}" for s in self.final] + [f"  once {s}" for s in self.final_once]
         return "\n".join(lines)
+
+
+def _sizes_in(value: Any) -> Iterator[Size]:
+    if type(value) is Size:
+        yield value
+    elif isinstance(value, Index):
+        yield from _sizes_in(value.const)
+        for atom, c in value.terms.items():
+            yield from _sizes_in(c)
+            if isinstance(atom, Var | Loaded):
+                yield from _sizes_in(atom.size)
+            else:
+                yield from _sizes_in(atom.n)
+                yield from _sizes_in(atom.base)

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from ..base.config import config
 from ..base.events import emit, listening
 from ..graph.info import GraphInfo
 from ..graph.op_facts import is_collective
+from ..graph.sizes import Size, Symbol
 from . import (  # noqa: F401  (rules register themselves)
     ops_extern,
     ops_index,
@@ -29,6 +32,8 @@ from . import (  # noqa: F401  (rules register themselves)
     ops_views,
 )
 from .fusion import Group, fuse
+from .index import is_zero
+from .instance import instances
 from .ir import ExternNode, Node, forget_expressions, roots, walk
 from .lowering import Lowering, lower_nodes
 from .program import Buffer, BufRef, LoopStep, Program, Step
@@ -51,8 +56,9 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
     returned = {o.name for o in outputs if isinstance(o, BufRef)}
     buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
-    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)))
-    verify_program(program)
+    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)), ctx.env)
+    for instance in instances(program, everywhere=config.verify):
+        verify_program(instance)
     return program
 
 
@@ -68,7 +74,7 @@ def _needed(schedule: list[Node | ExternNode], wanted: set[str]) -> list[Node | 
     kept: list[Node | ExternNode] = []
     for entry in reversed(schedule):
         if isinstance(entry, Node):
-            if entry.buffer not in live or 0 in entry.shape:
+            if entry.buffer not in live or any(map(is_zero, entry.shape)):
                 continue
             live |= entry.reads
         else:
@@ -113,12 +119,14 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
             steps.append(item.step)
             continue
         stored = {m.node.buffer for m in item.members if m.node.buffer in wanted or readers.get(m.node.buffer, set()) - {n}}
-        stored = {name for name in stored if sizes[name][0]}  # nothing is computed for an empty tensor
+        stored = {name for name in stored if not is_zero(sizes[name][0])}  # nothing is computed for an empty tensor
         if not stored:
             continue
         kernel = build_kernel(item, stored)
         if config.verify:
             verify_schedule(item, kernel, stored)
+        if ctx.is_symbolic:
+            kernel = replace(kernel, symbols=_symbols(kernel.sizes()))
         args = tuple(p[0] for p in kernel.params)
         found = walk(*roots(*kernel.statements()))
         reads = tuple(dict.fromkeys(e.args[0] for e in found if e.op == "load"))
@@ -132,6 +140,7 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
                 in_place_pairs(kernel, sizes),
                 kernel.streams(),
                 note,
+                tuple(symbol.name for symbol in kernel.symbols),
             )
         )
         if listening("kernel"):
@@ -143,6 +152,11 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
                 text=str(kernel),
             )
     return steps
+
+
+def _symbols(sizes: Iterable[Size]) -> tuple[Symbol, ...]:
+    """What sizes are made of, in the order in which the program's symbols were made."""
+    return tuple(sorted({symbol for size in set(sizes) for symbol in size.symbols}, key=lambda symbol: symbol.order))
 
 
 def _group_reads(group: Group) -> set[str]:

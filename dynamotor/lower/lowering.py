@@ -20,9 +20,10 @@ from ..base.errors import InternalError
 from ..base.events import counters, emit
 from ..base.registry import Registry
 from ..graph.info import GraphInfo
+from ..graph.sizes import ShapeEnv, Size, equal, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, aten_call_target, is_layout_agnostic
-from .index import Index, Var
+from .index import Index, Var, is_one, is_zero
 from .ir import (
     COMPUTE_TYPE,
     Body,
@@ -91,8 +92,8 @@ class Decline(Exception):
 class Lowering:
     """The state of lowering one graph: buffers, loop nodes and extern calls so far."""
 
-    def __init__(self, info: GraphInfo) -> None:
-        self.info = info
+    def __init__(self, info: GraphInfo, env: ShapeEnv | None = None) -> None:
+        self.info, self.env, self.is_symbolic = info, env, env is not None
         self.buffers: dict[str, Buffer] = {}
         self.schedule: list[Node | ExternNode] = []
         self.uses: dict[fx.Node, int] = {}
@@ -132,7 +133,7 @@ class Lowering:
         operands: list[Value | Expr] = []
         for x in inputs:
             if isinstance(x, Value):
-                if x.shape != shape and numel(x.shape) < numel(shape):
+                if not equal(x.shape, shape) and hint(numel(x.shape)) < hint(numel(shape)):
                     self.keep_if_heavy(x)
                 operands.append(expand(x, shape))
             else:
@@ -176,7 +177,7 @@ class Lowering:
         dtype = dtype or x.dtype
         compute = compute or COMPUTE_TYPE[dtype]
         shape, reduced = tuple(x.shape[d] for d in kept), tuple(x.shape[d] for d in gone)
-        if 0 in reduced:  # nothing to go through: the neutral element
+        if any(map(is_zero, reduced)):  # nothing to go through: the neutral element
             if kind not in NEUTRAL:
                 raise Decline(f"{kind} of nothing")
             e = const(NEUTRAL[kind], COMPUTE_TYPE[dtype])
@@ -295,7 +296,7 @@ class Lowering:
             if not isinstance(x, Value):
                 return x
             ref = self.realize(x)
-            if not agnostic and x.stride is not None and ref.stride != x.stride and not _same_layout(ref, x.stride):
+            if not agnostic and x.stride is not None and not _same_layout(ref, x.stride):
                 ref = self.copy(x, x.stride) if is_dense(TensorSpec(x.shape, x.stride, x.dtype)) else ref
             reads.add(ref.name)
             return ref
@@ -309,13 +310,15 @@ class Lowering:
         for spec in flat:
             if isinstance(spec, TensorSpec):
                 buffer = self.new_buffer(
-                    spec if spec.offset == 0 else TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+                    spec if is_zero(spec.offset) else TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
                 )
                 values.append(Value(spec.shape, spec.dtype, ref=BufRef.whole(buffer)))
                 outs.append(buffer.name)
             elif spec is None:
                 values.append(None)
                 outs.append(None)
+            elif type(spec) is Size:
+                raise Decline("a size that an op computes")
             else:
                 buffer = self.new_buffer(TensorSpec((), (), torch.float64 if isinstance(spec, float) else torch.int64))
                 values.append(NumberResult(buffer.name))
@@ -369,7 +372,7 @@ def _dtypes(node: fx.Node, args: Any) -> list[torch.dtype]:
 
 def picked_element(x: Value, dim: int) -> Body | None:
     """For a value that is zero but at one computed position along `dim`: that element, as a function of the other indices."""
-    if x.recipe is None or x.shape[dim] < 2:
+    if x.recipe is None or Var("along", x.shape[dim]).single:
         return None
     along = Var("along", x.shape[dim])
 
@@ -395,7 +398,7 @@ class NumberResult:
 
 
 def _same_layout(ref: BufRef, stride: Sequence[int]) -> bool:
-    return all(a == b for n, a, b in zip(ref.shape, ref.stride, stride, strict=True) if n != 1)
+    return all(equal(a, b) for n, a, b in zip(ref.shape, ref.stride, stride, strict=True) if not is_one(n))
 
 
 def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -417,7 +420,7 @@ def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str], tuple[Any, ...]]:
     """Run the rules over the graph; gives the state, the input buffers' names and the outputs."""
-    ctx = Lowering(info)
+    ctx = Lowering(info, gm.meta.get("shape_env"))
     ctx.on_gpu = ctx.on_gpu or any(_is_on_gpu(node) for node in gm.graph.nodes)
     ctx.readers = count_readers(gm.graph)
     output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
@@ -429,7 +432,7 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
     for node in gm.graph.nodes:
         ctx.node, ctx.spec = node, node.meta.get("val")
         if node.op == "placeholder":
-            name = f"arg{len(inputs)}"
+            name = f"arg{len(inputs)}" if type(ctx.spec) is not Size else str(ctx.spec)
             inputs.append(name)
             if isinstance(ctx.spec, TensorSpec):
                 buffer = ctx.new_buffer(ctx.spec, "input", name)
@@ -481,7 +484,9 @@ def _constant(ctx: Lowering, gm: fx.GraphModule, node: fx.Node) -> Value:
 def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     args = fx.map_arg(node.args, lambda n: env[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: env[n])
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if type(node.meta.get("val")) is Size:
+        value = node.meta["val"]  # a size, computed while the graph was recorded
+    elif not isinstance(node.target, torch._ops.OpOverload):
         value = node.target(*args, **kwargs)  # operator.getitem and arithmetic on numbers
     elif node.target._schema.is_mutable:
         raise InternalError(
@@ -502,7 +507,7 @@ def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
 
 def _check(value: Value, node: fx.Node) -> None:
     spec = node.meta["val"]
-    if isinstance(spec, TensorSpec) and (value.shape != spec.shape or value.dtype != spec.dtype):
+    if isinstance(spec, TensorSpec) and (not equal(value.shape, spec.shape) or value.dtype != spec.dtype):
         raise InternalError(
             "DM911",
             f"the lowering of {node.target} gives {value.dtype}{list(value.shape)}, aten gives {spec}",
@@ -571,4 +576,4 @@ def _output(ctx: Lowering, n: Any, env: dict[fx.Node, Any], overwritten: set[str
     if not _same_layout(ref, spec.stride):
         return ctx.copy(value, spec.stride) if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else ref
     # Strides of dimensions of size 1 say nothing about the layout, but the user can see them.
-    return ref if ref.stride == spec.stride else BufRef(ref.name, ref.shape, spec.stride, ref.offset, ref.dtype)
+    return ref if equal(ref.stride, spec.stride) else BufRef(ref.name, ref.shape, spec.stride, ref.offset, ref.dtype)

@@ -10,7 +10,7 @@ import torch
 from .index import Index, Loaded
 from .ir import I64, Expr, cast, make
 from .lowering import Decline, Lowering, lowering
-from .value import Value, broadcast_index
+from .value import Value, broadcast_index, broadcast_shape
 
 aten = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32)
@@ -21,7 +21,7 @@ def loaded_index(e: Expr, size: int, wrap: bool = True) -> Index:
 
     A value outside is told to the caller, who raises IndexError; position 0 is read instead.
     """
-    if e.op == "const" and (0 <= e.args[0] < size or (wrap and -size <= e.args[0] < 0)):
+    if e.op == "const" and type(size) is int and (0 <= e.args[0] < size or (wrap and -size <= e.args[0] < 0)):
         return Index.of(e.args[0] % size)
     return Index.of(Loaded(make("wrap_index", (cast(e, I64), size, wrap), I64), size))
 
@@ -66,7 +66,7 @@ def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[tuple[int
     given = [(d, v) for d, v in enumerate(indices) if v is not None]
     if not given or any(v.dtype not in INTEGERS for _, v in given) or any(not x.shape[d] for d, _ in given):
         raise Decline("boolean or empty index")
-    common = tuple(torch.broadcast_shapes(*(v.shape for _, v in given)))
+    common = broadcast_shape(*(v.shape for _, v in given))
     dims = [d for d, _ in given]
     start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     rest = [n for d, n in enumerate(x.shape) if d not in dims]

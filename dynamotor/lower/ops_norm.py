@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from ..graph.sizes import Size, maximum
 from ..graph.spec import numel
 from . import value as views
 from .ir import COMPUTE_TYPE, Expr, const, op
 from .lowering import Decline, Lowering, lowering
-from .ops_pointwise import add, div, like, mul, sub
+from .ops_pointwise import add, div, like, mul, share, sub
 from .ops_reduce import moments, narrow, total
 from .value import Value
 
@@ -86,7 +87,7 @@ def _norm_backward_input(
     )
 
     def fn(gw: Expr, x: Expr, m: Expr, r: Expr, a: Expr, b: Expr) -> Expr:
-        scale = like(1.0 / max(n, 1), gw)
+        scale = share(1.0, n, gw)
         return mul(r, sub(sub(gw, mul(a, scale)), mul(mul(sub(x, m), r), mul(b, scale))))
 
     return ctx.pointwise(fn, gw, x, mean, rstd, s1, s2, shape=x.shape, dtype=dtype, compute=compute)
@@ -224,7 +225,8 @@ def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torc
 
 
 def _unbiased(ctx: Lowering, squares: Value, n: int) -> Value:
-    return ctx.pointwise(lambda s: div(s, like(max(n - 1, 1), s)), squares, shape=squares.shape, dtype=squares.dtype)
+    free = maximum(ctx.env, n - 1, 1) if type(n) is Size else max(n - 1, 1)
+    return ctx.pointwise(lambda s: div(s, like(free, s)), squares, shape=squares.shape, dtype=squares.dtype)
 
 
 @lowering(aten._native_batch_norm_legit_functional.default)
@@ -334,7 +336,7 @@ def _batch_norm_backward_input(
         )
 
     def fn(g: Expr, x: Expr, m: Expr, r: Expr, db: Expr, dot: Expr, *w: Expr) -> Expr:
-        scale = like(1.0 / n, g)
+        scale = share(1.0, n, g)
         projected = mul(sub(x, m), mul(mul(mul(dot, scale), r), r))
         return mul(sub(sub(g, projected), mul(db, scale)), mul(r, w[0]) if w else r)
 

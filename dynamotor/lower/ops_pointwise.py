@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from ..base.config import config
+from ..graph.sizes import Size
+from .index import Number
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import Decline, Lowering, Scalar, lowering, lowerings
 from .value import Value
@@ -40,6 +42,11 @@ def mul(a: Expr, b: Expr) -> Expr:
 
 def div(a: Expr, b: Expr) -> Expr:
     return op("div", a, b)
+
+
+def share(number: float, n: Number, e: Expr) -> Expr:
+    """number / n as a constant of e's type; n is a count."""
+    return div(like(number, e), like(n, e)) if type(n) is Size else like(number / max(n, 1), e)
 
 
 def relu(a: Expr) -> Expr:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from ..graph.sizes import Size, maximum
 from ..graph.spec import numel
 from . import value as views
 from .index import Index
 from .ir import BOOL, COMPUTE_TYPE, I32, I64, Expr, ReduceKind, cast, compare, const, index_value, op, select
 from .lowering import Decline, Lowering, Scalar, lowering, picked_element
 from .ops_index import loaded_index
-from .ops_pointwise import add, div, like, mul, sub
+from .ops_pointwise import add, div, like, mul, share, sub
 from .value import Value
 
 aten = torch.ops.aten
@@ -147,7 +148,7 @@ def _variance(
     dims = all_dims(x, dim)
     n = count(x, dims) - (1 if correction is None else correction)
     mean, ss = moments(ctx, x, dims)
-    n = max(n, 0)
+    n = maximum(ctx.env, n, 0) if type(n) is Size else max(n, 0)
 
     def fn(e: Expr) -> Expr:
         v = div(e, like(n, e))
@@ -317,7 +318,7 @@ def _nll_loss_backward(
 @lowering(aten.mse_loss.default)
 def _mse_loss(ctx: Lowering, x: Value, y: Value, reduction: int = MEAN) -> Value:
     compute = wide(ctx.spec.dtype)
-    shape = torch.broadcast_shapes(x.shape, y.shape)
+    shape = views.broadcast_shape(x.shape, y.shape)
     square = ctx.pointwise(lambda a, b: mul(sub(a, b), sub(a, b)), x, y, shape=shape, dtype=compute)
     if reduction == 0:
         return narrow(ctx, square, ctx.spec.dtype)
@@ -328,4 +329,4 @@ def _mse_loss(ctx: Lowering, x: Value, y: Value, reduction: int = MEAN) -> Value
 @lowering(aten.mse_loss_backward.default)
 def _mse_loss_backward(ctx: Lowering, g: Value, x: Value, y: Value, reduction: int) -> Value:
     n = numel(x.shape) if reduction == MEAN else 1
-    return ctx.pointwise(lambda g, a, b: mul(mul(like(2.0 / max(n, 1), a), sub(a, b)), g), g, x, y)
+    return ctx.pointwise(lambda g, a, b: mul(mul(share(2.0, n, a), sub(a, b)), g), g, x, y)

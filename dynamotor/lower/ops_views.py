@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from ..graph.sizes import Size, divides, equal, known, maximum, minimum
 from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .extern import OwnStorage
-from .index import Index, Var, flatten
+from .index import Index, Number, Var, flatten, is_one, is_zero
 from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, select
 from .lowering import Decline, Lowering, Scalar, lowering
 from .program import BufRef
@@ -63,7 +64,7 @@ def _squeeze(ctx: Lowering, x: Value, dim: Any = None) -> Value:
     rank = len(x.shape)
     picked = range(rank) if dim is None else [d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
     for d in sorted(set(picked), reverse=True):
-        if d < rank and x.shape[d] == 1:
+        if d < rank and is_one(x.shape[d]):
             x = views.select_dim(x, d, 0)
     return x
 
@@ -79,17 +80,33 @@ def _unsqueeze(ctx: Lowering, x: Value, dim: int) -> Value:
     return Value.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]), to_ref)
 
 
+def _first(ctx: Lowering, start: Number | None, size: Number) -> Number:
+    """Where a slice of a dimension begins: from the end when negative, cut to the dimension."""
+    if start is None:
+        return 0
+    if type(start) is int and type(size) is int:
+        return slice(start, None).indices(size)[0]
+    if known(">=", -1 - start) or not known(">=", start) and start < 0:
+        start = maximum(ctx.env, start + size, 0)
+    return minimum(ctx.env, start, size)
+
+
 @lowering(aten.slice.Tensor)
 def _slice(ctx: Lowering, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
     dim = _dim(x, dim)
-    first, _, _ = slice(start, end, step).indices(x.shape[dim])
+    first = _first(ctx, start, x.shape[dim])
     return views.slice_dim(x, dim, first, step, ctx.spec.shape[dim])
+
+
+def _counted(index: Number, size: Number) -> Number:
+    """A position from the start of a dimension; negative ones are counted from its end."""
+    return index if known(">=", index) or index >= 0 else index + size
 
 
 @lowering(aten.select.int)
 def _select(ctx: Lowering, x: Value, dim: int, index: int) -> Value:
     dim = _dim(x, dim)
-    return views.select_dim(x, dim, index % x.shape[dim])
+    return views.select_dim(x, dim, _counted(index, x.shape[dim]))
 
 
 @lowering(aten.split.Tensor)
@@ -132,8 +149,11 @@ def _roll(ctx: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = 
     ):
         dim = _dim(x, dim)
         n = x.shape[dim]
-        if shift % n if n else 0:
-            cut = n - shift % n
+        if type(n) is Size and not known(">=", n - abs(shift)):
+            raise Decline("a shift that may be longer than the dimension")
+        shift = _counted(shift, n) if type(n) is Size else shift % n if n else 0
+        if not is_zero(shift):
+            cut = n - shift
             x = _nested(ctx, [views.slice_dim(x, dim, cut, 1, n - cut), views.slice_dim(x, dim, 0, 1, cut)], dim)
     return x
 
@@ -221,16 +241,16 @@ def _less(i: Index, n: int) -> Expr:
 
 @lowering(aten.cat.default)
 def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
-    parts = [p for p in parts if p.shape != (0,)]
+    parts = [p for p in parts if not equal(p.shape, (0,))]
     if not parts:
         raise Decline("nothing to join")
     dim = _dim(parts[0], dim)
-    parts = [p for p in parts if p.shape[dim]]
+    parts = [p for p in parts if not is_zero(p.shape[dim])]
     if not parts:
         raise Decline("nothing to join")
     if any(p.dtype is not ctx.spec.dtype for p in parts):
         parts = [ctx.pointwise(lambda e: e, p, shape=p.shape) for p in parts]
-    unaligned = dim == len(parts[0].shape) - 1 and any(p.shape[dim] % 16 for p in parts[:-1])
+    unaligned = dim == len(parts[0].shape) - 1 and not all(divides(16, p.shape[dim]) for p in parts[:-1])
     if len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu):  # a vector of a CPU lies in one part
         raise Decline("many or unaligned parts")
     if len(parts) == 1:
@@ -258,8 +278,7 @@ def _inside(x: Value, index: tuple[Index, ...]) -> Expr:
     found = list(index)
     places: dict[Var, Index] = {}
     for d, (i, size) in enumerate(zip(index, x.shape, strict=True)):
-        low, high = i.bounds
-        if low < 0 or high >= size:
+        if not i.within(size):
             name = f"inside{d}"
             while name in taken:
                 name += "_"
@@ -294,9 +313,9 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
         for d in range(rank):
             i = index[d] - before[d]
             tests = []
-            if before[d] > 0:
+            if not known(">=", -before[d]):
                 tests.append(compare("ge", index_value(i), const(0, I64)))
-            if shape[d] - before[d] > x.shape[d]:
+            if not known(">=", x.shape[d] - shape[d] + before[d]):
                 tests.append(_less(i, x.shape[d]))
             for test in tests:
                 inside = test if inside is None else op("and", inside, test)
@@ -311,7 +330,7 @@ def _slice_scatter(
     ctx: Lowering, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
     dim = _dim(x, dim)
-    first, _, _ = slice(start, end, step).indices(x.shape[dim])
+    first = _first(ctx, start, x.shape[dim])
     length = source.shape[dim]
     if step != 1:
         raise Decline("a step")
@@ -321,13 +340,13 @@ def _slice_scatter(
         inside = op("and", compare("ge", index_value(i), const(0, I64)), _less(i, length))
         return masked(inside, _inside(source, (*index[:dim], i, *index[dim + 1 :])), x.at(index))
 
-    return ctx.generate(body) if length else ctx.pointwise(lambda e: e, x)
+    return ctx.generate(body) if not is_zero(length) else ctx.pointwise(lambda e: e, x)
 
 
 @lowering(aten.select_scatter.default)
 def _select_scatter(ctx: Lowering, x: Value, source: Value, dim: int, index: int) -> Value:
     dim = _dim(x, dim)
-    index %= x.shape[dim]
+    index = _counted(index, x.shape[dim])
     return _slice_scatter(ctx, x, _unsqueeze_at(source, dim), dim, index, index + 1)
 
 
@@ -344,7 +363,7 @@ def _select_backward(ctx: Lowering, g: Value, sizes: Sequence[int], dim: int, in
 
 @lowering(aten.repeat.default)
 def _repeat(ctx: Lowering, x: Value, repeats: Sequence[int]) -> Value:
-    if 0 in x.shape:
+    if any(map(is_zero, x.shape)):
         raise Decline("empty operand")
     lead = len(repeats) - len(x.shape)
 

@@ -2,7 +2,7 @@
 
 C ABI of a loop kernel: `extern "C" void name(void** ptrs, const int64_t* ints)`. `ptrs[i]` is `data_ptr()` of buffer
 `LoopStep.args[i]` (so storage offsets of inputs are already in it); behind them is a pointer to an i64 of this call, set when
-a position is out of range (an IndexError); `ints` is `LoopStep.ints`, empty for static shapes.
+a position is out of range (an IndexError); `ints` is `LoopStep.ints`, then the values of `symbols`.
 
     k0(arg0, buf1)                                  # LoopStep
     buf2 = aten.mm.out(buf1, arg1.t(), out=buf2)    # ExternStep with out_variant
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from ..base.errors import UserLine
+from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
 
 
@@ -41,9 +42,9 @@ class BufRef:
     """
 
     name: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    shape: tuple[int | Size, ...]
+    stride: tuple[int | Size, ...]
+    offset: int | Size
     dtype: torch.dtype
 
     @staticmethod
@@ -68,6 +69,7 @@ class LoopStep:
     ints: tuple[int, ...] = ()
     note: str = ""
     partial: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,18 @@ Step = LoopStep | ExternStep
 
 @dataclass(slots=True)
 class Program:
-    """Steps in order over buffers. `inputs[i]` is the buffer of placeholder i. `mutations`: input buffers that steps write."""
+    """Steps in order over buffers. `inputs[i]` is the buffer of placeholder i, or the name of the symbol that it holds.
+
+    mutations: input buffers that steps write. Shapes, strides and offsets hold `Size`s of these symbols.
+    """
 
     name: str
     inputs: tuple[str, ...]
     buffers: dict[str, Buffer]
     steps: list[Step]
-    outputs: tuple[BufRef | int | float | bool | None, ...]
+    outputs: tuple[BufRef | int | float | bool | Size | None, ...]
     mutations: tuple[str, ...] = ()
+    env: ShapeEnv | None = None
 
     def __str__(self) -> str:
         lines = [f"def {self.name}({', '.join(self.inputs)}):"]

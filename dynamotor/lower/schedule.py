@@ -13,8 +13,9 @@ from dataclasses import replace
 import torch
 
 from ..base.config import config
-from ..graph.spec import contiguous_stride, numel
-from .fusion import FINAL, FULL, MAX_ACROSS, ROW, Group, Member, fast_var
+from ..graph.sizes import equal, hint
+from ..graph.spec import contiguous_stride
+from .fusion import FINAL, FULL, MAX_ACROSS, ROW, Group, Member, elements, fast_var
 from .index import Index, Var, flatten
 from .ir import (
     COMPUTE_TYPE,
@@ -61,7 +62,7 @@ class _Builder:
     def order(self) -> None:
         """Choose the nesting: outermost first, the vector variable last."""
         g = self.group
-        everything = [v for v in g.vars if v.size > 1]
+        everything = [v for v in g.vars if not v.single]
         steps = _primary_steps(g)
         rank = {v: (-steps.get(v, 0), n) for n, v in enumerate(everything)}
         ordered = sorted(everything, key=lambda v: rank[v] if v in steps else (float("-inf"), rank[v][1]))
@@ -78,7 +79,7 @@ class _Builder:
             first = next(m for m in g.members if m.node.scan is not None)
             steps = first.env[first.node.own[first.node.along]].terms
             self.outer, self.middle = [v for v in ordered if v not in g.loop], []
-            self.inner = sorted(g.loop, key=lambda v: -steps[v])
+            self.inner = sorted(g.loop, key=lambda v: -hint(steps[v]))
         elif g.template == "rows":
             self.outer, self.middle = [v for v in ordered if v not in g.loop], []
             self.inner = _with_last([v for v in ordered if v in g.loop], fast_var(g.members, g.loop))
@@ -240,7 +241,7 @@ class _Builder:
                 continue
             if m.node.buffer in stored and m.node.memory is COMPUTE_TYPE[m.node.memory]:
                 replacement[value] = load(m.node.buffer, m.store, m.node.memory)
-            elif (len(replacement) + 1) * numel(v.size for v in self.inner) * value.dtype.itemsize <= MAX_SCRATCH:
+            elif (len(replacement) + 1) * elements(self.inner) * value.dtype.itemsize <= MAX_SCRATCH:
                 number = len(replacement)
                 replacement[value] = make("scratch", (number, position), value.dtype)
                 extra.setdefault(first, []).append(Scratch(number, value))
@@ -264,8 +265,8 @@ def stream_rows(group: Group) -> bool:
     if group.template != "cols":
         return False
     kept = group.big_vars - group.loop
-    columns = numel(v.size for v in kept)
-    if not 256 <= columns <= MAX_ACROSS or numel(v.size for v in group.loop) < 16:
+    columns = elements(kept)
+    if not 256 <= columns <= MAX_ACROSS or elements(group.loop) < 16:
         return False
     full = [m for m in group.members if m.level == FULL]
     stores = any(not m.is_reduction and all(i.coefficient(v) is not None for v in kept for i in [m.store]) for m in full)
@@ -278,7 +279,7 @@ def _row_major(m: Member, everything: list[Var]) -> list[Var]:
     ordered: list[Var] = []
     for own in m.node.own:
         digits = m.env[own].terms
-        ordered += sorted((v for v in everything if v in digits), key=lambda v: -digits[v])
+        ordered += sorted((v for v in everything if v in digits), key=lambda v: -hint(digits[v]))
     return ordered
 
 
@@ -302,7 +303,8 @@ def _primary_steps(group: Group) -> dict[Var, int]:
                 best = index
     if best is None:
         return {}
-    return {v: abs(best.coefficient(v) or 0) for v in best.vars() if best.coefficient(v)}
+    steps = {v: best.coefficient(v) for v in best.vars()}
+    return {v: abs(hint(step)) for v, step in steps.items() if step is not None and hint(step)}
 
 
 def _params(kernel: Kernel, written: dict[str, torch.dtype]) -> tuple[tuple[str, torch.dtype, bool], ...]:
@@ -349,7 +351,7 @@ def _even(index: Index, high: Var, low: Var) -> bool:
         base = getattr(atom, "base", None)
         if base is not None:
             from_atoms = from_atoms and _even(base, high, low)
-    return from_atoms and index.terms.get(high, 0) == index.terms.get(low, 0) * low.size
+    return from_atoms and equal(index.terms.get(high, 0), index.terms.get(low, 0) * low.size)
 
 
 def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
@@ -385,6 +387,7 @@ def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[int, torch.dtype]]) ->
     pairs = []
     for s in stores:
         for name, indices in reads.items():
-            if indices == {s.index} and not s.scatters and sizes.get(name) == sizes.get(s.buffer) and len(stores) == 1:
+            same_size = name in sizes and equal(sizes[name], sizes[s.buffer])
+            if indices == {s.index} and not s.scatters and same_size and len(stores) == 1:
                 pairs.append((s.buffer, name))
     return tuple(pairs)

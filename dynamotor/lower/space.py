@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..graph.sizes import divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
-from .index import ZERO, Index, Var, flatten
+from .index import ZERO, Index, Number, Var, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +20,20 @@ class Split:
     """The nest's variable has to be split into (high, low) with `low` values in the low part before they match."""
 
     var: Var
-    low: int
+    low: Number
 
 
 Env = dict[Var, Index]
 
 
-def _digits(index: Index) -> list[tuple[int, Var]] | None:
+def _digits(index: Index) -> list[tuple[Number, Var]] | None:
     """(step, variable), smallest step first, when they are the digits of a mixed-radix number; else None."""
-    if not index.is_affine or any(c <= 0 for c in index.terms.values()):
+    if not index.is_affine:
         return None
-    terms = sorted(((c, a) for a, c in index.terms.items()), key=lambda term: term[0])
-    end = 1
+    terms = sorted(((c, a) for a, c in index.terms.items()), key=lambda term: hint(term[0]))
+    end: Number = 1
     for step, var in terms:
-        if step < end:
+        if not known(">=", step - end):
             return None
         end = step * var.size
     return terms
@@ -43,23 +44,23 @@ def match(nest: Index, node: Index, nest_vars: Sequence[Var], own: Sequence[Var]
 
     Variables that neither access names are paired row-major. None: there is no such pairing.
     """
-    if nest.const != node.const:
+    if not equal(nest.const, node.const):
         return None
     found = _match_digits(nest, node)
     if not isinstance(found, dict):
         return found
     used = nest.vars()
-    left_nest = [v for v in nest_vars if v.size > 1 and v not in used]
-    left_own = [v for v in own if v.size > 1 and v not in found]
+    left_nest = [v for v in nest_vars if not v.single and v not in used]
+    left_own = [v for v in own if not v.single and v not in found]
     if left_own:
-        if numel(v.size for v in left_nest) != numel(v.size for v in left_own):
+        if not equal(numel(v.size for v in left_nest), numel(v.size for v in left_own)):
             return None
         rest = _match_digits(row_major(left_nest), row_major(left_own))
         if not isinstance(rest, dict):
             return rest
         found.update(rest)
     for v in own:
-        if v.size <= 1:
+        if v.single:
             found[v] = ZERO
     return found
 
@@ -76,20 +77,19 @@ def _match_digits(nest: Index, node: Index) -> Env | Split | None:
     env: Env = {}
     at = 0
     for step, var in ours:
-        covered, value = 1, ZERO
-        while covered < var.size:
+        covered: Number = 1
+        value = ZERO
+        while not equal(covered, var.size):
             if at == len(theirs):
                 return None
             s, t = theirs[at]
-            if s != step * covered or var.size % covered:
+            if not equal(s, step * covered) or not divides(covered, var.size):
                 return None
             room = var.size // covered
-            if t.size > room:
-                return Split(t, room) if t.size % room == 0 else None
+            if not divides(t.size, room):
+                return Split(t, room) if divides(room, t.size) else None
             value = value + Index.of(t) * covered
-            covered *= t.size
+            covered = covered * t.size
             at += 1
-        if covered != var.size:
-            return None
         env[var] = value
     return env if at == len(theirs) else None

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..graph.sizes import divides, equal, hint
 from ..graph.spec import TensorSpec, contiguous_stride
-from .index import ZERO, Index, flatten, reindex
+from .index import ZERO, Index, Number, flatten, is_one, is_zero, reindex
 from .ir import Body, Expr, load
 from .program import BufRef
 
@@ -24,18 +25,18 @@ class Value:
 
     __slots__ = ("shape", "dtype", "body", "base", "index_map", "ref_map", "recipe", "_ref", "stride", "origin", "_memo")
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None) -> None:
+    def __init__(self, shape: Sequence[Number], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None) -> None:
         self.shape, self.dtype, self.body, self._ref = tuple(shape), dtype, body, ref
         self.recipe = body  # what it was computed by, also once it is memory: for rules that can do without reading it
         self.base: Value | None = None
         self.index_map: IndexMap | None = None
         self.ref_map: RefMap | None = None
-        self.stride: tuple[int, ...] | None = None  # how it is laid out when it becomes real
+        self.stride: tuple[Number, ...] | None = None  # how it is laid out when it becomes real
         self.origin = ""
         self._memo: dict[tuple[Index, ...], Expr] = {}
 
     @staticmethod
-    def view(base: Value, shape: Sequence[int], index_map: IndexMap, ref_map: RefMap) -> Value:
+    def view(base: Value, shape: Sequence[Number], index_map: IndexMap, ref_map: RefMap) -> Value:
         """A view: element `index` is the base's element `index_map(index)`."""
         value = Value(shape, base.dtype)
         value.base, value.index_map, value.ref_map = base, index_map, ref_map
@@ -79,21 +80,31 @@ class Value:
         return value
 
 
-def broadcast_index(index: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+def broadcast_index(index: tuple[Index, ...], shape: tuple[Number, ...]) -> tuple[Index, ...]:
     """The index into a value of `shape` that is broadcast (right-aligned) to where `index` counts."""
     lead = len(index) - len(shape)
-    return tuple(ZERO if n == 1 else index[lead + d] for d, n in enumerate(shape))
+    return tuple(ZERO if is_one(n) else index[lead + d] for d, n in enumerate(shape))
 
 
-def expand(x: Value, shape: Sequence[int]) -> Value:
+def broadcast_shape(*shapes: Sequence[Number]) -> tuple[Number, ...]:
+    """The shape that aten broadcasts these to."""
+    result: list[Number] = []
+    for d in range(-max(map(len, shapes), default=0), 0):
+        sizes = [shape[d] for shape in shapes if len(shape) >= -d and not is_one(shape[d])]
+        result.append(sizes[0] if sizes else 1)
+    return tuple(result)
+
+
+def expand(x: Value, shape: Sequence[Number]) -> Value:
     """Right-aligned broadcast view."""
     shape = tuple(shape)
-    if x.shape == shape:
+    if equal(x.shape, shape):
         return x
     lead = len(shape) - len(x.shape)
 
     def to_ref(r: BufRef) -> BufRef:
-        stride = (0,) * lead + tuple(0 if n == 1 and shape[lead + d] != 1 else r.stride[d] for d, n in enumerate(r.shape))
+        grown = [is_one(n) and not is_one(shape[lead + d]) for d, n in enumerate(r.shape)]
+        stride = (0,) * lead + tuple(0 if g else step for g, step in zip(grown, r.stride, strict=True))
         return BufRef(r.name, shape, stride, r.offset, r.dtype)
 
     return Value.view(x, shape, lambda i: broadcast_index(i, x.shape), to_ref)
@@ -111,10 +122,10 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-def slice_dim(x: Value, dim: int, start: int, step: int, length: int) -> Value:
+def slice_dim(x: Value, dim: int, start: Number, step: Number, length: Number) -> Value:
     """Elements start, start + step, ... of one dimension."""
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-    if shape == x.shape and step == 1:
+    if equal(shape, x.shape) and is_one(step):
         return x
 
     def to_ref(r: BufRef) -> BufRef:
@@ -124,7 +135,7 @@ def slice_dim(x: Value, dim: int, start: int, step: int, length: int) -> Value:
     return Value.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]), to_ref)
 
 
-def select_dim(x: Value, dim: int, at: int) -> Value:
+def select_dim(x: Value, dim: int, at: Number) -> Value:
     """One index of a dimension, which goes away."""
     position = Index.of(at)
     return Value.view(
@@ -141,10 +152,10 @@ def select_dim(x: Value, dim: int, at: int) -> Value:
     )
 
 
-def reshape(x: Value, shape: Sequence[int]) -> Value:
+def reshape(x: Value, shape: Sequence[Number]) -> Value:
     """The same elements in row-major order under another shape."""
     shape = tuple(shape)
-    if shape == x.shape:
+    if equal(shape, x.shape):
         return x
 
     def to_ref(r: BufRef) -> BufRef | None:
@@ -162,47 +173,48 @@ def flip(x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-def view_stride(shape: Sequence[int], stride: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:
+def view_stride(shape: Sequence[Number], stride: Sequence[Number], new_shape: Sequence[Number]) -> tuple[Number, ...] | None:
     """Strides under which memory of (shape, stride) can be seen as `new_shape` without a copy; None when it cannot."""
-    if any(n == 0 for n in shape):
+    if any(map(is_zero, shape)):
         return contiguous_stride(new_shape)
-    blocks: list[list[int]] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
+    blocks: list[list[Number]] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
     for n, s in zip(shape, stride, strict=True):
-        if n == 1:
+        if is_one(n):
             continue
-        if blocks and blocks[-1][1] == n * s:
+        if blocks and equal(blocks[-1][1], n * s):
             blocks[-1] = [blocks[-1][0] * n, s]
         else:
             blocks.append([n, s])
-    result: list[int] = []
-    left = 1  # elements of the current block that new dimensions have not taken yet
+    result: list[Number] = []
+    left: Number = 1  # elements of the current block that new dimensions have not taken yet
     position = -1
     for n in new_shape:
-        if n == 1:
+        if is_one(n):
             result.append(1)
             continue
-        if left == 1:
+        if is_one(left):
             position += 1
             if position >= len(blocks):
                 return None
             left = blocks[position][0]
-        if left % n:
+        if not divides(n, left):
             return None
-        left //= n
+        left = left // n
         result.append(left * blocks[position][1])
-    if left != 1 or position != len(blocks) - 1:
+    if not is_one(left) or position != len(blocks) - 1:
         return None
     for d in range(len(result) - 1, -1, -1):  # sizes of 1: the stride a contiguous view has there
-        if new_shape[d] == 1:
+        if is_one(new_shape[d]):
             result[d] = result[d + 1] * new_shape[d + 1] if d + 1 < len(result) else 1
     return tuple(result)
 
 
 def is_dense(spec: TensorSpec) -> bool:
     """Whether the strides are a permutation of a gap-free layout."""
-    step = 1
-    for s, n in sorted((s, n) for n, s in zip(spec.shape, spec.stride, strict=True) if n != 1):
-        if s != step:
+    step: Number = 1
+    sizes = [(s, n) for n, s in zip(spec.shape, spec.stride, strict=True) if not is_one(n)]
+    for s, n in sorted(sizes, key=lambda one: (hint(one[0]), hint(one[1]))):
+        if not equal(s, step):
             return False
-        step *= n
+        step = step * n
     return True

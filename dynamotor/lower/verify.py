@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ..base.errors import InternalError
+from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .fusion import Group
 from .index import Atom, Div, Index, Loaded, Var, flatten
@@ -278,8 +279,8 @@ class _Meaning:
         return hash((e.op, *parts))
 
     def place(self, index: Index) -> Any:
-        whole, computed = index.const, []
-        for atom, c in index.terms.items():
+        whole, computed = hint(index.const), []
+        for atom, c in ((atom, hint(c)) for atom, c in index.terms.items()):
             value = self.values[atom] if isinstance(atom, Var) else self._atom(atom)
             if isinstance(value, int):
                 whole += c * value
@@ -291,7 +292,8 @@ class _Meaning:
         if isinstance(atom, Loaded):
             return "loaded", self.of(atom.expr)
         base, name = self.place(atom.base), type(atom).__name__
-        return (name, atom.n, base) if isinstance(base, tuple) else base // atom.n if name == "Div" else base % atom.n
+        n = hint(atom.n)
+        return (name, n, base) if isinstance(base, tuple) else base // n if name == "Div" else base % n
 
     def take(self, what: tuple[str, Any], kind: str | None, e: Expr) -> Any:
         """Pass a statement or node."""
@@ -304,19 +306,20 @@ class _Meaning:
 
 
 def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries: int = 3) -> None:
-    """At elements taken at random the kernel stores what the group's nodes say, where they say it; rows are what they reduce."""
+    """At elements taken at random (of the sizes at which it is compiled) the kernel stores what the group's nodes say, where they
+    say it; rows are what they reduce."""
     loops = {v: re.findall(r"t\d+", v.name) for v in (*kernel.outer, *kernel.middle, *kernel.inner)}
     along = {name for v in (kernel.middle if kernel.template == "cols" else kernel.inner) for name in loops[v]}
     if group.template and along != {v.name for v in group.loop}:
         _wrong("a kernel goes along other loops than its group", f"{group.loop}\n{kernel}")
     draw, by_name = random.Random(len(group.members)), {v.name: v for v in group.vars}
     for _ in range(tries):
-        chosen = {v: draw.randrange(v.size) for v in group.vars}
+        chosen = {v: draw.randrange(hint(v.size)) for v in group.vars}
         merged = {}
         for v, parts in loops.items():
             digits = [by_name[name] for name in parts]
             at = flatten([Index.of(d) for d in digits], contiguous_stride([d.size for d in digits]))
-            merged[v] = at.const + sum(c * chosen[d] for d, c in at.terms.items())
+            merged[v] = at.const + sum(hint(c) * chosen[d] for d, c in at.terms.items())
         nodes, ours, stores = _Meaning(chosen), _Meaning(merged), {}
         for s in kernel.statements():
             found = ours.take(_result(s), s.kind if isinstance(s, Reduce | Scan) else None, s.expr)

@@ -23,10 +23,13 @@ from typing import Any
 
 import torch
 
+from ..graph.sizes import Size, divides, equal, hint, known
+
 ALIGNMENT = 64
 # Below this the C allocator recycles as fast as we could, and no page is touched for the first time.
 SMALL = 64 * 1024
 _PROBES = 8
+_KINDS = 16  # sizes of results for which storages are kept, where they differ between calls
 
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor
 _use_count = torch._C._storage_Use_Count
@@ -51,12 +54,14 @@ class Lifetime:
     """A buffer of `nbytes` that is first written in step `start` and last touched in step `end` (both inclusive)."""
 
     name: str
-    nbytes: int
+    nbytes: int | Size
     start: int
     end: int
 
 
-def _aligned(nbytes: int) -> int:
+def _aligned(nbytes: int | Size) -> int | Size:
+    if type(nbytes) is Size:
+        return nbytes if divides(ALIGNMENT, nbytes) else (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     return max(ALIGNMENT, (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
 
 
@@ -125,6 +130,48 @@ def plan_offsets(lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[s
         else:
             offsets[life.name] = free.take(size_of[life.name])
     return offsets, free.top
+
+
+def plan_slots(
+    lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[str]] | None = None
+) -> tuple[dict[str, int | Size], int | Size]:
+    """As `plan_offsets`, for sizes that differ between calls: a buffer takes over memory that provably is large enough."""
+    size_of = {life.name: _aligned(life.nbytes) for life in lifetimes}
+    by_name = {life.name: life for life in lifetimes}
+    slots: list[int | Size] = []
+    place: dict[str, int] = {}
+    busy: dict[int, int] = {}  # slot -> the last step of what lies in it
+    fits: dict[tuple[int | Size, int | Size], bool] = {}
+
+    def is_enough(slot: int, size: int | Size) -> bool:
+        key = slots[slot], size
+        if key not in fits:
+            fits[key] = known(">=", slots[slot] - size)
+        return fits[key]
+
+    for life in sorted(lifetimes, key=lambda one: (one.start, -hint(one.nbytes))):
+        size = size_of[life.name]
+        before = [by_name[other] for other in (inplace or {}).get(life.name, ()) if other in by_name]
+        taken = next((place[b.name] for b in before if b.start < b.end == life.start and busy[place[b.name]] == b.end
+                      and equal(size_of[b.name], size)), None)
+        if taken is None:
+            free = [n for n, end in busy.items() if end < life.start and is_enough(n, size)]
+            taken = min(free, key=lambda n: hint(slots[n]), default=None)
+        if taken is None:
+            taken = len(slots)
+            slots.append(size)
+        place[life.name] = taken
+        busy[taken] = life.end
+    starts: list[int | Size] = [0]
+    for size in slots:
+        starts.append(starts[-1] + size)
+    return {name: starts[n] for name, n in place.items()}, starts[-1]
+
+
+def roomy(nbytes: int) -> int:
+    """A little more than was asked for, so that a size that grows from call to call does not need new memory at each."""
+    step = 1 << max(nbytes.bit_length() - 4, 6)
+    return -(-nbytes // step) * step
 
 
 class Block:
@@ -209,17 +256,21 @@ class _Pooled:
 class ResultPool:
     """Results of one program: `take` gives a tensor of its own over a storage that nobody else holds.
 
-    At most `limit` storages of a kind are kept; results beyond that come from the allocator and go back to it.
+    At most `limit` storages of a kind are kept; results beyond that come from the allocator and go back to it. Where sizes
+    differ between calls, the kinds of the last sizes are kept, `others` storages of each.
     """
 
-    def __init__(self, limits: Mapping[tuple[int, torch.dtype], int]) -> None:
-        self._limits = dict(limits)
+    def __init__(self, limits: Mapping[tuple[int, torch.dtype], int], others: int = 0) -> None:
+        self._limits, self._others = dict(limits), others
+        self._recent: deque[tuple[int, torch.dtype]] = deque()
         self._kinds: dict[tuple[int, torch.dtype], deque[_Pooled]] = {kind: deque() for kind in limits}
         self._made: dict[tuple[int, torch.dtype], int] = dict.fromkeys(limits, 0)
 
     def take(self, kind: tuple[int, torch.dtype], shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
         """A tensor over uninitialised memory; kind = (bytes, dtype)."""
-        entries = self._kinds[kind]
+        entries = self._kinds.get(kind)
+        if entries is None:
+            entries = self._add_kind(kind)
         for _ in range(min(_PROBES, len(entries))):
             try:
                 entry = entries.popleft()  # nobody else sees it until it is back: safe with threads
@@ -241,9 +292,18 @@ class ResultPool:
         entries.append(entry)
         return tensor
 
+    def _add_kind(self, kind: tuple[int, torch.dtype]) -> deque[_Pooled]:
+        self._limits[kind], self._made[kind] = self._others, 0
+        entries = self._kinds[kind] = deque()
+        self._recent.append(kind)
+        if len(self._recent) > _KINDS:  # its counters stay: another thread may be using them
+            oldest = self._recent.popleft()
+            self._kinds.pop(oldest, None)
+        return entries
+
     def clear(self) -> None:
         """Forget all storages; those lent out are freed by their holders."""
-        for kind, entries in self._kinds.items():
+        for kind, entries in list(self._kinds.items()):
             entries.clear()
             self._made[kind] = 0
 
@@ -256,9 +316,9 @@ arena = Arena()
 _pools: weakref.WeakSet[ResultPool] = weakref.WeakSet()
 
 
-def new_pool(limits: Mapping[tuple[int, torch.dtype], int]) -> ResultPool:
+def new_pool(limits: Mapping[tuple[int, torch.dtype], int], others: int = 0) -> ResultPool:
     """A pool that `release_all` knows."""
-    pool = ResultPool(limits)
+    pool = ResultPool(limits, others)
     _pools.add(pool)
     return pool
 

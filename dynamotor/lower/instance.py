@@ -1,0 +1,110 @@
+"""A program at given sizes: what holds of it there is what checks of plain ints can see.
+
+>>> verify_program(Instance({s0: 64}).program(program))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..graph.sizes import ShapeEnv, Symbol, evaluate
+from .index import Div, Index, Loaded, Var
+from .ir import Expr, Kernel, Phase, Reduce, Scan, Statement, Store, index_value, make
+from .program import BufRef, LoopStep, Program, Step
+
+OTHERS = (3, 17, 70)  # sizes at which a program is checked beside those at which it is compiled
+
+
+def samples(env: ShapeEnv) -> Iterator[dict[Symbol, int]]:
+    """Values of the symbols: those at which a program is compiled, and others that it admits."""
+    yield {symbol: symbol.hint for symbol in env.symbols}
+    for n in range(len(OTHERS)):
+        of = {symbol: OTHERS[(n + k) % len(OTHERS)] for k, symbol in enumerate(env.symbols)}
+        if env.admits(of):
+            yield of
+
+
+class Instance:
+    """Puts the symbols' values in."""
+
+    def __init__(self, of: Mapping[Symbol, int]) -> None:
+        self.of = of
+        self._exprs: dict[Expr, Expr] = {}
+
+    def value(self, x: Any) -> Any:
+        """Anything that an expression or an argument holds."""
+        if isinstance(x, Index):
+            return self.index(x)
+        if isinstance(x, Expr):
+            return self.expr(x)
+        if isinstance(x, Var):
+            return Var(x.name, evaluate(x.size, self.of))
+        if isinstance(x, BufRef):
+            shape, stride, offset = (evaluate(n, self.of) for n in (x.shape, x.stride, x.offset))
+            return replace(x, shape=shape, stride=stride, offset=offset)
+        if isinstance(x, (tuple, list)):
+            return type(x)([self.value(item) for item in x])
+        return {k: self.value(v) for k, v in x.items()} if isinstance(x, dict) else evaluate(x, self.of)
+
+    def index(self, index: Index) -> Index:
+        total = Index({}, evaluate(index.const, self.of))
+        for atom, c in index.terms.items():
+            if isinstance(atom, Var):
+                term = Index.of(self.value(atom))
+            elif isinstance(atom, Loaded):
+                term = Index.of(Loaded(self.expr(atom.expr), evaluate(atom.size, self.of)))
+            else:
+                base, n = self.index(atom.base), evaluate(atom.n, self.of)
+                term = base // n if isinstance(atom, Div) else base % n
+            total = total + term * evaluate(c, self.of)
+        return total
+
+    def expr(self, e: Expr) -> Expr:
+        found = self._exprs.get(e)
+        if found is None:
+            found = index_value(self.index(e.args[0]), e.dtype) if e.op == "index" else make(e.op, self.value(e.args), e.dtype)
+            self._exprs[e] = found
+        return found
+
+    def statement(self, s: Statement) -> Statement:
+        changed: dict[str, Any] = {"expr": self.expr(s.expr)}
+        if isinstance(s, Store):
+            changed["index"] = self.index(s.index)
+        if isinstance(s, Reduce | Scan) and s.position is not None:
+            changed["position"] = self.index(s.position)
+        return replace(s, **changed)
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel with plain sizes."""
+        def all_of(statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
+            return tuple(map(self.statement, statements))
+
+        loops = {part: self.value(getattr(kernel, part)) for part in ("outer", "middle", "inner")}
+        phases = tuple(Phase(all_of(p.inner), all_of(p.row)) for p in kernel.phases)
+        return replace(kernel, phases=phases, final=all_of(kernel.final), final_once=all_of(kernel.final_once), symbols=(), **loops)
+
+    def program(self, program: Program) -> Program:
+        """The program with plain sizes; the symbols are inputs no more."""
+        buffers = {name: replace(b, spec=b.spec.at(self.of)) for name, b in program.buffers.items()}
+        steps: list[Step] = []
+        for step in program.steps:
+            if isinstance(step, LoopStep):
+                steps.append(replace(step, kernel=self.kernel(step.kernel), symbols=()))
+            else:
+                steps.append(replace(step, args=self.value(step.args), kwargs=self.value(step.kwargs)))
+        inputs = tuple(name for name in program.inputs if name in buffers)
+        return replace(program, inputs=inputs, buffers=buffers, steps=steps, outputs=self.value(program.outputs), env=None)
+
+
+def instances(program: Program, everywhere: bool) -> Iterator[Program]:
+    """The program at the sizes at which it is compiled; everywhere: at others too."""
+    if program.env is None:
+        yield program
+        return
+    for n, of in enumerate(samples(program.env)):
+        if everywhere or n == 0:
+            yield Instance(of).program(program)
+
+
