@@ -61,8 +61,8 @@ class ColsEmitter(Emitter):
                 chunks //= 2
             return str(chunks), ""
         work, tasks, first, rows, nbytes = map(self.number, (work, tasks, first, rows, nbytes))
-        least = f"{work}>={PARALLEL_WORK}?up(8,max({tasks},1)):1"
-        return "chunks", f"const i64 chunks=parts({first},max({least},up({rows},{CHUNK_ROWS})),1l<<62,{nbytes});"
+        least = f"up(8,max({tasks},1))"
+        return "chunks", f"const i64 chunks=parts({work}>={PARALLEL_WORK},{first},{least},{rows},{CHUNK_ROWS},{nbytes});"
 
     # -- summing ------------------------------------------------------------------------------------------------------
     def _tasks(self, outer: Number, blocks: Number, unroll: int, tail: Number, chunks: str, first: Number) -> str:

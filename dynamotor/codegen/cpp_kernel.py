@@ -151,8 +151,9 @@ class Emitter:
             while count > 1 and count * nbytes > 1 << 22:
                 count //= 2
             return str(count), ""
-        parts = f"parts({self.number(rows)},{least},{longest},{self.number(nbytes)})"
-        return "chunks", f"const i64 chunks={self.number(work)}<{PARALLEL_WORK}?1:{parts};"
+        count = self.number(rows)
+        parts = f"{self.number(work)}>={PARALLEL_WORK},{count},{least},{count},{longest},{self.number(nbytes)}"
+        return "chunks", f"const i64 chunks=parts({parts});"
 
     def complete(self, s: Reduce, scope: Scope, name: str, width: int) -> None:
         """The reduction's result has this name from now on."""

@@ -101,8 +101,9 @@ INL i64 mod(i64 a,i64 b){ i64 r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
 INL i64 min(i64 a,i64 b){ return a<b?a:b; }
 INL i64 max(i64 a,i64 b){ return a>b?a:b; }
 INL i64 up(i64 a,i64 b){ return (a+b-1)/b; }
-// Parts in which `n` rows with sums of `bytes` each are gone through: at least `least`, at most `longest` rows a part, in 4 MB.
-static i64 parts(i64 n,i64 least,i64 longest,i64 bytes){ i64 c=min(n,max(least,up(n,longest))); while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
+// Parts in which n rows with sums of `bytes` each are gone through: `least` where it pays, at most `longest` of `total` in one, in 4 MB.
+static i64 parts(bool pays,i64 n,i64 least,i64 total,i64 longest,i64 bytes){ i64 c=min(n,max(pays?least:1,up(total,longest)));
+ while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
 static __thread void* dm_row; static __thread i64 dm_row_size;
 static void* row_room(i64 bytes){ if(bytes>dm_row_size){ dm_row=realloc(dm_row,bytes+64); dm_row_size=bytes; } return (void*)(((u64)dm_row+63)&~63ul); }
 """

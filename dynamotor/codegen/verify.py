@@ -120,9 +120,9 @@ def _up(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _parts(n: int, least: int, longest: int, nbytes: int) -> int:
+def _parts(pays: bool, n: int, least: int, total: int, longest: int, nbytes: int) -> int:
     """As in the text that every unit with symbols starts with."""
-    count = min(n, max(least, _up(n, longest)))
+    count = min(n, max(least if pays else 1, _up(total, longest)))
     while count > 1 and count * nbytes > 1 << 22:
         count //= 2
     return max(count, 1)
@@ -132,8 +132,7 @@ def _numbers(text: str, values: dict[str, int]) -> dict[str, int]:
     """The symbols' values, and the numbers that a function computes from them first."""
     names = {**values, "parts": _parts, "up": _up, "floordiv": operator.floordiv, "mod": operator.mod}
     for name, expression in re.findall(r"const i64 (z\d+|chunks)=([^;]*);", text):
-        expression = re.sub(r"(.*[(,])?([^(,?]*)\?([^:]*):(.*?)(,.*|$)", r"\1(\3 if \2 else \4)\5", expression)
-        names[name] = eval(re.sub(r"(\d)l\b", r"\1", expression), {}, names)
+        names[name] = eval(expression, {}, names)
     return names
 
 

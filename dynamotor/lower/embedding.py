@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
-from ..graph.spec import contiguous_stride, numel
+from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .ir import ExternNode
 from .lowering import Decline, Lowering, lowering
 from .ops_scatter import index_add
@@ -30,7 +30,7 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
     graph = gm.graph
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.embedding_dense_backward.default]:
         grad, index, rows, padding, by_frequency = node.args
-        if by_frequency or spec_of(grad).dtype not in (torch.float32, torch.float64):
+        if by_frequency or spec_of(grad).dtype not in (torch.float32, torch.float64) or spec_of(node).is_symbolic:
             continue
         total = only_user(node)
         base = _added_to(node, total) if on_gpu else _dense_gradient(node, total)
@@ -38,8 +38,11 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
             continue
         end = total if base is not None else node
         with graph.inserting_before(end):
-            flat_index = call(graph, aten.reshape.default, index, [-1])
-            flat = call(graph, aten.reshape.default, grad, [-1, spec_of(grad).shape[-1]])
+            places, width = numel(spec_of(index).shape), spec_of(grad).shape[-1]
+            dense = [TensorSpec.dense(shape, spec_of(x).dtype, spec_of(x).device)
+                     for x, shape in ((index, (places,)), (grad, (places, width)))]
+            flat_index = call(graph, aten.reshape.default, index, [-1], spec=dense[0])
+            flat = call(graph, aten.reshape.default, grad, [-1, width], spec=dense[1])
             if padding >= 0:  # the padding row gets no gradient
                 keep = call(graph, aten.ne.Scalar, call(graph, aten.unsqueeze.default, flat_index, 1), padding)
                 flat = call(graph, aten.where.ScalarOther, keep, flat, 0)

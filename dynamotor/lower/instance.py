@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..graph.sizes import ShapeEnv, Symbol, evaluate
+from ..graph.spec import TensorSpec
 from .index import Div, Index, Loaded, Var
-from .ir import Expr, Kernel, Phase, Reduce, Scan, Statement, Store, index_value, make
-from .program import BufRef, LoopStep, Program, Step
+from .ir import Expr, ExternNode, Kernel, Node, Phase, Reduce, Scan, Statement, Store, index_value, make
+from .program import Buffer, BufRef, LoopStep, Program, Step
 
 OTHERS = (3, 17, 70)  # sizes at which a program is checked beside those at which it is compiled
 
@@ -83,7 +84,14 @@ class Instance:
 
         loops = {part: self.value(getattr(kernel, part)) for part in ("outer", "middle", "inner")}
         phases = tuple(Phase(all_of(p.inner), all_of(p.row)) for p in kernel.phases)
-        return replace(kernel, phases=phases, final=all_of(kernel.final), final_once=all_of(kernel.final_once), symbols=(), **loops)
+        final, once = all_of(kernel.final), all_of(kernel.final_once)
+        return replace(kernel, phases=phases, final=final, final_once=once, symbols=(), **loops)
+
+    def node(self, node: Node) -> Node:
+        """The node, its body evaluated."""
+        node.evaluate()
+        fields = ("shape", "stride", "reduced", "offset", "own", "expr", "place")
+        return replace(node, **{field: self.value(getattr(node, field)) for field in fields})
 
     def program(self, program: Program) -> Program:
         """The program with plain sizes; the symbols are inputs no more."""
@@ -96,6 +104,17 @@ class Instance:
                 steps.append(replace(step, args=self.value(step.args), kwargs=self.value(step.kwargs)))
         inputs = tuple(name for name in program.inputs if name in buffers)
         return replace(program, inputs=inputs, buffers=buffers, steps=steps, outputs=self.value(program.outputs), env=None)
+
+
+def nodes_at(env: ShapeEnv | None, schedule: Sequence[Node | ExternNode], buffers: Mapping[str, Buffer]
+             ) -> Iterator[tuple[Sequence[Node | ExternNode], dict[str, TensorSpec]]]:
+    """Loop nodes and what they are over, at several sizes."""
+    if env is None:
+        yield schedule, {name: b.spec for name, b in buffers.items()}
+        return
+    for of in samples(env):
+        at = Instance(of)
+        yield [at.node(n) for n in schedule if isinstance(n, Node)], {name: b.spec.at(of) for name, b in buffers.items()}
 
 
 def instances(program: Program, everywhere: bool) -> Iterator[Program]:

@@ -33,7 +33,7 @@ from . import (  # noqa: F401  (rules register themselves)
 )
 from .fusion import Group, fuse
 from .index import is_zero
-from .instance import instances
+from .instance import instances, nodes_at
 from .ir import ExternNode, Node, forget_expressions, roots, walk
 from .lowering import Lowering, lower_nodes
 from .program import Buffer, BufRef, LoopStep, Program, Step
@@ -50,7 +50,8 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     wanted = {o.name for o in outputs if isinstance(o, BufRef)} | set(ctx.mutated)
     schedule = _needed(ctx.schedule, wanted)
     if config.verify:
-        verify_nodes(schedule, ctx.buffers)
+        for nodes, specs in nodes_at(ctx.env, schedule, ctx.buffers):
+            verify_nodes(nodes, specs)
     items = fuse(schedule)
     steps = _steps(ctx, items, wanted)
     used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
@@ -140,7 +141,7 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
                 in_place_pairs(kernel, sizes),
                 kernel.streams(),
                 note,
-                tuple(symbol.name for symbol in kernel.symbols),
+                symbols=tuple(symbol.name for symbol in kernel.symbols),
             )
         )
         if listening("kernel"):

@@ -18,7 +18,7 @@ from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .fusion import Group
 from .index import Atom, Div, Index, Loaded, Var, flatten
 from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots
-from .program import Buffer, BufRef, LoopStep, Program
+from .program import BufRef, LoopStep, Program
 
 Facts = tuple[tuple[Index, tuple[int, int]], ...]  # what sums of terms (without a constant) lie between, both included
 
@@ -201,9 +201,8 @@ def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Coll
 
 
 # -- programs ------------------------------------------------------------------------------------------------------------
-def verify_nodes(schedule: Iterable[Node | ExternNode], buffers: Mapping[str, Buffer]) -> None:
+def verify_nodes(schedule: Iterable[Node | ExternNode], specs: Mapping[str, TensorSpec]) -> None:
     """What each loop node reads and writes lies inside of buffers, and each element of its result is written once."""
-    specs = {name: b.spec for name, b in buffers.items()}
     for node in schedule:
         if isinstance(node, Node) and 0 not in node.domain:
             for e, facts in _accesses(node.evaluate(), (), set()):
