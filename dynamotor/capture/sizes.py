@@ -355,21 +355,24 @@ class SizesHold(Guard):
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         """(what is read: (node, kind, dimension) each, the program); see csrc/sizes.c."""
-        program = _Program()
-        for symbol, source in self.symbols:
-            program.places[symbol] = program.load(source, node)
+        places = {source: (node(place), kind, dim) for source in [s for _, s in self.symbols] + [s for s, _ in self.facts]
+                  for place, kind, dim in [_place(source)]}
+        loads = sorted(set(places.values()))  # what is read of one tensor lies together
+        program = _Program({symbol: loads.index(places[source]) for symbol, source in self.symbols})
         for symbol, _ in self.symbols:
-            for bound, sign in zip(self.bounds.get(symbol, ()), (1, -1)):
-                if abs(bound) < INFINITY:
-                    program.check(">=", (Size({(symbol,): 1}, symbol.env) - bound) * sign)
+            lo, hi = self.bounds.get(symbol, (-INFINITY, INFINITY))
+            if lo > -INFINITY:
+                program.emit("number", lo, "load", program.places[symbol], "ordered")
+            if hi < INFINITY:
+                program.emit("load", program.places[symbol], "number", hi, "ordered")
         for source, expr in self.facts:
-            program.emit(_CODES["load"], program.load(source, node))
-            program.expression(-expr)
-            program.emit(_CODES["add"])
-            program.emit(_CODES["=="])
+            program.emit("load", loads.index(places[source]))
+            program.expression(expr)
+            program.emit("same")
         for guard in self.assumed:
-            program.check(guard.kind, guard.expr)
-        return tuple(program.loads), tuple(program.code)
+            program.expression(guard.expr)
+            program.emit(guard.kind)
+        return tuple(loads), tuple(program.code)
 
 
 def _place(source: Source) -> tuple[Source, int, int]:
@@ -380,51 +383,39 @@ def _place(source: Source) -> tuple[Source, int, int]:
 
 
 _CODES = {name: i for i, name in enumerate(
-    ("number", "load", "add", "mul", "floordiv", "mod", "min", "max", ">=", "==", "!="))}
+    ("number", "load", "add", "mul", "floordiv", "mod", "min", "max", "same", "ordered", ">=", "==", "!="))}
 
 
 class _Program:
     """Postfix code over 64-bit integers: an operation, and for `number` and `load` its operand."""
 
-    def __init__(self) -> None:
-        self.loads: list[tuple[int, int, int]] = []
+    def __init__(self, places: Mapping[Symbol, int]) -> None:
+        self.places = places
         self.code: list[int] = []
-        self.places: dict[Symbol, int] = {}
 
-    def load(self, source: Source, node: Callable[[Source], int]) -> int:
-        place, kind, dim = _place(source)
-        self.loads.append((node(place), kind, dim))
-        return len(self.loads) - 1
+    def emit(self, *words: str | int) -> None:
+        """Add operations (by name) and operands."""
+        self.code.extend([_CODES[word] if type(word) is str else word for word in words])
 
-    def emit(self, *words: int) -> None:
-        self.code.extend(words)
-
-    def check(self, kind: str, expr: Size | int) -> None:
-        self.expression(expr)
-        self.emit(_CODES[kind])
-
-    def expression(self, expr: Size | int) -> None:
+    def expression(self, expr: Size) -> None:
         """Push the value."""
-        terms = expr.terms if type(expr) is Size else {(): expr}
-        for i, (monomial, c) in enumerate(terms.items() or [((), 0)]):
-            factors = 0
-            if c != 1 or not monomial:
-                self.emit(_CODES["number"], c)
-                factors = 1
+        for i, (monomial, c) in enumerate(expr.terms.items() or [((), 0)]):
+            constant = c != 1 or not monomial
+            if constant:
+                self.emit("number", c)
             for atom in monomial:
                 self._atom(atom)
-                factors += 1
-            self.emit(*[_CODES["mul"]] * (factors - 1))
+            self.emit(*["mul"] * (constant + len(monomial) - 1))
             if i:
-                self.emit(_CODES["add"])
+                self.emit("add")
 
     def _atom(self, atom: Atom) -> None:
         if type(atom) is Symbol:
-            self.emit(_CODES["load"], self.places[atom])
-            return
-        self.expression(atom.a)
-        self.expression(atom.b)
-        self.emit(_CODES[atom.kind])
+            self.emit("load", self.places[atom])
+        else:
+            self.expression(atom.a)
+            self.expression(atom.b)
+            self.emit(atom.kind)
 
 
 # Marks -------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 #include "guards.h"
 
 /* In the order of _CODES in capture/sizes.py. */
-typedef enum { NUMBER, LOAD, ADD, MUL, FLOORDIV, MOD, MIN, MAX, AT_LEAST_0, IS_0, IS_NOT_0, N_CODES } Code;
+typedef enum { NUMBER, LOAD, ADD, MUL, FLOORDIV, MOD, MIN, MAX, SAME, ORDERED, AT_LEAST_0, IS_0, IS_NOT_0, N_CODES } Code;
 typedef enum { INTEGER, SIZE, STRIDE, N_KINDS } LoadKind;
 
 typedef struct {
@@ -15,12 +15,32 @@ struct SizeProgram {
     int64_t code[]; /* then the loads */
 };
 
-static bool load(const Load *from, PyObject *value, int64_t *number) {
-    if (from->kind != INTEGER) return tensor_dim(value, from->kind == STRIDE, from->dim, number);
-    int overflow;
-    if (!PyLong_CheckExact(value)) return false;
-    *number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    return !overflow;
+/* What is read of one tensor lies together, so its numbers are looked up once. */
+static bool load_all(const SizeProgram *sizes, const GuardProgram *program, PyObject *const *slots, int64_t *read) {
+    int64_t ndim = 0, *numbers[N_KINDS];
+    int node = -1;
+    for (const Load *from = sizes->loads, *end = from + sizes->n_loads; from < end; from++, read++) {
+        PyObject *value = node_value(&program->nodes[from->node], slots);
+        if (from->kind == INTEGER) {
+            int overflow;
+            if (!PyLong_CheckExact(value)) return false;
+            *read = PyLong_AsLongLongAndOverflow(value, &overflow);
+            if (overflow) return false;
+        } else if (UNLIKELY(!shim.ready)) {
+            if (!tensor_dim(value, from->kind == STRIDE, from->dim, read)) return false;
+        } else {
+            if (from->node != node) {
+                if (!is_tensor(value)) return false;
+                TensorHandle handle = tensor_handle(value);
+                if (shim.get_dim(handle, &ndim) || shim.get_sizes(handle, &numbers[SIZE])) return false;
+                if (shim.get_strides(handle, &numbers[STRIDE])) return false;
+                node = from->node;
+            }
+            if (from->dim >= ndim) return false;
+            *read = numbers[from->kind][from->dim];
+        }
+    }
+    return true;
 }
 
 /* a = a op b; false when the result does not exist. Division rounds down, as Python's does. */
@@ -46,15 +66,17 @@ static bool compute(Code code, int64_t *a, int64_t b) {
 bool size_program_holds(const SizeProgram *sizes, const GuardProgram *program, PyObject *const *slots) {
     int64_t *read = alloca(sizeof(int64_t) * (size_t)(sizes->n_loads + sizes->n_code + 1));
     int64_t *top = read + sizes->n_loads; /* the first free place of the stack */
-    for (int i = 0; i < sizes->n_loads; i++)
-        if (!load(&sizes->loads[i], node_value(&program->nodes[sizes->loads[i].node], slots), &read[i])) return false;
+    if (!load_all(sizes, program, slots, read)) return false;
     for (const int64_t *at = sizes->code, *end = at + sizes->n_code; at < end; at++) {
         Code code = (Code)*at;
         if (code == NUMBER) *top++ = *++at;
         else if (code == LOAD) *top++ = read[*++at];
-        else if (code < AT_LEAST_0) {
+        else if (code < SAME) {
             top--;
             if (!compute(code, top - 1, *top)) return false;
+        } else if (code < AT_LEAST_0) {
+            top -= 2;
+            if (code == SAME ? top[0] != top[1] : top[0] > top[1]) return false;
         } else {
             top--;
             if (code == AT_LEAST_0 ? *top < 0 : (*top == 0) != (code == IS_0)) return false;
@@ -72,8 +94,8 @@ static int check_code(const SizeProgram *sizes) {
         bool has_operand = code == NUMBER || code == LOAD;
         if (code < 0 || code >= N_CODES || (has_operand && ++i >= sizes->n_code)) return -1;
         if (code == LOAD && (sizes->code[i] < 0 || sizes->code[i] >= sizes->n_loads)) return -1;
-        depth += has_operand ? 1 : -1;
-        if (depth < (has_operand || code >= AT_LEAST_0 ? 0 : 1)) return -1;
+        depth += has_operand ? 1 : code == SAME || code == ORDERED ? -2 : -1;
+        if (depth < (code < SAME ? 1 : 0)) return -1;
     }
     return depth;
 }
