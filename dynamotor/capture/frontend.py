@@ -64,7 +64,17 @@ class _Compiling:
 
 
 _compiling = _Compiling()
-os.register_at_fork(after_in_child=_compiling.__init__)  # the thread that held it is not in the child
+
+
+def _in_child() -> None:
+    """After a fork: whoever held the lock is not in the child, nor are the threads of the parent's OpenMP pool, for which a
+    parallel kernel would wait for ever: such a child computes on one thread, as DataLoader's workers do."""
+    _compiling.__init__()  # type: ignore[misc]
+    if counters["capture"]["graphs"] and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_in_child)
 _NONE: Mapping[Source, Assumption] = {}
 MORE_SHAPES = 8  # times as many guard sets may be kept where the user expects shapes to change (dynamic=True)
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
