@@ -263,8 +263,9 @@ def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[Sh
     recorder.stage, recorder.where = "backward", None
     tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
     with recording(recorder), _no_autocast():
-        try:
-            grads = torch.autograd.grad(roots, inputs, tangents, allow_unused=True)
+        try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy
+            grads = torch.autograd.Variable._execution_engine.run_backward(
+                tuple(roots), tuple(tangents), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
         except Exception as error:
             error.__dict__["torch_node"] = recorder.forward_of_failed()
             raise

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..graph.shape_tensor import shape_mode
+
 
 def reaching(roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
              outputs: Sequence[Any]) -> tuple[list[int], list[int]]:
@@ -29,7 +31,15 @@ def reaching(roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
             through[following, place] = through.get((following, place), 0) | masks[node]
     inner = [through.get((tensor.grad_fn, tensor.output_nr), 0) if isinstance(tensor, torch.Tensor) and tensor.grad_fn else 0
              for tensor in outputs]
-    return [masks.get(torch.autograd.graph.get_gradient_edge(leaf).node, 0) for leaf in inputs], inner
+    return [masks.get(_node_of(leaf), 0) for leaf in inputs], inner
+
+
+def _node_of(leaf: torch.Tensor) -> Any:
+    """Where a tensor's gradient arrives, as `get_gradient_edge` says it, which imports torch.distributed.tensor at first."""
+    if leaf.grad_fn is not None:
+        return leaf.grad_fn
+    with shape_mode(), torch.enable_grad():  # under a mode: without one PyTorch asks whether it is a DTensor
+        return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def _arguments_first(nodes: Sequence[Any]) -> list[Any]:

@@ -46,6 +46,7 @@ class OpFacts:
     data_dependent: bool
     random: bool
     pointwise: bool
+    elementwise: bool
 
 
 _facts: dict[OpOverload, OpFacts] = {}
@@ -82,6 +83,8 @@ def _work_out(func: OpOverload) -> OpFacts:
         data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}) and func not in _METADATA,
         random=torch.Tag.nondeterministic_seeded in tags,
         pointwise=(torch.Tag.pointwise in tags or func in _POINTWISE) and not writers,
+        elementwise=torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags and tuple(
+            writers.values()) in ((), (0,)) and len(schema.returns) == 1 and func.namespace == "aten",
     )
 
 

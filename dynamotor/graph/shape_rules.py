@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from .layout import iterated_stride, preserved_stride, suggested_stride
-from .shapes import PASS, ShapeRule, UnsupportedOp, infer_by_meta_kernel, shape_rule, shape_rules
+from .layout import dense_in_order, iterated_stride, preserved_stride, suggested_stride, suggests_channels_last
+from .shapes import PASS, ShapeRule, UnsupportedOp, infer_by_meta_kernel, infer_spec, shape_rule, shape_rules
 from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index
-from .symbolic_rules import broadcast
+from .symbolic_rules import broadcast, require, symbolic_rules
 
 aten = torch.ops.aten
 
@@ -27,12 +27,23 @@ def _untouched(spec: TensorSpec | None) -> torch.Tensor | None:
     return torch.empty(spec.extent, dtype=spec.dtype, device=spec.device).as_strided(spec.shape, spec.stride)
 
 
+def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *args: Any) -> TensorSpec:
+    """A row-major result; where something may be wrong with the arguments, the meta kernel says it."""
+    transposed, groups = args[3], args[5]
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    if len(x.shape) == len(weight.shape) >= 3 and x.shape[1] == channels and len({(t.dtype, t.device) for t in (
+            x, weight, bias or x)}) == 1 and weight.shape[0] % groups == 0 and 0 not in x.shape + weight.shape:
+        shape = symbolic_rules[aten.convolution.default](x, weight, bias, *args)
+        if all(n > 0 for n in shape) and (bias is None or bias.shape == shape[1:2]):
+            return TensorSpec.dense(shape, x.dtype, x.device)
+    return infer_by_meta_kernel(aten.convolution.default, (x, weight, bias, *args), {})
+
+
 @shape_rule(aten.convolution.default)
 def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Any, padding: Any, dilation: Any,
                  transposed: bool, output_padding: Any, groups: int) -> TensorSpec:
     """PyTorch says which kernel it would take and which memory format that kernel works in."""
-    out = infer_by_meta_kernel(aten.convolution.default, (x, weight, bias, stride, padding, dilation, transposed, output_padding,
-                                                           groups), {})
+    out = _convolved(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     if 0 in out.shape:
         return out
     inputs = _untouched(x), _untouched(weight)
@@ -48,6 +59,28 @@ def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, str
     if layout in (torch.channels_last, torch.channels_last_3d):
         return out.with_stride(channels_last_stride(out.shape))
     return TensorSpec.dense(out.shape, out.dtype, out.device)
+
+
+def _row_major_product(func: OpOverload, ranks: tuple[int, ...]) -> ShapeRule:
+    """Shapes as for symbols: PyTorch's meta kernels of these are Python, and import sympy and torch._dynamo at first."""
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        tensors = args[-len(ranks):]
+        if tuple([len(t.shape) for t in tensors]) != ranks or len({(t.dtype, t.device) for t in args}) > 1:
+            return PASS
+        return TensorSpec.dense(symbolic_rules[func](*args), args[0].dtype, args[0].device)
+    return rule
+
+
+for _func, _ranks in ((aten.mm.default, (2, 2)), (aten.addmm.default, (2, 2)), (aten.bmm.default, (3, 3)),
+                      (aten.baddbmm.default, (3, 3))):
+    shape_rules.add(_func, _row_major_product(_func, _ranks))
+
+
+@shape_rule(aten.embedding.default)
+def _embedding(weight: TensorSpec, index: TensorSpec, *args: Any) -> Any:
+    if len(weight.shape) != 2 or index.dtype not in (torch.int64, torch.int32):
+        return PASS
+    return TensorSpec.dense((*index.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 
 def _first_laid_out(func: OpOverload, layout: Callable[[tuple, TensorSpec], tuple[int, ...]]) -> ShapeRule:
@@ -81,9 +114,8 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload,
         aten.native_batch_norm_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
         aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
     _row_major: (
-        aten.pow.Scalar, aten._log_softmax_backward_data.default, aten.glu_backward.default, aten.mvlgamma.default,
-        aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,
-        aten.native_layer_norm_backward.default),
+        aten.pow.Scalar, aten.glu_backward.default, aten.mvlgamma.default,
+        aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,),
     _reversed: (aten.rsub.Tensor,),
 }
 for _layout, _funcs in _LAYOUTS.items():
@@ -136,7 +168,10 @@ def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
     Batch norm in evaluation has none on a CPU.
     """
     def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple:
-        out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
+        if func is aten.native_layer_norm.default and len(x.shape) >= len(args[0]):
+            out, mean, rstd, *running = (TensorSpec.dense(shape, x.dtype, x.device) for shape in symbolic_rules[func](x, *args))
+        else:
+            out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
         out = out.with_stride(suggested_stride(x, out.shape)) if suggests else out
         if x.device.type != "cuda":
             single = x.dtype.itemsize < 4 and any(type(a) is TensorSpec and a.dtype is torch.float32 for a in args)
@@ -149,6 +184,111 @@ def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
 
 for _func, _suggests in STATISTICS.items():
     shape_rules.add(_func, _normalisation(_func, _suggests))
+
+
+@shape_rule(aten._softmax.default, aten._log_softmax.default)
+def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Any:
+    if half_to_float or not x.dtype.is_floating_point or not -len(x.shape) <= dim < max(len(x.shape), 1):
+        return PASS
+    return TensorSpec.dense(x.shape, x.dtype, x.device)
+
+
+@shape_rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(grad: TensorSpec, out: TensorSpec, dim: int, dtype: torch.dtype) -> Any:
+    return TensorSpec.dense(grad.shape, dtype, grad.device) if grad.dtype is dtype else PASS
+
+
+def _reduction(func: OpOverload) -> ShapeRule:
+    """Of row-major tensors: row-major results, of the types that the op gives for a tensor of one element."""
+    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+        if not x.is_contiguous or 0 in x.shape:
+            return PASS
+        with torch.no_grad(), torch._C._DisableAutocast():
+            out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **kwargs)
+        shapes = symbolic_rules[func](x, *args, **kwargs)
+        results = [TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))]
+        return tuple(results) if isinstance(out, tuple) else results[0]
+    return rule
+
+
+for _func in (aten.sum.dim_IntList, aten.sum.default, aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim,
+              aten.prod.dim_int, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.var.correction,
+              aten.var_mean.correction):
+    shape_rules.add(_func, _reduction(_func))
+
+
+@shape_rule(aten.mean.dim)
+def _mean(x: TensorSpec, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """As a sum, of numbers that can be divided."""
+    floats = (dtype or x.dtype).is_floating_point
+    return infer_spec(aten.sum.dim_IntList, (x, dims, keepdim), {"dtype": dtype or x.dtype}) if floats else PASS
+
+
+@shape_rule(aten.mean.default)
+def _mean_of_all(x: TensorSpec, *, dtype: torch.dtype | None = None) -> Any:
+    floats = (dtype or x.dtype).is_floating_point
+    return TensorSpec((), (), dtype or x.dtype, x.device) if floats else PASS
+
+
+@shape_rule(aten.nll_loss_forward.default)
+def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, ignore_index: int) -> Any:
+    if (len(x.shape), len(target.shape)) != (2, 1) or target.dtype is not torch.int64:
+        return PASS
+    shapes = symbolic_rules[aten.nll_loss_forward.default](x, target, weight, reduction)
+    return tuple([TensorSpec.dense(shape, x.dtype, x.device) for shape in shapes])
+
+
+@shape_rule(aten.nll_loss_backward.default)
+def _nll_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+    return TensorSpec.dense(x.shape, x.dtype, x.device)
+
+
+@shape_rule(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(grad: TensorSpec, x: TensorSpec, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any,
+                         mask: Any) -> Any:
+    kept = [TensorSpec.dense(x.shape, x.dtype, x.device), weight, bias]
+    return tuple([spec and TensorSpec.dense(spec.shape, spec.dtype, spec.device) if wanted else None
+                  for spec, wanted in zip(kept, mask, strict=True)])
+
+
+@shape_rule(aten.view.default, aten._unsafe_view.default)
+def _view_of_row_major(x: TensorSpec, shape: Any) -> Any:
+    return symbolic_rules[aten.view.default](x, shape) if x.is_contiguous and 0 not in x.shape and 0 not in shape else PASS
+
+
+def _joined(func: OpOverload) -> ShapeRule:
+    """Row-major parts of one type give a row-major result."""
+    def rule(parts: Any, dim: int = 0) -> Any:
+        if len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1 or any(
+                not p.is_contiguous or not p.shape or 0 in p.shape or suggests_channels_last(p) for p in parts):
+            return PASS
+        require(-len(parts[0].shape) <= dim < len(parts[0].shape))
+        return TensorSpec.dense(symbolic_rules[func](parts, dim), parts[0].dtype, parts[0].device)
+    return rule
+
+
+for _func in (aten.cat.default, aten.stack.default):
+    shape_rules.add(_func, _joined(_func))
+
+
+@shape_rule(aten.embedding_dense_backward.default)
+def _embedding_backward(grad: TensorSpec, index: TensorSpec, rows: int, *args: Any) -> TensorSpec:
+    return TensorSpec.dense((rows, grad.shape[-1]), grad.dtype, grad.device)
+
+
+@shape_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+    """The result is laid out as the query, the logarithms of sums with heads innermost."""
+    batch, heads, length, _ = q.shape
+    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    sums = TensorSpec((batch, heads, length), (length * heads, 1, heads), wide, q.device)
+    return TensorSpec(q.shape, preserved_stride(q), q.dtype, q.device), sums
+
+
+@shape_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _flash_attention_backward(grad: TensorSpec, *inputs: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+    """Gradients lie in the order batch, position, head, channel."""
+    return tuple([TensorSpec(x.shape, dense_in_order([3, 1, 2, 0], x.shape), x.dtype, x.device) for x in inputs[:3]])
 
 
 @shape_rule(aten.native_group_norm_backward.default)

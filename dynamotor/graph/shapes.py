@@ -24,7 +24,7 @@ from .op_facts import facts
 from .sizes import Size, hint
 from .spec import CPU, TensorSpec, device_with_index
 from .sym_int import from_torch, to_torch
-from .symbolic_rules import Unknown, broadcast, completed, operands, symbolic_rules
+from .symbolic_rules import Unknown, broadcast, completed, operands, require, symbolic_rules
 
 aten = torch.ops.aten
 PASS = object()
@@ -93,12 +93,17 @@ def _ambient() -> tuple[Any, ...]:
 
 def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     rule = shape_rules.get(func)
-    if (func in symbolic_rules or rule is None and facts(func).pointwise) and has_symbols((args, kwargs)):
-        try:
-            return _infer_symbolic(func, args, kwargs)
-        except Unknown:
-            pass
-    result = PASS if rule is None else rule(*args, **kwargs)
+    try:
+        if rule is None and facts(func).elementwise:
+            return _infer_pointwise(func, args, kwargs)
+        if func in symbolic_rules and has_symbols((args, kwargs)):
+            return completed(symbolic_rules[func](*args, **kwargs), infer_spec(func, *at_hints((args, kwargs))))
+    except Unknown:
+        pass
+    try:
+        result = PASS if rule is None else rule(*args, **kwargs)
+    except Unknown:  # the meta kernel says what is wrong with the arguments
+        result = PASS
     return infer_by_meta_kernel(func, args, kwargs) if result is PASS else result
 
 
@@ -137,13 +142,35 @@ def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) 
     return result
 
 
-def _infer_symbolic(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Shapes by a symbolic rule; the rest, the order of dimensions too, is as at the hints."""
-    like = infer_spec(func, *at_hints((args, kwargs)))
-    if func in symbolic_rules:
-        return completed(symbolic_rules[func](*args, **kwargs), like)
+def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> TensorSpec:
+    """Shape and strides as TensorIterator finds them; the op itself, run on no elements, tells the dtype. In place: the
+    first argument's, when the others fit into it.
+
+    The meta kernels of pointwise ops are Python (torch 2.13), and import sympy and torch._dynamo: over a second.
+    """
     shape = broadcast(operands(args))
-    return TensorSpec(shape, iterated_stride(_operands(func, args), shape), like.dtype, like.device)
+    try:
+        with torch.no_grad(), torch._C._DisableAutocast():
+            out = func(*_without_elements(args), **{name: _without_elements(value) for name, value in kwargs.items()})
+    except (RuntimeError, TypeError, IndexError) as error:  # the meta kernel says what is wrong, or knows better
+        raise Unknown from error
+    if not isinstance(out, torch.Tensor):
+        raise Unknown
+    if facts(func).writes:
+        require(facts(func).writes == (0,) and len(shape) == len(args[0].shape)
+                and all(a == b for a, b in zip(shape, args[0].shape)))
+        return args[0]
+    return TensorSpec(shape, iterated_stride(_operands(func, args), shape), out.dtype, _device_of_result(args, kwargs))
+
+
+def _without_elements(value: Any) -> Any:
+    """Real tensors of a type on the CPU; those without dimensions keep their one element, since they promote otherwise."""
+    kind = type(value)
+    if kind is TensorSpec:
+        return torch.ones(() if not value.shape else (0,), dtype=value.dtype)
+    if kind is tuple or kind is list:
+        return kind([_without_elements(v) for v in value])
+    return CPU if kind is torch.device else hint(value)
 
 
 def at_hints(value: Any) -> Any:
