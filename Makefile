@@ -39,6 +39,13 @@ test-all: setup
 fuzz: setup
 	$(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED)
 
+# Generated C++ under GCC's address and undefined-behaviour sanitizers; a wrong access ends the worker, whose test then fails.
+SANITIZED ?= tests/codegen tests/lower tests/regressions tests/faults
+sanitize: setup
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" UBSAN_OPTIONS=print_stacktrace=1 \
+	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0 DYNAMOTOR_SANITIZE=1 \
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(SANITIZED) -n $(JOBS) --dist loadfile -k "not triton and not gpu"
+
 lint: setup
 	$(BIN)/ruff check dynamotor tests fuzz
 	$(BIN)/mypy dynamotor

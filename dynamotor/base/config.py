@@ -85,6 +85,9 @@ class Config:
     xla_trace_limit: int = 100_000
     # Verify the graph between passes (tests do; it costs compile time).
     verify: bool = False
+    # Generated C++ is built with GCC's address and undefined-behaviour sanitizers, and planned buffers are allocations of their
+    # own (DYNAMOTOR_SANITIZE=1; `make sanitize` preloads what that needs): the first wrong access ends the process with a report.
+    sanitize: bool = False
     # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/log.py.
     debug: int = 0
     log: str = ""
@@ -98,6 +101,7 @@ def _from_environment() -> Config:
         xla_debug=_flag("DYNAMOTOR_XLA_DEBUG", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
+        sanitize=_flag("DYNAMOTOR_SANITIZE", False),
         isa=os.environ.get("DYNAMOTOR_ISA", ""),
         cache_dir=_default_cache_dir(),
         debug=int(debug) if debug.isdigit() else 0,

@@ -246,8 +246,8 @@ class Compiler:
         self.told_full = False
 
     def failed(self, dispatcher: Any, error: InternalError) -> None:
-        """A mistake of the capture's own: eager from now on, with one warning (strict: the error)."""
-        if self.strict:
+        """A mistake of the compiler's own: eager from now on, with a warning (strict, or where graphs are verified: an error)."""
+        if self.strict or config.verify:
             raise error
         counters["frames"]["failed"] += 1
         warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")

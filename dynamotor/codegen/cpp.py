@@ -17,31 +17,34 @@ from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa
 from .cpp_prelude import prelude
 from .cpp_scan import ScanEmitter
+from .scopes import title
 from .verify import verify_cpp, verify_places
 
 _FLAGS: tuple[str, ...] = (
     "-O2",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fwrapv",  # integers wrap, as eager's do: an overflow that "cannot be" made `x + 1 > x` true
     "-fopenmp",
     "-shared",
     "-fPIC",
     "-w",
     "-mprefer-vector-width=512",
 )
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O1")
 
 
 def flags() -> tuple[str, ...]:
     """Flags that the text is written for; the runtime adds the user's `config.cxx_flags`."""
     march = isa()[1]
-    return (*_FLAGS, march) if march else _FLAGS
+    return (*_FLAGS, *([march] if march else []), *(_SANITIZERS if config.sanitize else []))
 
 
 @dataclass(frozen=True, slots=True)
 class CFunction:
     """One C function `extern "C" void name(void** ptrs, const int64_t* ints)`.
 
-    name: derived from the structure, so that equal kernels share one function. params: C element types, one a pointer.
+    name: what it computes and a hash of its structure: equal kernels share one function. params: C element types, one a pointer.
     """
 
     name: str
@@ -127,7 +130,7 @@ def emit_kernel(kernel: Kernel) -> CFunction:
     key = f"{config.threads}{config.isa}\n{structure(kernel)}"
     found = _memo.get(key)
     if found is None:
-        name = "k" + hashlib.sha256(key.encode()).hexdigest()[:12]
+        name = f"{title(kernel)}_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
         emitter = EMITTERS[kernel.template](kernel)
         text = emitter.function(name)
         verify_places(kernel, emitter.stores)

@@ -497,9 +497,13 @@ class CallProgram:
             scope.update((name, block.tensor(*place)) for name, place in places.items())
             scope.update((name, writer.checks[name].sized(*result)) for name, result in results.items())
             return _Instance(types.FunctionType(self._code, scope, "call"), scope)
+        apart: dict[str, memory.Block] = {}
         for name, ref in writer.scratch.items():
-            offset = writer.offsets[ref.name] + ref.offset * self._specs[ref.name].dtype.itemsize
-            scope[name] = block.tensor(offset, ref.shape, ref.stride, ref.dtype)
+            spec = self._specs[ref.name]
+            home, start = block, writer.offsets[ref.name]
+            if config.sanitize:
+                home, start = apart.setdefault(ref.name, memory.Block(_nbytes(spec))), 0
+            scope[name] = home.tensor(start + ref.offset * spec.dtype.itemsize, ref.shape, ref.stride, ref.dtype)
         return _Instance(types.FunctionType(self._code, scope, "call"), scope)
 
     def _rebind(self, instance: _Instance, inputs: Sequence[torch.Tensor]) -> None:

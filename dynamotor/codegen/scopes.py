@@ -1,4 +1,4 @@
-"""What the C++ and the Triton emitters share: scopes that remember values, and the error for an operation without text.
+"""What the C++ and the Triton emitters share: scopes that remember values, names, the error for an operation without text.
 
 >>> outer = ValueScope(None); inner = ValueScope(outer)
 >>> outer.values[e] = "v1"; inner.find(e)
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from ..base.errors import InternalError
-from ..lower.ir import Expr
+from ..lower.ir import Expr, Kernel, Reduce, Scan, roots, walk
 
 Known = TypeVar("Known")
 
@@ -28,6 +28,22 @@ class ValueScope(Generic[Known]):
         if found is None and self.parent is not None:
             return self.parent.find(e)
         return found
+
+
+_UNSAID = frozenset(
+    ("load", "const", "index", "acc", "scratch", "scan", "cast", "round_to", "select", "masked", "wrap_index")
+    + ("and", "or", "not", "lt", "le", "gt", "ge", "eq", "ne")
+)
+_MOST_WORDS = 5
+
+
+def title(kernel: Kernel) -> str:
+    """What a kernel computes, for profiles: `dm_mul_max_sub_exp_sum`. Equal for kernels that share a function."""
+    words: dict[str, None] = {}
+    for s in kernel.statements():
+        words |= dict.fromkeys(e.op for e in walk(*roots(s)) if e.op not in _UNSAID)
+        words |= dict.fromkeys([s.kind] if isinstance(s, Reduce | Scan) else [])
+    return "_".join(["dm", *list(words)[:_MOST_WORDS]] if words else ["dm", "copy"])
 
 
 def no_text(operation: str, language: str, table: str) -> InternalError:

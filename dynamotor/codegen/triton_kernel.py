@@ -14,6 +14,7 @@ from typing import Literal
 
 from ..lower.index import Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, roots, walk
+from .scopes import title
 from .triton_body import NOTHING, Axis, Name, Scope, TileBody
 from .triton_ops import COMPUTE, POINTER, across_tile, combine, mark, reduce_start
 from .triton_vectors import Vectors
@@ -115,9 +116,10 @@ class TileEmitter:
         top.line("pid = tl.program_id(0)" + (".to(tl.int64)" if self.plan.wide else ""))
         self.write(top)
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(self.streams)))]
-        text = "\n".join([f"@triton.jit\ndef kernel({', '.join(arguments)}):", *top.lines]) + "\n"
+        name = title(self.kernel)
+        text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *top.lines]) + "\n"
         signature = (*(POINTER[p[1]] for p in self.params), *("i64" for _ in self.streams))
-        return TritonFunction("kernel", text, signature, self.plan.grid, self.plan.warps, self.body.checks)
+        return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
 
     # -- forms -------------------------------------------------------------------------------------------------------
     def write(self, top: Scope) -> None:

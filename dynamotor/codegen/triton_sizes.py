@@ -106,7 +106,7 @@ _lock = threading.RLock()
 
 
 def settle(draft: TritonFunction) -> TritonFunction:
-    """The function of a draft: its numbers are literals or arguments, and its name is a hash of what it has become."""
+    """The function of a draft: its numbers are literals or arguments, and its name ends in a hash of what it has become."""
     parts = _MARK.split(draft.source)
     numbers = tuple(parts[1::2])
     key = hashlib.sha256("⟦⟧".join([*parts[::2], str((draft.signature, draft.warps, draft.stages))]).encode()).hexdigest()
@@ -120,8 +120,9 @@ def settle(draft: TritonFunction) -> TritonFunction:
     text = unmarked("".join(parts)).replace("):", "".join(f", n{n}" for n in range(len(given))) + "):", 1)
     signature = (*draft.signature, *map(_kind, given))
     digest = hashlib.sha256(f"{text}{signature}{draft.warps}".encode()).hexdigest()[:12]
-    text = text.replace(f"def {draft.name}(", f"def k{digest}(", 1)
-    return replace(draft, name=f"k{digest}", source=text, signature=signature, numbers=tuple(map(_value, given)))
+    name = f"{draft.name}_{digest}"
+    text = text.replace(f"def {draft.name}(", f"def {name}(", 1)
+    return replace(draft, name=name, source=text, signature=signature, numbers=tuple(map(_value, given)))
 
 
 def _argument(place: int, number: str) -> str:

@@ -31,6 +31,8 @@ def _wrong(what: str, why: object) -> NoReturn:
 # -- positions ----------------------------------------------------------------------------------------------------------
 def bounds(index: Index, facts: Facts = ()) -> tuple[int, int]:
     """Smallest and largest value of an index under what is known."""
+    if not facts and index.is_affine:
+        return index.bounds
     terms, low, high = dict(index.terms), index.const, index.const
     for form, (a, b) in facts:
         atom, step = next(iter(form.terms.items()))
@@ -76,21 +78,29 @@ def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
     return tuple(sorted(({**dict(facts), form: found}).items(), key=lambda fact: -len(fact[0].terms)))
 
 
-def _accesses(root: Expr, facts: Facts, seen: set[tuple[Expr, Facts]]) -> Iterator[tuple[Expr, Facts]]:
-    """The loads and the results of other statements under an expression, with what is known where each is evaluated."""
-    if (root, facts) in seen or any(low > high for _, (low, high) in facts):
-        return
-    seen.add((root, facts))
-    if root.op in RESULTS or root.op == "load":
-        yield root, facts
-    if root.op == "masked":
-        condition, body, other = root.args
-        yield from _accesses(condition, facts, seen)
-        yield from _accesses(body, learn(condition, True, facts), seen)
-        yield from _accesses(other, learn(condition, False, facts), seen)
-        return
-    for child in root.children:
-        yield from _accesses(child, facts, seen)
+def _accesses(roots: Iterable[Expr], seen: set[Any]) -> list[tuple[Expr, Facts]]:
+    """The loads and the results of other statements under expressions, with what is known where each is evaluated."""
+    found: list[tuple[Expr, Facts]] = []
+
+    def visit(e: Expr, facts: Facts) -> None:
+        key = (e, facts) if facts else e
+        if key in seen or any(low > high for _, (low, high) in facts):
+            return
+        seen.add(key)
+        if e.op in READS:
+            found.append((e, facts))
+        if e.op == "masked":
+            condition, body, other = e.args
+            visit(condition, facts)
+            visit(body, learn(condition, True, facts))
+            visit(other, learn(condition, False, facts))
+        else:
+            for child in e.children:
+                visit(child, facts)
+
+    for root in roots:
+        visit(root, ())
+    return found
 
 
 def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
@@ -143,7 +153,7 @@ def levels(kernel: Kernel) -> Iterator[tuple[tuple[Var, ...], tuple[Statement, .
     yield (), kernel.final_once
 
 
-RESULTS = ("acc", "scratch", "scan")
+READS = ("load", "acc", "scratch", "scan")
 
 
 def _result(s: Statement) -> tuple[str, Any]:
@@ -163,14 +173,14 @@ def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Coll
     before: dict[str, set[Index]] = {}  # loads that come before a store
     known: set[tuple[str, int]] = set()  # results of statements that may be read
     across: set[tuple[str, int]] = set()  # those that are complete after all rows
-    seen: set[tuple[Expr, Facts]] = set()
+    seen: set[Any] = set()
     for n, (loops, statements) in enumerate(levels(kernel)):
         known |= across if n >= 2 * len(kernel.phases) else set()
         gathered: set[tuple[str, int]] = set()
         for s in statements:
-            if any({v for v in root.vars if v.size > 1} - set(loops) for root in roots(s)):
+            if any(v.size > 1 for root in roots(s) for v in root.vars.difference(loops)):
                 _wrong(f"{s} depends on more than its loops {loops}", kernel)
-            for e, facts in (found for root in roots(s) for found in _accesses(root, (), seen)):
+            for e, facts in _accesses(roots(s), seen):
                 if e.op == "load":
                     _inside(e, facts, specs)
                     own = stored.get(e.args[0])
@@ -205,7 +215,7 @@ def verify_nodes(schedule: Iterable[Node | ExternNode], specs: Mapping[str, Tens
     """What each loop node reads and writes lies inside of buffers, and each element of its result is written once."""
     for node in schedule:
         if isinstance(node, Node) and 0 not in node.domain:
-            for e, facts in _accesses(node.evaluate(), (), set()):
+            for e, facts in _accesses([node.evaluate()], set()):
                 _inside(e, facts, specs)
             _place(node, node.place, node.own[: len(node.shape)], specs[node.buffer])
 
@@ -272,7 +282,7 @@ class _Meaning:
     def _compute(self, e: Expr) -> Any:
         if e.op in ("cast", "round_to"):
             return self.of(e.args[0])
-        if e.op in ("load", *RESULTS) and (e.op, e.args[0]) in self.results:
+        if e.op in READS and (e.op, e.args[0]) in self.results:
             return self.results[e.op, e.args[0]]
         parts = (self.of(a) if isinstance(a, Expr) else self.place(a) if isinstance(a, Index) else a for a in e.args)
         return hash((e.op, *parts))
