@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--merge", action="append", default=[], metavar="EARLIER.json",
                         help="with --xla: start from these rows; with --models '' only merge")
     parser.add_argument("--xla", action="store_true", help="lazy XLA device against the bridges (models: small, seed, or names)")
+    parser.add_argument("--overhead", action="store_true", help="with --xla: what recording an operation and a bridge call cost")
     bench_ddp.add_arguments(parser)
     parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")
 
@@ -179,7 +180,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(args: argparse.Namespace) -> int:
     """Run the bench; 0 when every row passed."""
     if args.xla:  # needs jax, which not everybody has
-        return importlib.import_module("dynamotor.tools.bench_xla").main(args)
+        name = "xla_overhead" if args.overhead else "bench_xla"
+        return importlib.import_module(f"dynamotor.tools.{name}").main(args)
     if args.ddp:
         return bench_ddp.main(args)
     phases = [p for p in args.phase.split(",") if p]

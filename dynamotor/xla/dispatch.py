@@ -17,7 +17,7 @@ from ..base.registry import Registry
 from . import fallback, metrics, tensor, transfer
 from .checks import check_values
 from .checks import values as value_checks
-from .ir import UNKNOWN, Node, Refused, XlaError, record, unpack
+from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
 from .layout import of_op, of_result, of_view, strided
 from .lowering import decompositions, find, on_registration
 from .tensor import Alias, Handler, XLATensor, inverses, new_root, value, wrap, wrap_view, write
@@ -70,7 +70,29 @@ def results(node: Node, strides: Any = None) -> Any:
 
 
 def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """A functional op with a lowering."""
+    """A functional op with a lowering. One that was recorded before, on row-major tensors and integers, has a shorter way."""
+    if not kwargs:
+        nodes: list[Node] = []
+        key: list[Any] = [id(func)]
+        for arg in args:
+            if type(arg) is XLATensor:
+                alias = arg._alias
+                if alias.stride is not None:
+                    break
+                nodes.append(node := alias.node if alias.root is None else value(alias))
+                key.append(node.meta)
+            elif type(arg) is int or arg is None:
+                key.append(arg)
+            else:
+                break
+        else:
+            instruction = simple.get(tuple(key))
+            if instruction is not None:
+                return wrap(new_root(append(nodes[0].lane, instruction, nodes, None)))
+    return _plain(func, args, kwargs)
+
+
+def _plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     try:
         node = record(func, to_nodes(args), _keywords(kwargs, args) if kwargs else None)
     except Refused as refused:
@@ -80,9 +102,11 @@ def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     strides = node.instruction.strides
     if strides is not None or kwargs or strided(args):
         strides = of_result(func, node.instruction, args, kwargs)
-    if type(node.meta) is not tuple:
-        return wrap(new_root(node, strides))
-    return _as_schema(func, args, results(node, strides))
+    if type(node.meta) is tuple:
+        return _as_schema(func, args, results(node, strides))
+    if not kwargs and strides is None and node.inputs and func not in value_checks:
+        remember(node.instruction, args)
+    return wrap(new_root(node, strides))
 
 
 def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:

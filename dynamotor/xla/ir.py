@@ -198,6 +198,8 @@ def _lost() -> XlaError:
 
 
 _memo: dict[tuple, Instruction] = {}
+# What has one row-major result and neither draws nor meets other replicas, by the same keys: nothing but a node is to be made.
+simple: dict[tuple, Instruction] = {}
 _lifts: dict[int, bool] = {}
 _INFINITE = float("inf")
 # Scalars that models write as literals stay constants of the graph: XLA folds them. All others may change from step to step.
@@ -245,6 +247,15 @@ def record(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | No
         given = (arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, torch.Generator))
         lane.draws.append(rng.draw(lane.device, next(given, None)))
     return node
+
+
+def remember(instruction: Instruction, args: tuple) -> None:
+    """Note an instruction as simple, if it is; `args`: those of the op."""
+    rule = instruction.rule
+    if not (rule.random or rule.collective or instruction.scalars) and instruction.strides is None:
+        metas = iter(instruction.inputs)
+        key = [arg if type(arg) is int or arg is None else next(metas, UNKNOWN) for arg in args]
+        simple[id(instruction.func), *key] = instruction
 
 
 def append(lane: Lane, instruction: Instruction, inputs: list[Node], lifted: list[float] | None) -> Node:
@@ -366,8 +377,9 @@ type_checks: list[Callable[..., None]] = []
 def forget(functions: Iterable[Any]) -> None:
     """A rule of these overloads was registered: what is known of them is inferred anew."""
     known = {id(func) for func in functions}
-    for key in [key for key in _memo if key[0] in known]:
-        del _memo[key]
+    for table in (_memo, simple):
+        for key in [key for key in table if key[0] in known]:
+            del table[key]
     for identity in known:
         _lifts.pop(identity, None)
 

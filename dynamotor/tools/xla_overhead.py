@@ -1,0 +1,91 @@
+"""`python -m dynamotor bench --xla --overhead`: what recording an operation costs on the host, beside eager's
+CPU, and what a call of the bridge costs beside `jax.jit` of the same program.
+
+Each figure is the least of many short runs in turns: on a shared machine anything else measures the neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+
+from ..api import compile as dynamotor_compile
+from ..base.events import collect
+from ..xla import execute, transfer
+from ..xla.sync import sync
+
+_OPS = 200
+OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "a + b": lambda a, b: a + b,
+    "a * 0.3": lambda a, b: a * 0.3,
+    "a.relu()": lambda a, b: a.relu(),
+    "a @ b": lambda a, b: a @ b,
+    "a.t()": lambda a, b: a.t(),
+    "a.view(2, 8)": lambda a, b: a.view(2, 8),
+    "a.add_(b)": lambda a, b: a.add_(b),
+    "a.sum(1)": lambda a, b: a.sum(1),
+}
+
+
+def recording(operation: Callable, seconds: float) -> dict[str, float]:
+    """Microseconds an operation on small tensors, without running it: on the CPU, and recorded on xla."""
+    operands = {device: [torch.ones(4, 4).to(device) for _ in range(2)] for device in ("cpu", "xla")}
+    least = dict.fromkeys(operands, float("inf"))
+    end, runs = time.perf_counter() + seconds, 0
+    while runs < 5 or time.perf_counter() < end:  # the first ones compile
+        runs += 1
+        for device, (a, b) in operands.items():
+            start = time.perf_counter()
+            for _ in range(_OPS):
+                operation(a, b)
+            least[device] = min(least[device], (time.perf_counter() - start) / _OPS * 1e6)
+        sync(wait=True)
+    return {**least, "ratio": least["xla"] / least["cpu"]}
+
+
+def bridge_call(width: int, seconds: float) -> dict[str, float]:
+    """Microseconds of a call of an MLP that waits for its result: through the bridge, and through `jax.jit`."""
+    layers = [torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()]
+    model, x = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)).to("xla"), torch.randn(32, width).to("xla")
+    fast = dynamotor_compile(model, backend="xla")
+    with torch.no_grad(), collect("xla.program") as programs:
+        fast(x)
+    program = programs[0].data["program"]
+    arrays, jitted = program.gather(programs[0].data["inputs"]), jax.jit(execute.to_function(program.graph))
+    ways: dict[str, Callable[[], Any]] = {
+        "bridge": lambda: transfer.data_of(fast(x)).block_until_ready(),
+        "jit": lambda: jitted(*arrays)[0].block_until_ready(),
+    }
+    least = dict.fromkeys(ways, float("inf"))
+    end = time.perf_counter() + seconds
+    with torch.no_grad():
+        while time.perf_counter() < end:
+            for name, way in ways.items():
+                start = time.perf_counter()
+                way()
+                least[name] = min(least[name], (time.perf_counter() - start) * 1e6)
+    return {**least, "ratio": least["bridge"] / least["jit"]}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, print, and write `--json` where it is given."""
+    rows: list[dict[str, Any]] = []
+    for name, operation in OPERATIONS.items():
+        row = recording(operation, args.seconds / 4)
+        rows.append({"recording": name, **row})
+        print(f"{name:>16}  cpu {row['cpu']:6.2f} us  recorded {row['xla']:6.2f} us  {row['ratio']:.2f}x", flush=True)
+    for width in (64, 256):
+        row = bridge_call(width, args.seconds)
+        rows.append({"mlp": width, **row})
+        name = f"MLP of {width}"
+        print(f"{name:>16}  jit {row['jit']:6.1f} us  bridge {row['bridge']:6.1f} us  {row['ratio']:.2f}x", flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
