@@ -23,6 +23,7 @@ from ..runtime.cuda_graphs import GraphedCall
 from .folded import FoldedCall
 from .gpu_program import GpuProgram
 from .program import build_program
+from .specialise import Picking, specialised
 from .triton_plan import CannotPlan
 
 Compiled = Callable[..., tuple[Any, ...]]
@@ -41,6 +42,9 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
     if why_not:
         return _on_aten_kernels(gm, device, why_not)
     on_gpu = device.type == "cuda" or config.target == "triton"
+    if on_gpu and "shape_env" in gm.meta:
+        info, kept = specialised(gm, info)
+        return Picking(compile_aten(gm, info, cuda_graphs), kept)
     with timed("passes"):
         optimised = optimise(gm, info, on_gpu=on_gpu)
     with timed("lower"):

@@ -409,6 +409,10 @@ def _fill(ctx: Lowering, x: Value, number: Scalar) -> Value:
     return _constant_value(ctx.spec, number)
 
 
+def _whole(number: Scalar | Size) -> Number:
+    return number if type(number) is Size else int(number)
+
+
 def _arange(ctx: Lowering, start: Scalar, step: Scalar) -> Value:
     compute = COMPUTE_TYPE[ctx.spec.dtype]
     if compute.is_floating_point:
@@ -419,7 +423,7 @@ def _arange(ctx: Lowering, start: Scalar, step: Scalar) -> Value:
     else:
 
         def body(index: tuple[Index, ...]) -> Expr:
-            return cast(index_value(index[0] * int(step) + int(start)), compute)
+            return cast(index_value(index[0] * _whole(step) + _whole(start)), compute)
 
     return ctx.generate(body)
 

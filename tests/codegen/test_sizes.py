@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from dynamotor.autograd.aot import aot_compile
+from dynamotor.base.config import config
 from dynamotor.codegen import compile_aten
 from dynamotor.graph.sizes import ShapeEnv
 from dynamotor.graph.spec import TensorSpec, contiguous_stride
+from dynamotor.runtime import triton_interpret
 
 SIZES = [(5, 24), (2, 2), (3, 7), (7, 8), (8, 9), (9, 15), (2, 16), (16, 17), (4, 33), (33, 3), (3, 64), (2, 300)]
 DTYPES = {"i": torch.int64}  # of arguments, by the first letter of their names
@@ -42,7 +44,7 @@ def tensors(shapes: dict[str, tuple[Any, ...]], sizes: dict[str, int], rows: int
     for name, shape in shapes.items():
         shape = [sizes.get(n, n) for n in shape]
         whole = name[0] in DTYPES
-        made.append(torch.randint(0, rows, shape) if whole else torch.randn(shape, requires_grad=True))
+        made.append(torch.randint(0, rows, shape) if whole else (torch.randn(shape) / 4).requires_grad_())
     return made
 
 
@@ -72,7 +74,7 @@ def check(fn: Callable[..., Any], shapes: dict[str, tuple[Any, ...]]) -> None:
         got, expected = compiled(*inputs, *values), fn(*twins)
         expected = expected if isinstance(expected, tuple) else (expected,)
         for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b.to(a.dtype), rtol=2e-4, atol=2e-5, msg=f"result at {values}")
+            torch.testing.assert_close(a, b.to(a.dtype), rtol=2e-4, atol=2e-5, msg=lambda m, values=values: f"result at {values}: {m}")
             assert a.stride() == b.stride()
         graded = [k for k, r in enumerate(expected) if r.requires_grad]
         weights = {k: torch.randn_like(expected[k]) for k in graded}
@@ -80,8 +82,34 @@ def check(fn: Callable[..., Any], shapes: dict[str, tuple[Any, ...]]) -> None:
             torch.autograd.backward([(results[k] * weights[k].to(results[k].dtype)).sum() for k in graded])
         for a, b in zip(inputs, twins):
             if b.is_floating_point() and b.grad is not None:
-                torch.testing.assert_close(a.grad.double(), b.grad, rtol=2e-3, atol=2e-4, msg=f"gradient at {values}")
+                torch.testing.assert_close(a.grad.double(), b.grad, rtol=2e-3, atol=2e-4, msg=lambda m, values=values: f"gradient at {values}: {m}")
     assert not assumed and admitted > 8, env.guards
+
+
+def _heads(x: Any) -> Any:
+    return x.view(x.shape[0], x.shape[1], 6, 8).transpose(1, 2)
+
+
+def _bert_layer(x: Any, w: Any, wide: Any, narrow: Any, h: Any, g: Any) -> Any:
+    q, k, v = (_heads(F.linear(x, w * n, h)) for n in (1, 2, 3))
+    scores = (q @ k.transpose(-1, -2) / 3).softmax(-1) @ v
+    x = F.layer_norm(x + F.linear(scores.transpose(1, 2).reshape(x.shape[0], x.shape[1], 48), w), (48,), h, g)
+    return F.layer_norm(x + F.linear(F.gelu(F.linear(x, wide)), narrow), (48,), h, g)
+
+
+def _rotated(x: Any, angle: Any) -> Any:
+    return x * angle.cos() + torch.cat([-x[..., 4:], x[..., :4]], -1) * angle.sin()
+
+
+def _decoder_step(new: Any, keys: Any, values: Any, w: Any, wide: Any, narrow: Any, h: Any) -> Any:
+    """A Llama-like layer on one new token, with a cache that grows by it."""
+    x = new * (new.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * h
+    q, k, v = (_heads(F.linear(x, w * n)) for n in (1, 2, 3))
+    angle = torch.arange(keys.shape[2], keys.shape[2] + 1, device=x.device)[:, None] / 7
+    keys, values = torch.cat([keys, _rotated(k, angle)], 2), torch.cat([values, v], 2)
+    out = F.scaled_dot_product_attention(_rotated(q, angle), keys, values).transpose(1, 2).reshape(x.shape[0], -1, 48)
+    x = new + F.linear(out, w)
+    return x + F.linear(F.silu(F.linear(x, wide)) * F.linear(x, wide * 2), narrow), keys, values
 
 
 X, W, H = ("b", "s", 48), (48, 48), (48,)
@@ -108,6 +136,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = {
     "factories": (lambda x: (x + torch.arange(x.shape[1], device=x.device), x * x.shape[1], x.new_ones(x.shape[0]) + x.sum(1)), {"x": ("b", "s")}),
     "attention": (lambda x: F.scaled_dot_product_attention(*[(x * k).view(x.shape[0], -1, 6, 8).transpose(1, 2)
                                                              for k in (1, 2, 3)], is_causal=True), {"x": X}),
+    "bert_layer": (_bert_layer, {"x": X, "w": W, "wide": (96, 48), "narrow": (48, 96), "h": H, "g": H}),
+    "decoder_step": (_decoder_step, {"new": ("b", 1, 48), "keys": ("b", 6, "s", 8), "values": ("b", 6, "s", 8), "w": W,
+                                     "wide": (96, 48), "narrow": (48, 96), "h": H}),
     "repeat": (lambda x: (x.repeat(2, 3, 1), x.unsqueeze(1).expand(-1, 4, -1, -1).reshape(x.shape[0] * 4, -1, 48)), {"x": X}),
 }
 
@@ -115,3 +146,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_program_is_right_for_all_sizes_and_assumes_nothing(name: str) -> None:
     check(*PROGRAMS[name])
+
+
+@pytest.mark.skipif(not triton_interpret.available(), reason="no interpreter")
+def test_a_target_without_symbols_is_specialised_and_guarded() -> None:
+    shapes, sizes = {"x": ("b", "s"), "h": ("s",)}, {"b": 3, "s": 5}
+    gm, env = symbolic_graph(lambda x, h: (x * h).reshape(-1).sigmoid() + x.shape[0], shapes, sizes)
+    with config.patch(target="triton", strict=True):
+        compiled = aot_compile(gm, [*tensors(shapes, sizes), *sizes.values()], compile_aten)
+        x, h = inputs = tensors(shapes, sizes)
+        result = compiled(*inputs, 3, 5)[0]
+        torch.testing.assert_close(result, (x * h).reshape(-1).sigmoid() + 3)
+        result.sum().backward()
+    assert {"b == 3", "s == 5"} <= set(map(repr, env.guards))
