@@ -5,12 +5,12 @@ for (block of columns) { for (middle rows) acc[u] += ...; final statements }    
 
 from __future__ import annotations
 
-from ..graph.sizes import divides
+from ..graph.sizes import Size, divides
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Number, Var, flatten, is_zero
 from ..lower.ir import Kernel, Reduce, Store
 from .cpp_body import Scope
-from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, Emitter, beyond, pick_width, times
+from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
 from .cpp_ops import COMBINE, ctype, reduce_start
 
 CHUNK_ROWS = 4096  # rows summed into one accumulator before it is put aside: keeps float32 sums accurate
@@ -79,6 +79,11 @@ class ColsEmitter(Emitter):
             scalar = self._block(place, 1, 1, chunks, name)
             start = self.number(self.columns - tail)
             loop = f"for(i64 {name}={start};{name}<{columns};{name}++){{{scalar}}}" if self.lane else scalar
+            if self.lane and self.width > TAIL and type(self.columns) is Size:
+                self.body.widths.add(TAIL)
+                narrow = self._block(place, 1, TAIL, chunks, name)
+                loop = f"i64 {name}={start};for(;{name}+{TAIL}<={columns};{name}+={TAIL}){{{narrow}}}\n"
+                loop += f"for(;{name}<{columns};{name}++){{{scalar}}}"
             parts.append(loop if is_zero(blocks) else f"else{{{loop}}}")
         head = f"const i64 block=task%{every};" + (f"const i64 chunk=task/{self.number(tasks)};" if chunks != "1" else "")
         if self.outer:

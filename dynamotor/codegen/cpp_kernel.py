@@ -23,6 +23,7 @@ from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
 STREAMED = 1 << 18  # elements above which a buffer is not expected to lie in a core's own cache
+TAIL = 4  # lanes of the loop behind the widest vectors, where only the call tells how many elements are left
 BLOCK = 4096  # elements of a long single loop that one task takes
 ROW, FINAL = Var("@row", 0), Var("@final", 0)
 ONCE = Var("@once", 0)
@@ -300,7 +301,7 @@ class RowsEmitter(Emitter):
             if not per_inner:
                 self._combine_once(s, chunks, places[s.id], final)
 
-        def emit(scope: Scope) -> None:
+        def emit(scope: Scope, copy: int | str = 0) -> None:
             for s, per_inner in self.across:
                 if per_inner:
                     self._combine_lane(s, chunks, places[s.id], position, scope)
@@ -379,8 +380,8 @@ class RowsEmitter(Emitter):
             self._declare(s, row, unroll)
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
 
-        def emit(scope: Scope, copy: int = 0) -> None:
-            if scope.width > 1:
+        def emit(scope: Scope, copy: int | str = 0) -> None:
+            if scope.width > 1 and copy != "t":
                 self._fetch_ahead(ahead, scope)
             for s in phase.inner:
                 if isinstance(s, Store):
@@ -424,6 +425,9 @@ class RowsEmitter(Emitter):
         elif self.width > 1:
             vt = ctype(s.expr.dtype, self.width)
             row.lines += [f"{vt} a{s.id}_{u}=bc<{vt}>({start});" for u in range(unroll)]
+            if self._has_tail():
+                vt = ctype(s.expr.dtype, TAIL)
+                row.lines.append(f"{vt} a{s.id}_t=bc<{vt}>({start});")
 
     def _collect(self, s: Reduce, row: Scope, unroll: int) -> None:
         """One number from the lanes' accumulators, known to the row from now on."""
@@ -437,6 +441,8 @@ class RowsEmitter(Emitter):
             for u in range(1, unroll):
                 lanes = f"({COMBINE[s.kind].format(lanes, f'a{s.id}_{u}')})"
             total = COMBINE[s.kind].format(total, f"{ACROSS_LANES[s.kind]}({lanes})")
+            if self._has_tail():
+                total = COMBINE[s.kind].format(f"({total})", f"{ACROSS_LANES[s.kind]}(a{s.id}_t)")
         name = self.body.fresh()
         row.lines.append(f"const {t} {name}={total};")
         self.complete(s, row, name, 1)
@@ -484,6 +490,10 @@ class RowsEmitter(Emitter):
             shifted = position if not limits else position
             self.body.prefilled[e] = (f"{name}-{low}" if limits else name), shifted
 
+    def _has_tail(self) -> bool:
+        """Whether a loop of narrow vectors follows that of wide ones."""
+        return self.width > TAIL and type(self.size) is Size and not divides(self.width, self.size)
+
     # -- loops --------------------------------------------------------------------------------------------------------
     def nest(
         self,
@@ -522,7 +532,12 @@ class RowsEmitter(Emitter):
                 scope = Scope(parent, [(v, name), *extra], width, v)
                 emit(scope)
                 lines.append(f"for(;{name}+{width}<={hi};{name}+={width}){{{''.join(scope.lines)}}}\n")
-        if width == 1 or not divides(width, v.size):
+        if width > 1 and self._has_tail():
+            self.body.widths.add(TAIL)
+            scope = Scope(parent, [(v, name), *extra], TAIL, v)
+            emit(scope, "t")
+            lines.append(f"for(;{name}+{TAIL}<={hi};{name}+={TAIL}){{{''.join(scope.lines)}}}\n")
+        if width == 1 or not divides(TAIL if self._has_tail() else width, v.size):
             scope = Scope(parent, [(v, name), *extra], 1, None)
             emit(scope)
             lines.append(f"for(;{name}<{hi};{name}++){{{''.join(scope.lines)}}}\n")

@@ -441,6 +441,7 @@ class CallProgram:
         self._symbols = tuple(i for i, name in enumerate(program.inputs) if name not in program.buffers)
         if program.env is not None:
             exec(compile(writer.layout(), filename, "exec"), {"torch": torch, **SIZES}, scope)
+        self._nbytes: dict[tuple[int, ...], int] = {}  # of scratch memory, by the symbols' values
         self._layout: Callable[..., Any] | None = scope.get("layout")
         self._static = tuple(sorted({self._inputs[ref.name] for ref in writer.bound.values()}))
         limits = {kind: 4 * count for kind, count in writer.pool.items()}
@@ -528,7 +529,11 @@ class CallProgram:
         nbytes = self._writer.scratch_size
         if self._layout is not None:
             sizes = tuple([inputs[i] for i in self._symbols])
-            nbytes = memory.roomy(self._layout(*sizes)[0])
+            nbytes = self._nbytes.get(sizes)
+            if nbytes is None:
+                if len(self._nbytes) >= 1024:
+                    self._nbytes.clear()
+                nbytes = self._nbytes[sizes] = memory.roomy(self._layout(*sizes)[0])
         block = self._arena.acquire(nbytes)
         try:
             known = self._instances.get(block)
