@@ -88,6 +88,8 @@ class Config:
     # Generated C++ is built with GCC's address and undefined-behaviour sanitizers, and planned buffers are allocations of their
     # own (DYNAMOTOR_SANITIZE=1; `make sanitize` preloads what that needs): the first wrong access ends the process with a report.
     sanitize: bool = False
+    # Every compiled graph runs beside eager, over poisoned and guarded memory; the first node that differs is named (tests do).
+    check: bool = False
     # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/log.py.
     debug: int = 0
     log: str = ""
@@ -102,6 +104,7 @@ def _from_environment() -> Config:
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
         sanitize=_flag("DYNAMOTOR_SANITIZE", False),
+        check=_flag("DYNAMOTOR_CHECK", False),
         isa=os.environ.get("DYNAMOTOR_ISA", ""),
         cache_dir=_default_cache_dir(),
         debug=int(debug) if debug.isdigit() else 0,

@@ -20,6 +20,7 @@ from ..lower.lowering import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall
+from .checked import Checked, checkable, copy_of
 from .folded import FoldedCall
 from .gpu_program import GpuProgram
 from .program import build_program
@@ -41,6 +42,13 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
     device, why_not = device_of(gm)
     if why_not:
         return _on_aten_kernels(gm, device, why_not)
+    if config.check and not cuda_graphs and checkable(gm):
+        original = copy_of(gm)
+        return Checked(_compile_aten(gm, info, device, cuda_graphs), original, gm)
+    return _compile_aten(gm, info, device, cuda_graphs)
+
+
+def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cuda_graphs: bool) -> Compiled:
     on_gpu = device.type == "cuda" or config.target == "triton"
     if on_gpu and "shape_env" in gm.meta:
         info, kept = specialised(gm, info)

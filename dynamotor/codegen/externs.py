@@ -16,7 +16,7 @@ from ..lower.program import ExternStep
 aten = torch.ops.aten
 
 
-def _row_major_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
+def row_major_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
     """A convolution's backward on a CPU with row-major operands."""
     if x.device.type == "cpu":
         grad, x = grad.contiguous(), x.contiguous()
@@ -42,7 +42,7 @@ _ALIASING_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, 
 def callable_of(step: ExternStep) -> tuple[str, Callable[..., Any]]:
     """A name for the generated text and the callable that it stands for."""
     if _overwrites_memory(step):
-        return "row_major_backward", _row_major_backward
+        return "row_major_backward", row_major_backward
     target = step.out_variant or step.target
     if not isinstance(target, torch._ops.OpOverload):
         name = getattr(target, "__name__", "")

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,10 @@ class FoldedCall:
         self._state: tuple[Any, tuple[torch.Tensor, ...]] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        return self.program(*inputs, *self.constants(inputs))
+
+    def constants(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What was split off, for what the static inputs hold now."""
         sources = [inputs[i] for i in self._sources]
         key = self._key(sources)
         state = self._state
@@ -43,7 +47,7 @@ class FoldedCall:
             with torch.inference_mode(False), _below_autograd():
                 made = zip(self._compute(*sources), self._specs, strict=True)
                 state = self._state = (key, tuple([_as_compiled(tensor, spec) for tensor, spec in made]))
-        return self.program(*inputs, *state[1])
+        return state[1]
 
     def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes] | None:
         """What the sources hold, as a hash, where they lie and how often they were written; None (compute again) when the hash

@@ -49,7 +49,7 @@ class GpuWriter(Writer):
         row = (step.function, len(step.args), step.ints)
         name = next((known for known, other in self.launches.items() if other == row), None)
         name = name or self.unique(f"k{len(self.launches)}")
-        self.launches[name] = row
+        self.launches[name], self.labels[name] = row, f"dynamotor::{step.function.name}"
         if step.function.name not in self.facts:
             given = step.args[:-1] if step.function.scratch else step.args
             nbytes = sum(s.extent * s.dtype.itemsize for s in (self.program.buffers[n].spec for n in dict.fromkeys(given)))

@@ -34,7 +34,7 @@ from ..graph.sizes import Size, equal, hint, is_symbolic
 from ..graph.spec import CPU, TensorSpec
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
 from ..runtime import build, launch, memory
-from . import cpp, externs
+from . import checked, cpp, externs
 
 _view = torch._C._dynamo.guards._reinterpret_tensor
 SIZES = {"floordiv": operator.floordiv, "mod": operator.mod}  # beside min and max, what `Size`s print in
@@ -42,6 +42,7 @@ KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of i
 UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
 Shape = tuple[int, ...]
 _below_autograd = torch._C._AutoDispatchBelowAutograd
+_profiler_is_on = torch.autograd._profiler_enabled
 
 
 def refs(value: Any) -> Iterator[BufRef]:
@@ -71,6 +72,11 @@ def _nbytes(spec: TensorSpec) -> int | Size:
         steps = zip(spec.shape, spec.stride, strict=True)
         return (1 + sum((size - 1) * stride for size, stride in steps)) * spec.dtype.itemsize
     return spec.extent * spec.dtype.itemsize
+
+
+def _guarded(spec: TensorSpec) -> int:
+    """Bytes of a buffer in check mode: up to the next aligned place, and as many behind it that nobody may write."""
+    return -(-spec.extent * spec.dtype.itemsize // memory.ALIGNMENT) * memory.ALIGNMENT + memory.GUARD
 
 
 def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: Shape, offset: int) -> torch.Tensor:
@@ -138,6 +144,11 @@ def _copied(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def _recorded(label: str, kernel: Callable[..., None], *args: Any) -> None:
+    with torch._C._profiler._RecordFunctionFast(label):
+        kernel(*args)
+
+
 def _written(tensors: list[torch.Tensor]) -> None:
     """Move the version counters of inputs that were written through pointers, as an in-place op does."""
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
@@ -145,7 +156,7 @@ def _written(tensors: list[torch.Tensor]) -> None:
 
 # What the program's text calls besides kernels and ops, by name. No op, kernel or buffer gets one of these names.
 HELPERS: dict[str, Any] = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "copied": _copied, "written": _written}
-_LATER = ("take", "new", "on_device", "current_stream", "stream", "call", "given", "_")
+_LATER = ("take", "new", "check", "watch", "on_device", "current_stream", "stream", "call", "given", "_")
 _RESERVED = {*HELPERS, *SIZES, *_LATER, *keyword.kwlist, *dir(builtins)}
 
 
@@ -167,6 +178,7 @@ class Writer:
     def __init__(self, program: Program, info: GraphInfo, device: torch.device = CPU) -> None:
         self.program, self.info, self.device = program, info, device
         self.static = {program.inputs[i] for i in info.static_inputs if i < len(program.inputs)}
+        self.watched = config.check and program.env is None and not config.sanitize  # hooks stand around each step, guard bytes behind each buffer
         self.takes = info.kind == "backward"  # inputs come in a list that is emptied: each is freed after its last use
         self.given = program.buffers.keys() & set(program.inputs) - self.static if self.takes else set()
         self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
@@ -175,6 +187,7 @@ class Writer:
         self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
         self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
         self.functions: dict[str, cpp.CFunction] = {}
+        self.labels: dict[str, str] = {}  # global -> what a profile calls the kernel
         self.pool: Counter[tuple[int, torch.dtype]] = Counter()
         self.lines: list[str] = []
         self._names: dict[Any, str] = {}
@@ -204,8 +217,11 @@ class Writer:
                     first.setdefault(held, at)
                     self._last[held] = at
         self.holds = holds
+        for name in self.outputs & holds.keys():  # copied out at the very end
+            self._last.update(dict.fromkeys(holds[name], len(self.program.steps) - 1))
         temps = [buffer for buffer in self.program.buffers.values() if buffer.name in first and self._in_scratch(buffer)]
-        lifetimes = [memory.Lifetime(b.name, _nbytes(b.spec), first[b.name], self._last[b.name]) for b in temps]
+        nbytes = _guarded if self.watched else _nbytes
+        lifetimes = [memory.Lifetime(b.name, nbytes(b.spec), first[b.name], self._last[b.name]) for b in temps]
         inplace: dict[str, list[str]] = {}
         for step in self.program.steps:
             if isinstance(step, LoopStep):
@@ -213,6 +229,13 @@ class Writer:
                     inplace.setdefault(written, []).append(read)
         plan = memory.plan_slots if self.program.env is not None else memory.plan_offsets
         self.offsets, self.scratch_size = plan(lifetimes, inplace)
+        self.plan: checked.Plan | None = None
+        if self.watched:
+            stops = {b.name: self.offsets[b.name] + _nbytes(b.spec) for b in temps}
+            ends = {life.name: self.offsets[life.name] + life.nbytes for life in lifetimes}
+            self.plan = checked.Plan(self.offsets, stops, ends, first, self._last)
+        if config.verify and self.program.env is None:
+            memory.verify_plan(lifetimes, self.offsets, inplace)
         for buffer in temps:
             self.scratch[buffer.name] = BufRef.whole(buffer)
 
@@ -289,7 +312,7 @@ class Writer:
             row = (function.name, len(step.args), step.ints)
             name = next((known for known, other in self.kernels.items() if other == row), None)
             name = name or self.unique(f"k{len(self.kernels)}")
-            self.kernels[name] = row
+            self.kernels[name], self.labels[name] = row, f"dynamotor::{function.name}"
             self._kernel_names[key] = name
         yield f"{name}({', '.join((*step.args, *step.symbols))})" + (f"  # {step.note}" if step.note else "")
 
@@ -366,7 +389,11 @@ class Writer:
                 if self.program.buffers[name].kind not in ("input", "const"):
                     self.lines.append(self.new_result(name))
                     made.add(name)
+            if self.watched:
+                self.lines.append(f"check.before({at})")
             self.lines.extend(self.loop(step) if isinstance(step, LoopStep) else self.extern(step))
+            if self.watched:
+                self.lines.append(f"check.after({at}, locals())")
             dead = sorted(n for n in touched & (self._fresh | self.given) - self.outputs
                           if self._last[n] == at and not _makes(step, n))
             if dead:
@@ -388,6 +415,8 @@ class Writer:
             unused = sorted(self.given - self.outputs - self._last.keys())
             unpack = [f"{names}{',' if len(self.program.inputs) == 1 else ''} = given"] if names else []
             head = ["def call(given):", *unpack, "given.clear()", *([f"del {', '.join(unused)}"] if unused else [])]
+        if self.watched:
+            head.append("check = watch()")
         return "\n    ".join([*head, *self.lines]) + "\n"
 
 
@@ -447,6 +476,7 @@ class CallProgram:
         limits = {kind: 4 * count for kind, count in writer.pool.items()}
         self._pool = memory.new_pool(limits if program.env is None else {}, 4 * max(writer.pool.values(), default=1))
         self._globals: dict[str, Any] | None = None
+        self._checks = checked.StepChecks(writer.program, writer.plan) if writer.plan is not None else None
         self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], _Instance]] = weakref.WeakKeyDictionary()
         self._replacement: Callable[..., Any] | None = None
         self._arena = self._memory()
@@ -487,6 +517,9 @@ class CallProgram:
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return
+        if self._checks is not None:
+            for name in {"new", "take"} & shared.keys():
+                shared[name] = functools.partial(checked.fresh, shared[name])
         self._globals = shared
 
     def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
@@ -505,12 +538,19 @@ class CallProgram:
             if config.sanitize:
                 home, start = apart.setdefault(ref.name, memory.Block(_nbytes(spec))), 0
             scope[name] = home.tensor(start + ref.offset * spec.dtype.itemsize, ref.shape, ref.stride, ref.dtype)
+        if self._checks is not None:
+            scope["watch"] = functools.partial(self._checks.watch, block, scope)
         return _Instance(types.FunctionType(self._code, scope, "call"), scope)
 
     def _rebind(self, instance: _Instance, inputs: Sequence[torch.Tensor]) -> None:
         """Remake the views of static inputs, whose memory has moved."""
         for name, ref in self._writer.bound.items():
             instance.scope[name] = make_view(inputs[self._inputs[ref.name]], ref, self._specs[ref.name])
+
+    def _labelled(self, scope: dict[str, Any]) -> Callable[..., Any]:
+        """The function with kernels that show in a profile."""
+        named = {name: functools.partial(_recorded, label, scope[name]) for name, label in self._writer.labels.items()}
+        return types.FunctionType(self._code, {**scope, **named}, "call")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self._run(inputs)
@@ -548,10 +588,11 @@ class CallProgram:
             if pointers != instance.pointers:
                 self._rebind(instance, inputs)
                 instance.pointers = pointers
+            call = instance.call if not _profiler_is_on() else self._labelled(instance.scope)
             with _below_autograd():
                 if self._writer.takes:
-                    return instance.call(inputs if type(inputs) is list else list(inputs))
-                return instance.call(*inputs)
+                    return call(inputs if type(inputs) is list else list(inputs))
+                return call(*inputs)
         finally:
             if config.reuse_memory:
                 self._arena.release(block)

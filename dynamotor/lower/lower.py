@@ -57,7 +57,7 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
     returned = {o.name for o in outputs if isinstance(o, BufRef)}
     buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
-    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)), ctx.env)
+    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)), ctx.env, ctx.values)
     for instance in instances(program, everywhere=config.verify):
         verify_program(instance)
     return program

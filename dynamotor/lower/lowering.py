@@ -102,6 +102,7 @@ class Lowering:
         self.node: fx.Node | None = None
         self.spec: Any = None
         self.mutated: list[str] = []
+        self.values: dict[str, BufRef] = {}
         self.on_gpu = config.target == "triton"  # or some tensor of the graph lies on one
         self._names: Counter[str] = Counter()
 
@@ -456,6 +457,7 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
     targets = {env[n.args[0]].ref.name for n in copies}
     outputs = tuple(_output(ctx, n, env, targets) for n in flat_outputs)
     _mutate(ctx, copies, env, targets)
+    ctx.values = {n.name: v.ref for n, v in env.items() if isinstance(v, Value) and v.ref is not None and n.op != "placeholder"}
     return ctx, inputs, outputs
 
 

@@ -103,6 +103,8 @@ class Program:
     """Steps in order over buffers. `inputs[i]` is the buffer of placeholder i, or the name of the symbol that it holds.
 
     mutations: input buffers that steps write. Shapes, strides and offsets hold `Size`s of these symbols.
+
+    values: where the values of the graph's nodes lie, by name, as far as they have memory.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Program:
     outputs: tuple[BufRef | int | float | bool | Size | None, ...]
     mutations: tuple[str, ...] = ()
     env: ShapeEnv | None = None
+    values: dict[str, BufRef] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"def {self.name}({', '.join(self.inputs)}):"]

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ..base.errors import InternalError
 from ..graph.sizes import Size, divides, equal, hint, known
 
 ALIGNMENT = 64
@@ -30,10 +31,18 @@ ALIGNMENT = 64
 SMALL = 64 * 1024
 _PROBES = 8
 _KINDS = 16  # sizes of results for which storages are kept, where they differ between calls
+GUARD = ALIGNMENT  # bytes behind each planned buffer that nobody may write, in check mode
 
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor
 _use_count = torch._C._storage_Use_Count
 new_tensor = torch._C._dynamo.guards._empty_strided_cpu
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fresh memory filled with ones: NaN, -1, or a bool that is neither 0 nor 1."""
+    if tensor.numel():
+        torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).fill_(0xFF)
+    return tensor
 
 
 _HUGE = 2 << 20  # bytes of a huge page on x86-64
@@ -96,6 +105,21 @@ class _FreeList:
         if at > 0 and sum(self.ranges[at - 1]) == offset:
             before = self.ranges[at - 1]
             self.ranges[at - 1 : at + 1] = [(before[0], before[1] + size)]
+
+
+def verify_plan(lifetimes: Sequence[Lifetime], offsets: Mapping[str, int], inplace: Mapping[str, Sequence[str]]) -> None:
+    """Raise when two buffers of one step share memory, but for one that takes over what ends where it begins."""
+    ordered = sorted(lifetimes, key=lambda one: one.start)
+    for k, later in enumerate(ordered):
+        for earlier in ordered[:k]:
+            together = later.start <= earlier.end and offsets[later.name] < offsets[earlier.name] + earlier.nbytes and (
+                offsets[earlier.name] < offsets[later.name] + later.nbytes)
+            taken_over = earlier.end == later.start and earlier.name in inplace.get(later.name, ()) and (
+                offsets[earlier.name] == offsets[later.name])
+            if together and not taken_over:
+                raise InternalError("DM923", f"the buffers {earlier.name} and {later.name} were planned into the same memory",
+                                    why=f"{earlier} at {offsets[earlier.name]}, {later} at {offsets[later.name]}",
+                                    cure="report the program; dynamotor.config.reuse_memory does not help here")
 
 
 def plan_offsets(lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[str]] | None = None) -> tuple[dict[str, int], int]:

@@ -167,6 +167,18 @@ def test_a_result_that_shows_scratch_memory_is_copied():
     torch.testing.assert_close(first, 2 * x[: N // 2])
 
 
+def test_scratch_that_a_result_shows_is_kept_until_it_is_copied():
+    twice = loop("twice", "in0[i] * 2", N, 1)
+    buffers = {"x": (f32(N), "input"), "t": (f32(N), "temp"), "s": (f32(N // 2), "output"), "u": (f32(N), "temp"),
+               "y": (f32(N), "output")}
+    program = make(buffers, [step(twice, "x", "t"), ExternStep(aten.slice.Tensor, (whole("t", N), 0, 0, N // 2), {}, ("s",)),
+                             step(loop("other", "in0[i] + 7", N, 1), "x", "u"), step(twice, "u", "y")], ["s", "y"])
+    x = torch.randn(N)
+    s, y = program(x)
+    torch.testing.assert_close(s, 2 * x[: N // 2])
+    torch.testing.assert_close(y, 2 * (x + 7))
+
+
 def test_mutated_inputs_move_their_version():
     program = make({"x": (f32(N), "input"), "y": (f32(N), "input")}, [step(loop("twice", "in0[i] * 2", N, 1), "x", "y")],
                    [], mutations=["y"])

@@ -1,0 +1,321 @@
+"""The check mode (`config.check`, DYNAMOTOR_CHECK=1): a compiled graph runs beside eager, over memory that tells of mistakes.
+
+Planned memory holds NaN before a buffer's first and after its last step, and bytes behind each buffer stay as they are
+(`StepChecks`). Each call's results and written inputs are compared with the aten graph, run node by node (`Checked`); where
+they differ, the call is repeated with every buffer compared, so that the first node that differs is named.
+
+>>> call = Checked(call, copy_of(gm), optimised_gm, info)
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base.errors import InternalError, UserLine
+from ..base.events import counters
+from ..graph.op_facts import is_collective
+from ..lower.lowering import COPY_
+from ..lower.program import ExternStep, Program
+from ..runtime.memory import poison
+from .externs import is_custom, row_major_backward
+from .folded import FoldedCall
+
+Values = dict[fx.Node, Any]
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_CURE = "report the program; backend='aot_eager' runs it without the native compiler"
+# How far a result may lie from eager's, relative to its largest element, before it is looked at in float64.
+TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 1e-2,
+             torch.bfloat16: 4e-2}
+# What is saved for a backward may lie in another order than eager's, where a view is a copy and oneDNN may overwrite memory.
+_RELAXED = {torch.ops.aten.view.default: torch.reshape, torch.ops.aten._unsafe_view.default: torch.reshape,
+            torch.ops.aten.convolution_backward.default: row_major_backward}
+_EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+          torch.complex64: torch.complex128}
+# Ops whose result jumps where their argument hardly changes: there rounding alone may change whole elements.
+_JUMPS = {"gt", "lt", "ge", "le", "eq", "ne", "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "floor_divide", "fmod",
+          "remainder", "argmax", "argmin", "max", "min", "sort", "topk", "median", "kthvalue", "mode", "cummax", "cummin",
+          "bernoulli", "rand", "threshold_backward", "max_pool2d_with_indices", "max_pool3d_with_indices", "bucketize",
+          "adaptive_max_pool2d", "fractional_max_pool2d", "searchsorted", "nonzero", "heaviside", "isclose", "histc"}
+_reference: ContextVar[dict[str, tuple[fx.Node, Any]] | None] = ContextVar("dynamotor.reference", default=None)
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph as it is now; passes rewrite `gm` in place."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Planned memory, by buffer: where its bytes start, where they end, where those that guard it end; first and last steps."""
+
+    starts: dict[str, int]
+    stops: dict[str, int]
+    ends: dict[str, int]
+    first: dict[str, int]
+    last: dict[str, int]
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+class StepChecks:
+    """What is looked at around each step of one program; `watch(block, scope)` gives the hooks of one call."""
+
+    def __init__(self, program: Program, plan: Plan) -> None:
+        self.steps, steps = program.steps, range(len(program.steps))
+        self.plan, start = plan, plan.starts
+        live = [[n for n in start if plan.first[n] <= at <= plan.last[n]] for at in steps]
+        behind = [[i for n in names for i in range(plan.stops[n], plan.ends[n])] for names in live]
+        self.guards = [torch.tensor(places, dtype=torch.int64) for places in behind]
+        # A buffer may take over the memory of one that ends in the step where it begins.
+        first = [{start[n]: n for n in live[at] if plan.first[n] == at} for at in steps]
+        last = [{start[n]: n for n in live[at] if plan.last[n] == at} for at in steps]
+        self.begins = [[n for o, n in first[at].items() if last[at].get(o, n) == n] for at in steps]
+        self.ends = [[n for o, n in last[at].items() if first[at].get(o, n) == n] for at in steps]
+        self.ends[-1:] = [[]]  # results that show planned memory are copied behind the last step
+        made = {name: at for at, step in enumerate(program.steps) for name in _makes(step)}
+        nodes = {ref: name for name, ref in program.values.items()}  # of two that share memory, the later
+        self.values = [[(name, ref) for ref, name in nodes.items() if made.get(ref.name) == at] for at in steps]
+
+    def watch(self, block: Any, scope: dict[str, Any]) -> StepWatch:
+        return StepWatch(self, block.bytes, scope)
+
+
+def _makes(step: Any) -> tuple[str, ...]:
+    return (*filter(None, step.outs), *step.mutates) if isinstance(step, ExternStep) else step.writes
+
+
+class StepWatch:
+    """The hooks that a call program in check mode calls around each step."""
+
+    def __init__(self, checks: StepChecks, memory: torch.Tensor, scope: dict[str, Any]) -> None:
+        self.checks, self.memory, self.scope = checks, memory, scope
+
+    def before(self, at: int) -> None:
+        """Poison the memory of buffers that begin with this step."""
+        plan = self.checks.plan
+        for name in self.checks.begins[at]:
+            self._poison(name)
+            self.memory[plan.stops[name] : plan.ends[name]].fill_(0xA5)
+
+    def _poison(self, name: str) -> None:
+        self.memory[self.checks.plan.starts[name] : self.checks.plan.stops[name]].fill_(0xFF)
+
+    def after(self, at: int, local: dict[str, Any]) -> None:
+        """Look at the guard bytes, compare what the step made, poison what ends with it."""
+        step = self.checks.steps[at]
+        if self.checks.guards[at].numel() and not bool((self.memory[self.checks.guards[at]] == 0xA5).all()):
+            what = f"{step.target}" if isinstance(step, ExternStep) else f"the kernel of {step.note}"
+            raise InternalError("DM921", f"{what} wrote beyond the memory of its buffers", why="guard bytes changed",
+                                where=getattr(step, "where", None), cure=_CURE)
+        reference = _reference.get()
+        for name, ref in self.checks.values[at] if reference is not None else ():
+            buffer = local.get(ref.name, self.scope.get(ref.name))
+            if name in reference and isinstance(buffer, torch.Tensor):
+                node, want = reference[name]
+                got = torch.as_strided(buffer.view(ref.dtype), ref.shape, ref.stride, buffer.storage_offset() + ref.offset)
+                if (why := difference(got, want)) is not None:
+                    raise _differs(f"the value of {node} = {node.target}", why, node.meta.get("where"))
+        for name in self.checks.ends[at]:
+            self._poison(name)
+
+
+_lent: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+
+
+def fresh(make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """New memory for a result: nobody holds it, and it is poisoned."""
+    tensor = make(*args)
+    held = _lent.get(tensor.data_ptr()) if tensor.numel() else None
+    if held is not None and held.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+        raise InternalError("DM923", "memory of a result that is still held was handed out again",
+                            why=f"{held.dtype}{list(held.shape)}", cure=_CURE)
+    _lent[tensor.data_ptr()] = tensor
+    return poison(tensor)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+class Checked:
+    """A compiled graph whose every call is compared with `original`, the aten graph that it was compiled from.
+
+    optimised: the graph that was lowered, whose nodes have the names that buffers are known by.
+    """
+
+    def __init__(self, call: Callable[..., Any], original: fx.GraphModule, optimised: fx.GraphModule) -> None:
+        self.call, self.original, self.optimised = call, original, optimised
+        nodes = list(original.graph.nodes)
+        self.inputs = [node for node in nodes if node.op == "placeholder"]
+        copies = [node for node in nodes if node.target is COPY_ and node.args[0].op == "placeholder"]
+        self.written = {self.inputs.index(node.args[0]): node for node in copies}
+        self.results = next(node for node in reversed(nodes) if node.op == "output").args[0]
+        self.free = _arbitrary(nodes)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        counters["check"]["calls"] += 1
+        given = self._private(inputs)
+        state = torch.get_rng_state()
+        try:
+            reference: Values | Exception = evaluate(self.original, self._private(inputs))
+        except Exception as error:
+            reference = error
+        torch.set_rng_state(state)
+        results = self.call(*inputs)
+        if isinstance(reference, Exception):
+            raise _differs("a compiled graph", f"eager raises {type(reference).__name__}: {reference}", None) from reference
+        made = zip((*self.results, *self.written.values()), (*results, *(inputs[i] for i in self.written)), strict=True)
+        for node, got in made:
+            if isinstance(node, fx.Node) and node not in self.free:
+                want = reference[node]
+                why = difference(got, want)
+                if why is not None and not self._is_rounding(node, got, want, given, reference):
+                    self._blame(given, state)
+                    raise _differs(f"the result of {node} = {node.target}", f"{why}; each step alone computes what it should",
+                                   node.meta.get("where"))
+        return tuple(results)
+
+    def taking(self, inputs: list[Any]) -> tuple[Any, ...]:
+        """A call that empties the list."""
+        given = tuple(inputs)
+        inputs.clear()
+        return self(*given)
+
+    def _private(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs, those that the graph writes as copies."""
+        return [_copy(x) if i in self.written else x for i, x in enumerate(inputs)]
+
+    def _is_rounding(self, node: fx.Node, got: Any, want: Any, given: Sequence[Any], reference: Values) -> bool:
+        """Whether both are as far from what float64 gives, or rounding may change whole elements here and few are."""
+        if not isinstance(got, torch.Tensor) or got.shape != want.shape or got.dtype != want.dtype:
+            return False
+        packets = set(map(_packet, self.original.graph.nodes))
+        off = _far(got, want)
+        if packets & _JUMPS and off.sum() <= max(1, off.numel() // 50):
+            return True
+        if got.dtype is torch.float64:  # a gradient that is zero but for rounding
+            largest = max((float(v.abs().nan_to_num(0, 0, 0).max()) for v in reference.values()
+                           if isinstance(v, torch.Tensor) and v.dtype is torch.float64 and v.numel()), default=0.0)
+            return float((got - want).abs().max()) <= 1e-12 * largest
+        if got.dtype not in _WIDER:
+            return False
+        try:
+            exact = evaluate(self.original, [_wide(x) for x in self._private(given)], reference)[node]
+        except Exception:  # not every op knows float64
+            return False
+        ours, eagers = (float((_wide(x) - exact).abs().nan_to_num(0, 0, 0).max()) for x in (got, want))
+        scale = float(exact.abs().nan_to_num(0, 0, 0).max())
+        return torch.equal(got.isfinite(), want.isfinite()) and ours <= 8 * eagers + 16 * torch.finfo(got.dtype).eps * scale
+
+    def _blame(self, given: Sequence[Any], state: torch.Tensor) -> None:
+        """Repeat the call with each buffer compared; raises for the first node that differs."""
+        now = torch.get_rng_state()
+        torch.set_rng_state(state)
+        inputs = self._private(given)
+        constants = self.call.constants(inputs) if isinstance(self.call, FoldedCall) else ()
+        token = _reference.set({node.name: (node, v) for node, v in evaluate(self.optimised, [*inputs, *constants]).items()})
+        try:
+            torch.set_rng_state(state)
+            self.call(*self._private(given))
+        finally:
+            _reference.reset(token)
+            torch.set_rng_state(now)
+
+
+def checkable(gm: fx.GraphModule) -> bool:
+    """Whether a graph may run twice: collectives meet other ranks, custom ops and generators may have effects."""
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    generators = (arg for node in calls for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, torch.Generator))
+    return next(generators, None) is None and not any(is_collective(n.target) or is_custom(n.target) for n in calls)
+
+
+def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], drawn: Values | None = None) -> Values:
+    """Every node's value, op by op. `drawn`: values of the nodes that draw random numbers, computed in float64 around them."""
+    values: Values = {}
+    given: Iterator[Any] = iter(inputs)
+    copies: list[tuple[fx.Node, torch.Tensor, torch.Tensor]] = []
+    with _below_autograd():
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = operator.attrgetter(str(node.target))(gm)
+            elif node.target is COPY_ and node.args[0].op == "placeholder":  # behind everything that reads what was there
+                copies.append((node, values[node.args[0]], _copy(values[node.args[1]])))
+            elif node.op == "call_function":
+                if drawn is not None and _draws(node):
+                    values[node] = _wide(drawn[node])
+                    continue
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                if drawn is not None:
+                    args, kwargs = torch.utils._pytree.tree_map(lambda x: _WIDER.get(x, x) if isinstance(x, torch.dtype) else x,
+                                                                (args, kwargs))
+                values[node] = _RELAXED.get(node.target, node.target)(*args, **kwargs)
+        for node, target, source in copies:
+            values[node] = target.copy_(source)
+    return values
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or "dynamotor.rand" in str(node.target)
+
+
+def _wide(x: Any) -> Any:
+    return x.to(_WIDER[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDER else x
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x.detach())
+
+
+_EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
+
+
+def _packet(node: fx.Node) -> str:
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+
+
+def _arbitrary(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Nodes whose values come from memory that the program itself leaves as it is (`torch.empty`)."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        if _packet(node) in _EMPTY or found.intersection(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _far(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """Which elements differ, by more than rounding relative to the largest one."""
+    if not (got.dtype.is_floating_point or got.dtype.is_complex):
+        return got != want
+    a, b = _wide(got), _wide(want)
+    same = (a == b) | ((a != a) & (b != b))
+    scale = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
+    return ~same & ~((a - b).abs() <= TOLERANCE[got.dtype] * scale + 1e-30)
+
+
+def difference(got: Any, want: Any) -> str | None:
+    """In words, how far a value is from eager's; None when it is not."""
+    if not isinstance(got, torch.Tensor) or not isinstance(want, torch.Tensor):
+        return None if type(got) is type(want) and (got == want or got != got) else f"{got!r}, and not {want!r}"
+    if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
+        return f"{got.dtype}{list(got.shape)}, and not {want.dtype}{list(want.shape)}"
+    if got.layout is not torch.strided or not (got.dtype in TOLERANCE or got.dtype in _EXACT):
+        return None
+    off = _far(got, want)
+    count = int(off.sum())
+    if not count:
+        return None
+    place = tuple(int(i) for i in off.nonzero()[0])
+    return f"{count} of {off.numel()} elements differ, the first at {place}: {got[place].item()}, and not {want[place].item()}"
+
+
+def _differs(what: str, why: str, where: UserLine | None) -> InternalError:
+    return InternalError("DM922", f"{what} is not eager's", why=why, where=where, cure=_CURE)
