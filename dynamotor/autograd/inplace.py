@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch._ops import OpOverload
 
 from ..graph.op_facts import facts
 from ..graph.shapes import UnsupportedOp
+from ..graph.spec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -52,3 +55,19 @@ def _search(func: OpOverload) -> OpOverload:
 
 def _types(func: OpOverload) -> list[str]:
     return [str(argument.type) for argument in func._schema.arguments]
+
+
+def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorSpec]) -> None:
+    """Leave a write that eager refuses to eager: into memory that several elements share, or that an operand shares in part.
+
+    func: its functional form. read: the operands that lie in the same storage. Raises UnsupportedOp.
+    """
+    if any(size > 1 and stride == 0 for size, stride in zip(written.shape, written.stride, strict=True)):
+        raise UnsupportedOp("DM213", f"{func} writes memory that several elements share", cure="clone() the tensor first")
+    elementwise = facts(func).pointwise or func is aten.copy_.default  # each element is read before it is written
+    start, stop = written.offset, written.offset + written.extent
+    for other in read:
+        dense = written.extent == written.numel and other.extent == other.numel
+        same = elementwise and (other.offset, other.shape, other.stride) == (written.offset, written.shape, written.stride)
+        if dense and not same and start < other.offset + other.extent and other.offset < stop:
+            raise UnsupportedOp("DM213", f"{func} reads memory that it writes in other places", cure="clone() the operand first")

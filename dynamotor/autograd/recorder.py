@@ -23,7 +23,7 @@ from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
 from ..graph.sym_int import from_torch, to_torch
 from .functional import LAZY_FLAGS, Alias, base, like, read, slices_of, write
-from .inplace import functional_form
+from .inplace import functional_form, refuse_overlap
 
 aten = torch.ops.aten
 
@@ -206,9 +206,16 @@ class GraphRecorder:
 
     def _record_write(self, func: OpOverload, about: OpFacts, args: tuple, kwargs: dict[str, Any]) -> Any:
         form = functional_form(func)
+        self.refuse_overlap(form, args)
         result = self.record(form, _with_defaults(form, args), kwargs)
         self.assign(args[0], result)
         return args[0]
+
+    def refuse_overlap(self, func: OpOverload, args: tuple) -> None:
+        """Leave writes that eager refuses to eager; sizes that are not known yet overlap in unknown ways."""
+        if self.sizes is None and isinstance(args[0], ShapeTensor):
+            target, *others = [self.alias_of(a) for a in args if isinstance(a, ShapeTensor)]
+            refuse_overlap(func, target.spec, [other.spec for other in others if other.memory is target.memory])
 
     def assign(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Make `value` the contents of `target`, as `target.copy_(value)` does."""
@@ -289,6 +296,7 @@ def _lazy_sign(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) 
 @record_rule(aten.copy_.default)
 def _copy(recorder: GraphRecorder, func: OpOverload, target: torch.Tensor, source: torch.Tensor,
           non_blocking: bool = False) -> torch.Tensor:
+    recorder.refuse_overlap(func, (target, source))
     recorder.assign(target, source)
     return target
 

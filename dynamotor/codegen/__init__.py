@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,9 @@ from .specialise import Picking, specialised
 from .triton_plan import CannotPlan
 
 Compiled = Callable[..., tuple[Any, ...]]
+# Expressions are interned, and memos are filled, for one graph at a time: backwards compile on whatever thread runs them first.
+_lowering = threading.RLock()
+os.register_at_fork(after_in_child=_lowering._at_fork_reinit)  # the thread that held it is not in the child
 
 
 def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False) -> Compiled:
@@ -42,6 +47,12 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
     device, why_not = device_of(gm)
     if why_not:
         return _on_aten_kernels(gm, device, why_not)
+    with _lowering:
+        return _checked(gm, info, device, cuda_graphs)
+
+
+def _checked(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cuda_graphs: bool) -> Compiled:
+    """Compiled, and under `config.check` run beside the graph as it was."""
     if config.check and not cuda_graphs and checkable(gm):
         original = copy_of(gm)
         return Checked(_compile_aten(gm, info, device, cuda_graphs), original, gm)

@@ -1,0 +1,88 @@
+"""Writes into memory that several elements share, or that an operand shares in part, raise as in eager; other `out=` and writes work."""
+
+import warnings
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor.base.events import counters
+
+REFUSED = {
+    "expanded add_": lambda x: x[:1].expand(3, 6).add_(1),
+    "expanded mul_ of an intermediate": lambda x: (x[:1] * 1).expand(3, 6).mul_(2),
+    "expanded copy_": lambda x: x[:1].expand(5, 6).copy_(x * 2),
+    "expanded out": lambda x: torch.add(x, 1, out=torch.empty(1, 6).expand(5, 6)),
+    "shifted add_": lambda x: x[1:].add_(x[:-1]),
+    "shifted copy_": lambda x: x[1:].copy_(x[:-1]),
+    "shifted assignment": lambda x: x.__setitem__(slice(1, None), x[:-1]),
+    "shifted out": lambda x: torch.add(x[:-1], 1, out=x[1:]),
+    "transposed": lambda x: (y := x[:5, :5] * 1).add_(y.t()),
+    "scatter of itself": lambda x: x.scatter_(0, torch.zeros(5, 6, dtype=torch.int64), x),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    fn = REFUSED[name]
+    with pytest.raises(RuntimeError, match="unsupported operation"):
+        fn(torch.randn(5, 6))
+    fast = dynamotor.compile(fn)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="unsupported operation"):
+            fast(torch.randn(5, 6))
+
+
+@pytest.mark.parametrize("fn", [torch.relu_, lambda x: x.add_(1), lambda x: x.mul_(x), lambda x: torch.add(x, 1, out=x)])
+def test_an_expanded_input_is_not_written(fn):
+    for run in (fn, dynamotor.compile(fn)):
+        with pytest.raises(RuntimeError, match="unsupported operation"):
+            run(torch.randn(1, 6).expand(5, 6))
+
+
+ALLOWED = {
+    "itself": lambda x: x.add_(x),
+    "another part": lambda x: x[:2].add_(x[2:4]),
+    "every second": lambda x: x[:, ::2].mul_(x[:, 1::2]),
+    "expanded fill_": lambda x: x[:1].expand(3, 6).fill_(2),
+    "expanded zero_": lambda x: x[:1].expand(3, 6).zero_(),
+    "copy of itself": lambda x: x.copy_(x),
+    "an expanded operand": lambda x: x.add_(x.sum(0, keepdim=True).expand(5, 6)),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_allowed(name):
+    before = counters["fallback"]["aot.DM213"]
+    fn, x = ALLOWED[name], torch.randn(5, 6)
+    a, b = x.clone(), x.clone()
+    want, got = fn(a), dynamotor.compile(fn)(b)
+    torch.testing.assert_close((got, b), (want, a))
+    assert "fill_" in name or "zero_" in name or counters["fallback"]["aot.DM213"] == before
+
+
+OUTS = {
+    "sort": lambda x, v, i: torch.sort(x, out=(v, i)),
+    "max": lambda x, v, i: torch.max(x, 1, out=(v, i)),
+    "topk": lambda x, v, i: torch.topk(x, 2, out=(v, i)),
+    "add": lambda x, v, i: torch.add(x, 1, out=v),
+    "mm": lambda x, v, i: torch.mm(x, x.t(), out=v),
+    "cat": lambda x, v, i: torch.cat([x, x], out=v),
+    "sum": lambda x, v, i: torch.sum(x, 0, out=v),
+    "inv": lambda x, v, i: torch.linalg.inv(x[:, :5], out=v),
+}
+
+
+@pytest.mark.parametrize("size", [(0,), (3, 3), (50, 60)])
+@pytest.mark.parametrize("name", OUTS)
+def test_out_of_another_size(name, size):
+    fn, fast = OUTS[name], dynamotor.compile(OUTS[name])
+    x = torch.randn(5, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # eager warns when it resizes memory that is not empty
+        for _ in range(2):
+            made = [(torch.empty(size), torch.empty(size, dtype=torch.int64)) for _ in range(2)]
+            want, got = fn(x, *made[0]), fast(x, *made[1])
+            torch.testing.assert_close(tuple(got) if isinstance(got, tuple) else got, tuple(want) if isinstance(want, tuple) else want)
+            assert [t.shape for t in made[1]] == [t.shape for t in made[0]]
+            torch.testing.assert_close(made[1][0], made[0][0], equal_nan=True)
