@@ -68,7 +68,7 @@ class Plan:
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 class StepChecks:
-    """What is looked at around each step of one program; `watch(block, scope)` gives the hooks of one call."""
+    """What is looked at around each step of one program; `watch(block)` gives the hooks of one call."""
 
     def __init__(self, program: Program, plan: Plan) -> None:
         self.steps, steps = program.steps, range(len(program.steps))
@@ -82,23 +82,23 @@ class StepChecks:
         self.begins = [[n for o, n in first[at].items() if last[at].get(o, n) == n] for at in steps]
         self.ends = [[n for o, n in last[at].items() if first[at].get(o, n) == n] for at in steps]
         self.ends[-1:] = [[]]  # results that show planned memory are copied behind the last step
-        made = {name: at for at, step in enumerate(program.steps) for name in _makes(step)}
+        made = {name: at for at, step in enumerate(program.steps) for name in makes(step)}
         nodes = {ref: name for name, ref in program.values.items()}  # of two that share memory, the later
         self.values = [[(name, ref) for ref, name in nodes.items() if made.get(ref.name) == at] for at in steps]
 
-    def watch(self, block: Any, scope: dict[str, Any]) -> StepWatch:
-        return StepWatch(self, block.bytes, scope)
+    def watch(self, block: Any) -> StepWatch:
+        return StepWatch(self, block.bytes)
 
 
-def _makes(step: Any) -> tuple[str, ...]:
+def makes(step: Any) -> tuple[str, ...]:
     return (*filter(None, step.outs), *step.mutates) if isinstance(step, ExternStep) else step.writes
 
 
 class StepWatch:
     """The hooks that a call program in check mode calls around each step."""
 
-    def __init__(self, checks: StepChecks, memory: torch.Tensor, scope: dict[str, Any]) -> None:
-        self.checks, self.memory, self.scope = checks, memory, scope
+    def __init__(self, checks: StepChecks, memory: torch.Tensor) -> None:
+        self.checks, self.memory = checks, memory
 
     def before(self, at: int) -> None:
         """Poison the memory of buffers that begin with this step."""
@@ -110,7 +110,7 @@ class StepWatch:
     def _poison(self, name: str) -> None:
         self.memory[self.checks.plan.starts[name] : self.checks.plan.stops[name]].fill_(0xFF)
 
-    def after(self, at: int, local: dict[str, Any]) -> None:
+    def after(self, at: int, made: dict[str, Any]) -> None:
         """Look at the guard bytes, compare what the step made, poison what ends with it."""
         step = self.checks.steps[at]
         if self.checks.guards[at].numel() and not bool((self.memory[self.checks.guards[at]] == 0xA5).all()):
@@ -119,7 +119,7 @@ class StepWatch:
                                 where=getattr(step, "where", None), cure=_CURE)
         reference = _reference.get()
         for name, ref in self.checks.values[at] if reference is not None else ():
-            buffer = local.get(ref.name, self.scope.get(ref.name))
+            buffer = made.get(ref.name)
             if name in reference and isinstance(buffer, torch.Tensor):
                 node, want = reference[name]
                 got = torch.as_strided(buffer.view(ref.dtype), ref.shape, ref.stride, buffer.storage_offset() + ref.offset)

@@ -393,7 +393,9 @@ class Writer:
                 self.lines.append(f"check.before({at})")
             self.lines.extend(self.loop(step) if isinstance(step, LoopStep) else self.extern(step))
             if self.watched:
-                self.lines.append(f"check.after({at}, locals())")
+                unread = () if isinstance(step, LoopStep) else {n for n in step.outs if n and not self._is_read(n, step)}
+                names = [name for name in checked.makes(step) if name not in unread]
+                self.lines.append(f"check.after({at}, dict({', '.join(f'{name}={name}' for name in names)}))")
             dead = sorted(n for n in touched & (self._fresh | self.given) - self.outputs
                           if self._last[n] == at and not _makes(step, n))
             if dead:
@@ -539,7 +541,7 @@ class CallProgram:
                 home, start = apart.setdefault(ref.name, memory.Block(_nbytes(spec))), 0
             scope[name] = home.tensor(start + ref.offset * spec.dtype.itemsize, ref.shape, ref.stride, ref.dtype)
         if self._checks is not None:
-            scope["watch"] = functools.partial(self._checks.watch, block, scope)
+            scope["watch"] = functools.partial(self._checks.watch, block)
         return _Instance(types.FunctionType(self._code, scope, "call"), scope)
 
     def _rebind(self, instance: _Instance, inputs: Sequence[torch.Tensor]) -> None:
