@@ -178,7 +178,8 @@ class Writer:
     def __init__(self, program: Program, info: GraphInfo, device: torch.device = CPU) -> None:
         self.program, self.info, self.device = program, info, device
         self.static = {program.inputs[i] for i in info.static_inputs if i < len(program.inputs)}
-        self.watched = config.check and program.env is None and not config.sanitize  # hooks stand around each step, guard bytes behind each buffer
+        # Check mode: hooks stand around each step, guard bytes behind each planned buffer.
+        self.watched = config.check and program.env is None and not config.sanitize
         self.takes = info.kind == "backward"  # inputs come in a list that is emptied: each is freed after its last use
         self.given = program.buffers.keys() & set(program.inputs) - self.static if self.takes else set()
         self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
