@@ -24,9 +24,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from dynamotor.base.registry import Registry
+from dynamotor.graph.kernel_checks import kernel_settings
 from dynamotor.graph.spec import TensorSpec
 
-from .source import Cell, CellContents, Missing, Source, TypeAttr
+from .source import Cell, CellContents, Const, Missing, Source, TypeAttr
 
 _SAME_BY_VALUE = frozenset({int, str, bytes, range, torch.device, torch.dtype, torch.layout, torch.memory_format, types.CodeType})
 _SEQUENCES = frozenset({tuple, list, torch.Size})
@@ -393,6 +394,29 @@ class MroIs(Guard):
         return self.mro
 
 
+@dataclass(frozen=True)
+class KernelSettings(Guard):
+    """PyTorch's settings that choose kernels, and with them strides or errors: which attention, oneDNN, cuDNN, threads."""
+
+    settings: tuple[Any, ...]
+    bits: int  # the same as the C program reads them, or -1
+    code = "kernel_settings"
+
+    @staticmethod
+    def current(bits: int) -> KernelSettings:
+        """The guard that holds now; `bits` is `_C.kernel_settings()`."""
+        return KernelSettings(Const(None, "PyTorch's settings"), kernel_settings(), bits)
+
+    def check_value(self, value: Any) -> bool:
+        return kernel_settings() == self.settings
+
+    def explain(self, value: Any) -> str:
+        return f"the settings of attention, oneDNN, cuDNN and threads are {kernel_settings()}, were {self.settings}"
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.bits
+
+
 _mro_of = type.__dict__["__mro__"].__get__
 
 
@@ -615,7 +639,7 @@ AnyGuard = Guard | Ambient
 # The rows by the name that the C program knows; csrc/guards.c has an evaluator for each.
 rows: Registry[str, type] = Registry("guard")
 for _row in (TypeIs, IdIs, ConstEquals, TensorMatch, Length, DictKeys, MissingKey, MissingTypeAttr, MissingAttr, CellEmpty,
-             SameObject, Distinct, NoOverlap, Apart, Ambient, Answer, MroIs):
+             SameObject, Distinct, NoOverlap, Apart, Ambient, Answer, MroIs, KernelSettings):
     rows.add(_row.code, _row)
 
 

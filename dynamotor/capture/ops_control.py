@@ -292,8 +292,9 @@ def reraise(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("CHECK_EXC_MATCH")
 def check_exc_match(frame: Frame, instr: Instr, target: int) -> None:
-    kinds = frame.stack.pop().as_constant()
-    frame.stack.append(Constant(issubclass(frame.stack[-1].python_type(), kinds)))
+    kinds, cls = frame.stack.pop().as_constant(), frame.stack[-1].python_type()
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    frame.stack.append(Constant(any(frame.trace.derives(cls, kind) for kind in kinds)))
 
 
 @opcode("CLEANUP_THROW")
@@ -362,7 +363,7 @@ def match_class(frame: Frame, instr: Instr, target: int) -> None:
     trace = frame.trace
     names = frame.stack.pop().as_constant()
     cls, subject = frame.stack.pop(), frame.stack.pop()
-    if not issubclass(subject.python_type(), cls.as_constant()):
+    if not trace.truth(trace.call(trace.make(isinstance), [subject, cls])):
         frame.stack.append(Constant(None))
         return
     positional: list[Any] = []

@@ -89,6 +89,14 @@ class Protocol:
         cache[(cls, name)] = raw
         return raw
 
+    def derives(self, cls: type, kind: Any) -> bool:
+        """Whether `kind` is in the method resolution order of a class; guarded."""
+        if not isinstance(kind, type):
+            return self.real_call(isinstance, None, kind).as_constant()  # raises what isinstance() does
+        if not trusted_class(cls):
+            self.reader.guard_bases(cls)
+        return kind in type.__dict__["__mro__"].__get__(cls)
+
     def type_attr_value(self, cls: type, name: str, raw: Any) -> Value:
         """The value of what `type_attr` found."""
         if trusted_class(cls):

@@ -90,7 +90,7 @@ def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
         return True
     hook = trace.type_attr(type(kind), "__instancecheck__")
     if hook is _TYPE_INSTANCE:
-        return derives(trace, cls, kind) or _claims(trace, value, cls, kind)
+        return trace.derives(cls, kind) or _claims(trace, value, cls, kind)
     if isinstance(hook, types.FunctionType) and hook.__module__ not in _ASKED_HOOKS:
         return trace.truth(trace.call(trace.make(hook), [kinds, value]))
     real = value.real()
@@ -134,28 +134,19 @@ def _claims(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
             _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))):
         return False
     claimed = trace.getattr(value, "__class__").as_constant()
-    return claimed is not cls and isinstance(claimed, type) and derives(trace, claimed, kind)
+    return claimed is not cls and isinstance(claimed, type) and trace.derives(claimed, kind)
 
 
 def _is_subclass(trace: Trace, value: Value, kinds: Value) -> bool:
     cls, kind = value.as_constant(), kinds.as_constant()
     hook = trace.type_attr(type(kind), "__subclasscheck__")
     if hook is _TYPE_SUBCLASS and isinstance(cls, type):
-        return derives(trace, cls, kind)
+        return trace.derives(cls, kind)
     if isinstance(hook, types.FunctionType) and hook.__module__ not in _ASKED_HOOKS:
         return trace.truth(trace.call(trace.make(hook), [kinds, value]))
     if isinstance(cls, type) and trusted_class(cls) and _is_trusted(kind):
         return trace.real_call(issubclass, cls, kind).as_constant()
     return _ask(trace, Const(kind, str(kind)), kind, f"having the subclass {cls!r}", lambda now: issubclass(cls, now))
-
-
-def derives(trace: Trace, cls: type, kind: Any) -> bool:
-    """Whether `kind` is in the method resolution order of a class; guarded."""
-    if not isinstance(kind, type):
-        return trace.real_call(isinstance, None, kind).as_constant()  # raises what isinstance() does
-    if not trusted_class(cls):
-        trace.reader.guard_bases(cls)
-    return kind in type.__dict__["__mro__"].__get__(cls)
 
 
 _TYPE_INSTANCE, _TYPE_SUBCLASS = type.__dict__["__instancecheck__"], type.__dict__["__subclasscheck__"]
@@ -165,12 +156,12 @@ _ASKED_HOOKS = frozenset(("abc", "typing", "enum"))  # these are asked as a whol
 @builtin_rule(_TYPE_INSTANCE)
 def _type_instancecheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     cls, kind = args[1].python_type(), args[0].as_constant()
-    return Constant(derives(trace, cls, kind) or _claims(trace, args[1], cls, kind))
+    return Constant(trace.derives(cls, kind) or _claims(trace, args[1], cls, kind))
 
 
 @builtin_rule(_TYPE_SUBCLASS)
 def _type_subclasscheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(derives(trace, args[1].as_constant(), args[0].as_constant()))
+    return Constant(trace.derives(args[1].as_constant(), args[0].as_constant()))
 
 
 @builtin_rule(type)

@@ -63,6 +63,26 @@ static void read_state(Ambient *now) {
 }
 
 
+/* Settings that choose kernels, as bits, and the number of threads above them; -1 when this build exports them not all. */
+int64_t kernel_settings(void) {
+    static const char *const names[N_KERNEL_SETTINGS] = {
+        "_ZNK2at7Context19userEnabledFlashSDPEv", "_ZNK2at7Context26userEnabledMemEfficientSDPEv",
+        "_ZNK2at7Context18userEnabledMathSDPEv", "_ZNK2at7Context19userEnabledCuDNNSDPEv", "_ZNK2at7Context17userEnabledMkldnnEv",
+        "_ZNK2at7Context16userEnabledCuDNNEv",
+    };
+    static bool (*settings[N_KERNEL_SETTINGS])(const void *context);
+    static int (*threads)(void);
+    if (threads == NULL) {
+        for (int i = 0; i < N_KERNEL_SETTINGS; i++)
+            if ((settings[i] = torch_symbol(names[i])) == NULL) return -1;
+        if (!torch_state.ready || (threads = torch_symbol("_ZN2at15get_num_threadsEv")) == NULL) return -1;
+    }
+    const void *context = torch_state.global_context();
+    int64_t bits = 0;
+    for (int i = 0; i < N_KERNEL_SETTINGS; i++) bits |= (int64_t)settings[i](context) << i;
+    return bits | (int64_t)threads() << N_KERNEL_SETTINGS;
+}
+
 static int state_is(PyObject *state) {
     PyObject *now = PyObject_CallMethod(state, "current", NULL);
     int equal = now != NULL ? PyObject_RichCompareBool(now, state, Py_EQ) : -1;

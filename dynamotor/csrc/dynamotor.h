@@ -98,6 +98,8 @@ typedef struct {
     bool grad_mode, inference_mode, autocast_cache, deterministic, in_modes, fast;
 } Ambient;
 
+enum { N_KERNEL_SETTINGS = 6 };
+int64_t kernel_settings(void);
 int ambient_capture(Ambient *ambient, PyObject *state); /* 0 or -1 */
 bool ambient_matches(Ambient *ambient);
 int ambient_init(PyObject *module, PyObject *torch);

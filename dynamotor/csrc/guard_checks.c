@@ -117,6 +117,9 @@ bool check_holds(const Check *check, PyObject *value) {
     case CHECK_MISSING_TYPE_ATTR: holds = PyType_Check(value) && _PyType_Lookup((PyTypeObject *)value, check->data) == NULL; break;
     case CHECK_MISSING_ATTR: holds = lacks_attribute(value, check->data); break;
     case CHECK_CELL_EMPTY: holds = cell_is_empty(value, check->number); break;
+    case CHECK_KERNEL_SETTINGS:
+        holds = check->number >= 0 ? kernel_settings() == check->number : call_says_yes(check->slow, value, NULL);
+        break;
     case CHECK_MRO_IS: return has_mro(value, check->data);
     case CHECK_PREDICATE: holds = call_says_yes(check->data, value, NULL); break;
     default: break;

@@ -7,7 +7,7 @@ static const char *STEP_NAMES[N_STEPS] = {
 };
 static const char *CHECK_NAMES[N_CHECKS] = {
     "type_is", "id_is", "const_equals", "tensor_match", "length", "dict_keys", "missing_key", "missing_type_attr",
-    "missing_attr", "cell_empty", "predicate", "mro_is", "same", "distinct", "no_overlap", "apart", "sizes",
+    "missing_attr", "cell_empty", "predicate", "mro_is", "kernel_settings", "same", "distinct", "no_overlap", "apart", "sizes",
 };
 
 static int name_index(PyObject *name, const char *const *names, int n) {
@@ -235,6 +235,7 @@ static int parse_indices(PyObject *sequence, int limit, int **out, int *n) {
 static int parse_check_data(GuardProgram *program, Check *check) {
     switch (check->kind) {
     case CHECK_LENGTH:
+    case CHECK_KERNEL_SETTINGS:
     case CHECK_CELL_EMPTY: check->number = PyLong_AsSsize_t(check->data); break;
     case CHECK_TENSOR_MATCH: return tensor_facts_from(check->data, &check->facts);
     case CHECK_SAME:
@@ -428,7 +429,13 @@ static PyObject *is_plain_access(PyObject *module, PyObject *found) {
     return PyBool_FromLong(wrapped == (void *)PyObject_GenericGetAttr || wrapped == (void *)PyObject_GenericSetAttr);
 }
 
+static PyObject *settings_now(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(kernel_settings());
+}
+
 static PyMethodDef guards_functions[] = {
+    {"kernel_settings", settings_now, METH_NOARGS, "kernel_settings() -> PyTorch's settings that choose kernels, as a number, or -1"},
     {"is_plain_access", is_plain_access, METH_O, "is_plain_access(slot wrapper) -> whether it is object's own lookup or store"},
     {NULL, NULL, 0, NULL},
 };

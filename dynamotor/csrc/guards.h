@@ -20,7 +20,7 @@ typedef enum {
 /* One for each row in capture/guards.py, by its code. */
 typedef enum {
     CHECK_TYPE_IS, CHECK_ID_IS, CHECK_CONST_EQUALS, CHECK_TENSOR_MATCH, CHECK_LENGTH, CHECK_DICT_KEYS, CHECK_MISSING_KEY,
-    CHECK_MISSING_TYPE_ATTR, CHECK_MISSING_ATTR, CHECK_CELL_EMPTY, CHECK_PREDICATE, CHECK_MRO_IS,
+    CHECK_MISSING_TYPE_ATTR, CHECK_MISSING_ATTR, CHECK_CELL_EMPTY, CHECK_PREDICATE, CHECK_MRO_IS, CHECK_KERNEL_SETTINGS,
     CHECK_SAME, CHECK_DISTINCT, CHECK_NO_OVERLAP, CHECK_APART, CHECK_SIZES, /* these relate nodes and run last */
     N_CHECKS
 } CheckKind;
@@ -49,7 +49,7 @@ typedef struct SizeProgram SizeProgram;
 typedef struct {
     CheckKind kind;
     int node;
-    Py_ssize_t number;  /* length, cell index, the other node of `same`, how many of `apart` are written */
+    Py_ssize_t number;  /* length, cell index, the other node of `same`, how many of `apart` are written, kernel settings */
     PyObject *data;     /* what the row encoded */
     PyObject *slow;     /* tensor_match: the row's own check_value */
     TensorFacts facts;  /* tensor_match */

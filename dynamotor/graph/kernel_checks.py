@@ -29,11 +29,23 @@ _FILLS = frozenset(("full", "full_like", "new_full", "fill", "fill_", "scalar_te
                     "index_fill_", "scatter", "scatter_", "masked_fill", "masked_fill_"))
 _NUMBERS = ("value", "fill_value", "s")  # what the number is called
 _ANY_DTYPE = frozenset(("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding"))  # not worth asking
+_INDICES = frozenset(("index", "indices", "target", "mask", "attn_mask", "offsets", "offset2bag", "bag_size", "maximum_indices"))
 _ALIKE = frozenset((aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor))
 _LIMIT = 1 << 16  # elements that a question may cost
 
 _checks: dict[OpOverload, tuple[Check, ...]] = {}
 _answers: dict[Any, Exception | None] = {}
+
+
+# What these run, and so where errors come from and how results lie in memory, is chosen by settings.
+CHOOSING = frozenset((aten.convolution.default, aten._fused_sdp_choice.default, aten.mkldnn_rnn_layer.default))
+
+
+def kernel_settings() -> tuple[Any, ...]:
+    """PyTorch's settings that choose kernels: attention's, oneDNN, cuDNN, threads."""
+    c = torch._C
+    return (c._get_flash_sdp_enabled(), c._get_mem_efficient_sdp_enabled(), c._get_math_sdp_enabled(), c._get_cudnn_sdp_enabled(),
+            c._get_mkldnn_enabled(), c._get_cudnn_enabled(), torch.get_num_threads())
 
 
 def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -58,6 +70,8 @@ def _choose(func: OpOverload) -> tuple[Check, ...]:
         found.append(_ask_fill)
     if torch.Tag.pointwise in func.tags or about.pointwise or func in _ALIKE:
         found.append(_ask_element)
+    elif about.random and about.writes:
+        found.append(_ask_nothing)
     elif not about.random and not about.data_dependent and name not in _ANY_DTYPE:
         found.append(_ask_dtypes)
     return tuple(found)
@@ -68,6 +82,11 @@ def _refuse_assertion(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
 
 
 # Kernels that are asked ------------------------------------------------------------------------------------------------------
+def _ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A draw into a tensor: without elements it looks at its numbers and leaves the generator alone."""
+    _ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype))
+
+
 def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """A map: one element says what all would."""
     def element(tensor: torch.Tensor) -> Any:
@@ -80,10 +99,12 @@ def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Anything else, unless its first tensor is of the one floating-point dtype (and there are indices or masks)."""
+    """Anything else, unless its tensors are of one floating-point dtype, but for indices and masks."""
     tensors = list(_tensors((args, tuple(kwargs.values()))))
-    floating = [t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex]
-    if not tensors or (tensors[0].dtype in floating and len(set(floating)) == 1) or sum(_spec(t).numel for t in tensors) > _LIMIT:
+    named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
+    dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
+    usual = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point
+    if usual or not tensors or sum(_spec(t).numel for t in tensors) > _LIMIT:
         return
 
     def make(spec: TensorSpec) -> torch.Tensor:

@@ -155,7 +155,8 @@ def _choose_attention(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
     def key_of(value: Any) -> Any:
         return (value.spec.hinted(), value.requires_grad) if isinstance(value, ShapeTensor) else value
 
-    key = (tuple(map(key_of, args)), tuple((name, key_of(value)) for name, value in kwargs.items()))
+    named = tuple((name, key_of(value)) for name, value in kwargs.items())
+    key = kernel_checks.kernel_settings(), tuple(map(key_of, args)), named
     if key not in _sdp_choices:
         _sdp_choices[key] = func(*map(real, args), **{name: real(value) for name, value in kwargs.items()})
     return _sdp_choices[key]
@@ -184,17 +185,19 @@ class _Mode(TorchDispatchMode):
         return self.handler(func, args, kwargs or {})
 
 
-@contextlib.contextmanager
-def shape_mode() -> Iterator[None]:
+class shape_mode(_Mode):  # noqa: N801  (a context manager)
     """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them, and an op raises
-    what eager's kernel would."""
-    with _Mode(_checked):
-        yield
+    what eager's kernel would. `reads_settings` says whether an op was met for which settings choose the kernel."""
 
+    def __init__(self) -> None:
+        super().__init__(self._checked)
+        self.reads_settings = False
 
-def _checked(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    kernel_checks.check(func, args, kwargs)
-    return infer(func, args, kwargs)
+    def _checked(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        kernel_checks.check(func, args, kwargs)
+        if func in kernel_checks.CHOOSING:
+            self.reads_settings = True
+        return infer(func, args, kwargs)
 
 
 @contextlib.contextmanager

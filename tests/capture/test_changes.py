@@ -226,6 +226,41 @@ def sized_by_a_new_method():
 
 
 @fact
+def a_class_pattern():
+    class Base(abc.ABC):  # noqa: B024
+        pass
+    thing = Plain()
+
+    def read(x):
+        match thing:
+            case Base():
+                return x + 1
+        return x - 1
+    return read, [lambda: Base.register(Plain)]
+
+
+@fact
+def the_bases_of_an_exception():
+    class First(Exception):
+        pass
+
+    class Second(Exception):
+        pass
+
+    class Own(First):
+        pass
+
+    def read(x):
+        try:
+            raise Own
+        except First:
+            return x + 1
+        except Second:
+            return x - 1
+    return read, [lambda: setattr(Own, "__bases__", (Second,))]
+
+
+@fact
 def callable_of_an_object():
     class Thing:
         pass

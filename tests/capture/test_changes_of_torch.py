@@ -245,3 +245,20 @@ def test_a_leaf_in_the_place_of_a_result_may_not_be_written():
                 compiled(make(p))
         else:
             assert torch.equal(compiled(make(p)), want)
+
+
+def attention_that_has_no_kernel():
+    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION)
+
+
+@pytest.mark.parametrize("setting", [attention_that_has_no_kernel, lambda: torch.backends.mkldnn.flags(enabled=False)])
+def test_settings_that_choose_kernels(setting):
+    conv = nn.Conv2d(2, 2, 3)
+
+    def read(x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x) + conv(x).mean()
+    compiled, x = dynamotor.compile(read), torch.randn(1, 2, 8, 8)
+    for within in (contextlib.nullcontext, setting, contextlib.nullcontext):
+        with within():
+            got, want = outcome(compiled, x), outcome(read, x)
+            assert got is want if isinstance(want, type) else torch.allclose(got, want, atol=1e-6)

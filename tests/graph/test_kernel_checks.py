@@ -48,6 +48,7 @@ BYTES = {
     "pad": lambda x: F.pad(x, (1, 1), value=300), "nan": lambda x: x.int().fill_(float("nan")),
     "complex": lambda x: x.float().fill_(1j), "half": lambda x: x.half().masked_fill(x > 1, -1e9),
     "full of halves": lambda x: torch.full((3,), 1e10, dtype=torch.half),
+    "range of a draw": lambda x: x.float().uniform_(5, 2), "deviation of a draw": lambda x: x.float().normal_(5, -2),
     "alpha": lambda x: torch.add(x, x, alpha=2.5), "iadd of floats": lambda x: x.__iadd__(torch.ones(3)),
 }
 DTYPES = {
@@ -80,6 +81,21 @@ def test_eagers_error_is_raised(name):
     with pytest.raises(type(eager.value)) as compiled:
         dynamotor.compile(fn)(make())
     assert type(compiled.value) is type(eager.value) and str(compiled.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("classes", [2, 5, 9])
+@pytest.mark.parametrize("x", [torch.tensor([0, 4, 1]), torch.tensor([[3, -1]]), torch.tensor([1], dtype=torch.int32)])
+def test_one_hot_looks_at_its_classes(x, classes):
+    def fn(x):
+        return F.one_hot(x, classes) * 2
+    try:
+        want = fn(x)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError) as raised:
+            dynamotor.compile(fn)(x)
+        assert str(raised.value) == str(error)
+    else:
+        assert torch.equal(dynamotor.compile(fn, fullgraph=True)(x), want)
 
 
 @pytest.mark.parametrize("fn", [

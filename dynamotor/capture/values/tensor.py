@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ... import _C
 from ...base.errors import DynamotorError
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.spec import TensorSpec
 from ..breaks import Unsupported, unsupported
-from ..guards import Apart, IdIs, MissingKey, NoOverlap, are_apart
+from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
 from ..source import DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
@@ -419,7 +420,7 @@ def torch_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]
         run = getattr(torch.Tensor, target) if isinstance(target, str) else target
     known = tensor_values(trace)
     before = _versions(trial_args, trial_kwargs)
-    result = trial(target, run, trial_args, trial_kwargs)
+    result = trial(trace, target, run, trial_args, trial_kwargs)
     written = before != _versions(trial_args, trial_kwargs)
     if written and any(version(data) != then for data, then in trace.__dict__.get("_data_of_tensors", ())):
         raise _data_written()
@@ -441,11 +442,14 @@ def torch_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]
     return result_value(trace, node, result)
 
 
-def trial(target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a torch function on ShapeTensors. What cannot be run there breaks the graph."""
     try:
-        with shape_mode():
-            return run(*args, **kwargs)
+        with shape_mode() as mode:
+            result = run(*args, **kwargs)
+        if mode.reads_settings:
+            trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
+        return result
     except DataDependent as error:
         raise unsupported("data-dependent", f"{target_name(target)} needs the data of a tensor", str(error.what),
                           cure="keep the value in tensors (torch.where, masks), or compute it outside") from error
