@@ -305,13 +305,28 @@ class Compiler:
             more = trace.sizes.specialised()
             return self._trace(args, kwnames, {**fixed, **more}) if more else self._raises(raised, trace, kwnames, ambient)
         except Unsupported as stop:
-            more = trace.sizes.specialised()
+            more = trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames)
             if more:
                 return self._trace(args, kwnames, {**fixed, **more})
             note_break(stop.reason)
             if self.strict:
                 raise stop.reason.error() from None
             return self._broken(stop, trace, args, kwnames, ambient)
+
+    def _needed_as_numbers(self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...],
+                           kwnames: tuple[str, ...]) -> Mapping[Source, Assumption]:
+        """All symbols, if the trace gets further without them: PyTorch's own Python code may know nothing of symbols."""
+        numbers = sizes.as_numbers(stop.reason.where)
+        if not numbers or stop.reason.kind != "unsupported-op":
+            return {}
+        try:
+            with preserved_modes():
+                self._run(Trace(policy=self.policy, fixed={**sizes.fixed, **numbers}), args, kwnames)
+        except Unsupported as again:
+            return {} if (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where) else numbers
+        except Raised:
+            pass
+        return numbers
 
     def _raises(self, raised: Raised, trace: Trace, kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
         """The program raises, as far as the capture can tell: eager raises it, with the user's own traceback."""

@@ -232,6 +232,13 @@ class TraceSizes:
             return None
         return SizesHold(next(iter(read.values())), tuple(read.items()), dict(self.bounds), tuple(self.facts.items()), guards)
 
+    def as_numbers(self, where: UserLine | None) -> dict[Source, Assumption]:
+        """All sources of sizes, each with the assumption that it is the number that it is now."""
+        symbols = {symbol: source for symbol, source in self.sources.items() if symbol in self.bounds}
+        found = {source: Size({(symbol,): 1}, self.env) for symbol, source in symbols.items()}
+        found |= {source: expr for source, expr in self.facts.items() if type(source) is SizeOf}
+        return {source: Assumption("==", self.env.lift(expr - expr.hint), where) for source, expr in found.items()}
+
     def report(self) -> list[str]:
         """For people, a line each: the symbols, what equals them, what was assumed, and why other sizes are numbers."""
         row = self.row()
