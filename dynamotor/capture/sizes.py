@@ -50,6 +50,11 @@ class SizePolicy:
         """Whether two sizes were different at some call."""
         return frozenset((a, b)) in self.apart or any(n[a] != n[b] for n in self.seen.values() if a in n and b in n)
 
+    def follows(self, source: Source, value: int) -> bool:
+        """Whether a size that is met for the first time is what a varying one was: a cache is as long as the first prompt."""
+        return not any(source in numbers for numbers in self.seen.values()) and any(
+            numbers.get(other) == value for numbers in self.seen.values() for other in self.varying)
+
     def again(self) -> SizePolicy:
         """The same choices for another callable, of which nothing is known yet."""
         return SizePolicy(self.dynamic, self.symbolic)
@@ -128,7 +133,8 @@ class TraceSizes:
         return spec
 
     def _size(self, source: Source, value: int, mark: bool | tuple[int, int] | None) -> Size | int:
-        wanted = source in self.policy.varying or self.policy.dynamic if mark is None else mark
+        policy = self.policy
+        wanted = mark if mark is not None else policy.dynamic or source in policy.varying or policy.follows(source, value)
         if not wanted or value < 2 or value >= LARGEST or source in self.fixed:
             return value
         lo, hi = mark if type(mark) is tuple else (2, INFINITY)

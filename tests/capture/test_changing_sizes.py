@@ -280,3 +280,18 @@ def test_random_programs_with_size_arithmetic(seed: int) -> None:
         b, n = pick.choice(sizes), pick.choice(sizes)
         calls.append((torch.randn(b, n, dtype=torch.float64), torch.randn(n, dtype=torch.float64), pick.choice((2, 2, 5, 9, -3, 0, 1))))
     check(random_sizes.program(seed), calls, backend="aot_eager" if seed % 6 == 0 else "eager", dynamic=(None, True)[seed % 2])
+
+
+def test_a_growing_cache_is_general_from_its_first_call() -> None:
+    def step(x: Any, cache: Any) -> Any:
+        keys = x if cache is None else torch.cat([cache["keys"], x], 1)
+        return (x @ keys.transpose(1, 2)).softmax(-1) @ keys, {"keys": keys}
+
+    compiled = dynamotor.compile(step, backend="eager")
+    for prompt in (5, 9, 7):
+        x, cache, eager_cache = torch.randn(2, prompt, 4), None, None
+        for _ in range(6):
+            (y, cache), (want, eager_cache) = compiled(x, cache), step(x, eager_cache)
+            assert torch.equal(y, want) and torch.equal(cache["keys"], eager_cache["keys"])
+            x = y[:, -1:].contiguous()
+    assert counters["frames"]["captured"] == 3  # a prompt, a step with a cache, other prompts
