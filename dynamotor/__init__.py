@@ -5,17 +5,20 @@
 """
 
 from .base import platform as _platform  # noqa: F401  # isort: skip  (first: raises a coded error where nothing can work)
-from .api import compile, compile_fx, disable, reset
+from .api import compile, compile_fx, cudagraph_mark_step_begin, disable, reset
 from .backends import list_backends, register_backend
 from .base.config import config
 from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, UsageError
 from .base.events import counters
+from .capture.marks import allow_in_graph, assume_constant_result, disallow_in_graph, is_compiling
 from .capture.sizes import mark_dynamic, mark_static
+from .capture.stance import run, set_stance
 from .tools.explain import explain
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "compile", "compile_fx", "config", "counters",
-    "disable", "explain", "list_backends", "mark_dynamic", "mark_static", "register_backend", "reset",
+    "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "allow_in_graph", "assume_constant_result",
+    "compile", "compile_fx", "config", "counters", "cudagraph_mark_step_begin", "disable", "disallow_in_graph", "explain",
+    "is_compiling", "run", "set_stance", "list_backends", "mark_dynamic", "mark_static", "register_backend", "reset",
 ]

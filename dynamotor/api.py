@@ -168,6 +168,11 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> 
     return compile(gm, fullgraph=True) if needs_capture else resolve("native")(gm, list(example_inputs))
 
 
+def cudagraph_mark_step_begin() -> None:
+    """For programs written for torch.compile. Nothing has to be marked here: the memory of a replayed graph's results is used
+    again when nobody holds them (docs/gpu.md)."""
+
+
 def reset() -> None:
     """Forget all compiled code, counters and pooled memory; the next call of each compiled callable compiles again."""
     for dispatcher in list(_dispatchers):

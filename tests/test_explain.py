@@ -63,4 +63,4 @@ def test_ops_that_eager_runs_between_compiled_parts_are_named():
     compiled = dynamotor.compile(Recurrent())
     for _ in range(2):
         text = str(dynamotor.explain(compiled)(x))
-        assert "in eager PyTorch: an op" in text and "DM238" in text, text
+        assert "in eager PyTorch: a part (op)" in text and "DM238" in text, text

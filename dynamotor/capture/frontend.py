@@ -20,14 +20,24 @@ import torch
 from .. import _C
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import CaptureError, DynamotorError, InternalError
+from ..base.errors import CaptureError, DynamotorError, InternalError, UsageError
 from ..base.events import Event, collect, counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
-from . import ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers, torch_rules
+from . import (
+    ops_control,
+    ops_stack,
+    rules_builtins,
+    rules_containers,
+    rules_copy,
+    rules_library,
+    rules_numpy,
+    rules_transformers,
+    torch_rules,
+)
 from .breaks import BreakReason, Stop, Unsupported
 from .cut import ResumePoint, cut_points, emit_break
 from .dispatch import arg_sources, make_entry, miss_reason
@@ -36,13 +46,14 @@ from .inner_frames import InnerFrames
 from .output import Codegen
 from .sizes import SizePolicy, SizesHold, TraceSizes
 from .source import Const, Source
+from .stance import stance
 from .trace import Trace
 from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 
 # Importing these registers their opcodes, call rules and value kinds.
-REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_transformers,
-              torch_rules, context, instances, klass, nn_module, tensor, torch_function)
+REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_numpy,
+              rules_transformers, torch_rules, context, instances, klass, nn_module, tensor, torch_function)
 
 
 
@@ -125,6 +136,11 @@ class Compiler:
         n_positional = len(args) - len(kwnames)
         if context.foreign_modes():  # a user's mode wants to see the ops that eager runs
             counters["frames"]["mode"] += 1
+            return self.eager(args, kwnames)
+        if stance() != "default":
+            if stance() == "fail_on_recompile":
+                raise UsageError("DM111", f"{self.name} would be compiled", why="the stance is fail_on_recompile",
+                                 cure="call it with such arguments before set_stance")
             return self.eager(args, kwnames)
         with _compiling:
             found = self.entry_for(dispatcher, args, n_positional, kwnames)
@@ -250,6 +266,7 @@ class Compiler:
         if self.strict or config.verify:
             raise error
         counters["frames"]["failed"] += 1
+        emit("fallback", what="function", name=self.name, reason=str(error), code=error.code)
         warn_once(f"internal-{id(self)}", f"{error}\n  {self.name} runs eager")
         dispatcher.disabled = True
 
@@ -495,9 +512,8 @@ def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Ba
 
 def eager_texts(events: Iterable[Event]) -> list[str]:
     """What "fallback" events say eager PyTorch runs."""
-    return [f"{'an op' if e.data.get('what') == 'op' else 'a graph'}"
-            + (f" at {e.data['where']}" if e.data.get("where") else "") + f": {e.data.get('reason')}"
-            for e in events if e.data.get("what") in ("op", "graph")]
+    return [f"a part ({e.data['what']})" + (f" at {e.data['where']}" if e.data.get("where") else "") + f": {e.data['reason']}"
+            for e in events if e.data.get("what") in ("op", "graph", "function")]
 
 
 def served_entries(dispatcher: Any) -> list[Any]:

@@ -19,7 +19,7 @@ import torch
 
 from dynamotor import _C
 
-from .marks import is_disabled
+from .marks import disables_calls, is_disabled
 from .reader import trusted_module
 from .resume import why_not_resumable
 
@@ -56,6 +56,8 @@ class InnerFrames:
         self._hook.answers.clear()
 
     def _answer(self, code: types.CodeType, function: types.FunctionType) -> Any:
+        if is_disabled(function) and not disables_calls(function):
+            return None
         if is_disabled(function) or is_compiled_code(code, function):
             return False  # nothing that it calls is captured either
         if not worth_capturing(code, function):

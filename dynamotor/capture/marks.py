@@ -1,4 +1,4 @@
-"""`disable`: functions that are never captured; a call of one breaks the graph and runs as it is.
+"""Marks on functions: never captured (`disable`), a node of the graph as they are (`allow_in_graph`), constant.
 
 >>> @dynamotor.disable
 ... def log_stats(x): print(x.mean())
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,29 +15,116 @@ from typing import Any, TypeVar
 from .. import _C
 from .breaks import unsupported
 from .guards import IdIs
-from .values.base import CallRule, Value, call_finder, wrap_rule
+from .reader import trusted_module
+from .stance import set_stance
+from .values.base import CallRule, Value, builtin_rule, builtin_rules, call_finder, wrap_rule
+from .values.constant import Constant
 from .values.klass import Builtin
+from .values.torch_function import graph_function
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "_dynamotor_disabled"
 
 
-def disable(fn: F) -> F:
-    """Mark a function (or decorate it): compiled code calls it as it is, outside of any graph."""
-    if isinstance(fn, types.FunctionType):
-        fn.__dict__[_MARK] = True
-        return fn
+class _Disable:
+    """`disable()` without a function: a decorator, and a `with` block in which nothing compiled runs."""
 
-    @functools.wraps(fn, updated=())
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-    run.__dict__[_MARK] = True
-    return run  # type: ignore[return-value]
+    def __init__(self, recursive: bool) -> None:
+        self.recursive = recursive
+
+    def __call__(self, fn: F) -> F:
+        if isinstance(fn, types.FunctionType):
+            fn.__dict__[_MARK] = self.recursive
+            builtin_rules.pop(fn, None)
+            return fn
+
+        @functools.wraps(fn, updated=())
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **kwargs)
+        run.__dict__[_MARK] = self.recursive
+        return run  # type: ignore[return-value]
+
+    def __enter__(self) -> None:
+        self.stance = set_stance("force_eager")
+
+    def __exit__(self, *error: object) -> None:
+        self.stance.__exit__(*error)
+
+
+def disable(fn: F | None = None, *, recursive: bool = True) -> Any:
+    """Mark a function: compiled code calls it as it is, outside of any graph. Also a decorator, with and without a call, and
+    without a function a context manager.
+
+    recursive: what it calls runs as it is too; False: functions that it calls are captured on their own.
+    """
+    return _Disable(recursive) if fn is None else _Disable(recursive)(fn)
 
 
 def is_disabled(fn: Any) -> bool:
-    """Whether `disable` marked the function."""
+    """Whether `disable` (or torch.compiler's) marked the function."""
     return isinstance(fn, types.FunctionType) and (_MARK in fn.__dict__ or "_torchdynamo_disable" in fn.__dict__)
+
+
+def disables_calls(fn: types.FunctionType) -> bool:
+    """Whether a disabled function's calls are not captured either."""
+    return fn.__dict__.get(_MARK, fn.__dict__.get("_torchdynamo_disable_recursive", True))
+
+
+def allow_in_graph(fn: Any) -> Any:
+    """Make calls of a function one node of the graph each, without looking inside: it computes with tensors and has no other
+    effect. Its Python runs when the graph is made. A function, or several in a list or tuple; also a decorator."""
+    for each in fn if isinstance(fn, list | tuple) else [fn]:
+        builtin_rules[each] = graph_function(each)
+    return fn
+
+
+def disallow_in_graph(fn: Any) -> Any:
+    """Break the graph at calls of a function (one of torch's, too). A function, or several; also a decorator."""
+    for each in fn if isinstance(fn, list | tuple) else [fn]:
+        builtin_rules[each] = _refusing(each, "dynamotor.disallow_in_graph")
+    return fn
+
+
+def assume_constant_result(fn: F) -> F:
+    """Call a function (with constant arguments) when the graph is made, and take its result as a constant from then on."""
+    fn.__dict__["_dynamo_marked_constant"] = True
+    builtin_rules.pop(fn, None)
+    return fn
+
+
+def is_compiling() -> bool:
+    """Whether the call is part of a graph: True in captured code, False when it runs."""
+    return False
+
+
+@builtin_rule(is_compiling)
+def _is_compiling(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(True)
+
+
+@call_finder
+def _find_constant(fn: Any) -> CallRule | None:
+    if not isinstance(fn, types.FunctionType) or not fn.__dict__.get("_dynamo_marked_constant"):
+        return None
+    return lambda trace, args, kwargs: trace.make(
+        fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()}))
+
+
+@call_finder
+def _find_allowed(fn: Any) -> CallRule | None:
+    """What `torch.compiler.allow_in_graph` or `torch._dynamo.disallow_in_graph` marked."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is None or not isinstance(fn, types.FunctionType) or trusted_module(fn.__module__):
+        return None
+    if rules.is_callable_disallowed(fn):
+        return _refusing(fn, "torch._dynamo.disallow_in_graph")
+    return graph_function(fn) if rules.is_callable_allowed(fn) else None
+
+
+def _refusing(fn: Any, mark: str) -> CallRule:
+    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        raise unsupported("disabled", f"{getattr(fn, '__qualname__', fn)} is marked with {mark}")
+    return rule
 
 
 @call_finder
@@ -51,9 +139,14 @@ def _find_compiled(fn: Any) -> CallRule | None:
 def _find_disabled(fn: Any) -> CallRule | None:
     if not is_disabled(fn):
         return None
+    if disables_calls(fn):
+        return _refusing(fn, "dynamotor.disable")
+    inner = fn.__dict__.get("_torchdynamo_orig_callable")
+    if inner is not None:
+        disable(inner, recursive=False)
 
     def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise unsupported("disabled", f"{fn.__qualname__} is marked with dynamotor.disable")
+        raise unsupported("unsupported-call", f"{fn.__qualname__} is marked with dynamotor.disable(recursive=False)")
     return rule
 
 

@@ -137,9 +137,29 @@ def _find_cached(fn: Any) -> CallRule | None:
             return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
         if library:
             return trace.call(trace.make(wrapped), args, kwargs)
-        raise unsupported("unsupported-call", f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
-                          "what it returns depends on the calls before", "call it outside the compiled function")
+        if not all(map(_is_key, everything)):
+            raise unsupported("unsupported-call", f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
+                              "what it returns for these arguments is not known", "call it outside the compiled function")
+        real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
+        try:
+            answer = trace.reader.ask(Const(fn, wrapped.__qualname__), fn, f"called with {real}", lambda f: f(*real, **named))
+        except Exception as error:
+            raise trace.real_error(error) from None
+        return trace.make(answer)
     return rule
+
+
+def _is_key(value: Value) -> bool:
+    """Whether a value is equal to itself at every call: what a cache may be asked for ahead of time."""
+    if type(value) is TupleValue:
+        return all(map(_is_key, value.items))
+    if isinstance(value, Constant):
+        return value.is_plain or isinstance(value, ClassValue)
+    return type(value.source) is Const and value.real() is not MISSING  # what another cache gave, for example
+
+
+def _key(value: Value) -> Any:
+    return value.as_constant() if value.is_constant() else value.real()
 
 
 @binders.register(functools._lru_cache_wrapper)

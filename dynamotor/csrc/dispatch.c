@@ -114,6 +114,19 @@ static bool same_keywords(PyObject *call, PyObject *entry) {
 
 /* ---- calls ---- */
 
+static bool force_eager; /* every dispatcher that compiles calls its original */
+
+static PyObject *py_set_force_eager(PyObject *self, PyObject *on) {
+    bool before = force_eager;
+    force_eager = PyObject_IsTrue(on) == 1;
+    return PyBool_FromLong(before);
+}
+
+static PyMethodDef stance_methods[] = {
+    {"set_force_eager", py_set_force_eager, METH_O, "set_force_eager(on) -> before: compiled callables call their originals"},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyObject *flat_arguments(PyObject *const *args, Py_ssize_t n) {
     PyObject *tuple = PyTuple_New(n);
     for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
@@ -204,7 +217,7 @@ static void move_to_front(Dispatcher *self, PyObject *entries, Py_ssize_t index)
 static PyObject *dispatcher_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
     if (UNLIKELY(other_hooks_see_frames())) return call_unseen(callable, args, nargsf, kwnames);
-    if (UNLIKELY(self->disabled && self->original != NULL)) return PyObject_Vectorcall(self->original, args, nargsf, kwnames);
+    if (UNLIKELY((self->disabled || (force_eager && self->miss != Py_None)) && self->original != NULL)) return PyObject_Vectorcall(self->original, args, nargsf, kwnames);
     if (UNLIKELY(self->entries == NULL)) {
         PyErr_SetString(PyExc_ReferenceError, "the compiled function was called while it was being destroyed");
         return NULL;
@@ -381,5 +394,6 @@ PyTypeObject Dispatcher_Type = {
 };
 
 int dispatch_init(PyObject *module) {
+    if (PyModule_AddFunctions(module, stance_methods) < 0) return -1;
     return PyModule_AddType(module, &Entry_Type) < 0 ? -1 : PyModule_AddType(module, &Dispatcher_Type);
 }

@@ -210,7 +210,9 @@ def _field_order(return_type: type, names: list[str]) -> list[str]:
 
 
 def _is_number(value: Value) -> bool:
-    return value.symbolic or isinstance(value, Constant) and isinstance(value.value, int | float | complex)
+    if value.symbolic or not isinstance(value, Constant):
+        return value.symbolic
+    return isinstance(value.value, int | float | complex) or type(value.value).__module__ == "numpy"
 
 
 def is_static(source: Any) -> bool:

@@ -42,7 +42,7 @@ def _find_torch(fn: Any) -> CallRule | None:
     if is_query(fn):
         return _query(fn)
     if is_graph_function(fn):
-        return _graph_function(fn)
+        return graph_function(fn)
     if isinstance(fn, _DESCRIPTORS) and fn in TENSOR_METHODS:
         return _method(fn, TENSOR_METHODS[fn])
     if isinstance(fn, torch.jit.ScriptFunction | torch.jit.ScriptModule):
@@ -54,7 +54,8 @@ def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
 
 
-def _graph_function(fn: Callable[..., Any]) -> CallRule:
+def graph_function(fn: Callable[..., Any]) -> CallRule:
+    """The rule of a function whose calls are one node each."""
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         _refuse_generator(kwargs)
         return torch_call(trace, fn, args, kwargs)

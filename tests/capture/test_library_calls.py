@@ -1,0 +1,132 @@
+"""Cached helpers and NumPy on plain numbers: answered at trace time, asked again where the answer may change."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+import dynamotor
+
+x = torch.randn(4, 6)
+factor = 2.0
+
+
+@functools.lru_cache(None)
+def places(n, step=1):
+    return [i * step for i in range(n)]
+
+
+@functools.cache
+def scale():
+    return factor
+
+
+@functools.lru_cache(1)
+def latest(n):
+    return (n, factor)
+
+
+def uses_caches(x):
+    return x * scale() + sum(places(5, step=2)) + latest(3)[0]
+
+
+def sqrt_of_two(x):
+    return x * np.sqrt(2.0) + np.float32(0.5) * x - np.log(x.shape[-1])
+
+
+def sizes(x):
+    return x.reshape(int(np.prod(x.shape[:1])), np.prod(x.shape[1:])) + np.int64(3) + np.ceil(x.shape[0] / 3).item()
+
+
+def chosen(x):
+    return x + 1 if np.isclose(np.mean([1.0, 2.0]), 1.5) and np.max((1, 2)) == 2 else x - 1
+
+
+@pytest.mark.parametrize("function", [uses_caches, sqrt_of_two, sizes, chosen])
+def test_in_one_graph(function):
+    found = dynamotor.compile(function, fullgraph=True)(x)
+    torch.testing.assert_close(found, function(x))
+
+
+def test_a_cache_that_is_cleared_is_asked_again():
+    global factor
+    compiled = dynamotor.compile(uses_caches)
+    try:
+        compiled(x)
+        factor = 5.0
+        torch.testing.assert_close(compiled(x), uses_caches(x))
+        scale.cache_clear()
+        torch.testing.assert_close(compiled(x), uses_caches(x))
+        assert scale() == 5.0
+    finally:
+        factor = 2.0
+        scale.cache_clear()
+
+
+def test_what_a_cached_function_returns_may_be_changed():
+    def adds(x):
+        places(3).append(7)
+        return x + sum(places(3))
+
+    places.cache_clear()
+    expected = [adds(x) for _ in range(3)]
+    places.cache_clear()
+    compiled = dynamotor.compile(adds)
+    torch.testing.assert_close([compiled(x) for _ in range(3)], expected)
+
+
+def test_a_cached_function_that_raises():
+    @functools.cache
+    def refuses(n):
+        raise KeyError(n)
+
+    def function(x):
+        try:
+            return x + refuses(3)
+        except KeyError as error:
+            return x - error.args[0]
+
+    torch.testing.assert_close(dynamotor.compile(function)(x), function(x))
+
+
+def test_a_cached_function_of_tensors_breaks():
+    @functools.cache
+    def doubled(x):
+        return x * 2
+
+    found = dynamotor.explain(lambda x: doubled(x) + 1)(x)
+    assert found.graph_break_count == 1
+
+
+class Holder:
+    scale = np.float64(2.0)
+
+
+def test_numpy_scalars_from_outside_are_guarded():
+    holder = Holder()
+    compiled = dynamotor.compile(lambda x: x * holder.scale + holder.scale)
+    for value in (np.float64(2.0), np.float64(3.0), np.float32(3.0), np.float64("nan"), np.int32(4), np.bool_(True)):
+        holder.scale = value
+        torch.testing.assert_close(compiled(x), x * value + value, equal_nan=True)
+
+
+def test_arrays_break():
+    def function(x):
+        return x + np.arange(3)[1].item()
+
+    torch.testing.assert_close(dynamotor.compile(function)(x), function(x))
+    assert dynamotor.explain(function)(x).graph_break_count >= 1
+
+
+def test_einops_is_one_graph():
+    einops = pytest.importorskip("einops")
+
+    def function(x):
+        y = einops.reduce(einops.rearrange(x, "a (b c) -> b a c", b=2), "b a c -> a c", "mean")
+        return einops.repeat(y, "a c -> a k c", k=3)
+
+    expected = function(x)  # einops looks for its backends at the first call
+    torch.testing.assert_close(dynamotor.compile(function, fullgraph=True)(x), expected)

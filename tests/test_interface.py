@@ -1,0 +1,207 @@
+"""Names that users of torch.compile know: marks on functions, and stances."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor import UsageError, counters
+
+x = torch.randn(3, 4)
+
+
+def graphs_and_breaks(function, *args):
+    found = dynamotor.explain(function)(*(args or (x,)))
+    torch.testing.assert_close(dynamotor.compile(function)(*(args or (x,))), function(*(args or (x,))))
+    return found.graph_count, found.graph_break_count
+
+
+def helper(y):
+    return (y * 2).relu()
+
+
+def plain(y):
+    return helper(y) + 1
+
+
+@dynamotor.disable
+def disabled(y):
+    return helper(y) + 1
+
+
+@dynamotor.disable()
+def disabled_by_call(y):
+    return helper(y) + 1
+
+
+@dynamotor.disable(recursive=False)
+def disabled_alone(y):
+    return helper(y) + 1
+
+
+@torch.compiler.disable
+def disabled_by_torch(y):
+    return helper(y) + 1
+
+
+@torch.compiler.disable(recursive=False)
+def disabled_alone_by_torch(y):
+    return helper(y) + 1
+
+
+@pytest.mark.parametrize(("inner", "expected"), [
+    (plain, (1, 0)), (disabled, (2, 1)), (disabled_by_call, (2, 1)), (disabled_by_torch, (2, 1)), (disabled_alone, (3, 1)),
+    (disabled_alone_by_torch, (3, 1))], ids=lambda value: getattr(value, "__name__", ""))
+def test_disable(inner, expected):
+    assert graphs_and_breaks(lambda x: inner(x * 2) * 2) == expected
+
+
+def test_disable_as_a_block():
+    compiled = dynamotor.compile(plain)
+    counters.clear()
+    with dynamotor.disable():
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert not counters["frames"] and not compiled.entries
+    compiled(x)
+    assert len(compiled.entries) == 1
+
+
+seen = []
+
+
+@dynamotor.allow_in_graph
+def opaque(y, scale=2):
+    seen.append(type(y).__name__)
+    print(end="")
+    return y * scale, y + 1
+
+
+def test_allow_in_graph():
+    def function(x):
+        first, second = opaque(x, scale=3)
+        return first + second
+
+    compiled = dynamotor.compile(function, fullgraph=True)
+    torch.testing.assert_close(compiled(x), function(x))
+    n = len(seen)
+    torch.testing.assert_close(compiled(x), x * 3 + x + 1)
+    assert len(seen) == n  # not called again
+    mine = x.clone().requires_grad_()
+    compiled(mine).sum().backward()
+    torch.testing.assert_close(mine.grad, torch.full_like(x, 4.0))
+
+
+def test_torchs_allow_in_graph():
+    @torch.compiler.allow_in_graph
+    def allowed(y):
+        print(end="")
+        return y * 2
+
+    assert graphs_and_breaks(lambda x: allowed(x) + 1) == (1, 0)
+
+
+def test_disallow_in_graph():
+    @dynamotor.disallow_in_graph
+    def refused(y):
+        return y * 2
+
+    assert graphs_and_breaks(lambda x: refused(x + 1) + 1) == (2, 1)
+
+
+def test_disallowing_one_of_torchs_functions():
+    from dynamotor.capture.values.base import builtin_rules
+
+    before = builtin_rules.get(torch.sinc)
+    dynamotor.disallow_in_graph(torch.sinc)
+    try:
+        assert graphs_and_breaks(lambda x: torch.sinc(x + 1) + 1) == (2, 1)
+    finally:
+        builtin_rules.pop(torch.sinc)
+        if before is not None:
+            builtin_rules[torch.sinc] = before
+
+
+@pytest.mark.parametrize("mark", [dynamotor.assume_constant_result, torch.compiler.assume_constant_result])
+def test_assume_constant_result(mark):
+    calls = []
+
+    @mark
+    def settings(name):
+        calls.append(name)
+        print(end="")
+        return {"scale": 3}[name]
+
+    compiled = dynamotor.compile(lambda x: x * settings("scale"), fullgraph=True)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x * 3)
+    assert calls == ["scale"]
+
+
+def test_is_compiling():
+    assert not dynamotor.is_compiling()
+    assert dynamotor.compile(lambda x: x + 1 if dynamotor.is_compiling() else x)(x).equal(x + 1)
+
+
+def test_stances():
+    compiled = dynamotor.compile(lambda x: x + 1 if dynamotor.is_compiling() else x - 1)
+    with dynamotor.set_stance("fail_on_recompile"), pytest.raises(UsageError, match="DM111"):
+        compiled(x)
+    with dynamotor.set_stance("eager_on_recompile"):
+        assert compiled(x).equal(x - 1)
+    assert compiled(x).equal(x + 1)
+    other = torch.randn(5)
+    for stance, expected in (("eager_on_recompile", other - 1), ("force_eager", other - 1), ("default", other + 1)):
+        with dynamotor.set_stance(stance):
+            assert compiled(x).equal(x - 1 if stance == "force_eager" else x + 1)
+            assert compiled(other).equal(expected)
+    with dynamotor.set_stance("fail_on_recompile"):
+        assert compiled(x).equal(x + 1)
+        with pytest.raises(UsageError, match="DM111"):
+            compiled(torch.randn(7))
+
+
+def test_stances_as_a_function_and_a_decorator():
+    compiled = dynamotor.compile(lambda x: x + 1 if dynamotor.is_compiling() else x - 1)
+
+    @dynamotor.set_stance("force_eager")
+    def eager(x):
+        return compiled(x)
+
+    assert compiled(x).equal(x + 1)
+    assert eager(x).equal(x - 1) and compiled(x).equal(x + 1)
+    dynamotor.set_stance("force_eager")
+    assert compiled(x).equal(x - 1)
+    dynamotor.set_stance("default")
+    assert compiled(x).equal(x + 1)
+    with pytest.raises(UsageError, match="DM110"):
+        dynamotor.set_stance("eager")
+
+
+def test_gradients_under_force_eager_are_eagers():
+    compiled = dynamotor.compile(plain)
+    mine = x.clone().requires_grad_()
+    y = compiled(mine)
+    with dynamotor.set_stance("force_eager"):
+        y.sum().backward()  # the backward of a compiled forward is compiled
+        (compiled(mine)).sum().backward()
+    same = x.clone().requires_grad_()
+    (plain(same).sum() * 2).backward()
+    torch.testing.assert_close(mine.grad, same.grad)
+
+
+def test_run_compiles_nothing():
+    compiled = dynamotor.compile(lambda x: x + 1 if dynamotor.is_compiling() else x - 1)
+    assert dynamotor.run(compiled)(x).equal(x - 1)
+    compiled(x)
+    assert dynamotor.run(compiled)(x).equal(x + 1)
+
+
+def test_config_patch_as_a_decorator_and_the_rest():
+    @dynamotor.config.patch(strict=True)
+    def strict():
+        return dynamotor.config.strict
+
+    assert strict() and not dynamotor.config.strict and strict()
+    assert dynamotor.cudagraph_mark_step_begin() is None
+    assert "native" in dynamotor.list_backends()
