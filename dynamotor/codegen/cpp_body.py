@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..graph.sizes import Size, divides
-from ..lower.index import Div, Index, Loaded, Mod, Number, Var, is_one, is_zero
+from ..graph.sizes import Size, divides, known
+from ..lower.index import Div, Index, Loaded, Number, Var, is_one, is_zero
 from ..lower.ir import BOOL, Expr
 from .cpp_ops import ctype, literal, operation
 from .scopes import ValueScope
@@ -70,11 +70,12 @@ class Body:
                 text = scope.bound[atom]
             elif isinstance(atom, Loaded):
                 text = self.value(atom.expr, scope, scalar=True)
-            elif isinstance(atom, Div):
-                text = f"(({self.index(atom.base, scope)})/{self.number(atom.n)})"
             else:
-                assert isinstance(atom, Mod)
-                text = f"(({self.index(atom.base, scope)})%{self.number(atom.n)})"
+                base, n = self.index(atom.base, scope), self.number(atom.n)
+                if type(atom.n) is Size and not known(">=", atom.base.bounds[0]):
+                    text = f"(({base})/{n}-(({base})%{n}<0))" if isinstance(atom, Div) else f"((({base})%{n}+{n})%{n})"
+                else:
+                    text = f"(({base}){'/' if isinstance(atom, Div) else '%'}{n})"
             parts.append(text if is_one(c) else f"{self.number(c)}*{text}" if type(c) is Size else f"{c}l*{text}")
         if not is_zero(index.const) or not parts:
             parts.append(self.number(index.const))

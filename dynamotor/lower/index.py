@@ -189,7 +189,10 @@ class Index:
         if type(self.const) is int and type(n) is int:
             return Index(whole, self.const // n), Index(rest, self.const % n)
         q, r = split(self.const, n)
-        return Index(whole, q), Index(rest, r)
+        low = Index(rest, r)
+        if not known(">=", low.bounds[0]) and known(">=", low.bounds[0] + n):  # as for numbers: a rest is not negative
+            return Index(whole, q - 1), Index(rest, r + n)
+        return Index(whole, q), low
 
     def _coarse(self, n: Number) -> tuple[Number, Index, Index] | None:
         """(g, high, low) with self == g * high + low, 0 <= low < g, g dividing n: the low digits cannot carry."""

@@ -129,6 +129,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = {
     "cat": (lambda x, y: (torch.cat([x, y], 1) * 2, torch.cat([x, y], -1).exp(), torch.cat([x, y], 0) + 1), {"x": X, "y": X}),
     "cat_sizes": (lambda x, y: torch.cat([x, y], 0).tanh(), {"x": ("b", 48), "y": ("s", 48)}),
     "slices": (lambda x: (x[:, :-1].exp(), x[:, -1] * 2, x[:, 1:], x.flip(1)), {"x": X}),
+    "flips": (lambda x: (x.flip(0).flatten(0, 1).exp(), torch.cat([x.abs().flip(0).flatten(0, 1)] * 2, 0)), {"x": ("b", "s")}),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 3)) * 2, {"x": ("b", "s")}),
     "embedding": (lambda w, i: F.embedding(i, w).relu(), {"w": (11, 48), "i": IDS}),
     "gather": (lambda x, i: (x.gather(1, i) * 2, x[i[:, 0]], x.scatter_add(1, i, x)), {"x": ("b", "s"), "i": IDS}),
