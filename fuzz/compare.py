@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ CLOSE = {
     torch.complex64: (4e-6, 1e-6),
     torch.complex128: (1e-12, 1e-13),
 }
+# What a call runs in; inputs are made outside of it.
+AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [contextlib.nullcontext]
 
 
 @dataclass
@@ -64,6 +67,13 @@ def observe(
 ) -> Outcome:
     """Call the function, and its backward from the outputs in `cotangents` (None: all). Errors are kept."""
     seen = Outcome()
+    with AROUND[-1]():
+        _run(seen, function, inputs, cotangents, seed)
+    seen.written = [t.detach().clone() for t in inputs]
+    return seen
+
+
+def _run(seen: Outcome, function: Any, inputs: Any, cotangents: Any, seed: int) -> None:
     try:
         outputs = function(*inputs)
         seen.outputs = tree_leaves(outputs)
@@ -77,8 +87,6 @@ def observe(
             seen.gradients = [t.grad if t.is_leaf else None for t in inputs]
     except Exception as error:
         seen.error = error
-    seen.written = [t.detach().clone() for t in inputs]
-    return seen
 
 
 def _asks_gradient(value: Any) -> bool:

@@ -14,7 +14,8 @@ import torch
 
 import dynamotor
 
-from . import fusion, modules, operators, programs, report
+from . import fusion, modules, operators, programs, report, shapes
+from .compare import AROUND
 from .program import Program
 from .python_program import write
 from .reduce import kind, reduce
@@ -180,6 +181,41 @@ def _told_by_name(made: list[Trial], job: Job, what: str) -> Answer:
     return answer
 
 
+def run_shapes(job: Job) -> Answer:
+    """What is foretold of the ops of tensor programs, or of the database's trials in a dtype."""
+    numbers, seen = range(job["start"], job["start"] + job["count"]), shapes.Foretold()
+    if job["dtype"]:
+        runs = [trial.prepare(False) for n in numbers for trial in operators.trials(n, job["dtype"])]
+    else:
+        runs = [fusion.trial(fusion.generated(job["seed"], n, "")).prepare(False) for n in numbers]
+    AROUND.append(lambda: seen)
+    try:
+        for run_once in runs:
+            run_once()
+    finally:
+        AROUND.pop()
+    found = [
+        {
+            "signature": f"shapes {op}",
+            "name": f"{job['seed']}:{job['start']}",
+            "problems": [problem],
+            "text": f"# {op}: {problem}\n",
+        }
+        for op, problem in seen.wrong.items()
+    ]
+    tally = Counter({"ops right": seen.count - len(found), "ops foretold wrong": len(found)})
+    return {"tally": tally, "refused": seen.refused, "findings": found}
+
+
+def shapes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """The operator database, then tensor programs without end."""
+    for start, dtype in itertools.product(range(0, len(operators.op_db), 6), operators.DTYPES):
+        size = min(6, len(operators.op_db) - start)
+        yield {"fuzzer": "shapes", "seed": seed, "start": start, "count": size, "dtype": dtype}
+    for start in range(0, count, 100):
+        yield {"fuzzer": "shapes", "seed": seed, "start": start, "count": 100, "dtype": ""}
+
+
 PROGRAMS = 40  # Python programs of one chunk
 
 
@@ -226,6 +262,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "operators": (run_operators, operators_chunks),
     "modules": (run_modules, modules_chunks),
     "programs": (run_programs, programs_chunks),
+    "shapes": (run_shapes, shapes_chunks),
 }
 
 

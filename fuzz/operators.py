@@ -103,7 +103,9 @@ def trial(name: str, lines: str, writer: Writer, gradients: bool, settled: bool)
         return lambda: observe(call, inputs(), None if gradients else ())
 
     facts = [
-        f"x{n}: {t.dtype} {tuple(t.shape)} {t.stride()}" for n, t in enumerate(tensors) if not t.is_sparse
+        f"x{n}: {t.dtype} {tuple(t.shape)} {t.stride()}"
+        for n, t in enumerate(tensors)
+        if t.layout is torch.strided
     ]
     return Trial(name, prepare, settled, source + "".join(f"# {fact}\n" for fact in facts))
 

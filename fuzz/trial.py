@@ -105,7 +105,7 @@ def _case(trial: Trial) -> _Case:
 
 def _waits(case: _Case) -> bool:
     """Run a case; whether it needs kernels to be built first. When it has run through, it is judged."""
-    before = reasons()
+    before, failed = reasons(), counters["frames"]["failed"]
     try:
         got = case.run()
     except Waiting:
@@ -114,6 +114,8 @@ def _waits(case: _Case) -> bool:
         case.verdict.refused += sorted(reasons() - before)
     case.done = True
     found = case.verdict.problems = _judge(case, got)
+    if counters["frames"]["failed"] > failed:
+        found.append("the compiler stopped at an error of its own and ran eager")
     if not found:
         kept = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in got.outputs]
         found += [f"second call: {p}" for p in _judge(case, case.run())]

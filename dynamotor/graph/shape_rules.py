@@ -13,7 +13,17 @@ import torch
 from torch._ops import OpOverload
 
 from .layout import dense_in_order, iterated_stride, preserved_stride, suggested_stride, suggests_channels_last
-from .shapes import PASS, ShapeRule, UnsupportedOp, infer_by_meta_kernel, infer_spec, shape_rule, shape_rules
+from .shapes import (
+    PASS,
+    ShapeRule,
+    UnsupportedOp,
+    infer_by_meta_kernel,
+    infer_spec,
+    iterated_operands,
+    meta_tensor,
+    shape_rule,
+    shape_rules,
+)
 from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index
 from .symbolic_rules import broadcast, require, symbolic_rules
 
@@ -103,7 +113,7 @@ def _row_major(args: tuple, out: TensorSpec) -> tuple[int, ...]:
 
 
 def _reversed(args: tuple, out: TensorSpec) -> tuple[int, ...]:
-    return iterated_stride([args[1], args[0]], out.shape)
+    return iterated_stride(iterated_operands(aten.sub.Tensor, (args[1], args[0]), out.dtype), out.shape)
 
 
 _LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload, ...]] = {
@@ -115,8 +125,12 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload,
         aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
     _row_major: (
         aten.pow.Scalar, aten.glu_backward.default, aten.mvlgamma.default,
-        aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,),
-    _reversed: (aten.rsub.Tensor,),
+        aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,
+        aten.normal.Tensor_Tensor),
+    _reversed: (aten.rsub.Tensor, aten.leaky_relu_backward.default),
+    lambda args, out: preserved_stride(args[1]): (aten.binary_cross_entropy_backward.default,),
+    lambda args, out: iterated_stride([args[0], args[1].with_stride(contiguous_stride(args[1].shape))], out.shape): (
+        aten.ldexp.Tensor,),  # the power is row-major, as that of `pow` is
 }
 for _layout, _funcs in _LAYOUTS.items():
     for _func in _funcs:
@@ -139,6 +153,27 @@ def _ask_eager(func: OpOverload) -> ShapeRule:
 for _func in (aten._fft_c2r.default, aten._fft_r2c.default, aten._fft_c2c.default, aten._linalg_svd.default,
               aten.linalg_eig.default, aten.geqrf.default):
     shape_rules.add(_func, _ask_eager(_func))
+
+
+@shape_rule(aten.huber_loss.default)
+def _huber_loss(x: TensorSpec, *args: Any) -> TensorSpec:
+    """The type of the input, also beside a wider target."""
+    return replace(infer_by_meta_kernel(aten.huber_loss.default, (x, *args), {}), dtype=x.dtype)
+
+
+@shape_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
+    """TensorIterator goes over the positions and the rest of `x`, which does not move along the positions' dimensions."""
+    out = infer_by_meta_kernel(aten.index.Tensor, (x, indices), {})
+    at = [d for d, index in enumerate(indices) if index is not None]
+    rest = [stride for d, stride in enumerate(x.stride) if d not in at]
+    before = at[0] if at == list(range(at[0], at[0] + len(at))) else 0  # dimensions of the result before the positions'
+    after, count = len(rest) - before, len(out.shape) - len(rest)
+    source = replace(x, shape=out.shape, stride=(*rest[:before], *[0] * count, *rest[before:]))
+    shape = out.shape[before : before + count]
+    positions = [TensorSpec.of(meta_tensor(i).expand(shape).reshape((*[1] * before, *shape, *[1] * after)))
+                 for i in indices if i is not None]
+    return out.with_stride(iterated_stride([source, *positions], out.shape))
 
 
 @shape_rule(aten.log_sigmoid_forward.default)

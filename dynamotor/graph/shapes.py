@@ -10,6 +10,7 @@ an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from torch._ops import OpOverload
 
 from ..base.errors import DynamotorError
 from ..base.registry import Registry
-from .layout import iterated_stride
+from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
 from .sizes import Size, hint
 from .spec import CPU, TensorSpec, device_with_index
@@ -138,7 +139,7 @@ def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) 
     check_supported(func, args)
     result = _run_meta_kernel(func, args, kwargs)
     if type(result) is TensorSpec and facts(func).pointwise:
-        return result.with_stride(iterated_stride(_operands(func, args), result.shape))
+        return result.with_stride(iterated_stride(iterated_operands(func, args, result.dtype), result.shape))
     return result
 
 
@@ -160,7 +161,8 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
         require(facts(func).writes == (0,) and len(shape) == len(args[0].shape)
                 and all(a == b for a, b in zip(shape, args[0].shape)))
         return args[0]
-    return TensorSpec(shape, iterated_stride(_operands(func, args), shape), out.dtype, _device_of_result(args, kwargs))
+    stride = iterated_stride(iterated_operands(func, args, out.dtype), shape)
+    return TensorSpec(shape, stride, out.dtype, _device_of_result(args, kwargs))
 
 
 def _without_elements(value: Any) -> Any:
@@ -183,11 +185,20 @@ def at_hints(value: Any) -> Any:
     return {name: at_hints(v) for name, v in value.items()} if kind is dict else hint(value)
 
 
-def _operands(func: OpOverload, args: tuple) -> list[TensorSpec]:
-    """What TensorIterator iterates over: the tensors, and the numbers that PyTorch wraps as 0-d tensors."""
+def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> list[TensorSpec]:
+    """What TensorIterator iterates over: the tensors, and the numbers that PyTorch wraps as 0-d tensors.
+
+    An operand of another type than the one computed in is copied first, which fills the holes of its layout.
+    """
     wraps = func._overloadname == "Scalar" or isinstance(args[-1], (int, float, complex)) and func._overloadname == "Tensor"
     operands = [arg for arg in args if type(arg) is TensorSpec]
-    return [*operands, TensorSpec((), (), torch.float32)] if wraps else operands
+    mask = operands[:1] if func is aten.where.self else []
+    rest = operands[len(mask) :]
+    if not all(o.is_contiguous for o in rest) and {o.dtype for o in rest} != {result}:
+        common = functools.reduce(torch.promote_types, (o.dtype for o in rest if o.shape), torch.bool)
+        common = result if result.is_floating_point and not common.is_floating_point else common
+        rest = [o if o.dtype is common else o.with_stride(preserved_stride(o)) for o in rest]
+    return [*mask, *rest, TensorSpec((), (), torch.float32)] if wraps else [*mask, *rest]
 
 
 def _key(value: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import dynamotor
 from dynamotor.codegen import cpp, cpp_ops
-from fuzz import fuzzers, modules, operators
+from dynamotor.graph.shapes import infer_spec
+from fuzz import fuzzers, modules, operators, shapes
 from fuzz.trial import examine, targets
 
 OPS = [
@@ -65,3 +68,16 @@ def test_a_wrong_operator_is_found_and_named(monkeypatch):
     }
     answer = fuzzers.run(job)
     assert answer["findings"] and "fuzz.operators.is_right('exp float32 0'" in answer["findings"][0]["text"]
+
+
+def test_a_wrong_shape_rule_is_found(monkeypatch):
+    job = {"fuzzer": "shapes", "seed": 1, "start": 0, "count": 30, "dtype": ""}
+    assert fuzzers.run(job)["findings"] == []
+    monkeypatch.setattr(shapes, "infer_spec", lambda func, *given: wrong_about_sums(func, infer_spec(func, *given)))
+    found = fuzzers.run(job)["findings"]
+    assert found and all("sum" in one["signature"] for one in found)
+
+
+def wrong_about_sums(func, spec):
+    """The rule of a sum gives float64."""
+    return replace(spec, dtype=torch.float64) if func.__name__.startswith("sum") else spec

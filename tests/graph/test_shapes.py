@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from dynamotor.graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode
+from dynamotor.graph.shapes import infer_spec
 from dynamotor.graph.spec import TensorSpec
+
+aten = torch.ops.aten
 
 
 def layouts(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -256,3 +259,36 @@ def test_autograd_runs_above():
         assert F.linear(x, shaped(torch.ones(4, 3))).dtype is torch.bfloat16
     with torch.no_grad():
         assert not (x * 2).requires_grad
+
+
+def t(*shape, order=None, dtype=torch.float32):
+    """Ones with dimensions from slowest to fastest as `order` says; a dimension of -n is of n expanded elements."""
+    order = order or range(len(shape))
+    memory = torch.ones([max(shape[d], 1) for d in order], dtype=dtype)
+    tensor = memory.permute([list(order).index(d) for d in range(len(shape))])
+    return tensor.expand([abs(n) for n in shape])
+
+
+@pytest.mark.parametrize("func, args", [
+    (aten.index.Tensor, (t(2), [t(2, 2, order=(1, 0), dtype=torch.int64)])),
+    (aten.index.Tensor, (t(3, 3, 1, 1, order=(1, 0, 2, 3)), [t(3, 2, order=(1, 0), dtype=torch.int64)])),
+    (aten.index.Tensor, (t(3, 2, 3), [t(2, 3, order=(1, 0), dtype=torch.int64), None, t(3, dtype=torch.int64)])),
+    (aten.index.Tensor, (t(3, 2), [None, t(2, -4, dtype=torch.int64)])),
+    (aten.ldexp.Tensor, (torch.ones(()), t(2, 3, order=(1, 0)))),
+    (aten.leaky_relu_backward.default, (t(3, 4), t(3, 4, order=(1, 0)), 0.1, False)),
+    (aten.binary_cross_entropy_backward.default, (t(3, 4), t(3, 4, order=(1, 0)), t(3, 4))),
+    (aten.normal.Tensor_Tensor, (t(3, 4, order=(1, 0)), t(3, 4, order=(1, 0)))),
+    (aten.huber_loss.default, (torch.ones(()), torch.ones((), dtype=torch.float64))),
+    (aten.lt.Tensor, (t(-8, 8, dtype=torch.bool), t(8, 8, order=(1, 0), dtype=torch.bfloat16))),
+    (aten.div.Tensor, (t(-3, 2, dtype=torch.int64), t(3, 2, order=(1, 0), dtype=torch.int64))),
+    (aten.where.self, (t(-3, 2).bool(), t(3, -2, dtype=torch.float64), t(3, 2, order=(1, 0)))),
+    (aten.rsub.Tensor, (t(2, 3, order=(1, 0)), t(-2, 3, dtype=torch.bfloat16))),
+], ids=lambda value: getattr(value, "__name__", ""))
+def test_strides_and_types_of_odd_operands(func, args):
+    def spec(value):
+        return TensorSpec.of(value) if isinstance(value, torch.Tensor) else list(map(spec, value)) if isinstance(value, list) else value
+
+    want, got = func(*args), infer_spec(func, tuple(map(spec, args)), {})
+    assert got.dtype is want.dtype and got.shape == tuple(want.shape)
+    assert [s for n, s in zip(want.shape, got.stride, strict=True) if n > 1] == \
+        [s for n, s in zip(want.shape, want.stride(), strict=True) if n > 1]
