@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..base.errors import BackendError
+from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .joint import Joint
@@ -81,6 +82,7 @@ def _whole_function(forward: Compiled, n: int, node: AutogradNode, joint: Joint)
     n_inputs = len(joint.inputs) - len(joint.constants)
     positions = node.gradients
     watched = positions if len(wanted) > 1 else ()
+    edges = [sum(not is_size(other) for other in joint.inputs[:i]) for i in range(n_inputs)]  # sizes have none
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -99,7 +101,7 @@ def _whole_function(forward: Compiled, n: int, node: AutogradNode, joint: Joint)
             grads: list[torch.Tensor | None] = [None] * n_inputs
             for position, grad in zip(positions, backward(ctx, tangents), strict=True):
                 grads[position] = grad
-            _pass_over_hooks(ctx, [i for i in watched if grads[i] is None])
+            _pass_over_hooks(ctx, [edges[i] for i in watched if grads[i] is None])
             return tuple(grads)
 
     return CompiledFunction

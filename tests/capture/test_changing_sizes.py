@@ -237,6 +237,19 @@ def test_parameters_stay_fixed_and_training_is_right_at_every_batch() -> None:
     assert counters["frames"]["captured"] == 3  # the first, the general one, and a batch of one
 
 
+def test_a_gradient_that_does_not_come_is_none_at_every_size() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        return x * 2 + w.sum(), (w * x.shape[0]).sin()
+
+    compiled = dynamotor.compile(fn, backend="aot_eager")
+    for n in (4, 7, 9):
+        x, w = torch.randn(n, requires_grad=True), torch.randn(n, requires_grad=True)
+        for k in range(2):
+            pairs = [torch.autograd.grad(f(x, w)[k].sum(), [x, w], allow_unused=True) for f in (fn, compiled)]
+            for want, got in zip(*pairs):
+                assert (want is None) == (got is None) and (want is None or torch.allclose(want, got))
+
+
 def test_the_c_program_and_the_rows_agree() -> None:
     pick = random.Random(0)
     x = Arg(0, "x")
