@@ -8,7 +8,7 @@ SECONDS ?= 600
 SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test test-all fuzz lint bench clean
+.PHONY: all setup demo test test-all fuzz sanitize lint bench clean
 all: test
 
 $(VENV)/.packages: requirements-dev.txt Makefile
@@ -39,11 +39,14 @@ test-all: setup
 fuzz: setup
 	$(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED)
 
-# Generated C++ under GCC's address and undefined-behaviour sanitizers; a wrong access ends the worker, whose test then fails.
+# Generated C++ under GCC's address and undefined-behaviour sanitizers; a wrong access ends the worker, whose test then fails, and its
+# report lies in build/sanitizer.PID.
 SANITIZED ?= tests/codegen tests/lower tests/regressions tests/faults
 sanitize: setup
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" UBSAN_OPTIONS=print_stacktrace=1 \
-	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0 DYNAMOTOR_SANITIZE=1 \
+	mkdir -p build && rm -f build/sanitizer.*
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" DYNAMOTOR_SANITIZE=1 \
+	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
+	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0:log_path=$(CURDIR)/build/sanitizer \
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(SANITIZED) -n $(JOBS) --dist loadfile -k "not triton and not gpu"
 
 lint: setup

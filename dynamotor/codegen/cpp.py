@@ -136,7 +136,7 @@ def emit_kernel(kernel: Kernel) -> CFunction:
         verify_places(kernel, emitter.stores)
         verify_cpp(kernel, text, complete=config.verify)
         if kernel.symbols:  # the same text whatever the hints: one entry of the disk cache
-            old, name = name, "k" + hashlib.sha256(text.replace(name, "").encode()).hexdigest()[:12]
+            old, name = name, f"{title(kernel)}_{hashlib.sha256(text.replace(name, '').encode()).hexdigest()[:12]}"
             text = text.replace(old, name)
         body = emitter.body
         found = CFunction(name, text, tuple(emitter.types), frozenset(body.widths), body.random, bool(kernel.symbols))

@@ -163,11 +163,11 @@ def _result(s: Statement) -> tuple[str, Any]:
     return "acc" if isinstance(s, Reduce) else "scan" if isinstance(s, Scan) else "scratch", s.id
 
 
-def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Collection[str] = ()) -> set[str]:
+def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Collection[str] = ()) -> dict[str, set[Index]]:
     """Each written buffer is stored once, over loops that reach each of its elements once; loads lie inside of buffers;
     accumulators, kept values and running results are read where they are complete.
 
-    partial: buffers that take parts of accumulators. Gives the buffers that it reads what is there before it runs.
+    partial: buffers that take parts of accumulators. Gives the buffers of which it reads what is there before it runs, and where.
     """
     stored: dict[str, Store] = {}
     before: dict[str, set[Index]] = {}  # loads that come before a store
@@ -207,7 +207,7 @@ def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Coll
     touched = {p[0]: p[2] for p in kernel.params}
     if touched != dict.fromkeys(before, False) | dict.fromkeys((*stored, *partial), True):
         _wrong(f"the kernel stores {sorted(stored)} and reads {sorted(before)}", f"its parameters: {kernel.params}\n{kernel}")
-    return set(before)
+    return before
 
 
 # -- programs ------------------------------------------------------------------------------------------------------------
@@ -221,29 +221,36 @@ def verify_nodes(schedule: Iterable[Node | ExternNode], specs: Mapping[str, Tens
 
 
 def verify_program(program: Program) -> None:
-    """Kernels are right; every step reads what is there by then, inside of buffers, and buffers are written once."""
+    """Kernels are right; every step reads what is there by then, inside of buffers; buffers are written once, inputs last."""
     specs = {name: b.spec for name, b in program.buffers.items()}
     empty = {name for name, spec in specs.items() if not spec.numel}
     there = empty | {name for name, b in program.buffers.items() if b.kind in ("input", "const")}
+    overwritten: set[str] = set()
     for step in program.steps:
         if isinstance(step, LoopStep):
-            reads = verify_kernel(step.kernel, specs, step.partial)
+            places = verify_kernel(step.kernel, specs, step.partial)
+            stores = {s.buffer: s for s in step.kernel.statements() if isinstance(s, Store)}
+            reads, writes = places.keys(), set(step.writes)
             if step.args != tuple(p[0] for p in step.kernel.params) or not reads <= set(step.reads):
                 _wrong(f"a step's buffers are {step.args}", step.kernel)
-            again = {s.buffer for s in step.kernel.statements() if isinstance(s, Store) and s.scatters} | set(program.mutations)
-            writes = set(step.writes)
+            for name, other in step.inplace:
+                if stores.keys() != {name} or places.get(other) != {stores[name].index} or len(step.kernel.phases) > 1:
+                    _wrong(f"{name} takes the memory of {other}, which is still read", step.kernel)
+            again = {name for name, s in stores.items() if s.scatters} | set(program.mutations)
         else:
             found = list(_refs((step.args, step.kwargs)))
             for ref in found:
                 _lies_inside(ref, specs)
-            reads, writes, again = {ref.name for ref in found}, {o for o in step.outs if o} | set(step.mutates), set(step.mutates)
-        if reads - there or writes & there - again - empty or (writes & again) - there:
+            reads, again = {ref.name for ref in found}, set(step.mutates)
+            writes = {o for o in step.outs if o} | again
+        if reads - there or writes & there - again - empty or (writes & again) - there or (reads - again) & overwritten:
             _wrong(f"a step reads {sorted(reads)} and writes {sorted(writes)}", f"there is {sorted(there)}\n{step}")
         there |= writes
+        overwritten |= writes & set(program.mutations)
     for ref in _refs(program.outputs):
         _lies_inside(ref, specs)
-        if ref.name not in there:
-            _wrong(f"the output {ref.name} is never written", program)
+        if ref.name not in there - overwritten:
+            _wrong(f"the output {ref.name} is never written, or overwritten", program)
 
 
 def _lies_inside(ref: BufRef, specs: Mapping[str, TensorSpec]) -> None:

@@ -53,6 +53,12 @@ def flipped_in_place(a):
     return total
 
 
+def overwritten_late(a):
+    product = torch.mm(a, a)
+    a.copy_(torch.ones(8, 8))
+    return product
+
+
 def with_a_product(a):
     return torch.mm(a[2:6] * 2, a.tanh())
 
@@ -223,6 +229,19 @@ def a_position_is_not_checked(plant):
 @faults.add("DM913", flipped_in_place, SQUARE)
 def an_input_is_overwritten_before_it_is_read(plant):
     plant.setattr(lowering, "_reads_elsewhere", lambda *args: False)
+
+
+@faults.add("DM913", lambda a: torch.mm((a * 2).tanh().flip(0), a), SQUARE)
+def a_result_takes_memory_that_is_still_read(plant):
+    def pairs(kernel, sizes):
+        return tuple((a[0], b[0]) for a in kernel.params if a[2] for b in kernel.params if not b[2])
+
+    plant.setattr(lower, "in_place_pairs", pairs)
+
+
+@faults.add("DM913", overwritten_late, SQUARE)
+def an_input_is_overwritten_first(plant):
+    programs(plant, lambda steps: [steps[-1], *steps[:-1]])
 
 
 @faults.add("DM913", with_a_product, SQUARE)
