@@ -113,8 +113,11 @@ class Expected:
 
     def sized(self, shape: Shape, stride: Shape) -> Any:
         """The check of a result of these sizes."""
-        spec = replace(self.spec, shape=shape, stride=stride)
-        return _C.Expect(shape, stride, spec.dtype, spec.device, Expected(spec, self.step, self.number))
+        otherwise = self if shape is self.spec.shape else functools.partial(self._at, shape, stride)
+        return _C.Expect(shape, stride, self.spec.dtype, self.spec.device, otherwise)
+
+    def _at(self, shape: Shape, stride: Shape, value: Any) -> Any:
+        return Expected(replace(self.spec, shape=shape, stride=stride), self.step, self.number)(value)
 
     def _error(self, found: str) -> BackendError:
         return _unforeseen(self.step, found, str(self.spec))
@@ -185,6 +188,7 @@ class Writer:
         self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
         self.constants: dict[str, Any] = {}  # globals that never change
         self.scratch: dict[str, BufRef] = {}  # globals that are tensors in the block
+        self.seen: set[str] = set()  # names by which aten calls know buffers and views; kernels take addresses
         self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
         self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
         self.functions: dict[str, cpp.CFunction] = {}
@@ -247,6 +251,11 @@ class Writer:
 
     def ref(self, ref: BufRef) -> str:
         """The expression for a view of a buffer."""
+        text = self._ref(ref)
+        self.seen.add(text)
+        return text
+
+    def _ref(self, ref: BufRef) -> str:
         buffer = self.program.buffers[ref.name]
         if _is_whole(ref, buffer):
             return ref.name
@@ -320,6 +329,7 @@ class Writer:
     def extern(self, step: ExternStep) -> Iterator[str]:
         function = externs.callable_of(step)
         outs = [name if name and self._is_read(name, step) else "_" for name in step.outs]
+        self.seen.update(outs)
         arguments = [self.value(arg) for arg in step.args]
         arguments += [f"{key}={self.value(arg)}" for key, arg in step.kwargs.items()]
         note = f"  # {step.target}" if step.fallback else ""
@@ -429,7 +439,8 @@ class Writer:
         lines = [f"def layout({', '.join(names)}):", f"    return {self.scratch_size}, {{"]
         for name, ref in self.scratch.items():
             offset = self.offsets[ref.name] + ref.offset * self.program.buffers[ref.name].spec.dtype.itemsize
-            lines.append(f"        {name!r}: ({offset}, {ref.shape}, {ref.stride}, {ref.dtype}),")
+            place = f"({offset}, {ref.shape}, {ref.stride}, {ref.dtype})" if name in self.seen else f"{offset}"
+            lines.append(f"        {name!r}: {place},")
         checks = [f"        {name!r}: ({check.spec.shape}, {check.spec.stride})," for name, check in self.checks.items()]
         return "\n".join([*lines, "    }, {", *checks, "    }"]) + "\n"
 
@@ -474,6 +485,7 @@ class CallProgram:
         if program.env is not None:
             exec(compile(writer.layout(), filename, "exec"), {"torch": torch, **SIZES}, scope)
         self._nbytes: dict[tuple[int, ...], int] = {}  # of scratch memory, by the symbols' values
+        self._latest: tuple[tuple[int, ...], Any] | None = None
         self._layout: Callable[..., Any] | None = scope.get("layout")
         self._static = tuple(sorted({self._inputs[ref.name] for ref in writer.bound.values()}))
         limits = {kind: 4 * count for kind, count in writer.pool.items()}
@@ -530,8 +542,8 @@ class CallProgram:
         writer = self._writer
         scope = dict(self._globals or {})
         if self._layout is not None:
-            _, places, results = self._layout(*sizes)
-            scope.update((name, block.tensor(*place)) for name, place in places.items())
+            _, places, results = self._laid_out(sizes)
+            scope.update(block.places(places))
             scope.update((name, writer.checks[name].sized(*result)) for name, result in results.items())
             return _Instance(types.FunctionType(self._code, scope, "call"), scope)
         apart: dict[str, memory.Block] = {}
@@ -544,6 +556,13 @@ class CallProgram:
         if self._checks is not None:
             scope["watch"] = functools.partial(self._checks.watch, block)
         return _Instance(types.FunctionType(self._code, scope, "call"), scope)
+
+    def _laid_out(self, sizes: tuple[int, ...]) -> Any:
+        """What `Writer.layout` says for these values of the symbols."""
+        latest = self._latest
+        if latest is None or latest[0] != sizes:
+            latest = self._latest = sizes, self._layout(*sizes)
+        return latest[1]
 
     def _rebind(self, instance: _Instance, inputs: Sequence[torch.Tensor]) -> None:
         """Remake the views of static inputs, whose memory has moved."""
@@ -576,7 +595,7 @@ class CallProgram:
             if nbytes is None:
                 if len(self._nbytes) >= 1024:
                     self._nbytes.clear()
-                nbytes = self._nbytes[sizes] = memory.roomy(self._layout(*sizes)[0])
+                nbytes = self._nbytes[sizes] = memory.roomy(self._laid_out(sizes)[0])
         block = self._arena.acquire(nbytes)
         try:
             known = self._instances.get(block)

@@ -18,6 +18,15 @@ typedef struct {
 
 enum { ON_STACK = 64 };
 
+/* Where an operand lies: a tensor's data, or an address (an int) in memory that the program has planned. */
+static inline int operand_pointer(PyObject *operand, void **pointer) {
+    if (UNLIKELY(PyLong_CheckExact(operand))) {
+        *pointer = PyLong_AsVoidPtr(operand);
+        return *pointer == NULL ? -1 : 0;
+    }
+    return tensor_data_ptr(operand, pointer);
+}
+
 static PyObject *kernel_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     Kernel *kernel = (Kernel *)self;
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
@@ -39,7 +48,7 @@ static PyObject *kernel_call(PyObject *self, PyObject *const *args, size_t nargs
         goto done;
     }
     for (Py_ssize_t i = 0; i < kernel->n_tensors; i++)
-        if (UNLIKELY(tensor_data_ptr(args[i], &pointers[i]) < 0)) goto done;
+        if (UNLIKELY(operand_pointer(args[i], &pointers[i]) < 0)) goto done;
     pointers[kernel->n_tensors] = &out_of_range;
     if (extra > 0) {
         for (Py_ssize_t i = 0; i < kernel->n_numbers; i++) numbers[i] = kernel->numbers[i];

@@ -214,6 +214,22 @@ class Block:
             return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
 
+    def places(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors (byte offset, shape, stride, dtype) in the block, and the addresses of plain byte offsets."""
+        start, bases, found = self.bytes.data_ptr(), {}, {}
+        with torch.inference_mode(False):
+            for name, place in wanted.items():
+                if type(place) is int:
+                    found[name] = start + place
+                    continue
+                offset, shape, stride, dtype = place
+                base = bases.get(dtype)
+                if base is None:
+                    base = bases[dtype] = torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), 0, (1,), (1,))
+                found[name] = _reinterpret(base, shape, stride, offset // dtype.itemsize)
+        return found
+
+
 class Arena:
     """The blocks that no call uses at the moment. `acquire` and `release` rest on list.pop/append being atomic."""
 
