@@ -14,7 +14,7 @@ import torch
 
 import dynamotor
 
-from . import fusion, modules, operators, programs, report, shapes
+from . import fusion, modules, operators, programs, report, shapes, threads
 from .compare import AROUND
 from .program import Program
 from .python_program import write
@@ -256,6 +256,34 @@ def programs_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "programs", "seed": seed, "start": start, "count": min(PROGRAMS, count - start)}
 
 
+def run_threads(job: Job) -> Answer:
+    """Functions that are called from several threads, children or processes."""
+    answer: Answer = {"tally": Counter(), "refused": {}, "findings": []}
+    for n in range(job["start"], job["start"] + job["count"]):
+        seed = job["seed"] * 1_000_003 + n
+        way = threads.way_of(seed)
+        found = threads.problems(way, seed)
+        answer["tally"][f"{way} {'wrong' if found else 'right'}"] += 1
+        if found:
+            text = f"# {found[0]}\nassert fuzz.threads.problems({way!r}, {seed}) == []\n"
+            way_of_failing = kind(found[0].partition(": ")[2])
+            answer["findings"].append(
+                {
+                    "signature": f"threads {way} {way_of_failing}",
+                    "name": f"{job['seed']}:{n}",
+                    "problems": found[:3],
+                    "text": text,
+                }
+            )
+    return answer
+
+
+def threads_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks without end."""
+    for start in range(0, count, 4):
+        yield {"fuzzer": "threads", "seed": seed, "start": start, "count": 4}
+
+
 Chunks = Callable[[int, int, list[str]], Iterator[Job]]
 FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "fusion": (run_fusion, fusion_chunks),
@@ -263,6 +291,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "modules": (run_modules, modules_chunks),
     "programs": (run_programs, programs_chunks),
     "shapes": (run_shapes, shapes_chunks),
+    "threads": (run_threads, threads_chunks),
 }
 
 

@@ -73,7 +73,9 @@ def test_a_wrong_operator_is_found_and_named(monkeypatch):
 def test_a_wrong_shape_rule_is_found(monkeypatch):
     job = {"fuzzer": "shapes", "seed": 1, "start": 0, "count": 30, "dtype": ""}
     assert fuzzers.run(job)["findings"] == []
-    monkeypatch.setattr(shapes, "infer_spec", lambda func, *given: wrong_about_sums(func, infer_spec(func, *given)))
+    monkeypatch.setattr(
+        shapes, "infer_spec", lambda func, *given: wrong_about_sums(func, infer_spec(func, *given))
+    )
     found = fuzzers.run(job)["findings"]
     assert found and all("sum" in one["signature"] for one in found)
 
