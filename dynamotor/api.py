@@ -70,11 +70,13 @@ def compile(
         raise UsageError("DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}")
     if disable:
         return model
-    symbolic = functools.partial(takes_symbols, backend)
+    symbolic = functools.partial(takes_symbols, backend, dynamic)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
     if isinstance(model, torch.nn.Module):
         plain = _uncompiled(model)
         inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
+        if inside is not plain:  # a plan of buckets is settled for sizes that every rank knows
+            symbolic = bool
         dispatcher = make_dispatcher(types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic)
         _dispatchers.add(dispatcher)
         again = functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)

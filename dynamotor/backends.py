@@ -77,9 +77,9 @@ def resolve(backend: str | Backend) -> Backend:
     return backend
 
 
-def takes_symbols(backend: str | Backend) -> bool:
-    """Whether a backend takes graphs with symbols in the place of sizes that differ between calls."""
-    return config.symbolic_sizes and backend in ("eager", "aot_eager", "native")
+def takes_symbols(backend: str | Backend, dynamic: bool | None) -> bool:
+    """Whether graphs have symbols in the place of sizes that differ between calls: where the user asks for them."""
+    return (dynamic is True or config.symbolic_sizes) and backend in ("eager", "aot_eager", "native")
 
 
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
