@@ -9,6 +9,7 @@ for what each differing instruction becomes. Offsets are bytes into `co_code`, w
 
 from __future__ import annotations
 
+import builtins
 import dis
 import inspect
 import opcode
@@ -125,6 +126,21 @@ class CodeInfo:
         if offset not in self._handlers:
             self._handlers[offset] = next((e for e in self.exceptions if e.start <= offset < e.end), None)
         return self._handlers[offset]
+
+    def passes_over_exit(self, target: int) -> bool:
+        """Whether the handler at an offset does nothing with the GeneratorExit of a generator that is closed.
+
+        True of `except` clauses for builtin exceptions that are Exceptions, and of the handlers that CPython adds itself.
+        """
+        at = self.index[target]
+        if self.instrs[at].op != "PUSH_EXC_INFO":
+            return True
+        while self.instrs[at + 1].op == "LOAD_GLOBAL" and self.instrs[at + 2].op == "CHECK_EXC_MATCH":
+            caught = getattr(builtins, self.instrs[at + 1].argval, None)
+            if not (isinstance(caught, type) and issubclass(caught, Exception)):
+                return False
+            at = self.index[self.instrs[at + 3].target] - 1
+        return self.instrs[at + 1].op == "RERAISE"
 
     def at(self, offset: int) -> Instr:
         """The instruction at an offset."""

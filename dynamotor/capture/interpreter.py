@@ -255,7 +255,7 @@ class GeneratorValue(Iterator):
         """Whether it waits inside a `try` or `with`: closing it, which CPython does when the last reference goes, runs code."""
         frame = self.frame
         handler = frame.info.handler(frame.instr.offset) if frame.started and not self.finished else None
-        return handler is not None and frame.steps[frame.info.index[handler.target]][1].op == "PUSH_EXC_INFO"
+        return handler is not None and not frame.info.passes_over_exit(handler.target)
 
     def reconstruct(self, cg: Any) -> str:
         if self.finished:
