@@ -162,12 +162,10 @@ def _first_line(gm: torch.fx.GraphModule) -> Any:
 def compile_fx(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
     """Compile an FX graph that you already hold with the native backend.
 
-    Parameters and submodules of the graph are read at each call, so they may be trained or replaced.
+    Parameters and submodules of the graph are read at each call, so they may be trained or replaced; other shapes or dtypes than
+    those of the example inputs compile anew.
     """
-    result = next(n for n in gm.graph.nodes if n.op == "output").args[0]
-    flat = isinstance(result, (tuple, list)) and all(isinstance(x, torch.fx.Node) for x in result)
-    needs_capture = not flat or any(n.op in ("get_attr", "call_module") for n in gm.graph.nodes)
-    return compile(gm, fullgraph=True) if needs_capture else resolve("native")(gm, list(example_inputs))
+    return compile(gm, fullgraph=True)
 
 
 def cudagraph_mark_step_begin() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 _cache = tempfile.mkdtemp(prefix="dynamotor-test-cache-")
 os.environ.setdefault("DYNAMOTOR_CACHE_DIR", _cache)
@@ -28,3 +30,19 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+# Rooms whose tests run in check mode (codegen/checked.py): each compiled graph beside eager, over poisoned and guarded memory.
+CHECKED = ("autograd", "codegen", "lower", "models", "regressions", "test_soundness.py")
+
+
+@pytest.fixture(autouse=True)
+def _beside_eager(request: pytest.FixtureRequest) -> Iterator[None]:
+    """DYNAMOTOR_CHECK=1 or 0 decides for all rooms instead."""
+    from dynamotor.base.config import config
+
+    before = config.check
+    if "DYNAMOTOR_CHECK" not in os.environ:
+        config.check = request.path.relative_to(Path(__file__).parent).parts[0] in CHECKED
+    yield
+    config.check = before

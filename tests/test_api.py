@@ -254,6 +254,16 @@ def test_compile_fx_takes_plain_graphs_and_graphs_with_parameters():
     torch.testing.assert_close(dynamotor.compile_fx(model, [x])(x), model(x))
 
 
+def test_compile_fx_called_with_other_inputs_than_its_examples():
+    gm = torch.fx.symbolic_trace(lambda x, y: (torch.relu(x) + y, x.exp()))
+    call = dynamotor.compile_fx(gm, [torch.randn(64, 64), torch.randn(64, 64)])
+    for x in (torch.randn(64, 64), torch.randn(3, 5), torch.randn(64, 64).double(), torch.randn(64, 64).t(), torch.randn(4).relu_()):
+        torch.testing.assert_close(call(x, x + 1), gm(x, x + 1))
+    x = torch.randn(5, requires_grad=True)
+    call(x, x)[0].sum().backward()
+    torch.testing.assert_close(x.grad, (x > 0).float() + 1)
+
+
 def test_reset_compiles_again():
     calls = []
 

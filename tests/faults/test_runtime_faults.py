@@ -120,7 +120,7 @@ def edited(monkeypatch, edit):
 def test_a_kernel_that_stores_nothing(monkeypatch):
     edited(monkeypatch, lambda text: text.replace("{", "{return;", 1))
     text = caught("DM922")
-    assert "nan" in text and "test_checked.py" in text and "(x * 2).relu()" in text, text  # the first that differs, by its line
+    assert "nan" in text and "test_runtime_faults.py" in text and "(x * 2).relu()" in text, text  # the first that differs, by its line
 
 
 def test_a_kernel_that_leaves_out_the_last_elements(monkeypatch):
