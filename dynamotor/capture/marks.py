@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from .. import _C
 from .breaks import unsupported
 from .guards import IdIs
-from .reader import trusted_module
 from .stance import set_stance
+from .trust import trusted_module
 from .values.base import CallRule, Value, builtin_rule, builtin_rules, call_finder, wrap_rule
 from .values.constant import Constant
 from .values.klass import Builtin

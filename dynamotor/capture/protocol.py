@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .. import _C
 from .breaks import unsupported
 from .guards import MissingTypeAttr
-from .reader import trusted_module
 from .source import Const, Missing, TypeAttr, lookup_type_attr
+from .trust import trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
 from .values.constant import Constant
 from .values.size import SizeValue, symbolic_binary

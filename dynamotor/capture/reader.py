@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +19,6 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 LITERALS = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented)))
-
-# Libraries whose module globals and functions are taken as constants: replacing torch.nn.functional.relu or
-# contextlib.suppress after a compile is not seen; everything that hangs on users' objects and classes is.
-_TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) - {"__main__", "test", "this"} | {"torch", "numpy", "dynamotor"}
-
-
-def trusted_module(name: Any) -> bool:
-    """Whether the module of this name is taken as constant."""
-    return isinstance(name, str) and name.partition(".")[0] in _TRUSTED_ROOTS
 
 _FACTS = frozenset((IdIs, TypeIs, ConstEquals))
 

@@ -28,8 +28,8 @@ from .breaks import unsupported
 from .guards import IdIs
 from .polyfills import getters
 from .polyfills import itertools as polyfills
-from .reader import trusted_module
 from .source import Const
+from .trust import trusted_module
 from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, wrap_rule
 from .values.constant import PURE_TYPES, Constant
 from .values.containers import DictValue, TupleValue, contents_of

@@ -29,7 +29,8 @@ _FILLS = frozenset(("full", "full_like", "new_full", "fill", "fill_", "scalar_te
                     "index_fill_", "scatter", "scatter_", "masked_fill", "masked_fill_"))
 _NUMBERS = ("value", "fill_value", "s")  # what the number is called
 _ANY_DTYPE = frozenset(("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding"))  # not worth asking
-_INDICES = frozenset(("index", "indices", "target", "mask", "attn_mask", "offsets", "offset2bag", "bag_size", "maximum_indices"))
+_INDICES = frozenset(("index", "indices", "target", "mask", "attn_mask", "offs", "offsets", "offset2bag", "bag_size",
+                      "maximum_indices"))
 _ALIKE = frozenset((aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor))
 _LIMIT = 1 << 16  # elements that a question may cost
 
@@ -39,6 +40,18 @@ _answers: dict[Any, Exception | None] = {}
 
 # What these run, and so where errors come from and how results lie in memory, is chosen by settings.
 CHOOSING = frozenset((aten.convolution.default, aten._fused_sdp_choice.default, aten.mkldnn_rnn_layer.default))
+
+
+# What generated kernels of these compute on a GPU depends on whether TF32 is allowed.
+PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default))
+
+
+def tf32() -> bool | None:
+    """Whether float32 products may be computed in TF32; None where PyTorch's two ways to say so were used and differ."""
+    try:
+        return torch._C._get_cublas_allow_tf32()
+    except RuntimeError:
+        return None
 
 
 def kernel_settings() -> tuple[Any, ...]:
@@ -104,12 +117,13 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
     dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
     usual = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point
-    if usual or not tensors or sum(_spec(t).numel for t in tensors) > _LIMIT:
+    if usual or not tensors or sum(_spec(t).extent for t in tensors) > _LIMIT:
         return
 
     def make(spec: TensorSpec) -> torch.Tensor:
         as_number = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
-        return torch.full(spec.shape, 1 if as_number else 0, dtype=spec.dtype, device=spec.device)  # 0 is in range as an index
+        memory = torch.full((spec.extent,), 1 if as_number else 0, dtype=spec.dtype, device=spec.device)  # 0 is right as an index
+        return memory.as_strided(spec.shape, spec.stride)
     _ask(func, args, kwargs, _spec, make)
 
 

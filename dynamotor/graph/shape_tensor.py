@@ -187,16 +187,19 @@ class _Mode(TorchDispatchMode):
 
 class shape_mode(_Mode):  # noqa: N801  (a context manager)
     """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them, and an op raises
-    what eager's kernel would. `reads_settings` says whether an op was met for which settings choose the kernel."""
+    what eager's kernel would. `reads_settings`: an op was met for which settings choose the kernel; `reads_tf32`: a
+    product on a GPU."""
 
     def __init__(self) -> None:
         super().__init__(self._checked)
-        self.reads_settings = False
+        self.reads_settings = self.reads_tf32 = False
 
     def _checked(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         kernel_checks.check(func, args, kwargs)
         if func in kernel_checks.CHOOSING:
             self.reads_settings = True
+        if func in kernel_checks.PRODUCTS and args[0].device.type == "cuda":
+            self.reads_tf32 = True
         return infer(func, args, kwargs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 
 import pytest
 import torch
@@ -13,6 +14,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import dynamotor
+from dynamotor.capture.guards import Answer
+from dynamotor.capture.trace import Trace
+from dynamotor.capture.values.tensor import trial
+from dynamotor.graph.shape_tensor import ShapeTensor
+from dynamotor.graph.spec import TensorSpec
 
 FACTS = {}
 
@@ -106,6 +112,25 @@ def the_default_device():
     stack = contextlib.ExitStack()
     return lambda x: (x + 1, str(torch.get_default_device())), [
         lambda: stack.enter_context(torch.device("meta")), stack.close]
+
+
+LIBRARY = """
+flag, constant = False, 1.0
+
+def turn_on():
+    global flag
+    flag = True
+
+def is_on():
+    return constant if flag else 2.0
+"""
+
+
+@fact
+def a_global_that_a_function_of_a_library_sets():
+    module = types.ModuleType("torch.made_up")
+    exec(LIBRARY, vars(module))
+    return lambda x: (x * module.is_on(), module.flag), [module.turn_on]
 
 
 class Doubling(TorchFunctionMode):
@@ -262,3 +287,16 @@ def test_settings_that_choose_kernels(setting):
         with within():
             got, want = outcome(compiled, x), outcome(read, x)
             assert got is want if isinstance(want, type) else torch.allclose(got, want, atol=1e-6)
+
+
+def test_products_on_a_gpu_follow_tf32():
+    trace = Trace()
+    x = ShapeTensor.make(TensorSpec.dense((2, 2), torch.float32, torch.device("cuda", 0)))
+    trial(trace, torch.mm, torch.mm, [x, x], {})
+    guard = next(g for g in trace.reader.guards if isinstance(g, Answer))
+    assert guard.check(())
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert not guard.check(())
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False

@@ -16,6 +16,7 @@ from ..breaks import unsupported
 from ..guards import DictKeys, Length, MissingKey, SetEquals, TypeIs, is_constant
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
+from ..trust import is_rebound
 from .base import MISSING, Iterator, ObjectKey, Value, makers, wrap_rule
 from .constant import Constant
 
@@ -246,6 +247,11 @@ class DictValue(Value):
     def as_constant(self) -> Any:
         return {k.as_constant(): v.as_constant() for k, v in self.load().values()}
 
+    @property
+    def is_namespace(self) -> bool:
+        """Whether this is the dict of a library's module."""
+        return type(self.source) is Const and "__name__" in self.obj and "__builtins__" in self.obj
+
     # Primitives --------------------------------------------------------------------------------------------------------
     def load(self) -> dict[Hashable, tuple[Value, Value]]:
         """All items in order; guards the keys of an outside dict."""
@@ -273,7 +279,7 @@ class DictValue(Value):
 
     def _read(self, key: Any) -> Value:
         value = dict.__getitem__(self.obj, key)
-        if self.trusted:
+        if self.trusted and not (self.is_namespace and is_rebound(self.obj, key)):
             return self.trace.make(value)
         return self.trace.wrap(DictItem(self.source, key), value)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
 from ..guards import CellEmpty, IdIs, TypeIs
-from ..reader import trusted_module
 from ..source import Cell, CellContents, Const, FuncAttr, GlobalsOf, InstanceDict, MethodFunc, MethodSelf, SeqItem
+from ..trust import trusted_module
 from .base import MISSING, Value, find_rule, wrap_rule
 from .constant import Constant
 from .containers import DictValue, TupleValue

@@ -16,8 +16,8 @@ import torch
 from ..breaks import unsupported
 from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
-from ..reader import trusted_module
 from ..source import Const, InstanceDict
+from ..trust import trusted_module
 from .base import MISSING, Value, binders, find_rule, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant
 from .containers import DictValue, TupleValue

@@ -16,11 +16,12 @@ from torch import fx
 
 from ... import _C
 from ...base.errors import DynamotorError
+from ...graph.kernel_checks import tf32
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
 from ...graph.spec import TensorSpec
 from ..breaks import Unsupported, unsupported
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
-from ..source import DictItem, InstanceDict
+from ..source import Const, DictItem, InstanceDict
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA
 from .base import MISSING, Iterator, Value, wrap_rule
 from .constant import PURE_TYPES, Constant
@@ -451,6 +452,8 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
             result = run(*args, **kwargs)
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
+        if mode.reads_tf32:
+            trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
         return result
     except DataDependent as error:
         raise unsupported("data-dependent", f"{target_name(target)} needs the data of a tensor", str(error.what),
