@@ -51,7 +51,10 @@ def compile(
       that shares parameters, buffers, hooks and `state_dict` keys with it.
     backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
     fullgraph: raise CaptureError instead of breaking the graph.
-    dynamic: programs are specialised to the shapes they see and a new shape is captured anew. A GPU's kernels take sizes as
+    dynamic: the first program is specialised to the sizes that it sees. With `config.symbolic_sizes`, sizes and integers that
+        differ at a later call become symbols, and one general program serves all sizes that its guards admit; True: from
+        the first call on; False: never (`mark_dynamic` and `mark_static` choose single dimensions). Without it each shape
+        is captured anew. A GPU's kernels take sizes as
         arguments from a callable's second shape on, so that further shapes build few or none; True: from the first (and
         eight times as many shapes are kept), False: never.
     mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and

@@ -93,7 +93,7 @@ class BackwardRewriter:
     def __init__(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
         by_id = {id(p): name for name, p in parameters.items()}
         self.averager, self.parameters = averager, parameters
-        self.names = [by_id.get(id(t)) for t in inputs if t.requires_grad]  # of the gradients, in order
+        self.names = [by_id.get(id(t)) for t in inputs if getattr(t, "requires_grad", False)]  # of the gradients, in order
         self.found: Plan | Reason = Reason("backend", "the backend does not differentiate the graph ahead of time")
 
     def __call__(self, backward: fx.GraphModule) -> Callable[[Compiled], Compiled]:

@@ -237,17 +237,21 @@ def test_parameters_stay_fixed_and_training_is_right_at_every_batch() -> None:
     assert counters["frames"]["captured"] == 3  # the first, the general one, and a batch of one
 
 
-def test_a_gradient_that_does_not_come_is_none_at_every_size() -> None:
-    def fn(x: Any, w: Any) -> Any:
-        return x * 2 + w.sum(), (w * x.shape[0]).sin()
+@pytest.mark.parametrize("seed", [3, 20, 35])
+def test_random_programs_have_the_gradients_of_eager(seed: int) -> None:
+    fn, pick = random_sizes.program(seed), random.Random(seed)
+    compiled = dynamotor.compile(fn, backend="aot_eager", dynamic=(None, True)[seed % 2])
 
-    compiled = dynamotor.compile(fn, backend="aot_eager")
-    for n in (4, 7, 9):
-        x, w = torch.randn(n, requires_grad=True), torch.randn(n, requires_grad=True)
-        for k in range(2):
-            pairs = [torch.autograd.grad(f(x, w)[k].sum(), [x, w], allow_unused=True) for f in (fn, compiled)]
-            for want, got in zip(*pairs):
-                assert (want is None) == (got is None) and (want is None or torch.allclose(want, got))
+    def gradients(f: Callable[..., Any], *args: torch.Tensor) -> Any:
+        x, y = (a.clone().requires_grad_() for a in args)
+        outs = [t for t in f(x, y, 5) if isinstance(t, torch.Tensor) and t.requires_grad]
+        return torch.autograd.grad(sum((t**2).sum() for t in outs), [x, y], allow_unused=True)
+
+    for _ in range(8):
+        b, n = pick.choice(random_sizes.SIZES[3:]), pick.choice(random_sizes.SIZES[3:])
+        args = torch.randn(b, n, dtype=torch.float64), torch.randn(n, dtype=torch.float64)
+        for want, got in zip(gradients(fn, *args), gradients(compiled, *args)):
+            assert (want is None) == (got is None) and (want is None or torch.allclose(want, got))
 
 
 def test_the_c_program_and_the_rows_agree() -> None:
