@@ -89,6 +89,15 @@ DOCUMENTED = [
 
 # What programs of later versions use besides.
 LATER = [
+    Entry("backends.set_mat_mul_precision", "precision"),
+    Entry("backends.get_mat_mul_precision", ""),
+    Entry("core.xla_builder.call_jax", "jax_func, args, kwargs=None, override_name=None"),
+    Entry("experimental.fori_loop.while_loop", "cond_fn, body_fn, carried_inputs, additional_inputs=()"),
+    Entry("experimental.fori_loop.fori_loop", "lower, upper, body_fun, init_val"),
+    Entry("experimental.spmd_fully_sharded_data_parallel.SpmdFullyShardedDataParallel", "module"),
+    Entry("utils.checkpoint.checkpoint", "function, *args"),
+    Entry("utils.dlpack.to_dlpack", "xla_tensor"),
+    Entry("utils.dlpack.from_dlpack", "ext_data"),
     Entry("device", "index=None"),
     Entry("devices", ""),
     Entry("device_count", ""),

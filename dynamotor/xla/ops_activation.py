@@ -49,11 +49,6 @@ def _relu(x):
     return jnp.maximum(x, 0)
 
 
-@elementwise(aten.threshold)
-def _threshold(x, threshold, value):
-    return jnp.where(x <= threshold, value, x)
-
-
 @elementwise(aten.threshold_backward)
 def _threshold_backward(grad, x, threshold):
     return jnp.where(x <= threshold, 0, grad)
@@ -81,41 +76,9 @@ def _rrelu_with_noise_backward(grad, x, noise, lower, upper, training, is_result
     return _leaky_relu_backward(grad, x, (lower + upper) / 2, is_result)
 
 
-@elementwise(aten._prelu_kernel)
-def _prelu(x, weight):
-    return jnp.where(x > 0, x, weight * x)
-
-
-@op(aten._prelu_kernel_backward)
-def _prelu_backward(grad, x, weight):
-    """Gradients of the input and, before it is summed to the weight's shape, of the weight."""
-    grad, x, weight = wide(grad), wide(x), wide(weight)
-    return jnp.where(x > 0, grad, weight * grad), jnp.where(x > 0, 0, x * grad)
-
-
-@elementwise(aten.hardshrink)
-def _hardshrink(x, limit=0.5):
-    return jnp.where((x >= -limit) & (x <= limit), 0, x)
-
-
 @elementwise(aten.hardshrink_backward, aten.softshrink_backward)
 def _shrink_backward(grad, x, limit):
     return jnp.where((x >= -limit) & (x <= limit), 0, grad)
-
-
-@elementwise(aten.softshrink)
-def _softshrink(x, limit=0.5):
-    return jnp.where(x > limit, x - limit, jnp.where(x < -limit, x + limit, x * 0))
-
-
-@elementwise(aten.hardsigmoid)
-def _hardsigmoid(x):
-    return _clip06(x + 3) / 6
-
-
-@elementwise(aten.hardswish)
-def _hardswish(x):
-    return x * _clip06(x + 3) / 6
 
 
 def _clip06(x: jax.Array) -> jax.Array:
@@ -128,14 +91,6 @@ def _clip06(x: jax.Array) -> jax.Array:
 @elementwise(aten.elu)
 def _elu(x, alpha=1, scale=1, input_scale=1):
     return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
-
-
-@op(aten.elu_backward)
-def _elu_backward(grad, alpha, scale, input_scale, is_result, x):
-    """`x` is the input, or the result where `is_result`."""
-    grad, x = wide(grad), wide(x)
-    slope = input_scale * (x + alpha * scale) if is_result else input_scale * alpha * scale * jnp.exp(x * input_scale)
-    return jnp.where(x <= 0, grad * slope, grad * scale)
 
 
 @elementwise(aten.silu)
@@ -159,26 +114,6 @@ def _softplus_backward(grad, x, beta, threshold):
     return jnp.where(x * beta > threshold, grad, grad * lax.logistic(x * beta))
 
 
-@elementwise(aten.mish)
-def _mish(x):
-    return x * jnp.tanh(jax.nn.softplus(x))
-
-
-@op(aten.log_sigmoid_forward, out=True)
-def _log_sigmoid(x, *, out):
-    """The result and e^-|x|, which aten keeps for the backward on the CPU; elsewhere that buffer is empty."""
-    x = wide(x)
-    small = jnp.exp(-jnp.abs(x))
-    buffer = small if out[1].shape == x.shape else jnp.zeros(out[1].shape, x.dtype)
-    return jnp.minimum(x, 0) - jnp.log1p(small), buffer
-
-
-@op(aten.log_sigmoid_backward)
-def _log_sigmoid_backward(grad, x, buffer):
-    """The buffer is not read: it may be empty."""
-    return wide(grad) * lax.logistic(-wide(x))
-
-
 @elementwise(aten.gelu)
 def _gelu(x, *, approximate="none"):
     if approximate == "tanh":
@@ -194,12 +129,6 @@ def _gelu_backward(grad, x, *, approximate="none"):
         return grad * (0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * slope)
     area = 0.5 * (1 + lax.erf(x * sqrt(0.5)))
     return grad * (area + x * jnp.exp(-0.5 * x * x) * (1 / sqrt(2 * pi)))
-
-
-@op(aten.glu)
-def _glu(x, dim=-1):
-    value, gate = jnp.split(wide(x), 2, dim)
-    return value * lax.logistic(gate)
 
 
 @op(aten.glu_backward)

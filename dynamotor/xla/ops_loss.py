@@ -122,32 +122,6 @@ def _nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_w
 # -- binary cross entropy --------------------------------------------------------------------------------------------------------
 
 
-@op(aten.binary_cross_entropy)
-def _bce(x, target, weight=None, reduction=_MEAN):
-    """Logarithms stop at -100, so that a probability of zero costs a finite amount."""
-    x, target = wide(x), wide(target)
-    loss = (target - 1) * jnp.maximum(jnp.log1p(-x), -100) - target * jnp.maximum(jnp.log(x), -100)
-    return _reduce(loss if weight is None else loss * wide(weight), reduction)
-
-
-@op(aten.binary_cross_entropy_backward)
-def _bce_backward(grad, x, target, weight=None, reduction=_MEAN):
-    x, target = wide(x), wide(target)
-    each = (x - target) / jnp.maximum((1 - x) * x, 1e-12)
-    if weight is not None:
-        each = each * wide(weight)
-    return _spread(grad, x, reduction) * each
-
-
-@op(aten.binary_cross_entropy_with_logits)
-def _bce_with_logits(x, target, weight=None, pos_weight=None, reduction=_MEAN):
-    x, target = wide(x), wide(target)
-    log_sigmoid = -jnp.logaddexp(-x, 0)
-    scale = 1 if pos_weight is None else (wide(pos_weight) - 1) * target + 1
-    loss = (1 - target) * x - scale * log_sigmoid
-    return _reduce(loss if weight is None else loss * wide(weight), reduction)
-
-
 # -- margin losses: x is (N, C) or (C) -------------------------------------------------------------------------------------------
 
 

@@ -45,11 +45,6 @@ def _int_mm(x, y):
     return jnp.matmul(x, y, preferred_element_type=jnp.int32)
 
 
-@op(aten.vdot)
-def _vdot(x, y):
-    return product(jnp.conj(x), y)
-
-
 @op(aten.addmm, aten.addmv, aten.baddbmm)
 def _add_product(base, x, y, out_dtype=None, *, beta=1, alpha=1):
     return _plus(base, beta, alpha, product(x, y))

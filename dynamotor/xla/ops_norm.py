@@ -68,24 +68,6 @@ def _epsilon(eps: float | None, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if eps is None else eps
 
 
-@op(aten._fused_rms_norm, out=True)
-def _rms_norm(x, normalized_shape, weight, eps, *, out):
-    x = wide(x)
-    square = jnp.mean(jnp.square(x), axis=_last(x, len(normalized_shape)), keepdims=True)
-    rstd = jax.lax.rsqrt(square + _epsilon(eps, out[0].dtype))
-    return _affine(x * rstd, weight, None), rstd
-
-
-@op(aten._fused_rms_norm_backward)
-def _rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask):
-    grad, x, rstd = wide(grad), wide(x), wide(rstd)
-    outer, axes = tuple(range(x.ndim - len(normalized_shape))), _last(x, len(normalized_shape))
-    normal = x * rstd
-    inner = grad if weight is None else grad * wide(weight)
-    slope = jnp.mean(inner * normal, axis=axes, keepdims=True)
-    return (inner - normal * slope) * rstd, jnp.sum(grad * normal, axis=outer)
-
-
 # -- group norm: x is seen as (N, groups, C / groups * HxW) ----------------------------------------------------------------------
 
 

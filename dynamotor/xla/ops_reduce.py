@@ -146,20 +146,9 @@ def _var(x, dim=None, *, correction=None, keepdim=False):
     return moments(x, dim, correction, keepdim)[0]
 
 
-@op(aten.std.correction)
-def _std(x, dim=None, *, correction=None, keepdim=False):
-    return jnp.sqrt(moments(x, dim, correction, keepdim)[0])
-
-
 @op(aten.var_mean.correction)
 def _var_mean(x, dim=None, *, correction=None, keepdim=False):
     return moments(x, dim, correction, keepdim)
-
-
-@op(aten.std_mean.correction)
-def _std_mean(x, dim=None, *, correction=None, keepdim=False):
-    variance, mean = moments(x, dim, correction, keepdim)
-    return jnp.sqrt(variance), mean
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------------------
@@ -197,11 +186,6 @@ def _normed(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
 @op(aten.linalg_vector_norm)
 def _linalg_vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return vector_norm(_normed(x, dtype), ord, dim, keepdim)
-
-
-@op(aten.norm)
-def _norm(x, p=2, dim=None, keepdim=False, dtype=None):
-    return vector_norm(_normed(x, dtype), p, dim, keepdim)
 
 
 @op(aten.linalg__powsum)

@@ -27,12 +27,6 @@ def _cat(tensors, dim=0, *, out: Spec):
     return jnp.concatenate(parts, dim) if parts else jnp.zeros(out.shape, dtype)
 
 
-@op(aten.stack, out=True)
-def _stack(tensors, dim=0, *, out: Spec):
-    dtype = jax_dtype(out.dtype)
-    return jnp.stack([t.astype(dtype) for t in tensors], dim)
-
-
 @op(aten.repeat)
 def _repeat(x, repeats):
     return jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))

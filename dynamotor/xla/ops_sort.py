@@ -42,16 +42,6 @@ def _sort_stable(x, *, stable=None, dim=-1, descending=False):
     return sort(x, dim, descending)
 
 
-@op(aten.argsort.default)
-def _argsort(x, dim=-1, descending=False):
-    return sort(x, dim, descending)[1]
-
-
-@op(aten.argsort.stable)
-def _argsort_stable(x, *, stable, dim=-1, descending=False):
-    return sort(x, dim, descending)[1]
-
-
 @op(aten.topk)
 def _topk(x, k, dim=-1, largest=True, sorted=True):
     """Always sorted; of equal values the first ones are taken."""

@@ -65,18 +65,6 @@ for _target, _fn in FUNCTIONS.items():
     elementwise(_target)(_fn)
 
 
-@elementwise(aten.xlogy)
-def _xlogy(x, y):
-    """x·log y, 0 where x is 0 and y a number."""
-    return jnp.where(y != y, jnp.nan, jnp.where(x == 0, 0, x * jnp.log(y)))
-
-
-@elementwise(aten.special_xlog1py)
-def _xlog1py(x, y):
-    """x·log(1 + y), 0 where x is 0 and y a number."""
-    return jnp.where(y != y, jnp.nan, jnp.where(x == 0, 0, x * jnp.log1p(y)))
-
-
 # -- gamma and zeta --------------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,13 @@ import dynamotor.xla  # noqa: E402, F401
 from dynamotor.xla import metrics  # noqa: E402
 
 F = torch.nn.functional
+SEEN = torch.tensor([[True] * 5 + [False]] * 5 + [[False] * 6])  # the last row sees nothing
+
+
+def attend(x, mask):
+    return F.scaled_dot_product_attention(x, x * 2, x + 1, attn_mask=mask)
+
+
 CASES = {
     "col2im": lambda x: F.fold(x.view(1,12,4)[:, :8],(3,3),2),
     "im2col": lambda x: F.unfold(x.view(1, 3, 4, 4), (2, 1), dilation=(2, 1), padding=(1, 2), stride=(1, 3)),
@@ -51,6 +58,39 @@ CASES = {
     "logspace of integers": lambda x: torch.logspace(0,2,5,dtype=torch.int32,device=x.device)+x.sum(),
     "new_full": lambda x: x.new_full((2,),3.)+x.sum(),
     "nan_to_num of half": lambda x: (x.half()/0).nan_to_num()+x,
+    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(),torch.ones_like(x)*.3),
+    "bce sum weight": lambda x: F.binary_cross_entropy(x.sigmoid(),torch.ones_like(x)*.3,weight=torch.ones_like(x)*2,reduction="sum"),
+    "bce of 0 and 1": lambda x: F.binary_cross_entropy(torch.where(x.detach()>0,x*0+1,x*0),torch.ones_like(x)*.3),
+    "bce logits": lambda x: F.binary_cross_entropy_with_logits(x*30,torch.ones_like(x)*.3,pos_weight=torch.ones(8,device=x.device)*2),
+    "logsigmoid": lambda x: F.logsigmoid(x*50),
+    "elu": lambda x: F.elu(x,0.7),
+    "elu_": lambda x: F.elu_(x*1,0.7),
+    "selu": lambda x: F.selu(x),
+    "celu of 2": lambda x: F.celu(x,2.),
+    "xlogy": lambda x: torch.xlogy(x.relu(),x.abs()),
+    "xlogy number": lambda x: torch.xlogy(2.,x.abs()),
+    "xlog1py": lambda x: torch.special.xlog1py(x.relu(),x.abs()),
+    "xlogy of nan": lambda x: torch.xlogy(x*0,x/0),
+    "half logsigmoid": lambda x: F.logsigmoid(x.half()).float(),
+    "softshrink": lambda x: F.softshrink(x, 0.3),
+    "hardshrink": lambda x: F.hardshrink(x, 0.3),
+    "hardswish at its bounds": lambda x: F.hardswish(torch.round(x) * 3),
+    "threshold": lambda x: F.threshold(x, 0.1, 2.0),
+    "argsort": lambda x: x.argsort(1).float() + torch.argsort(torch.round(x), dim=0, stable=True) + x,
+    "vdot": lambda x: torch.vdot(x[0], x[1]),
+    "rms_norm": lambda x: F.rms_norm(x, (8,), torch.full((8,), 2.0, device=x.device)),
+    "std": lambda x: x.std(0) + torch.std_mean(x, 1, correction=2)[0].sum(),
+    "norm": lambda x: torch.norm(x, 3, dim=1) + x.norm(),
+    "stack": lambda x: torch.stack([x, x * 2, x.long()], 1),
+    "attention with a boolean mask": lambda x: attend(x.view(1, 6, 8), SEEN.to(x.device)),
+    "attention of heads with a boolean mask": lambda x: attend(x.view(1, 2, 6, 4), SEEN.to(x.device)),
+    "attention with a mask of another type": lambda x: attend(x.double().view(1, 2, 6, 4), SEEN.float().to(x.device)),
+    "prelu": lambda x: F.prelu(x, torch.full((8,), 0.3, device=x.device)) + torch.nn.PReLU().to(x.device)(x),
+    "bce at the ends": lambda x: F.binary_cross_entropy((x > 0) * 1.0 + x * 0, (x > 1) * 1.0, torch.rand(8).to(x.device)),
+    "bce of each": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 1) * 1.0, reduction="none"),
+    "multi margin with weights": lambda x: F.multi_margin_loss(
+        x, torch.tensor([0, 1, 2, 3, 4, 7], device=x.device), p=2, weight=torch.rand(8).to(x.device), reduction="sum"),
+    "glu": lambda x: F.glu(x, 1),
 }
 WITHOUT_GRADIENT = ("chunk_cat", "heaviside")
 

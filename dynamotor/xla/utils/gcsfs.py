@@ -11,7 +11,6 @@ import builtins
 import functools
 import io
 import os
-import shutil
 import uuid
 from datetime import datetime
 from typing import IO, Any, NamedTuple
@@ -90,8 +89,7 @@ def open(path: str, mode: str = "r", encoding: str | None = None) -> IO[Any]:
         content = _filesystem().cat_file(key) if exists and mode[0] != "w" else b""
         raw = _Rewritten(path, content, at_end=mode[0] == "a")
         return raw if binary else io.TextIOWrapper(raw, encoding=encoding)
-    raw = _filesystem().open(key, mode.replace("t", "").replace("b", "") + "b")
-    return raw if binary else io.TextIOWrapper(raw, encoding=encoding)
+    return _filesystem().open(key, mode, encoding=encoding)
 
 
 def list(path: str) -> builtins.list[GcsBlob]:
@@ -138,18 +136,8 @@ def read(path: str) -> bytes:
 
 def write(path: str, content: str | bytes | IO[Any]) -> None:
     """Write a string (as UTF-8), bytes, or what a file object still has to read, into a GCS blob ("gs://BUCKET_NAME/PATH")."""
-    if isinstance(content, str):
-        content = content.encode()
-    if isinstance(content, (bytes, bytearray, memoryview)):
-        _filesystem().pipe_file(_key(path), bytes(content))
-        return
-    first = content.read(1 << 20)
-    with _filesystem().open(_key(path), "wb") as out:
-        out.write(first.encode() if isinstance(first, str) else first)
-        if isinstance(first, str):
-            out.write(content.read().encode())
-        else:
-            shutil.copyfileobj(content, out, 1 << 20)
+    data = content if isinstance(content, (str, bytes, bytearray, memoryview)) else content.read()
+    _filesystem().pipe_file(_key(path), data.encode() if isinstance(data, str) else bytes(data))
 
 
 def generic_open(path: str, mode: str = "r", encoding: str | None = None) -> IO[Any]:
