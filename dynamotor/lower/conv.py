@@ -44,7 +44,7 @@ def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
             continue
         place = [list(padding), list(stride), list(dilation), groups]
         with graph.inserting_before(node):
-            packed = call(graph, mkldnn._reorder_convolution_weight.default, weight, *place, list(spec.shape),
+            packed = call(graph, mkldnn._reorder_convolution_weight.default, weight, *place, list(spec.hinted().shape),
                           spec=TensorSpec.dense(spec_of(weight).shape, torch.float32))
             new = call(graph, _PACKED, x, packed, bias, *place, "none", [], "", spec=node.meta["val"])
         node.replace_all_uses_with(new)

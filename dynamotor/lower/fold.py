@@ -62,7 +62,7 @@ def fold_batch_norm(gm: fx.GraphModule, info: GraphInfo) -> None:
             continue
         if any(spec_of(n).dtype not in (torch.float32, torch.float64) for n in parameters):
             continue
-        with graph.inserting_before(conv):
+        with graph.inserting_before(norm):  # statistics may be computed behind the convolution
             new_weight, new_bias = _scaled(graph, weight, bias, a)
             folded = call(graph, conv.target, conv.args[0], new_weight, new_bias, *conv.args[3:], spec=conv.meta["val"])
         for user in used:

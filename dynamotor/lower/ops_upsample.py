@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..graph.sizes import is_symbolic
 from ..graph.spec import numel
 from .index import Index, Loaded
 from .ir import COMPUTE_TYPE, F32, F64, I32, Expr, cast, const, index_value, op
@@ -32,6 +33,8 @@ def _nearest_is_division(size: int, out: int, scale: float | None) -> bool:
 
 
 def _check(x: Value, sizes: Sequence[int], out: Sequence[int], scales: Sequence[float | None]) -> None:
+    if is_symbolic((*sizes, *out)):
+        raise Decline("sizes that differ between calls")
     if not numel(x.shape) or not all(map(_nearest_is_division, sizes, out, scales)):
         raise Decline("positions that are no plain division")
 

@@ -16,7 +16,7 @@ from dynamotor.graph.sizes import ShapeEnv
 from dynamotor.graph.spec import TensorSpec, contiguous_stride
 from dynamotor.runtime import triton_interpret
 
-SIZES = [(5, 24), (2, 2), (3, 7), (7, 8), (8, 9), (9, 15), (2, 16), (16, 17), (4, 33), (33, 3), (3, 64), (2, 300)]
+SIZES = [(5, 24), (2, 2), (3, 7), (7, 8), (8, 9), (9, 15), (2, 16), (16, 17), (4, 33), (33, 3), (3, 64), (2, 90)]
 DTYPES = {"i": torch.int64}  # of arguments, by the first letter of their names
 
 
@@ -140,6 +140,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = {
     "bert_layer": (_bert_layer, {"x": X, "w": W, "wide": (96, 48), "narrow": (48, 96), "h": H, "g": H}),
     "decoder_step": (_decoder_step, {"new": ("b", 1, 48), "keys": ("b", 6, "s", 8), "values": ("b", 6, "s", 8), "w": W,
                                      "wide": (96, 48), "narrow": (48, 96), "h": H}),
+    "convolution": (lambda x, w, h: F.relu(F.conv2d(x, w, h, padding=1)), {"x": ("b", 3, "s", "s"), "w": (8, 3, 3, 3), "h": (8,)}),
     "repeat": (lambda x: (x.repeat(2, 3, 1), x.unsqueeze(1).expand(-1, 4, -1, -1).reshape(x.shape[0] * 4, -1, 48)), {"x": X}),
 }
 

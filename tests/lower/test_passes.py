@@ -290,3 +290,22 @@ def test_copies_that_others_read_too_stay():
     before = targets(gm)
     optimise(gm, GraphInfo("inference", "g", frozenset()), on_gpu=True)
     assert targets(gm) == before and "clone" in before
+
+
+class LateStatistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.register_buffer("mean", torch.randn(8))
+        self.register_buffer("deviation", torch.rand(8) + 0.5)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return torch.nn.functional.batch_norm(y, self.mean, self.deviation * self.deviation)
+
+
+def test_statistics_that_are_computed_behind_the_convolution_are_folded():
+    module, x = LateStatistics(), torch.randn(2, 3, 6, 6)
+    optimised, inputs = inference(module, x)
+    assert not any("batch_norm" in name for name in targets(optimised.gm))
+    torch.testing.assert_close(run(optimised, inputs)[0], module(x), rtol=1e-4, atol=1e-4)
