@@ -155,7 +155,7 @@ def _roll(ctx: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = 
         if not is_zero(shift):
             cut = n - shift
             x = _nested(ctx, [views.slice_dim(x, dim, cut, 1, n - cut), views.slice_dim(x, dim, 0, 1, cut)], dim)
-    return x
+    return ctx.pointwise(lambda e: e, x)  # new memory also where nothing moves
 
 
 @lowering(aten.diagonal.default)
@@ -248,14 +248,18 @@ def _cat(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
     parts = [p for p in parts if not is_zero(p.shape[dim])]
     if not parts:
         raise Decline("nothing to join")
-    if any(p.dtype is not ctx.spec.dtype for p in parts):
-        parts = [ctx.pointwise(lambda e: e, p, shape=p.shape) for p in parts]
+    parts = [_cast(ctx, p) for p in parts]
     unaligned = dim == len(parts[0].shape) - 1 and not all(divides(16, p.shape[dim]) for p in parts[:-1])
     if len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu):  # a vector of a CPU lies in one part
         raise Decline("many or unaligned parts")
     if len(parts) == 1:
         return ctx.pointwise(lambda e: e, parts[0])
     return _nested(ctx, parts, dim)
+
+
+def _cast(ctx: Lowering, x: Value) -> Value:
+    """The value in the result's type."""
+    return x if x.dtype is ctx.spec.dtype else ctx.pointwise(lambda e: e, x, shape=x.shape)
 
 
 def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
@@ -292,7 +296,7 @@ def _stack(ctx: Lowering, parts: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(parts[0].shape) + 1
     if len(parts) > (MAX_PARTS if ctx.on_gpu else 4):
         raise Decline("many parts")
-    return _nested(ctx, [_unsqueeze_at(p, dim) for p in parts], dim)
+    return _nested(ctx, [_unsqueeze_at(_cast(ctx, p), dim) for p in parts], dim)
 
 
 def _unsqueeze_at(x: Value, dim: int) -> Value:
@@ -329,7 +333,7 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
 def _slice_scatter(
     ctx: Lowering, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    dim = _dim(x, dim)
+    dim, source = _dim(x, dim), _cast(ctx, source)
     first = _first(ctx, start, x.shape[dim])
     length = source.shape[dim]
     if step != 1:

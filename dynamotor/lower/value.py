@@ -167,7 +167,7 @@ def reshape(x: Value, shape: Sequence[Number]) -> Value:
 
 def flip(x: Value, dims: Sequence[int]) -> Value:
     """Dimensions read backwards."""
-    dims = {d % len(x.shape) for d in dims}
+    dims = {d % max(len(x.shape), 1) for d in dims}
     return Value.view(
         x, x.shape, lambda i: tuple(-v + (x.shape[d] - 1) if d in dims else v for d, v in enumerate(i)), lambda r: None
     )

@@ -44,4 +44,4 @@ def test_results_that_only_other_threads_get_are_compared(monkeypatch):
         return tuple(torch.zeros_like(r) if isinstance(r, torch.Tensor) else r for r in results)
 
     monkeypatch.setattr(CallProgram, "_run", run)
-    assert any(threads.problems("threads", seed) for seed in range(3))
+    assert threads.problems("threads", 1)

@@ -1,0 +1,25 @@
+"""Programs that the fuzzers found and cut down: each gave another result than eager, or an error."""
+
+import pytest
+import torch
+
+import dynamotor
+
+PROGRAMS = {
+    "flip of a number": (lambda x: x.flip(0), torch.tensor(0.5)),
+    "flip behind a running sum of a number": (lambda x: x.cumsum(0).flip(0), torch.tensor(0.5)),
+    "roll that moves nothing": (lambda x: x.roll(1, 0), torch.tensor([0.5])),
+    "select_scatter of a number into a bool": (
+        lambda x: torch.select_scatter(x, x.select(-1, 0) + 1, -1, -1), torch.tensor([True])),
+    "slice_scatter of numbers into bools": (
+        lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 1), torch.tensor([[False, True], [True, False]])),
+    "stack of two types": (lambda x: torch.stack([x, x * 0.5], 1), torch.arange(4).reshape(1, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_result_is_eagers_in_memory_of_its_own(name):
+    function, x = PROGRAMS[name]
+    got = dynamotor.compile(function)(x)
+    torch.testing.assert_close(got, function(x), rtol=0, atol=0)
+    assert got.data_ptr() != x.data_ptr()
