@@ -28,6 +28,7 @@ CODES: dict[str, str] = {
     "too-long": "DM223",
     "raised": "DM224",
     "finalizer": "DM225",
+    "transform": "DM227",
 }
 
 

@@ -30,6 +30,7 @@ from ..graph.sizes import Guard as Assumption
 from . import (
     ops_control,
     ops_stack,
+    rules_autograd,
     rules_builtins,
     rules_containers,
     rules_copy,
@@ -52,8 +53,8 @@ from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 
 # Importing these registers their opcodes, call rules and value kinds.
-REGISTERED = (ops_control, ops_stack, rules_builtins, rules_containers, rules_copy, rules_library, rules_numpy,
-              rules_transformers, torch_rules, context, instances, klass, nn_module, tensor, torch_function)
+REGISTERED = (ops_control, ops_stack, rules_autograd, rules_builtins, rules_containers, rules_copy, rules_library,
+              rules_numpy, rules_transformers, torch_rules, context, instances, klass, nn_module, tensor, torch_function)
 
 
 
@@ -367,7 +368,7 @@ class Compiler:
     def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...],
                 ambient: Ambient) -> Captured:
         """Capture up to the break, or nothing when no frame can be cut."""
-        inner = None if stop.reason.kind == "disabled" else self.inner
+        inner = None if stop.reason.kind in ("disabled", "transform") else self.inner
         for depth, step in cut_points(stop):
             with preserved_modes():
                 trace = Trace(break_at=step, policy=self.policy, fixed=failed.sizes.fixed)
@@ -392,7 +393,7 @@ class Compiler:
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
-        run = self.eager if stop.reason.kind == "disabled" else self.native
+        run = self.eager if stop.reason.kind in ("disabled", "transform") else self.native
         return Captured(None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason)
 
     def resume_dispatcher(self, point: ResumePoint) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._functorch import apis, eager_transforms, vmap
 
 # Python functions of these modules are one node each: they are written over tensors and call no user code.
 _NODE_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch.special", "torch.linalg", "torch.fft",
@@ -107,8 +108,9 @@ _EFFECTS = (torch.save, torch.load, torch.set_default_dtype, torch.set_default_d
 _AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.autograd.functional.jacobian, torch.autograd.functional.hessian,
              torch.autograd.functional.vjp, torch.autograd.functional.jvp, torch.utils.checkpoint.checkpoint,
              torch.utils.checkpoint.checkpoint_sequential)
-_TRANSFORMS = (torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap,
-               torch.func.functional_call, torch.compile, torch.jit.script, torch.jit.trace, torch.cond)
+_TRANSFORMS = (torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap)
+_FUNCTORCH = tuple(module.__file__ for module in (apis, eager_transforms, vmap))
+_COMPILERS = (torch.func.functional_call, torch.compile, torch.jit.script, torch.jit.trace, torch.cond)
 _CONVERSIONS = (torch.from_numpy, torch.frombuffer, torch.from_dlpack, torch.from_file, torch.utils.dlpack.from_dlpack)
 
 # Function -> (kind of break, why).
@@ -116,7 +118,8 @@ REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_RANDOM, ("random", "it reads or sets the state of a random number generator")),
     **dict.fromkeys(_EFFECTS, ("side-effect", "it changes PyTorch's global state or the file system")),
     **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
-    **dict.fromkeys(_TRANSFORMS, ("unsupported-call", "function transforms and other compilers are not captured")),
+    **dict.fromkeys(_TRANSFORMS, ("transform", "function transforms run as they are")),
+    **dict.fromkeys(_COMPILERS, ("unsupported-call", "functional calls and other compilers are not captured")),
     **dict.fromkeys(_CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")),
 }
 
@@ -207,6 +210,8 @@ def is_query(fn: Any) -> bool:
 def refusal(fn: Any) -> tuple[str, str] | None:
     """Kind and cause of the break that a call makes, or None."""
     module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
+    if isinstance(fn, types.FunctionType) and fn.__code__.co_filename.startswith(_FUNCTORCH):  # `wraps` changes `__module__`
+        return "transform", "function transforms run as they are"
     if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES):
         return "unsupported-call", f"functions of {module} run between graphs, as they are"
     return REFUSED.get(fn) if _hashable(fn) else None

@@ -1,0 +1,43 @@
+"""The context of a custom autograd function and the calls that the engine makes, in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Context:
+    """What `forward` and `backward` get as `ctx`."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def context(needs_input_grad: tuple[bool, ...]) -> Context:
+    return Context(needs_input_grad)
+
+
+def forward(cls: Any, ctx: Context, *args: Any) -> Any:
+    return cls.forward(ctx, *args)
+
+
+def forward_and_setup(cls: Any, ctx: Context, *args: Any) -> Any:
+    output = cls.forward(*args)
+    cls.setup_context(ctx, args, output)
+    return output
+
+
+def backward(cls: Any, ctx: Context, *grads: Any) -> Any:
+    return cls.backward(ctx, *grads)

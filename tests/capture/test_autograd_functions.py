@@ -1,0 +1,195 @@
+"""Custom autograd functions are nodes of the graph where a recording of them shows all that they do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+import dynamotor
+
+scale = 2.0
+seen = []
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor=1.0):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        assert ctx.needs_input_grad[0] and not ctx.needs_input_grad[1]
+        return 2 * x * grad * ctx.factor, None
+
+
+class Straight(torch.autograd.Function):
+    """The gradient is not the derivative: nobody may differentiate forward instead."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad * scale
+
+
+class TwoOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(x, y):
+        return x * y, (x > y)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        seen.append("forward")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class NoisyBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        seen.append("backward")
+        return grad * 2
+
+
+class Writes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        if x.shape[0] > 2:
+            raise ValueError("too many rows")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+weight = torch.full((4,), 3.0)
+
+
+class ReadsATensor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * weight
+
+
+def square(x):
+    return Square.apply(x.sin(), 3.0).cos()
+
+
+def straight(x):
+    return Straight.apply(x * 3).sin() + 1
+
+
+def two_outputs(x):
+    product, larger = TwoOutputs.apply(x.cos(), x * 2)
+    return torch.where(larger, product, x)
+
+
+def noisy(x):
+    return Noisy.apply(x) + 1
+
+
+def noisy_backward(x):
+    return NoisyBackward.apply(x) + 1
+
+
+def writes(x):
+    return Writes.apply(x * 2) + 1
+
+
+def refuses(x):
+    try:
+        return Refuses.apply(x)
+    except ValueError:
+        return x * 5
+
+
+def reads_a_tensor(x):
+    return ReadsATensor.apply(x).sin()
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize(("function", "one_graph"), [
+    (square, True), (straight, True), (two_outputs, True), (refuses, True), (noisy, False), (noisy_backward, False),
+    (writes, False), (reads_a_tensor, False)], ids=lambda value: getattr(value, "__name__", ""))
+def test_results_gradients_and_effects_are_eagers(function, one_graph, backend):
+    start, results, effects = torch.randn(3, 4), [], []
+    for run in (function, dynamotor.compile(function, backend=backend)):
+        seen.clear()
+        x = start.clone().requires_grad_()
+        for _ in range(2):
+            y = run(x)
+            y.square().sum().backward()
+        with torch.no_grad():
+            plain = run(start.clone())
+        results.append((y.detach(), plain, x.grad))
+        effects.append(list(seen))
+    torch.testing.assert_close(results[1], results[0])
+    assert effects[1] == effects[0]
+    breaks = dynamotor.explain(function)(start.clone().requires_grad_()).graph_break_count
+    assert (breaks == 0) == one_graph
+
+
+def test_what_backward_reads_is_guarded():
+    global scale
+    compiled = dynamotor.compile(straight, fullgraph=True)
+    try:
+        for value in (2.0, 5.0):
+            scale = value
+            x, same = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+            compiled(x).sum().backward()
+            straight(same).sum().backward()
+            torch.testing.assert_close(x.grad, same.grad)
+    finally:
+        scale = 2.0
+
+
+def test_transforms_are_one_break_each():
+    def function(x):
+        y = torch.func.grad(lambda a: (a.sin() * 2).sum())(x * 2)
+        return y + torch.vmap(lambda row: row / row.sum())(x)
+
+    x = torch.rand(3, 4) + 1
+    torch.testing.assert_close(dynamotor.compile(function)(x), function(x))
+    assert dynamotor.explain(function)(x).graph_count <= 2
