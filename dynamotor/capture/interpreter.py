@@ -15,7 +15,7 @@ from ..base.errors import UserLine
 from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported
 from .bytecode import CodeInfo, Instr, decode
-from .values.base import Iterator, Raised, Value
+from .values.base import MISSING, Iterator, Raised, Value
 from .values.constant import Constant
 from .values.function import CellValue, FunctionValue, bind_arguments
 
@@ -260,8 +260,25 @@ class GeneratorValue(Iterator):
     def reconstruct(self, cg: Any) -> str:
         if self.finished:
             return "iter(())"
+        frame = self.frame
+        if not frame.started and frame.func.fn is not MISSING:
+            return cg.new_object(self, f"{cg.emit(frame.func)}({_call_again(cg, frame)})")
         raise unsupported("generator", f"generator {self.frame.code.co_qualname} leaves the captured region",
                           "a suspended generator cannot be rebuilt", "use a list instead")
+
+
+def _call_again(cg: Any, frame: Frame) -> str:
+    """The arguments with which a frame that has not started was called."""
+    code, values = frame.code, [cg.emit(value) for value in frame.fast[:len(frame.code.co_varnames)] if value is not None]
+    n, named = code.co_argcount, code.co_varnames[code.co_argcount:code.co_argcount + code.co_kwonlyargcount]
+    words = values[:n]
+    rest = values[n + len(named):]
+    if code.co_flags & inspect.CO_VARARGS:
+        words.append(f"*{rest.pop(0)}")
+    words += [f"{name}={value}" for name, value in zip(named, values[n:])]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        words.append(f"**{rest.pop(0)}")
+    return ", ".join(words)
 
 
 def make_cell(value: Value | None) -> CellValue:

@@ -23,7 +23,7 @@ from .values.tensor import TensorValue, tensor_values, torch_call
 if TYPE_CHECKING:
     from .trace import Trace
 
-_own_setup = torch.autograd.function._SingleLevelFunction.setup_context
+_own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
 
 
 @builtin_rule(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
@@ -39,6 +39,7 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         torch._C._set_grad_enabled(False)
         rehearse(trace, cls, args)
     state.check_and_forget(cls, args)
+    trace.type_attr(cls.value, "apply")  # guarded: it is what the node calls
     return torch_call(trace, cls.value.apply, args, {})
 
 
@@ -46,7 +47,7 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
     """Interpret forward and backward; the guards stay."""
     needs = [isinstance(a, TensorValue) and a.example.requires_grad for a in args]
     ctx = trace.call_python(polyfills.context, [TupleValue([Constant(need) for need in needs])])
-    two = cls.value.setup_context is not _own_setup
+    two = trace.type_attr(cls.value, "setup_context") is not _own_setup
     run = polyfills.forward_and_setup if two else polyfills.forward
     result = trace.call_python(run, [cls, ctx, *args])
     outputs = result.items if isinstance(result, SequenceValue) else [result]
