@@ -24,7 +24,7 @@ from .shapes import (
     shape_rule,
     shape_rules,
 )
-from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index
+from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index, same_sizes
 from .symbolic_rules import broadcast, require, symbolic_rules
 
 aten = torch.ops.aten
@@ -197,13 +197,19 @@ def _evaluates(func: OpOverload, args: tuple) -> bool:
     return func in (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 
 
+def _fits(x: TensorSpec, shape: Sequence[int], weight: TensorSpec | None = None, bias: TensorSpec | None = None) -> bool:
+    """Whether a layer norm is over the last dimensions of its input; the meta kernel has the words for what it is otherwise."""
+    parts = [x.shape[len(x.shape) - len(shape):] if len(x.shape) >= len(shape) else (), *(p.shape for p in (weight, bias) if p)]
+    return len(shape) > 0 and all(same_sizes(part, tuple(shape)) for part in parts)
+
+
 def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
     """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's are never halves.
 
     Batch norm in evaluation has none on a CPU.
     """
     def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple:
-        if func is aten.native_layer_norm.default and len(x.shape) >= len(args[0]):
+        if func is aten.native_layer_norm.default and _fits(x, *args[:3]):
             out, mean, rstd, *running = (TensorSpec.dense(shape, x.dtype, x.device) for shape in symbolic_rules[func](x, *args))
         else:
             out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
