@@ -92,7 +92,7 @@ def structure(kernel: Kernel) -> str:
                 lines.append(f"{len(ids)}={e.op}:{e.dtype}({','.join(map(str, parts))})")
                 ids[e] = len(ids)
         extra = (
-            (names[s.buffer], index_text(s.index), s.add)
+            (names[s.buffer], index_text(s.index), s.add, s.over)
             if isinstance(s, Store)
             else (
                 (s.id, s.kind, s.across, index_text(s.position), s.top)

@@ -206,6 +206,8 @@ def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Expr:
 
     One on a boolean (as a number) and a constant is a choice between two constants: `mask / 0.9` divides nothing.
     """
+    if args[0].dtype is BOOL:  # a target may hold true as -1
+        name = {"max": "or", "min": "and"}.get(name, name)
     if name in _ON_NUMBERS and len(args) == 2 and args[1].op == "const" and args[0].dtype.is_floating_point:
         choice = _choice(args[0])
         if choice is not None:
@@ -388,7 +390,8 @@ class ExternNode:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`buffer[index] = expr`, converted to the memory type. add: `buffer[index] += expr`, by other programs too.
+    """`buffer[index] = expr`, converted to the memory type. add: `buffer[index] += expr`, by other programs too. over: the
+    buffer holds values already, and some of them are replaced.
 
     An index with loaded positions in it is a scatter: several elements may go to one place.
     """
@@ -398,11 +401,12 @@ class Store:
     expr: Expr
     memory: torch.dtype
     add: bool = False
+    over: bool = False
 
     @property
     def scatters(self) -> bool:
-        """Whether places are computed."""
-        return self.add or any(True for _ in loaded_exprs(self.index))
+        """Whether places are computed, or some of those that hold a value already."""
+        return self.add or self.over or any(True for _ in loaded_exprs(self.index))
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,8 @@ class _Builder:
                 name, place = m.node.buffer, m.env[m.node.own[m.node.along]]
                 inner.setdefault(0, []).append(Scan(self.ids[name], m.node.scan, self.exprs[name], place))
         for m in self.stored:
-            store = Store(m.node.buffer, self.places[m.node.buffer], self.values[m.node.buffer], m.node.memory, m.node.add)
+            name, over = m.node.buffer, m.node.scatter is not None
+            store = Store(name, self.places[name], self.values[name], m.node.memory, m.node.add, over)
             where = self.group.result_level(m)
             if where == FULL:
                 inner.setdefault(max(map(self.level, roots(store))), []).append(store)
