@@ -102,6 +102,8 @@ class Expected:
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         found = TensorSpec.of(value)
+        if self._is_state_of_attention(found):
+            return value
         if (found.shape, found.dtype, found.device) != (spec.shape, spec.dtype, spec.device):
             raise self._error(str(found))
         if 0 in spec.shape or all(n == 1 or a == b for n, a, b in zip(spec.shape, found.stride, spec.stride, strict=True)):
@@ -115,6 +117,11 @@ class Expected:
         """The check of a result of these sizes."""
         otherwise = self if shape is self.spec.shape else functools.partial(self._at, shape, stride)
         return _C.Expect(shape, stride, self.spec.dtype, self.spec.device, otherwise)
+
+    def _is_state_of_attention(self, found: TensorSpec) -> bool:
+        """Seed and offset that attention on a GPU hands to its backward lie on the CPU unless a CUDA graph is recorded."""
+        return (found.shape == self.spec.shape == () and found.dtype is self.spec.dtype is torch.int64
+                and str(self.step.target).startswith("aten._scaled_dot_product"))
 
     def _at(self, shape: Shape, stride: Shape, value: Any) -> Any:
         return Expected(replace(self.spec, shape=shape, stride=stride), self.step, self.number)(value)
