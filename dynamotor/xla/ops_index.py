@@ -165,3 +165,12 @@ def _repeat_interleave(repeats, *, output_size):
 @op(aten.nonzero, aten.masked_select, aten.bincount)
 def _data_dependent(*args, **kwargs):
     raise Unsupported("the shape of the result depends on the data")
+
+
+@op(aten.index_fill)
+def _index_fill(x, dim, index, value):
+    value = jnp.asarray(value).astype(x.dtype)
+    if x.ndim == 0:
+        return value if index.size else x
+    touched = jnp.zeros(x.shape[dim], bool).at[index].set(True, **WITHIN)
+    return jnp.where(_in_dim(touched, dim, x.ndim), value, x)
