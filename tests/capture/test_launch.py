@@ -38,9 +38,16 @@ def test_many_tensors_and_numbers():
     assert calls == [([t.data_ptr() for t in tensors], [*range(80), *range(10)])]
 
 
+def test_an_integer_in_the_place_of_a_tensor_is_an_address():
+    kernel, calls = kernel_that_records(2, 0)
+    a, b = torch.zeros(3), torch.zeros(3)
+    kernel(a, b.data_ptr())
+    assert calls == [([a.data_ptr(), b.data_ptr()], [])]
+
+
 def test_wrong_arguments_are_refused():
     kernel, calls = kernel_that_records(2, 0)
-    for arguments in ((), (torch.ones(1),), (torch.ones(1), 3), (torch.ones(1), torch.ones(1), "x")):
+    for arguments in ((), (torch.ones(1),), (torch.ones(1), 3.5), (torch.ones(1), "x"), (torch.ones(1), torch.ones(1), "x")):
         with pytest.raises(TypeError):
             kernel(*arguments)
     with pytest.raises(TypeError):
