@@ -97,10 +97,10 @@ def _new_zeros(recorder: GraphRecorder, func: OpOverload, like: ShapeTensor, siz
     return recorder.call(aten.full.default, list(size), 0, dtype=dtype or like.dtype, device=device or like.device)
 
 
-@decomposition(aten.zeros.default, aten.ones.default)
+@decomposition(aten.zeros.default, aten.ones.default, aten._efficientzerotensor.default)  # the last has no memory
 def _zeros_ones(recorder: GraphRecorder, func: OpOverload, size: Any, *, dtype: Any = None, layout: Any = None,
                 device: Any = None, pin_memory: Any = None) -> Any:
-    value = 0 if func is aten.zeros.default else 1
+    value = 1 if func is aten.ones.default else 0
     return recorder.call(aten.full.default, list(size), value, dtype=dtype or torch.get_default_dtype(),
                          device=torch.device(device or torch.get_default_device()))
 

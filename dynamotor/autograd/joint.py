@@ -207,9 +207,10 @@ def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: Shape
         raise UnsupportedOp("DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
     if tensor is source or (source is None and not steps):
         return OutputPlan(kind, index)
-    if not steps and tensor.requires_grad:
+    detach = _detach(tensor, source)
+    if not steps and not detach:  # a view of all of it (`x[...]`) is another tensor
         steps = ((aten.alias.default, (), {}, True),)
-    return OutputPlan(kind, index, steps, detach=_detach(tensor, source))
+    return OutputPlan(kind, index, steps, detach=detach)
 
 
 def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:

@@ -23,3 +23,26 @@ def test_result_is_eagers_in_memory_of_its_own(name):
     got = dynamotor.compile(function)(x)
     torch.testing.assert_close(got, function(x), rtol=0, atol=0)
     assert got.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("function", [lambda x: x[...], lambda x: x.movedim(0, 0), lambda x: (x * 2)[...]])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_view_of_all_of_an_input_is_another_tensor(function, grad):
+    x = torch.tensor(0.5).requires_grad_(grad)
+    got, want = dynamotor.compile(function)(x), function(x)
+    assert got is not x
+    assert (got.data_ptr() == x.data_ptr()) is (want.data_ptr() == x.data_ptr())
+
+
+def test_a_write_to_a_view_without_elements():
+    def add(x):
+        x[0].add_(1)
+        return x
+
+    torch.testing.assert_close(dynamotor.compile(add)(torch.ones(1, 0)), torch.ones(1, 0))
+
+
+def test_a_gradient_that_is_zero_everywhere_has_memory():
+    x = torch.randn(64, dtype=torch.float64, requires_grad=True)
+    dynamotor.compile(torch.sgn)(x).sum().backward()
+    assert not x.grad.any()
