@@ -190,7 +190,7 @@ _GROUPS = (
     ("convolution", "conv|fprop|dgrad|wgrad|cudnn|nhwcTo|nchwTo"),
     ("matmul", "gemm|cutlass|cublas|nvjet|splitk|gemv|_mm"),
     ("copy", "memcpy|memset"),
-    ("generated", r"^triton_|^k[0-9a-f]{12}$|^g[0-9a-f]{12}$"),
+    ("generated", r"^triton_|^dm_|^g[0-9a-f]{12}$"),
 )
 
 
