@@ -102,8 +102,8 @@ class Expected:
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         found = TensorSpec.of(value)
-        if self._is_state_of_attention(found):
-            return value
+        if self._is_state_of_attention(found) or str(self.step.target).startswith("dynamotor.bucket_"):
+            return value  # a bucket's start gives what the rank holds, which may be nothing
         if (found.shape, found.dtype, found.device) != (spec.shape, spec.dtype, spec.device):
             raise self._error(str(found))
         if 0 in spec.shape or all(n == 1 or a == b for n, a, b in zip(spec.shape, found.stride, spec.stride, strict=True)):
