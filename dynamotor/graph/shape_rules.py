@@ -294,7 +294,8 @@ def _layer_norm_backward(grad: TensorSpec, x: TensorSpec, shape: Any, mean: Any,
 
 @shape_rule(aten.view.default, aten._unsafe_view.default)
 def _view_of_row_major(x: TensorSpec, shape: Any) -> Any:
-    return symbolic_rules[aten.view.default](x, shape) if x.is_contiguous and 0 not in x.shape and 0 not in shape else PASS
+    exactly = same_sizes(x.stride, contiguous_stride(x.shape))  # a dimension of size 1 may have any other stride, and keeps it
+    return symbolic_rules[aten.view.default](x, shape) if exactly and 0 not in x.shape and 0 not in shape else PASS
 
 
 def _joined(func: OpOverload) -> ShapeRule:
