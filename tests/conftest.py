@@ -39,8 +39,6 @@ CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 KNOWN = {
     "test_writes.py::test_case[same_bytes_as_smaller_integers]": "eager refuses the view, the xla device does not",
     "test_one_hot_looks_at_its_classes": "not refused when other files ran before",
-    "test_views_and_mutation.py::test_values_of_random_programs[6-": "an index beyond a dimension of size 1 on xla",
-    "test_views_and_mutation.py::test_gradients_of_random_programs[1024]": "an index beyond a dimension of size 1 on xla",
     "test_checks.py::test_what_the_cpu_refuses_is_refused[bce with integers]": "not refused on xla",
     "test_training_step.py::test_loss_and_parameters_are_eagers": "nine captures where six were",
     "test_a_program_trains_as_in_eager_with_kernels_of_ours": "what a bucket's start returns",

@@ -45,7 +45,7 @@ def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence
         return
     try:
         func(*tree_map(_ones, args), **tree_map(_ones, kwargs))
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:  # ones may be no positions
         text = str(error)
         if _TYPES.search(text) and not _DEVICES_OWN.search(text) and "Could not run" not in text:
             raise type(error)(text) from None
