@@ -185,7 +185,7 @@ def test_distances_and_kinds_of_kernels():
     assert distance(b, a)["worst gradient"] < 1e-5
     assert distance({**a, "out0": torch.tensor([1, 1, 1, float("nan")])}, a)["out"] == float("inf")
     assert group_of("sm90_xmma_fprop_implicit_gemm_bf16") == "convolution" and group_of("nvjet_tst_128x256") == "matmul"
-    assert group_of("k0123456789ab") == "generated" and group_of("vectorized_elementwise_kernel") == "other"
+    assert group_of("dm_add_mul_0123456789") == "generated" and group_of("vectorized_elementwise_kernel") == "other"
 
 
 def test_a_worker_that_talks_and_one_that_dies():
