@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1 << 60, help="programs at most")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--targets", default=",".join(trial.targets()))
+    parser.add_argument("--patience", type=float, default=100.0, help="seconds for a chunk with findings")
     parser.add_argument("--json", default="", help="where the counts and findings are written")
     args = parser.parse_args()
     if args.fuzzer == "worker":
@@ -35,7 +36,7 @@ def main() -> int:
 
 
 def _run(name: str, args: argparse.Namespace, seconds: float) -> dict[str, object]:
-    pool = workers.Workers(args.jobs, seconds, lambda text: print(text, flush=True))
+    pool = workers.Workers(args.jobs, seconds, lambda text: print(text, flush=True), args.patience)
     found = pool.run(fuzzers.chunks(name, args.seed, args.count, args.targets.split(",")))
     total = sum(found.tally.values())
     print(

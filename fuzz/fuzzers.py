@@ -34,7 +34,7 @@ def run(job: Job) -> Answer:
 
 def run_fusion(job: Job) -> Answer:
     """Programs start .. start + count for one target."""
-    target, until = job["target"], time.monotonic() + min(job.get("seconds", 60.0), 100.0)
+    target, until = job["target"], time.monotonic() + _spare(job)
     programs = [
         fusion.generated(job["seed"], n, target) for n in range(job["start"], job["start"] + job["count"])
     ]
@@ -45,11 +45,16 @@ def run_fusion(job: Job) -> Answer:
         first = kind(verdict.problems[0]) if verdict.problems else ""
         if first and first not in kinds and len(kinds) < MOST_REDUCED:
             kinds.add(first)
-            seconds = max(5.0, (until - time.monotonic()) / MOST_REDUCED)
+            seconds = max(3.0, (until - time.monotonic()) / MOST_REDUCED)
             small = reduce(program, lambda some: fusion.problems(some, target), seconds)
             again = fusion.problems([small], target)[0]
             answer["findings"].append(finding(small, again or verdict.problems))
     return answer
+
+
+def _spare(job: Job) -> float:
+    """Seconds that a chunk with findings may take, cutting them down included."""
+    return min(job.get("seconds", 60.0), job.get("patience", 100.0))
 
 
 def counted(verdicts: list[Verdict], what: str) -> Answer:
@@ -222,7 +227,7 @@ PROGRAMS = 40  # Python programs of one chunk
 def run_programs(job: Job) -> Answer:
     """Random Python programs start .. start + count."""
     answer: Answer = {"tally": Counter(), "refused": Counter(), "findings": []}
-    until, told = time.monotonic() + min(job.get("seconds", 60.0), 100.0), set()
+    until, told = time.monotonic() + _spare(job), set()
     for n in range(job["start"], job["start"] + job["count"]):
         program = write(job["seed"] * 1_000_003 + n)
         found = programs.problems(program)

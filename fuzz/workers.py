@@ -49,7 +49,9 @@ class Report:
 class Workers:
     """`jobs` processes that take chunks until the time is up or there are none left."""
 
-    def __init__(self, jobs: int, seconds: float, show: Any = print) -> None:
+    def __init__(self, jobs: int, seconds: float, show: Any = print, patience: float = 100.0) -> None:
+        """patience: seconds that a chunk with findings may take."""
+        self.patience = patience
         self.jobs, self.deadline, self.show = jobs, time.monotonic() + seconds, show
         self.report, self._lock = Report(), threading.Lock()
         self._again: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -76,7 +78,7 @@ class Workers:
             if worker is None:
                 worker, done = _start(), 0
             left = self.deadline - time.monotonic()
-            worker.send(json.dumps({**job, "seconds": left}))
+            worker.send(json.dumps({**job, "seconds": left, "patience": self.patience}))
             answer = worker.next(time.monotonic() + PATIENCE)
             if answer is None:
                 self._died(worker, job)
