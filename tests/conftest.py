@@ -37,9 +37,7 @@ CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.
 KNOWN = {
-    "test_writes.py::test_case[same_bytes_as_smaller_integers]": "eager refuses the view, the xla device does not",
     "test_one_hot_looks_at_its_classes": "not refused when other files ran before",
-    "test_checks.py::test_what_the_cpu_refuses_is_refused[bce with integers]": "not refused on xla",
     "test_training_step.py::test_loss_and_parameters_are_eagers": "nine captures where six were",
     "test_a_program_trains_as_in_eager_with_kernels_of_ours": "what a bucket's start returns",
     "test_changes_of_torch.py::test_a_changed_fact_is_seen[torch ": "flags are frozen when torch.testing was imported before",

@@ -15,7 +15,7 @@ from torch._decomp import decomposition_table
 
 from ..base.registry import Registry
 from . import fallback, metrics, tensor, transfer
-from .checks import check_values
+from .checks import check_types, check_values
 from .checks import values as value_checks
 from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
 from .layout import of_op, of_result, of_view, strided
@@ -141,6 +141,9 @@ def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, rea
     """Decompose if somebody knows how, else run on the CPU."""
     decomposition = decompositions.get(func) or decompositions.get(func.overloadpacket) or decomposition_table.get(func)
     if decomposition is not None:
+        # Composites are PyTorch's own program, which looks at types itself; asking what draws would move the CPU's generator.
+        if not _is_composite(func) and torch.Tag.nondeterministic_seeded not in func.tags:
+            _check_types(func, args, kwargs or {})
         result = decomposition(*args, **(kwargs or {}))
         if result is not NotImplemented:
             return result if _is_composite(func) else _laid_out(func, args, kwargs or {}, result)
@@ -149,6 +152,12 @@ def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, rea
         if result is not NotImplemented:
             return result
     return fallback.run_on_cpu(func, args, kwargs, reason)
+
+
+def _check_types(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    nodes, named = to_nodes(args), _keywords(kwargs, args)
+    leaves = torch.utils._pytree.tree_leaves((nodes, named))
+    check_types(func, nodes, named, [leaf.meta for leaf in leaves if type(leaf) is Node])
 
 
 def _laid_out(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
