@@ -37,10 +37,6 @@ CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.
 KNOWN = {
-    "test_one_hot_looks_at_its_classes": "not refused when other files ran before",
-    "test_training_step.py::test_loss_and_parameters_are_eagers": "nine captures where six were",
-    "test_a_program_trains_as_in_eager_with_kernels_of_ours": "what a bucket's start returns",
-    "test_changes_of_torch.py::test_a_changed_fact_is_seen[torch ": "flags are frozen when torch.testing was imported before",
     "test_more_shapes_are_kept_where_the_user_says_that_they_change": "dynamic=True now makes symbols",
 }
 

@@ -18,7 +18,7 @@ from .interpreter import Frame, run_frame
 from .liveness import live_slots
 from .ops_control import HandledValue
 from .output import Codegen
-from .resume import NULL, UNBOUND, Boundary, break_function, resume_function, successors, why_not_resumable
+from .resume import NULL, UNBOUND, Boundary, break_function, resume_function, successors, way_out, why_not_resumable
 from .source import Arg
 from .trace import Trace
 from .values.base import Value
@@ -133,7 +133,8 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
     for frame, at, values in states:
         inner = bool(expression)
         namespace = frame.func.globals.obj
-        after = [functools.partial(Continuation, dispatcher_of(ResumePoint(b, namespace))) for b in successors(at, inner=inner)]
+        after = [None if way_out(b) else functools.partial(Continuation, dispatcher_of(ResumePoint(b, namespace)))
+                 for b in successors(at, inner=inner)]
         step = break_function(at, after, namespace, inner=inner)
         words = [cg.emit(v) for v in values]
         if inner:

@@ -216,6 +216,24 @@ def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
     return (*ways, after(instr.target, True)) if instr.target is not None else ways
 
 
+_PLAIN = frozenset({"POP_TOP", "LOAD_CONST", "LOAD_FAST", "BUILD_TUPLE", "BUILD_LIST", "COPY", "SWAP"})
+
+
+def way_out(after: Boundary) -> tuple[Instr, ...]:
+    """The instructions from here to the frame's end where they only hand out what is there; else none.
+
+    Going on captured would guard a number that `item()` gave, and compile for each.
+    """
+    info, found = decode(after.code), []
+    for instr in info.instrs[info.index[after.offset]:]:
+        found.append(instr)
+        if instr.op in ("RETURN_VALUE", "RETURN_CONST"):
+            return tuple(found)
+        if instr.op not in _PLAIN or instr.op == "LOAD_FAST" and instr.arg in after.unbound:
+            break
+    return ()
+
+
 # ---- writing the functions ----
 
 def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
@@ -254,10 +272,14 @@ def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
         out.emit("DELETE_FAST", state)
 
 
-def _leave(code: types.CodeType, consts: Assembler, after: Boundary, resume: Callable[..., Any]) -> bytearray:
+def _leave(code: types.CodeType, consts: Assembler, after: Boundary, resume: Callable[..., Any] | None) -> bytearray:
     """What follows the instruction: collect slots and stack, unwind handler levels, return `resume(*flat)`."""
     out = Assembler(code)
     out.consts = consts.consts
+    if resume is None:
+        for instr in way_out(after):
+            _copy(out, after, instr)
+        return out.data
     levels = set(after.exception_slots)
     # The stack is taken from the top, so the list is reversed before the slots go in front of it.
     out.emit("BUILD_LIST", 0)
@@ -347,11 +369,12 @@ def resume_function(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any
     return _function(at, out, globals_, "resume", ())
 
 
-def break_function(at: Boundary, resumes: Sequence[Callable[..., Any]], globals_: dict[str, Any], *,
+def break_function(at: Boundary, resumes: Sequence[Callable[..., Any] | None], globals_: dict[str, Any], *,
                    inner: bool = False, handled: bool = True) -> Callable[..., Any]:
     """A function of the flat values that runs the one instruction, then returns `resume(*flat)` of where that led.
 
-    resumes: a weakly referenceable callable for each of `successors(at, inner=inner)`, on that boundary's flat values. With
+    resumes: a weakly referenceable callable for each of `successors(at, inner=inner)`, on that boundary's flat values; None
+    where the frame takes its `way_out`. With
     `inner` the function takes one more argument, a callable without arguments whose result is pushed in place of the
     instruction (see `successors`). An exception of the instruction goes to the user's handlers, natively; with `handled`
     false, to the caller.

@@ -238,6 +238,9 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
     except NotImplementedError as error:
         raise UnsupportedOp("DM243", f"{func} has no shape rule", why=str(error).split("\n")[0],
                             cure="register one with dynamotor.graph.shapes.shape_rule, or a meta kernel") from error
+    if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
+        raise UnsupportedOp("DM213", f"{func} makes a tensor of layout {str(out.layout).removeprefix('torch.')}",
+                            why="a graph holds tensors with strides only")
     return _from_meta(out, device)
 
 

@@ -220,3 +220,14 @@ def test_a_loop_on_data_reuses_its_graphs():
     backend = Recorder()
     assert dynamotor.compile(f, backend=backend)(torch.zeros(1)).item() == 300
     assert len(backend.graphs) <= 3
+
+
+def test_numbers_that_are_only_returned_are_not_guarded():
+    def rest(x):
+        y = x * 2
+        return (y, y.sum().item())
+    compiled = dynamotor.compile(rest)
+    with collect("capture") as events:
+        for n in range(4):
+            assert compiled(torch.full((2,), n / 3))[1] == pytest.approx(4 * n / 3)
+    assert len(events) == 1

@@ -183,6 +183,13 @@ def typename_of_an_object():
     return lambda x: (x + 1, torch.typename(thing)), [lambda: setattr(Plain, "__qualname__", "Plain")]
 
 
+@pytest.fixture
+def flags_may_be_set(monkeypatch):
+    """Importing PyTorch's own test tools anywhere freezes the flags of `torch.backends` for the process."""
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
+
+
+@pytest.mark.usefixtures("flags_may_be_set")
 @pytest.mark.parametrize("name", FACTS)
 def test_a_changed_fact_is_seen(name):
     check(*FACTS[name]())

@@ -15,6 +15,7 @@ import torch
 
 from ..breaks import Unsupported, unsupported
 from ..guards import AmbientState, IdIs
+from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .base import CallRule, Value, builtin_rule, call_finder, wrap_rule
@@ -149,6 +150,16 @@ def _wrap_backend(trace: Trace, source: Any, obj: Any) -> Value:
 @builtin_rule(torch.overrides.handle_torch_function)
 def _handle(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise unsupported("tensor-subclass", "an object with __torch_function__ takes over a torch call")
+
+
+@builtin_rule(torch.nn.functional.one_hot)
+def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    tensor = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", Constant(-1))
+    known = isinstance(tensor, TensorValue) and tensor.example.dtype is torch.int64 and isinstance(classes, Constant)
+    if known and type(classes.value) is int and classes.value > 0:  # type: ignore[union-attr]
+        return trace.call_python(tensors.one_hot, [tensor, classes])  # type: ignore[list-item]
+    return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
 
 
 @builtin_rule(torch._assert)
