@@ -19,6 +19,7 @@ CLOSE = {
     torch.complex64: (4e-6, 1e-6),
     torch.complex128: (1e-12, 1e-13),
 }
+MORE_RUNS = range(10, 50)  # seeds where elements still lie outside: of thousands, one may be moved little by ten runs
 # What a call runs in; inputs are made outside of it.
 AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [contextlib.nullcontext]
 
@@ -98,11 +99,12 @@ def _asks_gradient(value: Any) -> bool:
 
 
 def differences(
-    want: Outcome, got: Outcome, spread: Callable[[], list[Outcome]] | None = None, settled: bool = True
+    want: Outcome, got: Outcome, spread: Callable[..., list[Outcome]] | None = None, settled: bool = True
 ) -> list[str]:
     """What a compiled call did otherwise than eager, most telling first; empty when it is right.
 
-    spread: eager again and again with all roundings moved about; asked only where numbers differ.
+    spread: eager again and again with all roundings moved about, by default and for more seeds (`bounds.spread`);
+    asked only where numbers differ.
     settled: numbers are compared too (random ones are not).
     """
     if (want.error is None) != (got.error is None):
@@ -113,18 +115,32 @@ def differences(
     found: list[str] = []
     if len(want.outputs) != len(got.outputs):
         return [f"{len(want.outputs)} outputs in eager, {len(got.outputs)} compiled"]
-    wants, gots, moved = want.tensors(), got.tensors(), None
+    wants, gots, moved = want.tensors(), got.tensors(), _Moved(spread)
     for name, a in wants.items():
         b = gots.get(name)
         problem = facts_differ(a, b)
         if problem is None and settled and isinstance(a, torch.Tensor) and not is_close(a, b):
-            moved = moved or [one.tensors() for one in (spread() if spread else [])]
-            problem = beyond(a, b, [one[name] for one in moved])
+            problem = moved.beyond(name, a, b)
         if problem:
             found.append(f"{name}: {problem}")
     if want.links != got.links:
         found.append(f"shared memory: eager {want.links}, compiled {got.links}")
     return found
+
+
+class _Moved:
+    """Runs of eager with other roundings, made when they are asked for, and more of them before something is called wrong."""
+
+    def __init__(self, spread: Callable[..., list[Outcome]] | None) -> None:
+        self.ways = [] if spread is None else [spread, lambda: spread(MORE_RUNS)]
+        self.runs: list[dict[str, Any]] = []
+
+    def beyond(self, name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
+        problem = beyond(a, b, [one[name] for one in self.runs])
+        while problem and self.ways:
+            self.runs += [one.tensors() for one in self.ways.pop(0)()]
+            problem = beyond(a, b, [one[name] for one in self.runs])
+        return problem
 
 
 def _said(error: BaseException | None) -> str:

@@ -75,7 +75,7 @@ class Input:
         dtype = f"torch.{self.dtype}"
         if self.fill.startswith("index:"):
             return f"torch.randint(0, {self.fill[6:]}, {shape}, dtype={dtype})"
-        if self.fill.startswith("perm:"):
+        if self.fill.startswith("perm:") and shape:
             return f"torch.rand({(*shape[:-1], int(self.fill[5:]))}).argsort(-1)[..., :{shape[-1]}]"
         if self.dtype == "bool":
             return f"(torch.rand({shape}) < 0.5)"

@@ -7,6 +7,7 @@ Each caller has numbers of its own and compares with eager by itself; the first 
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -70,7 +71,7 @@ def explained(program: Program, caller: int) -> list[str]:
         return observe(mine.function(), mine.make_inputs(), mine.cotangents, caller)
 
     got = observe(call, mine.make_inputs(), mine.cotangents, caller)
-    return differences(eager(), got) or differences(eager(), got, lambda: spread(eager))
+    return differences(eager(), got) or differences(eager(), got, functools.partial(spread, eager))
 
 
 def in_threads(programs: list[Program]) -> list[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -131,7 +132,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _judge(case: _Case, got: Outcome) -> list[str]:
     """Differences from eager, rounding set aside."""
-    return differences(case.want, got, lambda: spread(case.eager), case.verdict.trial.settled)
+    return differences(case.want, got, functools.partial(spread, case.eager), case.verdict.trial.settled)
 
 
 def reasons() -> Counter[str]:

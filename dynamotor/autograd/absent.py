@@ -1,64 +1,41 @@
 """A backward without the gradients that never arrive: the loss does not see every output (logits beside a model's own loss).
 
-Eager's autograd skips what only such outputs lead to. Here the missing tangents are followed through the graph: what is
-linear in one vanishes, a sum with one is its other operand, and only what remains reads zeros.
+Eager's autograd skips what only such outputs lead to, and so keeps a NaN there to itself. Here the missing tangents are followed
+through the graph. A gradient is linear in the tangents that it is made of, so one that is made of missing ones alone is absent
+too, whatever ops lie between; a sum with it is its other operand, and only what else reads it reads zeros.
 
 >>> without_tangents(backward, frozenset({5}))      # positions among the placeholders; None where it cannot be done
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 
-from ..base.registry import Registry
 from ..graph.module import graph_module
-from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
-from .extract import RESHAPES
 from .simplify import has_effect, remove_dead_code
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-NOTHING = object()  # stands for a value that is zero because no gradient arrives
-
-# One row an op: (node, what each argument has become) -> NOTHING, the node that it equals, or None for neither.
-absence_rules: Registry[Any, Any] = Registry("absence")
-absence = absence_rules.register
+NOTHING = object()  # stands for a gradient that is zero because none arrives
 
 
 class _CannotFill(Exception):
     """A zero would have to be laid out in a way that no constant is."""
 
 
-@absence(aten.mul.Tensor, aten.mm.default, aten.bmm.default)
-def _product(node: Node, a: Any, b: Any) -> Any:
-    return NOTHING
+def _is_gradient(node: Node) -> bool:
+    """Whether the node may hold gradients: what a formula asks of one (`grad == 0`, a size) is not zero where it is."""
+    found = node.meta.get("val")
+    specs = found if isinstance(found, (tuple, list)) else (found,)
+    return all(isinstance(s, TensorSpec) and (s.dtype.is_floating_point or s.dtype.is_complex) for s in specs if s is not None)
 
 
-@absence(aten.clone.default, aten._to_copy.default, aten.neg.default, aten.sum.dim_IntList, aten.sum.default, aten.mul.Scalar,
-         aten.div.Scalar)
-def _linear(node: Node, x: Any, *others: Any) -> Any:
-    return NOTHING
-
-
-@absence(aten.div.Tensor)
-def _quotient(node: Node, a: Any, b: Any) -> Any:
-    return NOTHING if a is NOTHING else None
-
-
-@absence(aten.constant_pad_nd.default)
-def _padded(node: Node, x: Any, pad: Any, value: Any = 0) -> Any:
-    return NOTHING if value == 0 else None
-
-
-@absence(aten.add.Tensor, aten.sub.Tensor)
-def _sum(node: Node, a: Any, b: Any) -> Any:
-    if a is NOTHING and b is NOTHING:
-        return NOTHING
-    if a is NOTHING and (node.kwargs.get("alpha", 1) != 1 or node.target is aten.sub.Tensor):
+def _other_operand(node: Node, a: Any, b: Any) -> Any:
+    """What a sum with an absent gradient is, or None: it has to be calculated."""
+    if a is NOTHING and node.kwargs.get("alpha", 1) != 1:
         return None
     other = b if a is NOTHING else a
     if not isinstance(other, Node):
@@ -68,45 +45,57 @@ def _sum(node: Node, a: Any, b: Any) -> Any:
     return other if same and have.stride == want.stride else None  # what follows may be a view that only the sum's strides allow
 
 
-@absence(aten.where.self)
-def _choice(node: Node, condition: Any, a: Any, b: Any) -> Any:
-    return NOTHING if a is NOTHING and b is NOTHING else None
+def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
+    """Zeros that lie as the spec says: row-major ones, their dimensions in another order."""
+    order = sorted(range(len(spec.shape)), key=lambda d: (-spec.stride[d], d))
+    flat = TensorSpec.dense(tuple(spec.shape[d] for d in order), spec.dtype, spec.device)
+    if flat.stride != tuple(spec.stride[d] for d in order):
+        raise _CannotFill
+    zeros = graph.call_function(aten.full.default, (list(flat.shape), 0), {"dtype": spec.dtype, "device": spec.device})
+    zeros.meta["val"] = flat
+    if order == list(range(len(order))):
+        return zeros
+    turned = graph.call_function(aten.permute.default, (zeros, [order.index(d) for d in range(len(order))]))
+    turned.meta["val"] = spec
+    return turned
 
 
-def _is_linear_in_its_gradient(target: Any) -> bool:
-    """An op of some backward formula whose first argument is the gradient that arrives."""
-    name = target._opname
-    first = target._schema.arguments[0].name if target._schema.arguments else ""
-    return name.endswith(("_backward", "_backward_data")) and "double_backward" not in name and "grad" in first
+def _dependent(graph: torch.fx.Graph, roots: set[Node]) -> set[Node]:
+    found = set(roots)
+    for node in graph.nodes:
+        if any(a in found for a in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
-def _becomes(node: Node, args: tuple) -> Any:
-    """NOTHING, a node, or None: the op has to run."""
-    target = node.target
-    if target is operator.getitem:
-        return args[0] if args[0] is NOTHING else None
-    rule = absence_rules.get(target)
-    if rule is not None:
-        return rule(node, *args)
-    if not isinstance(target, torch._ops.OpOverload) or not args or args[0] is not NOTHING or has_effect(node):
-        return None
-    linear = facts(target).is_view or target in RESHAPES or _is_linear_in_its_gradient(target)
-    return NOTHING if linear else None
+def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int], first: int) -> torch.fx.GraphModule | None:
+    """A copy of the backward graph without these placeholders. Gradients that come from nowhere else are None.
 
-
-def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int]) -> torch.fx.GraphModule | None:
-    """A copy of the backward graph without these placeholders. Gradients that come from nowhere else are None."""
+    first: the position of the first tangent; what is saved comes before.
+    """
     graph = torch.fx.Graph()
     env: dict[Node, Any] = {}
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    present = _dependent(gm.graph, {p for n, p in enumerate(placeholders) if n >= first and n not in absent})
 
-    def fill(value: Any, spec: Any) -> Any:
+    def fill(node: Node) -> Any:
+        value, spec = env[node], node.meta.get("val")
         if value is not NOTHING:
             return value
-        if not isinstance(spec, TensorSpec) or spec.is_symbolic or not spec.is_contiguous:
+        if not isinstance(spec, TensorSpec) or spec.is_symbolic:
             raise _CannotFill
-        zeros = graph.call_function(aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device})
-        zeros.meta["val"] = TensorSpec.dense(spec.shape, spec.dtype, spec.device)
-        return zeros
+        return _zeros(graph, spec)
+
+    def copy(node: Node) -> Any:
+        if not any(env[a] is NOTHING for a in node.all_input_nodes):
+            return graph.node_copy(node, env.__getitem__)
+        if node not in present and _is_gradient(node) and not has_effect(node):
+            return NOTHING
+        if node.target is aten.add.Tensor:
+            same = _other_operand(node, *torch.fx.map_arg(node.args, env.__getitem__))
+            if same is not None:
+                return same
+        return graph.node_copy(node, fill)
 
     try:
         for position, node in enumerate(gm.graph.nodes):
@@ -114,11 +103,8 @@ def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int]) -> torch.
                 env[node] = NOTHING
             elif node.op == "output":
                 graph.output(tuple([None if v is NOTHING else v for v in torch.fx.map_arg(node.args[0], env.__getitem__)]))
-            elif node.op != "call_function" or not any(env[a] is NOTHING for a in node.all_input_nodes):
-                env[node] = graph.node_copy(node, env.__getitem__)
             else:
-                same = _becomes(node, torch.fx.map_arg(node.args, env.__getitem__))
-                env[node] = same if same is not None else graph.node_copy(node, lambda n: fill(env[n], n.meta.get("val")))
+                env[node] = copy(node)
     except _CannotFill:
         return None
     found = graph_module(graph)

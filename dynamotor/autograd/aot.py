@@ -261,7 +261,7 @@ class _BackwardCompiler:
         graph: torch.fx.GraphModule | None = self.graph
         if self.n_tangents > 1:  # then not all of them need arrive, and the graph is kept for those that come another time
             n_saved = first + len(self.saved_outputs)
-            graph = without_tangents(self.graph, frozenset(n_saved + k for k in absent))
+            graph = without_tangents(self.graph, frozenset(n_saved + k for k in absent), n_saved)
         if graph is None:
             return None
         compiled = _compile_late(graph, self.info, self.compile_graph)

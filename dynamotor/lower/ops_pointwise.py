@@ -512,9 +512,11 @@ def _hardswish_backward(g: Expr, x: Expr) -> Expr:
 
 
 _backward(aten.hardswish_backward.default, _hardswish_backward)
+SIXTH = 0.1666666716337204  # the library's constant is a float32's 1/6 in float64 too
 _backward(
     aten.hardsigmoid_backward.default,
-    lambda g, x: select(op("and", compare("gt", x, like(-3, x)), compare("lt", x, like(3, x))), div(g, like(6, g)), like(0, g)),
+    lambda g, x: select(op("and", compare("gt", x, like(-3, x)), compare("lt", x, like(3, x))),
+                        mul(g, like(SIXTH, g)), like(0, g)),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import dynamotor
@@ -86,3 +87,44 @@ def test_an_infinite_value_behind_an_unseen_output_does_no_harm() -> None:
     x = torch.tensor([0.0, 1.0], requires_grad=True)
     dynamotor.compile(f)(x)[0].backward()
     assert torch.equal(x.grad, torch.ones(2))
+
+
+LINEAR = {
+    "written": lambda x: x.index_put((torch.tensor([0, -1]),), torch.ones((), dtype=torch.float64)),
+    "repeated and normed": lambda x: F.normalize(x.repeat(2, 1), dim=1),
+    "where": lambda x: torch.where(x > 0, x * x, 0.0),
+    "matrix times vector": lambda x: x @ x[0],
+    "cumulative product": lambda x: x.cumprod(0),
+    "cumulative sum of exponentials": lambda x: x.logcumsumexp(1),
+    "cross": lambda x: torch.linalg.cross(x, x.flip(0)),
+    "xlogy": lambda x: torch.xlogy(x, x.abs() + 1),
+    "exponential of a matrix": lambda x: torch.matrix_exp(x),
+    "factors": lambda x: torch.linalg.qr(x)[1],
+    "chosen rows": lambda x: x[torch.tensor([2, 0, 0])].flip(1).roll(1),
+    "spectrum": lambda x: torch.fft.rfft(x).abs(),
+}
+
+
+@pytest.mark.parametrize("op", LINEAR.values(), ids=list(LINEAR))
+def test_a_nan_that_the_loss_does_not_see_stays_where_it_is(op) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, op(x)
+
+    x = torch.randn(3, 3, dtype=torch.float64)
+    x[0, 0] = float("nan")
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(dynamotor.compile(f, backend="aot_eager")(x)[0].sum(), x)
+    assert gradient.eq(2).all()
+
+
+def test_what_reads_gradients_that_arrive_too_is_calculated() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b, c = (x * 3).sin().split(2)
+        return a, b, c
+
+    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    compiled = dynamotor.compile(f)
+    for n in range(3):
+        (want,) = torch.autograd.grad(f(x)[n].sum(), x)
+        (got,) = torch.autograd.grad(compiled(x)[n].sum(), x)
+        torch.testing.assert_close(got, want)
