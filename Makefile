@@ -30,10 +30,10 @@ demo: setup
 
 test: setup
 	$(BIN)/ruff check dynamotor tests fuzz
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
 
 test-all: setup
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "slow or not slow"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal -m "slow or not slow"
 
 # Random programs against eager on all cores; findings are printed as tests. The seed decides the programs.
 fuzz: setup

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +42,15 @@ KNOWN = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places: Counter[str] = Counter()
     for item in items:
+        if sweep := item.get_closest_marker("sweep"):
+            function = item.nodeid.partition("[")[0]
+            if places[function] % sweep.args[0]:
+                item.add_marker(pytest.mark.slow)
+            places[function] += 1
         for part, reason in KNOWN.items():
             if part in item.nodeid:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -36,6 +37,11 @@ MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else parts[0].removesuffix(".py")
@@ -43,7 +49,7 @@ def room_of(path: Path) -> str:
 
 def imported_modules(path: Path) -> list[tuple[int, str, bool]]:
     """(line, absolute module name, whether inside a function) of each import in a file."""
-    tree = ast.parse(path.read_text())
+    tree = parse(path)
     package = ("dynamotor", *path.relative_to(PACKAGE).parts[:-1])
     inside = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)}
     found = []
@@ -100,7 +106,7 @@ def test_no_file_is_over_a_thousand_lines() -> None:
 def test_module_docstrings_are_short() -> None:
     long = {}
     for path in SOURCES:
-        doc = ast.get_docstring(ast.parse(path.read_text()))
+        doc = ast.get_docstring(parse(path))
         if doc and len(doc.splitlines()) > 12:
             long[str(path.relative_to(ROOT))] = len(doc.splitlines())
     assert not long

@@ -21,7 +21,10 @@ from test_scatters import *  # noqa: E402, F403
 from test_upsampling import *  # noqa: E402, F403
 from test_views import *  # noqa: E402, F403
 
-pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+pytestmark = [
+    pytest.mark.sweep(2),
+    pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1"),
+]
 
 
 @pytest.fixture(autouse=True)

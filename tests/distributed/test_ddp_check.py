@@ -9,9 +9,12 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "ddp_check.sh"
 
 
+@pytest.mark.slow
 def test_the_script_checks_and_measures(tmp_path: Path) -> None:
     command = [str(SCRIPT), str(tmp_path), "--device", "cpu", "--tiny", "--budget", "150", "--cases", "plain", "--modes",
                "eager,ingraph"]

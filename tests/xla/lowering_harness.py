@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -46,6 +47,25 @@ def spec_of(value: Any) -> Any:
     return Spec(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
+_compiled: dict[Any, Any] = {}
+
+
+def run(func: Any, rule: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """A lowering's result for these values: compiled with arrays as arguments, as in the device's graphs, once for equal shapes."""
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    rest = [None if isinstance(leaf, jax.Array) else (leaf,) for leaf in leaves]
+    key = (func, tree, repr(rest), tuple((a.shape, a.dtype) for a in arrays), repr(out))
+
+    def call(*given: jax.Array) -> Any:
+        more = iter(given)
+        return apply(func, rule, *jax.tree.unflatten(tree, [next(more) if r is None else r[0] for r in rest]), out)
+
+    if len(_compiled) > 200:
+        _compiled.clear()
+    return _compiled.setdefault(key, jax.jit(call))(*arrays)
+
+
 class LoweringMode(TorchDispatchMode):
     """`missing`: functional ops without a rule; `refused`: reasons of Unsupported; `wrong`: the first mismatch of each op; `right`: ops checked."""
 
@@ -76,7 +96,7 @@ class LoweringMode(TorchDispatchMode):
             return
         out = tuple(spec_of(r) for r in flat) if isinstance(result, (tuple, list)) else spec_of(result)
         try:
-            mine = jax.jit(lambda: apply(func, rule, *inputs, out))()
+            mine = run(func, rule, *inputs, out)
         except Unsupported as refusal:
             self.refused[str(func)] = str(refusal)
             return
@@ -103,6 +123,10 @@ def check(fn, *args, **kwargs) -> LoweringMode:
         fn(*args, **kwargs)
     assert not mode.wrong, mode.wrong
     return mode
+
+
+# Samples of an op: in `make test`, and in `make test-all` besides.
+FEW_OR_MORE = [2, pytest.param(6, marks=pytest.mark.slow)]
 
 
 def check_opinfo(name: str, dtype: torch.dtype, samples: int = 3, gradient: bool = True) -> LoweringMode:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
-import threading
 import time
+from collections.abc import Iterable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_SECONDS = 150.0  # a run takes 5 to 15 s; this is for machines with much else to do
@@ -50,6 +57,17 @@ def run_script(code: str, *arguments: str, limit: float = LIMIT_SECONDS, **env: 
     )
 
 
+def run_forked(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """One process of the server that has imported torch and jax (see `_server`), for programs that say nothing of how they begin."""
+    with tempfile.TemporaryDirectory() as folder:
+        said, errors = Path(folder, "said"), Path(folder, "errors")
+        process = start(textwrap.dedent(code), environment(**env), said, errors, arguments)
+        process.join(LIMIT_SECONDS)
+        process.kill()
+        process.join()
+        return subprocess.CompletedProcess(code, process.exitcode, said.read_text(), errors.read_text())
+
+
 def run_replicas(
     code: str, size: int = 2, limit: float = LIMIT_SECONDS, survivors: list[int] | None = None, **env: str
 ) -> list[str]:
@@ -59,52 +77,71 @@ def run_replicas(
     """
     port = str(free_port())
     place = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env=environment(RANK=str(i), LOCAL_RANK=str(i), **place, **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(size)
-    ]
-    end, wanted = time.monotonic() + limit, range(size) if survivors is None else survivors
-    outputs = [Reader(process) for process in processes]
-    try:
-        failed = None
-        while failed is None and any(processes[i].poll() is None for i in wanted):
-            time.sleep(0.05)
-            failed = next((i for i in wanted if processes[i].poll() not in (None, 0)), None)
-            if time.monotonic() > end:
-                raise AssertionError(f"not all replicas ended within {limit} s")
-        failed = next((i for i in wanted if processes[i].poll() != 0), None)
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, str(i)) for i in range(size)]
+        processes = [
+            start(textwrap.dedent(code), environment(RANK=str(i), LOCAL_RANK=str(i), **place, **env), output)
+            for i, output in enumerate(outputs)
+        ]
+        try:
+            _wait(processes, range(size) if survivors is None else survivors, limit)
+        except AssertionError as error:
+            time.sleep(1.0)  # the others may have something to say
+            said = "\n".join(f"---- replica {i}, {p.exitcode}\n{outputs[i].read_text()}" for i, p in enumerate(processes))
+            raise AssertionError(f"{error}\n{said}") from None
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        return [output.read_text() for output in outputs]
+
+
+def _wait(processes: list[BaseProcess], wanted: Iterable[int], limit: float) -> None:
+    """Until all that are wanted have ended well; AssertionError when one has not, or has not ended in time."""
+    end = time.monotonic() + limit
+    while True:
+        codes = {i: processes[i].exitcode for i in wanted}
+        failed = next((i for i, code in codes.items() if code not in (None, 0)), None)
         assert failed is None, f"replica {failed} failed"
-    except AssertionError as error:
-        time.sleep(1.0)  # the others may have something to say
-        for process in processes:
-            process.kill()
-        said = "\n".join(f"---- replica {i}, {processes[i].poll()}\n{output.text()}" for i, output in enumerate(outputs))
-        raise AssertionError(f"{error}\n{said}") from None
+        if None not in codes.values():
+            return
+        assert time.monotonic() < end, f"not all replicas ended within {limit} s"
+        time.sleep(0.05)
+
+
+@functools.cache
+def _server() -> multiprocessing.context.ForkServerContext:
+    """Where replicas are forked from: a process that has imported torch and jax, which takes longer than most replicas run, and
+    has started neither. Programs under torchrun and `spawn` (test_torchrun.py, test_spawn.py) start from nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "jax", "numpy"])
+    with mock.patch.dict(os.environ, environment(), clear=True):
+        forkserver.ensure_running()
+    return context
+
+
+def start(
+    code: str, env: dict[str, str], output: Path, errors: Path | None = None, arguments: tuple[str, ...] = ()
+) -> BaseProcess:
+    """A process that runs `code` as `python -c` would, with this environment; what it says goes to files."""
+    for path in (output, errors or output):
+        path.touch()
+    process = _server().Process(target=_run, args=(code, env, str(output), str(errors or output), arguments))
+    process.start()
+    return process
+
+
+def _run(code: str, env: dict[str, str], output: str, errors: str, arguments: tuple[str, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:0] = [str(ROOT)]
+    sys.argv[:] = ["-c", *arguments]
+    for stream, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+    try:
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    except Exception as error:  # what ends an interpreter is seen at its exit
+        sys.last_value = error
+        raise
     finally:
-        for process in processes:
-            process.kill()
-    return [output.text() for output in outputs]
-
-
-class Reader(threading.Thread):
-    """Reads what a process writes, so that it never waits for room."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        super().__init__(daemon=True)
-        self._process, self._text = process, ""
-        self.start()
-
-    def run(self) -> None:
-        assert self._process.stdout is not None
-        self._text = self._process.stdout.read()
-
-    def text(self) -> str:
-        """All of it, once the process has ended."""
-        self.join(5.0)
-        return self._text
+        atexit._run_exitfuncs()

@@ -50,6 +50,7 @@ def test_one_device(eager, tmp_path):
     assert eager[-1] < eager[0] / 2
 
 
+@pytest.mark.slow  # test_torchrun.py trains digits on two replicas in both of the ways to start them
 def test_two_replicas(eager, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command("--processes", 2, "--losses", tmp_path / "losses"), env=env, capture_output=True, text=True, timeout=500)

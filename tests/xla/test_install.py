@@ -149,7 +149,7 @@ LAUNCHED = """
 """
 
 
-@pytest.mark.parametrize("how", ["torchrun", "spawn"])
+@pytest.mark.parametrize("how", [pytest.param("torchrun", marks=pytest.mark.slow), "spawn"])
 def test_launch(tmp_path, how):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
     command = ["-m", "dynamotor", "run", "--torch-xla"]

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("jax", reason="the XLA rules need jax")
 
-from lowering_harness import check, check_opinfo  # noqa: E402
+from lowering_harness import FEW_OR_MORE, check, check_opinfo  # noqa: E402
 
 from dynamotor.xla import ops_create, ops_embedding, ops_index, ops_pad, ops_reduce_at, ops_scatter, ops_shape, ops_view  # noqa: E402, F401
 
@@ -18,13 +18,15 @@ F = torch.nn.functional
 NAMES = ["gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy", "index_fill", "take", "put", "masked_fill", "masked_scatter", "take_along_dim", "nonzero_static", "nn.functional.embedding", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "index_reduce"]
 
 
+@pytest.mark.parametrize("samples", FEW_OR_MORE)
 @pytest.mark.parametrize("name", NAMES)
-def test_float_ops_and_their_gradients_equal_aten(name: str) -> None:
-    mode = check_opinfo(name, torch.float32, samples=6)
+def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> None:
+    mode = check_opinfo(name, torch.float32, samples)
     assert not mode.wrong and not mode.refused
     assert mode.right
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", ["gather", "scatter_add", "index_add", "index_put", "put", "masked_scatter", "index_copy"])
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:

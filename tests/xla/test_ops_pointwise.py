@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("jax", reason="the XLA rules need jax")
 
-from lowering_harness import check, check_opinfo  # noqa: E402
+from lowering_harness import FEW_OR_MORE, check, check_opinfo  # noqa: E402
 
 from dynamotor.xla import ops_activation, ops_compare, ops_complex, ops_pointwise, promotion  # noqa: E402, F401
 
@@ -28,16 +28,19 @@ def agrees(name: str, dtype: torch.dtype, samples: int = 3) -> None:
     assert not mode.wrong and not mode.refused
 
 
+@pytest.mark.parametrize("samples", FEW_OR_MORE)
 @pytest.mark.parametrize("name", f"{UNARY} {BINARY} {TERNARY} {ACTIVATIONS} complex polar".split())
-def test_float_ops_and_their_gradients_equal_aten(name: str) -> None:
-    agrees(name, torch.float32)
+def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> None:
+    agrees(name, torch.float32, samples)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", f"{UNARY} {BINARY} {INTEGER}".split())
 def test_integer_ops_equal_aten(name: str) -> None:
     agrees(name, torch.int64)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "exp", "rsqrt", "lerp", "clamp", "where", "eq", "remainder", "sign", "round", "bitwise_not", "logical_and", "nn.functional.gelu", "nn.functional.silu", "nn.functional.softplus", "nn.functional.elu"])
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
@@ -103,6 +106,7 @@ def test_a_zero_imaginary_part_has_a_sign_on_branch_cuts() -> None:
 SCALARS = [2, -1, 300, 2.5, True, 2 + 1j]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.true_divide, torch.maximum, torch.eq, torch.lt, lambda a, b: torch.where(a > 1, a, b), torch.pow], ids=lambda fn: fn.__name__)
 def test_operands_of_two_types_are_promoted_as_torch_does(fn) -> None:
     kinds = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)

@@ -7,7 +7,7 @@ import torch
 
 jax = pytest.importorskip("jax", reason="the XLA rules need jax")
 
-from lowering_harness import check, check_opinfo, to_jax, to_torch  # noqa: E402
+from lowering_harness import FEW_OR_MORE, check, check_opinfo, to_jax, to_torch  # noqa: E402
 
 from dynamotor.xla import ops_compare, ops_pointwise, ops_reduce, ops_scan, ops_sort  # noqa: E402, F401
 from dynamotor.xla.lowering import Spec, apply, find  # noqa: E402
@@ -18,12 +18,14 @@ REDUCTIONS = "sum nansum prod mean nanmean var std var_mean std_mean amax amin a
 SCANS = "cumsum cumprod cummax cummin logcumsumexp diff cumulative_trapezoid trapezoid"
 
 
+@pytest.mark.parametrize("samples", FEW_OR_MORE)
 @pytest.mark.parametrize("name", f"{REDUCTIONS} {SCANS} quantile masked.var masked.logsumexp".split())
-def test_float_ops_and_their_gradients_equal_aten(name: str) -> None:
-    mode = check_opinfo(name, torch.float32, samples=5)
+def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> None:
+    mode = check_opinfo(name, torch.float32, samples)
     assert not mode.wrong and not mode.refused
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex64], ids=str)
 @pytest.mark.parametrize("name", ["sum", "nansum", "prod", "mean", "var", "amax", "argmax", "any", "all", "norm", "count_nonzero", "cumsum", "cumprod", "cummax", "logcumsumexp"])
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("jax", reason="the XLA rules need jax")
 
-from lowering_harness import check, check_opinfo  # noqa: E402
+from lowering_harness import FEW_OR_MORE, check, check_opinfo  # noqa: E402
 
 from dynamotor.xla import ops_compare, ops_pointwise, ops_special  # noqa: E402, F401
 
@@ -16,10 +16,11 @@ FUNCTIONS = "entr erfcx i0e i1 i1e log_ndtr modified_bessel_i0 modified_bessel_i
 
 
 @pytest.mark.parametrize("name", ["erf", "erfc", "erfinv", "lgamma", "digamma", "polygamma", "i0", "igamma", "igammac", "xlogy", *(f"special.{n}" for n in FUNCTIONS.split())])
-def test_special_functions_and_their_gradients_equal_aten(name: str) -> None:
-    for dtype in (torch.float32, torch.float64, torch.int64):
-        mode = check_opinfo(name, dtype, samples=3)
-        assert not mode.wrong and not mode.refused
+@pytest.mark.parametrize("samples", FEW_OR_MORE)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow), torch.int64], ids=str)
+def test_special_functions_and_their_gradients_equal_aten(name: str, dtype: torch.dtype, samples: int) -> None:
+    mode = check_opinfo(name, dtype, samples)
+    assert not mode.wrong and not mode.refused
 
 
 @pytest.mark.parametrize("name", POLYNOMIALS.split())

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("jax", reason="the XLA rules need jax")
 
-from lowering_harness import check, check_opinfo  # noqa: E402
+from lowering_harness import FEW_OR_MORE, check, check_opinfo  # noqa: E402
 
 from dynamotor.xla import ops_create, ops_embedding, ops_index, ops_pad, ops_reduce_at, ops_scatter, ops_shape, ops_view  # noqa: E402, F401
 
@@ -17,13 +17,15 @@ SHAPES = ["cat", "stack", "block_diag", "repeat", "roll", "rot90", "flip", "tril
 FACTORIES = ["arange", "linspace", "logspace", "eye", "full", "full_like", "new_ones", "new_zeros", "ones", "zeros", "scalar_tensor", "fill", "complex", "polar", "float", "half", "int", "bool", "byte"]
 
 
+@pytest.mark.parametrize("samples", FEW_OR_MORE)
 @pytest.mark.parametrize("name", VIEWS + SHAPES + FACTORIES)
-def test_float_ops_and_their_gradients_equal_aten(name: str) -> None:
-    mode = check_opinfo(name, torch.float32, samples=4)
+def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> None:
+    mode = check_opinfo(name, torch.float32, samples)
     assert not mode.wrong and not mode.refused
     assert mode.right
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", ["cat", "slice_scatter", "diagonal_scatter", "linspace", "arange", "full", "triu", "constant_pad_nd", "roll"])
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:

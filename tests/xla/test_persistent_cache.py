@@ -11,6 +11,8 @@ import sys
 import pytest
 
 pytest.importorskip("jax")
+from replicas import run_forked  # noqa: E402
+
 from dynamotor.base.errors import DynamotorError  # noqa: E402
 from dynamotor.xla import initialize_cache  # noqa: E402
 
@@ -27,8 +29,7 @@ print(json.dumps([metrics.counters["PersistentCacheHit"], metrics.counters["Pers
 
 
 def run(folder, mode=""):
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder), mode], capture_output=True, text=True, env=env, timeout=100)
+    done = run_forked(PROGRAM, str(folder), mode)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -63,9 +64,8 @@ def test_a_damaged_entry_is_a_coded_warning(tmp_path):
 
 
 def test_the_environment_names_the_folder(tmp_path):
-    env = {**os.environ, "PYTHONPATH": os.getcwd(), "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "c")}
     program = "import torch, dynamotor.xla; print((torch.ones(3).to('xla') * 5).sum().item())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=100)
+    done = run_forked(program, XLA_PERSISTENT_CACHE_PATH=str(tmp_path / "c"))
     assert done.stdout == "15.0\n" and len(entries(tmp_path / "c")) == 1
 
 

@@ -5,7 +5,7 @@ import torch
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_script  # noqa: E402
+from replicas import run_forked  # noqa: E402
 
 from dynamotor.base.errors import XlaError  # noqa: E402
 from dynamotor.xla import backends  # noqa: E402
@@ -52,7 +52,7 @@ def test_precision_arrays_and_checkpoints_have_their_names():
 
 def test_fsdp_over_four_devices_trains_as_one_device():
     """Losses and parameters are those of one device; parameters and optimizer state lie in parts."""
-    done = run_script("""
+    done = run_forked("""
     import copy, torch, torch.nn as nn
     import dynamotor.xla.start
     import dynamotor.xla.distributed.spmd as xs
