@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch._ops import OpOverload
 
+from ..graph.kernel_checks import sees_twice
 from ..graph.op_facts import facts
 from ..graph.shapes import UnsupportedOp
 from ..graph.spec import TensorSpec
@@ -62,7 +63,7 @@ def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorS
 
     func: its functional form. read: the operands that lie in the same storage. Raises UnsupportedOp.
     """
-    if any(size > 1 and stride == 0 for size, stride in zip(written.shape, written.stride, strict=True)):
+    if sees_twice(written):
         raise UnsupportedOp("DM213", f"{func} writes memory that several elements share", cure="clone() the tensor first")
     elementwise = facts(func).pointwise or func is aten.copy_.default  # each element is read before it is written
     start, stop = written.offset, written.offset + written.extent

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from ..base.errors import UserLine
 from ..base.registry import Registry
+from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
 from ..graph.op_facts import VIEW_FORMS, OpFacts, facts
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
@@ -222,6 +223,8 @@ class GraphRecorder:
         if not isinstance(target, ShapeTensor):
             raise UnsupportedOp("DM237", "a write into a tensor made of constants", cure="clone it first")
         alias = self.alias_of(target)
+        if sees_twice(alias.memory.base.spec.hinted()):  # also the elements that the view leaves out change
+            raise UnsupportedOp("DM213", "a write into memory that an input sees more than once", cure="clone() the tensor first")
         node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
         write(alias, node, self.emit)
 

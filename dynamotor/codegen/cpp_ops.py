@@ -89,7 +89,7 @@ def ctype(dtype: torch.dtype, width: int) -> str:
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """A number of a compute type; in parentheses where it has a sign, because `a--1` is no difference in C."""
     if dtype is BOOL:
-        return "-1" if value else "0"
+        return "(-1)" if value else "0"
     if not dtype.is_floating_point:
         if value == -(1 << 63):
             return "(-9223372036854775807l-1)"

@@ -112,11 +112,12 @@ def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Anything else, unless its tensors are of one floating-point dtype, but for indices and masks."""
+    """Anything else, unless its tensors are of one floating-point dtype, but for masks and indices of 64 bits."""
     tensors = list(_tensors((args, tuple(kwargs.values()))))
     named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
     dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
-    usual = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point
+    indices = {t.dtype for t in tensors} - dtypes
+    usual = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point and indices <= {torch.int64, torch.bool}
     if usual or not tensors or sum(_spec(t).extent for t in tensors) > _LIMIT:
         return
 
@@ -213,14 +214,15 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
             if not hasattr(written, "memory"):
                 continue
             spec = _spec(written)
-            if _sees_twice(spec):
+            if sees_twice(spec):
                 raise UnsupportedOp("DM213", f"{func} writes into memory that the tensor sees more than once")
             for other in _tensors((args, tuple(kwargs.values()))):
                 if other is not written and getattr(other, "memory", None) is written.memory and meet(spec, _spec(other)):
                     raise UnsupportedOp("DM213", f"{func} writes into memory that another argument sees")
 
 
-def _sees_twice(spec: TensorSpec) -> bool:
+def sees_twice(spec: TensorSpec) -> bool:
+    """Whether some places of the memory are several elements."""
     inner = 0
     for step, size in sorted(zip(spec.stride, spec.shape)):
         if size > 1 and step <= inner:

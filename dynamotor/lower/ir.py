@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..base.errors import InternalError
 from ..graph.sizes import Size, Symbol
 from .index import Index, Loaded, Number, Var, flatten
 
@@ -185,7 +186,7 @@ def cast(x: Expr, dtype: torch.dtype) -> Expr:
 
 def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
-    if COMPUTE_TYPE[memory] is memory:
+    if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
         return x
     choice = _choice(x)
     if choice is not None and memory.is_floating_point:
@@ -234,13 +235,23 @@ def _chosen(choice: tuple[Expr, float, float], change: Callable[[float], float],
     return cast(condition, dtype) if is_number else select(condition, const(a, dtype), const(b, dtype))
 
 
+def _alike(name: str, a: Expr, b: Expr) -> None:
+    """Operands have one compute type: C++ has no such function of two, and Triton would choose one by itself."""
+    if a.dtype is not b.dtype:
+        raise InternalError("DM913", f"{name} of {a.dtype} and {b.dtype} in a lowered program",
+                            why="a wrong rule in dynamotor.lower",
+                            cure="report the program; backend='aot_eager' runs it without the native compiler")
+
+
 def compare(name: str, a: Expr, b: Expr) -> Expr:
     """lt, le, gt, ge, eq, ne."""
+    _alike(name, a, b)
     return make(name, (a, b), BOOL)
 
 
 def select(condition: Expr, a: Expr, b: Expr) -> Expr:
     """a where the condition holds, else b (both are computed)."""
+    _alike("select", a, b)
     return a if a is b else make("select", (condition, a, b), a.dtype)
 
 

@@ -20,6 +20,7 @@ from ..base.errors import InternalError
 from ..base.events import counters, emit
 from ..base.registry import Registry
 from ..graph.info import GraphInfo
+from ..graph.kernel_checks import sees_twice
 from ..graph.sizes import ShapeEnv, Size, equal, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, aten_call_target, is_layout_agnostic
@@ -39,6 +40,7 @@ from .ir import (
     round_to,
     select,
     total_cost,
+    walk,
 )
 from .program import Buffer, BufRef, ExternStep
 from .value import Value, expand, is_dense
@@ -231,7 +233,7 @@ class Lowering:
         return ref
 
     def copy(self, x: Value, stride: Sequence[int]) -> BufRef:
-        """A new buffer with exactly these (dense) strides, holding x."""
+        """A new buffer with exactly these strides, holding x."""
         spec = TensorSpec(x.shape, tuple(stride), x.dtype)
         buffer = self.new_buffer(spec)
         if x.dtype in COMPUTE_TYPE:
@@ -251,6 +253,12 @@ class Lowering:
         if x.ref is None:
             if not _is_cheap(x, self.probe(x)):
                 self.realize(x)
+        return x
+
+    def whole(self, x: Value) -> Value:
+        """x, made real if it reads at computed positions: who reads a part of it would not look at the other positions."""
+        if x.ref is None and any(e.op == "wrap_index" for e in walk(self.probe(x))):
+            self.realize(x)
         return x
 
     def keep_if_heavy(self, x: Value) -> None:
@@ -561,6 +569,11 @@ def _reads_elsewhere(ctx: Lowering, value: Value, target: Value) -> bool:
     return any(e.args[0] == own.args[0] and e is not own for e in loads_of(value.at(index)))
 
 
+def _can_be_laid_out(spec: TensorSpec) -> bool:
+    """Whether a kernel can write a tensor with these strides: also with holes between elements, which users can see."""
+    return is_dense(spec) or not (spec.is_symbolic or sees_twice(spec))
+
+
 def _output(ctx: Lowering, n: Any, env: dict[fx.Node, Any], overwritten: set[str]) -> Any:
     if not isinstance(n, fx.Node):
         return n
@@ -572,10 +585,8 @@ def _output(ctx: Lowering, n: Any, env: dict[fx.Node, Any], overwritten: set[str
     spec = n.meta["val"]
     ref = ctx.realize(value, spec.stride)
     if ref.name in overwritten:
-        return ctx.copy(
-            value, spec.stride if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else contiguous_stride(spec.shape)
-        )
+        return ctx.copy(value, spec.stride if _can_be_laid_out(spec) else contiguous_stride(spec.shape))
     if not _same_layout(ref, spec.stride):
-        return ctx.copy(value, spec.stride) if is_dense(TensorSpec(spec.shape, spec.stride, spec.dtype)) else ref
+        return ctx.copy(value, spec.stride) if _can_be_laid_out(spec) else ref
     # Strides of dimensions of size 1 say nothing about the layout, but the user can see them.
     return ref if equal(ref.stride, spec.stride) else BufRef(ref.name, ref.shape, spec.stride, ref.offset, ref.dtype)

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from .index import Index, Loaded
-from .ir import I64, Expr, cast, make
+from .index import Index, Loaded, Var
+from .ir import I64, Expr, cast, make, walk
 from .lowering import Decline, Lowering, lowering
 from .value import Value, broadcast_index, broadcast_shape
 
 aten = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32)
+Places = Callable[[tuple[Index, ...]], tuple[Index, ...]]
 
 
 def loaded_index(e: Expr, size: int, wrap: bool = True) -> Index:
@@ -26,6 +27,17 @@ def loaded_index(e: Expr, size: int, wrap: bool = True) -> Index:
     return Index.of(Loaded(make("wrap_index", (cast(e, I64), size, wrap), I64), size))
 
 
+def read_at(ctx: Lowering, x: Value, places: Places) -> Value:
+    """x at computed places. What is the same at all of them is left to aten: a kernel would not look at the positions."""
+    value = ctx.generate(lambda i: x.at(places(i)))
+    ctx.whole(x)
+    index = tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(value.shape))
+    asked = {atom.expr for part in places(index) for atom in part.terms if isinstance(atom, Loaded)}
+    if not asked.issubset(walk(value.at(index))):
+        raise Decline("nothing depends on the positions")
+    return value
+
+
 @lowering(aten.embedding.default)
 def _embedding(
     ctx: Lowering, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
@@ -34,7 +46,7 @@ def _embedding(
         raise Decline("index dtype")
     ctx.keep(indices)
     rank = len(indices.shape)
-    return ctx.generate(lambda i: weight.at((loaded_index(indices.at(i[:rank]), weight.shape[0], wrap=False), *i[rank:])))
+    return read_at(ctx, weight, lambda i: (loaded_index(indices.at(i[:rank]), weight.shape[0], wrap=False), *i[rank:]))
 
 
 @lowering(aten.index_select.default)
@@ -43,7 +55,7 @@ def _index_select(ctx: Lowering, x: Value, dim: int, index: Value) -> Value:
         raise Decline("index dtype or shape")
     dim %= len(x.shape)
     ctx.keep(index)
-    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at((i[dim],)), x.shape[dim], wrap=False), *i[dim + 1 :])))
+    return read_at(ctx, x, lambda i: (*i[:dim], loaded_index(index.at((i[dim],)), x.shape[dim], wrap=False), *i[dim + 1 :]))
 
 
 @lowering(aten.gather.default)
@@ -52,10 +64,7 @@ def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool =
         raise Decline("0-d or empty operand")
     dim %= len(x.shape)
     ctx.keep(index)
-    return ctx.generate(lambda i: x.at((*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1 :])))
-
-
-Places = Callable[[tuple[Index, ...]], tuple[Index, ...]]
+    return read_at(ctx, x, lambda i: (*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1 :]))
 
 
 def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[tuple[int, ...], Places]:
@@ -85,4 +94,4 @@ def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[tuple[int
 @lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(ctx: Lowering, x: Value, indices: Sequence[Any]) -> Value:
     _, places = advanced(ctx, x, indices)
-    return ctx.generate(lambda i: x.at(places(i)))
+    return read_at(ctx, x, places)

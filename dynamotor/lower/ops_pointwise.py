@@ -123,10 +123,6 @@ for _name in (
     "erf",
     "erfc",
     "sigmoid",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
     "lgamma",
 ):
     unary(getattr(aten, _name).default, _name)
@@ -146,9 +142,32 @@ unary(
         else mul(e, op("tanh", select(compare("gt", e, like(20, e)), e, op("log1p", op("exp", e)))))
     ),
 )
-unary(aten.frac.default, lambda e: sub(e, op("trunc", e)))
 unary(aten.sgn.default, lambda e: _sign(e))
 unary(aten.sign.default, lambda e: _sign(e))
+
+
+def jumping(ctx: Lowering, fn: Callable[..., Expr], *inputs: Value | Scalar) -> Value:
+    """A map that jumps somewhere: of the halves that memory would hold, since others see those (`8 - floor(7.99)`)."""
+    dtype = ctx.spec.dtype
+    if dtype not in HALVES:
+        return ctx.pointwise(fn, *inputs)
+    return ctx.pointwise(lambda *e: fn(*(round_to(a, dtype) for a in e)), *inputs)
+
+
+def _jump(target: Any, fn: Callable[[Expr], Expr]) -> None:
+    def rule(ctx: Lowering, x: Value) -> Value:
+        if not ctx.spec.dtype.is_floating_point:
+            raise Decline("integer operand")
+        return jumping(ctx, fn, x)
+
+    lowerings.add(target, rule)
+
+
+_jump(aten.floor.default, lambda e: op("floor", e))
+_jump(aten.ceil.default, lambda e: op("ceil", e))
+_jump(aten.round.default, lambda e: op("round", e))
+_jump(aten.trunc.default, lambda e: op("trunc", e))
+_jump(aten.frac.default, lambda e: sub(e, op("trunc", e)))
 
 
 def _sign(e: Expr) -> Expr:
@@ -156,7 +175,7 @@ def _sign(e: Expr) -> Expr:
     return select(compare("gt", e, zero), like(1, e), select(compare("lt", e, zero), like(-1, e), zero))
 
 
-def binary(target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False) -> None:
+def binary(target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False, jumps: bool = False) -> None:
     """Rule for a two-operand op whose result type is its compute type."""
 
     def rule(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
@@ -164,7 +183,7 @@ def binary(target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = Fa
             raise Decline("integer operands")
         if ctx.spec.dtype is BOOL:
             raise Decline("bool arithmetic")
-        return ctx.pointwise(fn, x, y)
+        return jumping(ctx, fn, x, y) if jumps else ctx.pointwise(fn, x, y)
 
     lowerings.add(target, rule)
 
@@ -176,8 +195,8 @@ binary(aten.maximum.default, lambda a, b: op("max", a, b))
 binary(aten.minimum.default, lambda a, b: op("min", a, b))
 binary(aten.atan2.default, lambda a, b: op("atan2", a, b), True)
 binary(aten.hypot.default, lambda a, b: op("hypot", a, b), True)
-binary(aten.fmod.Tensor, lambda a, b: op("fmod", a, b), True)
-binary(aten.fmod.Scalar, lambda a, b: op("fmod", a, b), True)
+binary(aten.fmod.Tensor, lambda a, b: op("fmod", a, b), True, jumps=True)
+binary(aten.fmod.Scalar, lambda a, b: op("fmod", a, b), True, jumps=True)
 binary(aten.copysign.Tensor, lambda a, b: op("copysign", a, b), True)
 
 
@@ -221,8 +240,8 @@ def _div_mode(ctx: Lowering, x: Value, y: Value | Scalar, rounding_mode: str | N
     if not ctx.spec.dtype.is_floating_point:
         return _int_div(ctx, x, y, "floordiv" if rounding_mode == "floor" else "truncdiv")
     if rounding_mode == "floor":
-        return ctx.pointwise(lambda a, b: op("floordiv", a, b), x, y)
-    return ctx.pointwise(lambda a, b: op("trunc", div(a, b)), x, y)
+        return jumping(ctx, lambda a, b: op("floordiv", a, b), x, y)
+    return jumping(ctx, lambda a, b: op("trunc", div(a, b)), x, y)
 
 
 def _int_div(ctx: Lowering, x: Value, y: Value | Scalar, name: str) -> Value:
@@ -235,14 +254,14 @@ def _int_div(ctx: Lowering, x: Value, y: Value | Scalar, name: str) -> Value:
 @lowering(aten.floor_divide.default)
 def _floor_divide(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
     if ctx.spec.dtype.is_floating_point:
-        return ctx.pointwise(lambda a, b: op("floordiv", a, b), x, y)
+        return jumping(ctx, lambda a, b: op("floordiv", a, b), x, y)
     return _int_div(ctx, x, y, "floordiv")
 
 
 @lowering(aten.remainder.Scalar, aten.remainder.Tensor)
 def _remainder(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
     if ctx.spec.dtype.is_floating_point:
-        return ctx.pointwise(lambda a, b: op("rem", a, b), x, y)
+        return jumping(ctx, lambda a, b: op("rem", a, b), x, y)
     return _int_div(ctx, x, y, "rem")
 
 
@@ -412,7 +431,10 @@ def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
     """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
 
     def body(index: Any) -> Expr:
-        e = cast(x.at(index), COMPUTE_TYPE[dtype])
+        e = x.at(index)
+        if x.dtype in HALVES and not dtype.is_floating_point:
+            e = round_to(e, x.dtype)
+        e = cast(e, COMPUTE_TYPE[dtype])
         return e if x.dtype is dtype else round_to(e, dtype)
 
     return ctx.generate(body, x.shape, dtype)

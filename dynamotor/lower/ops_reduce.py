@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from ..graph.sizes import Size, maximum
 from ..graph.spec import numel
 from . import value as views
 from .index import Index
-from .ir import BOOL, COMPUTE_TYPE, I32, I64, Expr, ReduceKind, cast, compare, const, index_value, op, select
+from .ir import BOOL, COMPUTE_TYPE, I32, I64, Expr, ReduceKind, cast, compare, const, index_value, op, round_to, select, walk
 from .lowering import Decline, Lowering, Scalar, lowering, picked_element
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, share, sub
@@ -81,6 +81,11 @@ lowering(aten.amax.default, aten.max.default)(_extreme("max"))
 lowering(aten.amin.default, aten.min.default)(_extreme("min"))
 
 
+def _held(dtype: torch.dtype) -> Callable[[Expr], Expr]:
+    """An element as memory holds it: halves that are equal there are a tie, and the first one wins."""
+    return lambda e: round_to(e, dtype)
+
+
 def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
     def rule(ctx: Lowering, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         if x.dtype is BOOL or not x.shape or not numel(x.shape):
@@ -88,7 +93,7 @@ def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
         ctx.keep(x)
         return (
             ctx.reduce(kind, x, [dim], keepdim=keepdim),
-            ctx.reduce(arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype]),
+            ctx.reduce(arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)),
         )
 
     return rule
@@ -103,10 +108,10 @@ def _position(kind: ReduceKind) -> Any:
         if x.dtype is BOOL or not x.shape or not numel(x.shape):
             raise Decline("bool, 0-d or empty operand")
         if dim is None:
-            shape = x.shape
-            flat = ctx.reduce(kind, views.reshape(x, (numel(shape),)), [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype])
+            flat = views.reshape(x, (numel(x.shape),))
+            flat = ctx.reduce(kind, flat, [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
             return views.reshape(flat, ctx.spec.shape)
-        return ctx.reduce(kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype])
+        return ctx.reduce(kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
 
     return rule
 
@@ -268,20 +273,22 @@ MEAN, SUM = 1, 2
 
 @lowering(aten.nll_loss_forward.default)
 def _nll_loss(ctx: Lowering, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int) -> tuple[Value, Value]:
-    if weight is not None or len(x.shape) != 2:
-        raise Decline("class weights or a single sample")
+    if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
+        raise Decline("class weights, a single sample, or classes that eager refuses")
     rows, classes = x.shape
     compute = wide(x.dtype)
     out = ctx.spec[0].dtype
 
     def picked(index: tuple[Index, ...]) -> Expr:
-        t = target.at((index[0],))
+        t = cast(target.at((index[0],)), I64)  # bytes are classes too
         used = compare("ne", t, const(ignore, I64))
         at = loaded_index(select(used, t, const(0, I64)), classes, wrap=False)
         return select(used, op("neg", cast(x.at((index[0], at)), compute)), const(0, compute))
 
-    loss = Value((rows,), compute, picked)
-    used = Value((rows,), compute, lambda i: cast(compare("ne", target.at((i[0],)), const(ignore, I64)), compute))
+    loss = ctx.generate(picked, (rows,), compute)
+    if not any(e.op == "wrap_index" for e in walk(ctx.probe(loss))):
+        raise Decline("nothing depends on the classes")
+    used = Value((rows,), compute, lambda i: cast(compare("ne", cast(target.at((i[0],)), I64), const(ignore, I64)), compute))
     if reduction == 0:
         return narrow(ctx, loss, out), Value((), out, lambda i: const(0, compute))
     n = total(ctx, used, [0], False, compute)
@@ -295,8 +302,8 @@ def _nll_loss(ctx: Lowering, x: Value, target: Value, weight: Value | None, redu
 def _nll_loss_backward(
     ctx: Lowering, g: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int, total_weight: Value
 ) -> Value:
-    if weight is not None or len(x.shape) != 2:
-        raise Decline("class weights or a single sample")
+    if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
+        raise Decline("class weights, a single sample, or classes that eager refuses")
     compute = wide(x.dtype)
     scale = g
     if reduction == MEAN:
@@ -305,7 +312,7 @@ def _nll_loss_backward(
     classes = x.shape[1]
 
     def body(index: tuple[Index, ...]) -> Expr:
-        t = target.at((index[0],))
+        t = cast(target.at((index[0],)), I64)
         used = op("and", compare("ne", t, const(ignore, I64)), compare("lt", t, const(classes, I64)))
         place = cast(select(used, t, const(-1, I64)), I32)  # 32 bits are enough from here on
         hit = compare("eq", index_value(index[1], I32), place)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..graph.kernel_checks import sees_twice
 from ..graph.sizes import Size, divides, equal, known, maximum, minimum
 from ..graph.spec import TensorSpec, numel
 from . import value as views
@@ -95,7 +96,7 @@ def _first(ctx: Lowering, start: Number | None, size: Number) -> Number:
 def _slice(ctx: Lowering, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
     dim = _dim(x, dim)
     first = _first(ctx, start, x.shape[dim])
-    return views.slice_dim(x, dim, first, step, ctx.spec.shape[dim])
+    return views.slice_dim(ctx.whole(x), dim, first, step, ctx.spec.shape[dim])
 
 
 def _counted(index: Number, size: Number) -> Number:
@@ -106,17 +107,17 @@ def _counted(index: Number, size: Number) -> Number:
 @lowering(aten.select.int)
 def _select(ctx: Lowering, x: Value, dim: int, index: int) -> Value:
     dim = _dim(x, dim)
-    return views.select_dim(x, dim, _counted(index, x.shape[dim]))
+    return views.select_dim(ctx.whole(x), dim, _counted(index, x.shape[dim]))
 
 
 @lowering(aten.split.Tensor)
 def _split(ctx: Lowering, x: Value, size: int, dim: int = 0) -> tuple[Value, ...]:
-    return _pieces(x, [s.shape[_dim(x, dim)] for s in ctx.spec], _dim(x, dim))
+    return _pieces(ctx.whole(x), [s.shape[_dim(x, dim)] for s in ctx.spec], _dim(x, dim))
 
 
 @lowering(aten.split_with_sizes.default)
 def _split_with_sizes(ctx: Lowering, x: Value, sizes: Sequence[int], dim: int = 0) -> tuple[Value, ...]:
-    return _pieces(x, sizes, _dim(x, dim))
+    return _pieces(ctx.whole(x), sizes, _dim(x, dim))
 
 
 def _pieces(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
@@ -129,7 +130,7 @@ def _pieces(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
 
 @lowering(aten.unbind.int)
 def _unbind(ctx: Lowering, x: Value, dim: int = 0) -> tuple[Value, ...]:
-    dim = _dim(x, dim)
+    dim = _dim(ctx.whole(x), dim)
     return tuple(views.select_dim(x, dim, k) for k in range(x.shape[dim]))
 
 
@@ -178,7 +179,7 @@ def _diagonal(ctx: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int
         )
 
     ctx_shape = ctx.spec.shape
-    return Value.view(x, ctx_shape, index_map, to_ref)
+    return Value.view(ctx.whole(x), ctx_shape, index_map, to_ref)
 
 
 @lowering(aten.unfold.default)
@@ -188,7 +189,7 @@ def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
     dim = _dim(x, dim)
     shape = ctx.spec.shape
     return Value.view(
-        x,
+        ctx.whole(x),
         shape,
         lambda i: tuple(v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])),
         lambda r: BufRef(
@@ -306,6 +307,8 @@ def _unsqueeze_at(x: Value, dim: int) -> Value:
 @lowering(aten.constant_pad_nd.default)
 def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Value:
     rank = len(x.shape)
+    if any(not known(">=", n) for n in pad):
+        ctx.whole(x)
     before = [0] * rank
     for k in range(len(pad) // 2):
         before[rank - 1 - k] = pad[2 * k]
@@ -333,6 +336,8 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
 def _slice_scatter(
     ctx: Lowering, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
+    if not ctx.spec.is_symbolic and sees_twice(ctx.spec):
+        raise Decline("elements that share memory are written together")
     dim, source = _dim(x, dim), _cast(ctx, source)
     first = _first(ctx, start, x.shape[dim])
     length = source.shape[dim]

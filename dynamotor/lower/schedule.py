@@ -102,6 +102,9 @@ class _Builder:
         memo: dict[Expr, Expr] = {}
 
         def leaf(e: Expr) -> Expr | None:
+            if e.op == "round_to" and e.args[0].op == "load" and e.args[0].args[0] not in self.values:
+                source = e.args[0]  # memory of others holds it rounded
+                return source if source.args[2] is e.args[1] and source.args[1].is_affine else None
             return self.values.get(e.args[0]) if e.op == "load" else None
 
         done: list[Member] = []
