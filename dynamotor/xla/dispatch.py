@@ -177,6 +177,11 @@ def _is_composite(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
+def for_each(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+    """`_foreach_*`: PyTorch's slow kernel, which calls the op for each tensor."""
+    return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **(kwargs or {}))
+
+
 def lacking(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """A functional op without a lowering of its own."""
     return _without_lowering(func, args, kwargs, "no lowering")
@@ -385,6 +390,8 @@ def classify(func: Any) -> Handler:
     if func in inverses:
         return view
     schema = func._schema
+    if schema.name.startswith("aten::_foreach_") and not func._overloadname.endswith("out"):
+        return for_each
     if not schema.is_mutable:
         # In inference mode composites arrive whole; whether `reshape` copies is decided by its parts.
         if _is_composite(func) and any(r.alias_info is not None for r in schema.returns):

@@ -69,13 +69,6 @@ def _leaky_relu_backward(grad, x, slope, is_result):
     return jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
 
 
-@op(aten.rrelu_with_noise_backward)
-def _rrelu_with_noise_backward(grad, x, noise, lower, upper, training, is_result):
-    if training and upper - lower > 1e-6:
-        return wide(noise) * wide(grad)
-    return _leaky_relu_backward(grad, x, (lower + upper) / 2, is_result)
-
-
 @elementwise(aten.hardshrink_backward, aten.softshrink_backward)
 def _shrink_backward(grad, x, limit):
     return jnp.where((x >= -limit) & (x <= limit), 0, grad)

@@ -27,13 +27,6 @@ def _complex(real, imag):
     return lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag)))
 
 
-@op(aten.polar.default)
-def _polar(size, angle):
-    """size·e^(i·angle)."""
-    size, angle = wide(size), wide(angle)
-    return lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
-
-
 @op(aten._conj, aten._conj_physical, aten.conj_physical, aten._conj_copy)
 def _conj(x):
     return jnp.conj(x) if is_complex(x) else x

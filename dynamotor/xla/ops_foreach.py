@@ -1,7 +1,7 @@
-"""Ops on lists of tensors: `_foreach_*` from the rules of one tensor, and the optimizers' fused steps.
+"""The optimizers' fused steps; `_foreach_*` needs no rules (`dispatch`: PyTorch's own kernel calls the op for one tensor).
 
->>> torch._foreach_add([torch.ones(2, device="xla"), torch.zeros(1, device="xla")], 1)
-[tensor([2., 2.], device='xla:0'), tensor([1.], device='xla:0')]
+>>> torch._fused_sgd_(params, grads, [], weight_decay=0, momentum=0, lr=0.1, dampening=0, nesterov=False, maximize=False,
+...                   is_first_step=True)
 """
 
 from __future__ import annotations
@@ -10,67 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import torch
 
-from . import ops_activation, ops_compare, ops_matmul, ops_pointwise, ops_special
-from .lowering import Lowering, Spec, lowerings, op
+from .lowering import op
 from .numerics import wide
-from .ops_reduce import _linalg_vector_norm, _max, _powsum
 from .promotion import cast
 
 aten = torch.ops.aten
-# The modules whose rules for one tensor are taken from the registry: they must be there first.
-FIRST = (ops_activation, ops_compare, ops_matmul, ops_pointwise, ops_special)
-
-NAMES = (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt"
-    " sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow maximum minimum clamp_max clamp_min lerp addcmul addcdiv mm"
-)
-
-
-def each(rule: Lowering) -> Callable[..., list[Any]]:
-    """The rule for lists: the i-th result from the i-th entries, and from what is no list as it is."""
-
-    def lowered(*args: Any, out: tuple[Spec, ...], **kwargs: Any) -> list[Any]:
-        results = []
-        for index, spec in enumerate(out):
-            entries = [arg[index] if isinstance(arg, (list, tuple)) else arg for arg in args]
-            results.append(rule.fn(*entries, **kwargs, **({"out": spec} if rule.wants_out else {})))
-        return results
-
-    return lowered
-
-
-def _register() -> None:
-    """One row for each `_foreach_` op; this PyTorch may lack some."""
-    single: dict[str, Lowering | None] = {name: lowerings.get(getattr(aten, name)) for name in NAMES.split()}
-    others = {"max": _max, "zero": jnp.zeros_like, "clone": lambda x: x, "copy": lambda x, source, non_blocking=False: source}
-    others["norm"] = lambda x, ord=2, dtype=None: _linalg_vector_norm(x, ord, dtype=dtype)
-    others["powsum"] = lambda x, ord=2, dtype=None: _powsum(x, ord, dtype=dtype)
-    single |= {name: Lowering(rule) for name, rule in others.items()}
-    for name, rule in single.items():
-        target = getattr(aten, f"_foreach_{name}", None)
-        if rule is not None and target is not None:
-            op(target, out=True, lift=rule.lifted)(each(rule))
-
-
-_register()
-
-
-def _with_scalars_of_a_tensor(rule: Lowering) -> Callable[..., list[Any]]:
-    """`_foreach_addcmul.Tensor`: the i-th number of a 1-d tensor is the scalar of the i-th result."""
-
-    def lowered(tensors: Any, first: Any, second: Any, scalars: jax.Array, *, out: tuple[Spec, ...]) -> list[Any]:
-        return each(rule)(tensors, first, second, list(scalars), out=out)
-
-    return lowered
-
-
-for _name in ("addcmul", "addcdiv"):
-    op(getattr(aten, f"_foreach_{_name}").Tensor, out=True)(_with_scalars_of_a_tensor(lowerings[getattr(aten, _name)]))
-
 # -- fused optimizer steps ----------------------------------------------------
 
 

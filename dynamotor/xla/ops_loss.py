@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import torch
 
-from .lowering import Target, op
+from .lowering import op
 from .numerics import wide
 
 aten = torch.ops.aten
@@ -29,56 +27,10 @@ def _spread(grad: jax.Array, like: jax.Array, reduction: int) -> jax.Array:
     return wide(grad) / like.size if reduction == _MEAN else wide(grad)
 
 
-# -- losses of one difference: a value and a slope each --------------------------------------------------------------------------
-
-
-def _pairwise(forward: Target, backward: Target, value: Callable, slope: Callable) -> None:
-    """Register a loss of (x, target, parameter): its elements' value, and their slope in x."""
-
-    def loss(x, target, reduction=_MEAN, parameter=1.0, **named):
-        return _reduce(value(wide(x), wide(target), *named.values() or (parameter,)), reduction)
-
-    def gradient(grad, x, target, reduction, parameter=1.0):
-        x, target = wide(x), wide(target)
-        each = slope(x, target, parameter)
-        return _spread(grad, each, reduction) * each
-
-    op(forward)(loss)
-    op(backward)(gradient)
-
-
-def _huber(x, target, delta):
-    distance = jnp.abs(x - target)
-    return jnp.where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
-
-
-def _huber_slope(x, target, delta):
-    return jnp.clip(x - target, -delta, delta)
-
-
-def _smooth_l1(x, target, beta):
-    distance = jnp.abs(x - target)
-    return jnp.where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta) if beta else distance
-
-
-def _smooth_l1_slope(x, target, beta):
-    difference = x - target
-    return jnp.where(jnp.abs(difference) < beta, difference / beta, jnp.sign(difference)) if beta else jnp.sign(difference)
-
-
-def _soft_margin(x, target, _):
-    return jnp.logaddexp(-target * x, 0)
-
-
-def _soft_margin_slope(x, target, _):
-    return -target * jax.nn.sigmoid(-target * x)
-
-
-_pairwise(aten.mse_loss, aten.mse_loss_backward, lambda x, t, _: jnp.square(x - t), lambda x, t, _: 2 * (x - t))
-_pairwise(aten.huber_loss, aten.huber_loss_backward, _huber, _huber_slope)
-_pairwise(aten.smooth_l1_loss, aten.smooth_l1_loss_backward, _smooth_l1, _smooth_l1_slope)
-_pairwise(aten.soft_margin_loss, aten.soft_margin_loss_backward, _soft_margin, _soft_margin_slope)
-
+op(aten.mse_loss)(lambda x, target, reduction=_MEAN: _reduce(jnp.square(wide(x) - wide(target)), reduction))
+op(aten.mse_loss_backward)(
+    lambda grad, x, target, reduction: _spread(grad, each := wide(x) - wide(target), reduction) * 2 * each
+)
 
 # -- negative log likelihood: classes along dimension 1 (0 for a single sample) --------------------------------------------------
 
@@ -117,9 +69,6 @@ def _nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_w
     each = -grad * weights / (wide(total_weight) if reduction == _MEAN else 1)
     classes = jax.lax.broadcasted_iota(index.dtype, x.shape, dim)
     return jnp.where((classes == index) & counts, each, 0)
-
-
-# -- binary cross entropy --------------------------------------------------------------------------------------------------------
 
 
 # -- margin losses: x is (N, C) or (C) -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Padding: by a constant, by reflection and by repeating the border. A negative width cuts, as in aten.
 
->>> _reflection(jnp.arange(4), [2, 1])
+>>> _padded(jnp.arange(4), [2, 1], "reflect")
 Array([2, 1, 0, 1, 2, 3, 2], dtype=int64)
 """
 
@@ -18,7 +18,6 @@ from .dtypes import LOW_PRECISION
 from .lowering import op
 
 aten = torch.ops.aten
-Border = Callable[[jax.Array, int, int, int], jax.Array]
 
 
 @op(aten.constant_pad_nd)
@@ -30,35 +29,10 @@ def _constant_pad(x, pad, value=0):
     return lax.pad(x, jnp.asarray(value).astype(x.dtype), widths)
 
 
-def _bordered(x: jax.Array, padding: Sequence[int], border: Border) -> jax.Array:
-    for i in range(len(padding) // 2):
-        before, after, axis = padding[2 * i], padding[2 * i + 1], x.ndim - 1 - i
-        if before > 0 or after > 0:
-            parts = [border(x, axis, -1, before)] if before > 0 else []
-            x = jnp.concatenate([*parts, x, *([border(x, axis, 1, after)] if after > 0 else [])], axis)
-        x = lax.slice_in_dim(x, max(-before, 0), x.shape[axis] - max(-after, 0), 1, axis)
-    return x
-
-
-def _mirror(x: jax.Array, axis: int, side: int, width: int) -> jax.Array:
-    """The elements next to the border one, in reverse."""
-    start = 1 if side < 0 else x.shape[axis] - 1 - width
-    return lax.rev(lax.slice_in_dim(x, start, start + width, 1, axis), (axis,))
-
-
-def _repeated(x: jax.Array, axis: int, side: int, width: int) -> jax.Array:
-    edge = lax.slice_in_dim(x, 0, 1, 1, axis) if side < 0 else lax.slice_in_dim(x, x.shape[axis] - 1, x.shape[axis], 1, axis)
-    return jnp.broadcast_to(edge, (*x.shape[:axis], width, *x.shape[axis + 1 :]))
-
-
-@op(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)
-def _reflection(x, padding):
-    return _bordered(x, padding, _mirror)
-
-
-@op(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)
-def _replication(x, padding):
-    return _bordered(x, padding, _repeated)
+def _padded(x: jax.Array, padding: Sequence[int], mode: str) -> jax.Array:
+    widths = [(0, 0)] * (x.ndim - len(padding) // 2) + [*zip(padding[-2::-2], padding[::-2])]
+    x = jnp.pad(x, [(max(before, 0), max(after, 0)) for before, after in widths], mode)
+    return x[tuple([slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(x.shape, widths)])]
 
 
 def _transposed(rule: Callable, grad: jax.Array, x: jax.Array, padding: Sequence[int]) -> jax.Array:
@@ -68,6 +42,7 @@ def _transposed(rule: Callable, grad: jax.Array, x: jax.Array, padding: Sequence
     return pull(grad.astype(wide))[0]
 
 
-for _dims in ("1d", "2d", "3d"):
-    op(getattr(aten, f"reflection_pad{_dims}_backward"))(partial(_transposed, _reflection))
-    op(getattr(aten, f"replication_pad{_dims}_backward"))(partial(_transposed, _replication))
+for _name, _mode in (("reflection", "reflect"), ("replication", "edge")):
+    for _dims in ("1d", "2d", "3d"):
+        op(getattr(aten, f"{_name}_pad{_dims}"))(partial(_padded, mode=_mode))
+        op(getattr(aten, f"{_name}_pad{_dims}_backward"))(partial(_transposed, partial(_padded, mode=_mode)))

@@ -130,26 +130,9 @@ def _to_indices(grad: jax.Array, shape: Sequence[int], indices: jax.Array, spati
     return flat.at[rows, indices.reshape(outer, pooled)].add(wide(grad).reshape(outer, pooled)).reshape(shape)
 
 
-def _max_pool_backward(spatial: int, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    return _to_indices(grad, x.shape, indices, spatial)
-
-
-op(aten.max_pool2d_with_indices)(partial(_max_pool_with_indices, 2))
-op(aten.max_pool3d_with_indices)(partial(_max_pool_with_indices, 3))
-op(aten.max_pool2d_with_indices_backward)(partial(_max_pool_backward, 2))
-op(aten.max_pool3d_with_indices_backward)(partial(_max_pool_backward, 3))
-op(aten.adaptive_max_pool2d)(partial(_adaptive_max_pool, 2))
-op(aten.adaptive_max_pool3d)(partial(_adaptive_max_pool, 3))
-
-
-@op(aten.adaptive_max_pool2d_backward)
-def _adaptive_max_pool2d_backward(grad, x, indices):
-    return _to_indices(grad, x.shape, indices, 2)
-
-
-@op(aten.adaptive_max_pool3d_backward)
-def _adaptive_max_pool3d_backward(grad, x, indices):
-    return _to_indices(grad, x.shape, indices, 3)
+def _backward_at_indices(spatial: int, grad, x, *rest):
+    """The indices are the last argument."""
+    return _to_indices(grad, x.shape, rest[-1], spatial)
 
 
 def _fractional_starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
@@ -187,29 +170,11 @@ def _fractional_max_pool(spatial: int, x, kernel_size, output_size, random_sampl
     return x, index
 
 
-op(aten.fractional_max_pool2d)(partial(_fractional_max_pool, 2))
-op(aten.fractional_max_pool3d)(partial(_fractional_max_pool, 3))
-
-
-@op(aten.fractional_max_pool2d_backward)
-def _fractional_max_pool2d_backward(grad, x, kernel_size, output_size, indices):
-    return _to_indices(grad, x.shape, indices, 2)
-
-
-@op(aten.fractional_max_pool3d_backward)
-def _fractional_max_pool3d_backward(grad, x, kernel_size, output_size, indices):
-    return _to_indices(grad, x.shape, indices, 3)
-
-
 def _unpool(spatial: int, x, indices, output_size, *_):
     """Values put back at their indices, zero elsewhere."""
     outer, inner = math.prod(x.shape[:-spatial]), math.prod(output_size)
     flat = jnp.zeros((outer, inner), x.dtype).at[jnp.arange(outer)[:, None], indices.reshape(outer, -1)].set(x.reshape(outer, -1))
     return flat.reshape(*x.shape[:-spatial], *output_size)
-
-
-op(aten.max_unpool2d)(partial(_unpool, 2))
-op(aten.max_unpool3d)(partial(_unpool, 3))
 
 
 # -- average ---------------------------------------------------------------------------------------------------------------------
@@ -263,11 +228,19 @@ def _adaptive_avg_pool_backward(spatial: int, grad, x):
     return jax.linear_transpose(lambda v: _adaptive_avg_pool(spatial, v, grad.shape[-spatial:]), like)(wide(grad))[0]
 
 
-op(aten.avg_pool2d)(partial(_avg_pool, 2))
-op(aten.avg_pool3d)(partial(_avg_pool, 3))
-op(aten.avg_pool2d_backward)(partial(_avg_pool_backward, 2))
-op(aten.avg_pool3d_backward)(partial(_avg_pool_backward, 3))
-op(aten._adaptive_avg_pool2d)(partial(_adaptive_avg_pool, 2))
-op(aten._adaptive_avg_pool3d)(partial(_adaptive_avg_pool, 3))
-op(aten._adaptive_avg_pool2d_backward)(partial(_adaptive_avg_pool_backward, 2))
-op(aten._adaptive_avg_pool3d_backward)(partial(_adaptive_avg_pool_backward, 3))
+POOLS = {
+    "max_pool{}d_with_indices": _max_pool_with_indices,
+    "max_pool{}d_with_indices_backward": _backward_at_indices,
+    "adaptive_max_pool{}d": _adaptive_max_pool,
+    "adaptive_max_pool{}d_backward": _backward_at_indices,
+    "fractional_max_pool{}d": _fractional_max_pool,
+    "fractional_max_pool{}d_backward": _backward_at_indices,
+    "max_unpool{}d": _unpool,
+    "avg_pool{}d": _avg_pool,
+    "avg_pool{}d_backward": _avg_pool_backward,
+    "_adaptive_avg_pool{}d": _adaptive_avg_pool,
+    "_adaptive_avg_pool{}d_backward": _adaptive_avg_pool_backward,
+}
+for _name, _rule in POOLS.items():
+    for _spatial in (2, 3):
+        op(getattr(aten, _name.format(_spatial)))(partial(_rule, _spatial))

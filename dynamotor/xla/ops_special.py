@@ -9,6 +9,7 @@ tensor([-0.1250], device='xla:0')
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import factorial, pi
 from typing import NamedTuple
 
@@ -30,19 +31,6 @@ def digamma(x: jax.Array) -> jax.Array:
     return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
 
 
-def spherical_bessel_j0(x: jax.Array) -> jax.Array:
-    """sin(x) / x, by its series near 0."""
-    square = x * x
-    series = 1 - square / 6 * (1 - square / 20 * (1 - square / 42 * (1 - square / 72)))
-    small = jnp.abs(x) < 0.5
-    return jnp.where(jnp.isinf(x), 0, jnp.where(small, series, jnp.sin(x) / jnp.where(small, 1, x)))
-
-
-def entropy(x: jax.Array) -> jax.Array:
-    """-x·log x, 0 at 0, -inf below."""
-    return jnp.where(x > 0, -x * jnp.log(x), jnp.where(x == 0, 0, jnp.where(x < 0, -jnp.inf, jnp.nan)))
-
-
 FUNCTIONS = {
     aten.digamma: digamma,
     aten.erf: lax.erf,
@@ -50,7 +38,6 @@ FUNCTIONS = {
     aten.erfinv: lax.erf_inv,
     aten.i0: special.i0,
     aten.lgamma: lax.lgamma,
-    aten.special_entr: entropy,
     aten.special_erfcx: special.erfcx,
     aten.special_i0e: special.i0e,
     aten.special_i1: special.i1,
@@ -59,7 +46,6 @@ FUNCTIONS = {
     aten.special_modified_bessel_i0: special.i0,
     aten.special_modified_bessel_i1: special.i1,
     aten.special_ndtri: special.ndtri,
-    aten.special_spherical_bessel_j0: spherical_bessel_j0,
 }
 for _target, _fn in FUNCTIONS.items():
     elementwise(_target)(_fn)
@@ -68,22 +54,17 @@ for _target, _fn in FUNCTIONS.items():
 # -- gamma and zeta --------------------------------------------------------------------------------------------------------------
 
 
-@elementwise(aten.igamma)
-def _igamma(a, x):
-    """The regularised lower incomplete gamma function P(a, x)."""
+def _incomplete_gamma(a: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
+    """The regularised incomplete gamma function: lower P(a, x), upper Q(a, x) = 1 - P(a, x)."""
     a, x = _same(a, x)
     undefined = (a < 0) | (x < 0) | ((a == 0) & ~(x > 0)) | (jnp.isinf(a) & jnp.isinf(x))
-    zero, one = (x == 0) | jnp.isinf(a), (a == 0) | jnp.isinf(x)
-    return jnp.select([undefined, one, zero, (a != a) | (x != x)], [jnp.nan, 1, 0, jnp.nan], lax.igamma(a, x))
+    low, high = (x == 0) | jnp.isinf(a), (a == 0) | jnp.isinf(x)
+    value = (lax.igammac if upper else lax.igamma)(a, x)
+    return jnp.select([undefined, high, low, (a != a) | (x != x)], [jnp.nan, 1 - upper, upper, jnp.nan], value)
 
 
-@elementwise(aten.igammac)
-def _igammac(a, x):
-    """The regularised upper incomplete gamma function Q(a, x) = 1 - P(a, x)."""
-    a, x = _same(a, x)
-    undefined = (a < 0) | (x < 0) | ((a == 0) & ~(x > 0)) | (jnp.isinf(a) & jnp.isinf(x))
-    zero, one = (a == 0) | jnp.isinf(x), (x == 0) | jnp.isinf(a)
-    return jnp.select([undefined, one, zero, (a != a) | (x != x)], [jnp.nan, 1, 0, jnp.nan], lax.igammac(a, x))
+elementwise(aten.igamma)(partial(_incomplete_gamma, upper=False))
+elementwise(aten.igammac)(partial(_incomplete_gamma, upper=True))
 
 
 def _same(*values: jax.Array) -> list[jax.Array]:

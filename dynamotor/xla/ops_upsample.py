@@ -185,12 +185,9 @@ def _with_align(forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOve
                          _backward(make, grad, output_size, input_size, align_corners, factors or [*named.values()]))
 
 
-_without_align(aten.upsample_nearest1d, aten.upsample_nearest1d_backward, _nearest)
-_without_align(aten.upsample_nearest2d, aten.upsample_nearest2d_backward, _nearest)
-_without_align(aten.upsample_nearest3d, aten.upsample_nearest3d_backward, _nearest)
-_without_align(aten._upsample_nearest_exact1d, aten._upsample_nearest_exact1d_backward, _nearest_exact)
-_without_align(aten._upsample_nearest_exact2d, aten._upsample_nearest_exact2d_backward, _nearest_exact)
-_without_align(aten._upsample_nearest_exact3d, aten._upsample_nearest_exact3d_backward, _nearest_exact)
+for _dims in ("1d", "2d", "3d"):
+    for _name, _make in (("upsample_nearest", _nearest), ("_upsample_nearest_exact", _nearest_exact)):
+        _without_align(getattr(aten, _name + _dims), getattr(aten, f"{_name}{_dims}_backward"), _make)
 _with_align(aten.upsample_linear1d, aten.upsample_linear1d_backward, _linear)
 _with_align(aten.upsample_bilinear2d, aten.upsample_bilinear2d_backward, _linear)
 _with_align(aten.upsample_trilinear3d, aten.upsample_trilinear3d_backward, _linear)

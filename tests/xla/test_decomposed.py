@@ -91,8 +91,19 @@ CASES = {
     "multi margin with weights": lambda x: F.multi_margin_loss(
         x, torch.tensor([0, 1, 2, 3, 4, 7], device=x.device), p=2, weight=torch.rand(8).to(x.device), reduction="sum"),
     "glu": lambda x: F.glu(x, 1),
+    "polar": lambda x: torch.view_as_real(torch.polar(x.abs(), x)),
+    "tril_indices": lambda x: x[tuple(torch.tril_indices(6, 5, -1, device=x.device))] + torch.triu_indices(6, 2, -3, device=x.device).sum(),
+    "spherical_bessel_j0": lambda x: torch.special.spherical_bessel_j0(x.detach() * 3) + torch.special.spherical_bessel_j0(x.detach() / 9),
+    "entr": lambda x: torch.special.entr(x),
+    "rrelu": lambda x: F.rrelu(x, 0.2, 0.3, training=False),
+    "igamma": lambda x: torch.igamma(x.detach().abs(), x.abs()) + torch.igammac(x.detach().abs(), x.abs()),
+    **{f"{name} {how}": (lambda x, name=name, how=how, more=more: getattr(F, name)(x, (x.detach() * 7 % 2 - 1).sign(), reduction=how, **more))
+       for how in ("none", "mean", "sum")
+       for name, more in (("mse_loss", {}), ("smooth_l1_loss", {"beta": 0.3}), ("smooth_l1_loss", {"beta": 0.0}),
+                          ("huber_loss", {"delta": 0.4}), ("soft_margin_loss", {}))},
+    "mse of half": lambda x: F.mse_loss(x.half(), x.half().detach() + 1).float(),
 }
-WITHOUT_GRADIENT = ("chunk_cat", "heaviside")
+WITHOUT_GRADIENT = ("chunk_cat", "heaviside", "spherical_bessel_j0")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,120 @@
+"""FSDP over replicas: each process keeps one part of every parameter, gathers them for a forward pass, and gets its part of the
+averaged gradients. PyTorch's parametrizations do the wiring.
+
+>>> model = XlaFullyShardedDataParallel(model.to("xla"))
+>>> optimizer = torch.optim.Adam(model.parameters())       # state for this replica's parts only
+>>> loss.backward(); optimizer.step()                      # no xm.optimizer_step: the gradients are reduced already
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+
+from ... import replication
+from ...collectives import REDUCE_MAX, REDUCE_SUM, all_reduce, differentiable_all_gather
+from ...utils.checkpoint import checkpoint
+
+_SUFFIX = ".original"
+
+
+def part_of(t: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+    """A replica's part (this one's) of a tensor's elements, one-dimensional; the last parts are padded by zeros."""
+    size = -(-t.numel() // replication.size())
+    flat = torch.nn.functional.pad(t.detach().reshape(-1), (0, size * replication.size() - t.numel()))
+    return flat.reshape(-1, size)[replication.rank() if rank is None else rank].clone()
+
+
+def whole(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor of all replicas' parts, differentiable: gradients are averaged over the replicas."""
+    gathered = differentiable_all_gather(part)
+    if gathered.requires_grad:
+        gathered.register_hook(lambda gradient: gradient / replication.size())
+    return gathered[: math.prod(shape)].reshape(tuple(shape))
+
+
+class _Whole(torch.nn.Module):
+    """The parametrization: a part is stored, the parameter is seen."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.shape, self.dtype = shape, dtype
+
+    def forward(self, part: torch.Tensor) -> torch.Tensor:
+        return whole(part if self.dtype is None else part.to(self.dtype), self.shape)
+
+
+class XlaFullyShardedDataParallel(torch.nn.Module):
+    """A module whose parameters are divided over the replicas. Wrapping parts of a model before the whole is allowed, not needed.
+
+    module: on the device. compute_dtype: parameters are cast to it before they are gathered. Other options of torch_xla's class
+    (wrapping policies, flattening, resharding) are accepted: XLA decides when a gathered parameter is needed and freed.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, compute_dtype: torch.dtype | None = None, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+        shapes: dict[torch.nn.Parameter, torch.Size] = {}
+        for owner in [m for m in module.modules() if not isinstance(m, parametrize.ParametrizationList)]:
+            for name, parameter in list(owner._parameters.items()):
+                if parameter is None:
+                    continue
+                if parameter not in shapes:  # a tied one has its part already
+                    shapes[parameter] = parameter.shape
+                    parameter.data = part_of(parameter)
+                parametrize.register_parametrization(owner, name, _Whole(shapes[parameter], compute_dtype), unsafe=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with parametrize.cached():
+            return self.module(*args, **kwargs)
+
+    def get_shard_metadata(self) -> dict[str, Any]:
+        """What `consolidate_sharded_state_dicts` needs beside the state dicts: names, shapes of what is divided, the rank."""
+        named = dict(self.named_modules())
+        wrappers = sorted([f"{n}." if n else "" for n, m in named.items() if isinstance(m, XlaFullyShardedDataParallel)], key=len)
+        lists = {n: m for n, m in named.items() if isinstance(m, parametrize.ParametrizationList)}
+        names = {}
+        for key in self.state_dict():
+            name = key
+            for prefix in reversed(wrappers):
+                name = prefix + name[len(prefix) :].removeprefix("module.") if name.startswith(prefix) else name
+            names[key] = name.replace("parametrizations.", "").removesuffix(_SUFFIX)
+        return {"names": names, "shapes": {n + _SUFFIX: m[0].shape for n, m in lists.items()}, "rank": replication.rank()}
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """`torch.nn.utils.clip_grad_norm_` over the parts of all replicas."""
+        return clip_parts([p.grad for p in self.parameters() if p.grad is not None], max_norm, norm_type)
+
+
+def clip_parts(grads: Sequence[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+    """Scale gradients, of which this replica has parts, so that their norm is at most `max_norm`; the norm before that."""
+    norm = torch.nn.utils.get_total_norm(grads, norm_type)
+    if math.isinf(norm_type):
+        norm = all_reduce(REDUCE_MAX, norm)
+    else:
+        norm = all_reduce(REDUCE_SUM, norm**norm_type) ** (1 / norm_type)
+    torch._foreach_mul_(list(grads), (max_norm / (norm + 1e-6)).clamp(max=1))
+    return norm
+
+
+def consolidate_sharded_state_dicts(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """The state dict of the model that was wrapped, from `{"model": state_dict, "shard_metadata": ...}` of every replica."""
+    ordered = sorted(checkpoints, key=lambda c: c["shard_metadata"]["rank"])
+    names, shapes = ordered[0]["shard_metadata"]["names"], ordered[0]["shard_metadata"]["shapes"]
+    found = {names[key]: value for key, value in ordered[0]["model"].items()}
+    for key, shape in shapes.items():
+        flat = torch.cat([c["model"][key].cpu() for c in ordered])
+        found[names[key]] = flat[: math.prod(shape)].reshape(shape)
+    return found
+
+
+def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
+    """The same module; its forward pass is computed again in the backward pass instead of being kept."""
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    return module
+
