@@ -162,6 +162,8 @@ def facts_differ(a: Any, b: Any) -> str | None:
     for what in ("dtype", "shape", "requires_grad", "is_leaf"):
         if getattr(a, what) != getattr(b, what):
             return f"{what} {getattr(a, what)} in eager, {getattr(b, what)} compiled"
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return None if a.layout is b.layout else f"{a.layout} in eager, {b.layout} compiled"
     strides = [(s, t) for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1]
     if a.numel() and any(s != t for s, t in strides):
         return f"strides {a.stride()} in eager, {b.stride()} compiled, shape {tuple(a.shape)}"
@@ -174,7 +176,7 @@ def _short(value: Any) -> str:
 
 def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal, or as close as results of this dtype are expected to be."""
-    a, b = a.detach(), b.detach()
+    a, b = (t.detach() if t.layout is torch.strided else t.detach().to_dense() for t in (a, b))
     if torch.equal(a, b):
         return True
     if a.dtype not in CLOSE:
@@ -185,7 +187,7 @@ def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def beyond(a: torch.Tensor, b: torch.Tensor, moved: Sequence[Any]) -> str | None:
     """Which elements lie farther from eager than rounding explains."""
-    a, b = a.detach(), b.detach()
+    a, b = (t.detach() if t.layout is torch.strided else t.detach().to_dense() for t in (a, b))
     others = [m.detach() for m in moved if isinstance(m, torch.Tensor) and m.shape == a.shape]
     if not a.is_floating_point() and not a.is_complex():
         wrong = a != b

@@ -15,7 +15,7 @@ from .generate import Generator
 from .program import Program
 from .trial import Trial, Verdict, examine
 
-BATCH = 48  # programs that share a run of g++
+BATCH = 144  # programs that share a run of g++
 SLOW_BATCH = 6  # of programs in Triton's interpreter
 
 

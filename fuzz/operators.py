@@ -30,6 +30,8 @@ LAYOUTS = ("transposed", "strided", "expanded", "flipped", "channels_last", "off
 UNCERTAIN = re.compile(
     "empty|svd|pca|resize|eig|qr|lu|householder|ldl|lobpcg|lstsq|fractional|cholesky_inverse|geqrf"
 )
+# Ops left out: they hand out shared memory and say that nobody may write it; a compiled one gives memory of its own.
+UNSHARED = re.compile("^unsafe_(chunk|split)")
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
 
 
@@ -160,7 +162,7 @@ def _relaid_all(value: Any, layout: str) -> Any:
 def trials(number: int, dtype: str, most: int = 6) -> Iterator[Trial]:
     """Trials of one op in one dtype: every sample as it is, and each in another layout or two."""
     op = op_db[number]
-    if getattr(torch, dtype) not in op.dtypes:
+    if getattr(torch, dtype) not in op.dtypes or UNSHARED.search(op.name):
         return
     gradients = op.supports_autograd and getattr(torch, dtype) in op.supported_backward_dtypes("cpu")
     label = f"{op.name} {op.variant_test_name}".strip()
@@ -174,7 +176,9 @@ def trials(number: int, dtype: str, most: int = 6) -> Iterator[Trial]:
                 continue
             text = writer.call(op.op, args, kwargs)
             name = f"{label} {dtype} {n} {layout}".strip()
-            yield trial(name, f"    return {text}\n", writer, gradients, not UNCERTAIN.search(op.name))
+            # `normal_` draws by element where the memory has holes; its functional twin never sees such memory.
+            settled = not UNCERTAIN.search(op.name) and not (label == "normal in_place" and layout)
+            yield trial(name, f"    return {text}\n", writer, gradients, settled)
 
 
 class _Chain:

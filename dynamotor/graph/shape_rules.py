@@ -126,11 +126,9 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload,
     _row_major: (
         aten.pow.Scalar, aten.glu_backward.default, aten.mvlgamma.default,
         aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,
-        aten.normal.Tensor_Tensor),
+        aten.normal.Tensor_Tensor, aten.nonzero_static.default),
     _reversed: (aten.rsub.Tensor, aten.leaky_relu_backward.default),
     lambda args, out: preserved_stride(args[1]): (aten.binary_cross_entropy_backward.default,),
-    lambda args, out: iterated_stride([args[0], args[1].with_stride(contiguous_stride(args[1].shape))], out.shape): (
-        aten.ldexp.Tensor,),  # the power is row-major, as that of `pow` is
 }
 for _layout, _funcs in _LAYOUTS.items():
     for _func in _funcs:
@@ -151,7 +149,7 @@ def _ask_eager(func: OpOverload) -> ShapeRule:
 
 
 for _func in (aten._fft_c2r.default, aten._fft_r2c.default, aten._fft_c2c.default, aten._linalg_svd.default,
-              aten.linalg_eig.default, aten.geqrf.default):
+              aten.linalg_eig.default, aten.geqrf.default, aten.ldexp.Tensor):
     shape_rules.add(_func, _ask_eager(_func))
 
 

@@ -21,6 +21,7 @@ from ..base.events import counters, emit
 from ..base.registry import Registry
 from ..graph.info import GraphInfo
 from ..graph.kernel_checks import sees_twice
+from ..graph.layout import preserved_stride
 from ..graph.sizes import ShapeEnv, Size, equal, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, aten_call_target, is_layout_agnostic
@@ -318,9 +319,8 @@ class Lowering:
         outs: list[str | None] = []
         for spec in flat:
             if isinstance(spec, TensorSpec):
-                buffer = self.new_buffer(
-                    spec if is_zero(spec.offset) else TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
-                )
+                stride = spec.stride if is_dense(spec) else preserved_stride(spec)  # a copied view has no holes
+                buffer = self.new_buffer(TensorSpec(spec.shape, stride, spec.dtype, spec.device))
                 values.append(Value(spec.shape, spec.dtype, ref=BufRef.whole(buffer)))
                 outs.append(buffer.name)
             elif spec is None:

@@ -217,7 +217,7 @@ def _mul(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
 @lowering(aten.add.Tensor, aten.add.Scalar)
 def _add(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
     if ctx.spec.dtype is BOOL:
-        return ctx.pointwise(lambda a, b: op("or", a, b), x, y)
+        return ctx.pointwise(lambda a, b: op("or", a, b) if alpha else a, x, y)
     x, y = as_eager_adds(ctx, x), as_eager_adds(ctx, y)
     return ctx.pointwise(lambda a, b: add(a, mul(b, like(alpha, b))), x, y)
 

@@ -314,6 +314,8 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
         before[rank - 1 - k] = pad[2 * k]
     shape = ctx.spec.shape
     fill = const(value, COMPUTE_TYPE[x.dtype])
+    if 0 in x.shape:
+        return ctx.generate(lambda index: fill)
 
     def body(index: tuple[Index, ...]) -> Expr:
         inside: Expr | None = None
@@ -343,6 +345,8 @@ def _slice_scatter(
     length = source.shape[dim]
     if step != 1:
         raise Decline("a step")
+    if 0 in source.shape:
+        return x
 
     def body(index: tuple[Index, ...]) -> Expr:
         i = index[dim] - first

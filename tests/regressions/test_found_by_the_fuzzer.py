@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import dynamotor
 
@@ -46,3 +47,33 @@ def test_a_gradient_that_is_zero_everywhere_has_memory():
     x = torch.randn(64, dtype=torch.float64, requires_grad=True)
     dynamotor.compile(torch.sgn)(x).sum().backward()
     assert not x.grad.any()
+
+
+def test_padding_of_nothing() -> None:
+    x = torch.zeros(0, 3)
+    assert torch.equal(dynamotor.compile(lambda x: F.pad(x, (1, 1, 2, 0), value=2.0))(x), torch.full((2, 5), 2.0))
+
+
+def test_a_sum_of_booleans_with_a_factor_of_false() -> None:
+    x, y = torch.tensor([True, False]), torch.tensor([True, True])
+    assert torch.equal(dynamotor.compile(lambda x, y: torch.add(x, y, alpha=False))(x, y), x)
+
+
+def test_an_expanded_base_of_a_complex_power_trains() -> None:
+    def gradients(f):
+        x = torch.full((1, 3), 1 + 1j).expand(4, 3).requires_grad_()
+        return torch.autograd.grad(f(x, torch.full((3,), 2 - 1j)).abs().sum(), x)[0]
+
+    torch.testing.assert_close(gradients(dynamotor.compile(torch.pow)), gradients(torch.pow))
+
+
+def test_strides_of_ldexp_and_of_found_positions() -> None:
+    x, places = torch.ones(10, 1, 5, dtype=torch.float16), torch.ones(5, 10, dtype=torch.float16).t()
+    for f in (lambda: torch.ldexp(x, places), lambda: torch.nonzero_static(x, size=4)):
+        assert dynamotor.compile(f)().stride() == f().stride()
+
+
+def test_hardsigmoids_gradient_is_the_librarys_in_float64() -> None:
+    x = torch.rand(9, dtype=torch.float64, requires_grad=True)
+    (want,), (got,) = (torch.autograd.grad(f(x).sum(), x) for f in (F.hardsigmoid, dynamotor.compile(F.hardsigmoid)))
+    torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
