@@ -29,8 +29,10 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _one_thread_and_one_seed() -> None:
+    """A test's random numbers are its own, whatever ran before it."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
 # Rooms whose tests run in check mode (codegen/checked.py): each compiled graph beside eager, over poisoned and guarded memory.

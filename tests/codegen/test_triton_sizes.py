@@ -91,7 +91,7 @@ def test_the_arguments_put_back_give_the_kernel_of_that_shape():
     assert with_arguments >= 4
 
 
-@pytest.mark.parametrize("programs", [2, 64])
+@pytest.mark.parametrize("programs", [2, pytest.param(64, marks=pytest.mark.slow)])
 def test_results_for_many_shapes(monkeypatch, programs):
     monkeypatch.setattr(triton_plan, "PROGRAMS", programs)
     fns = [

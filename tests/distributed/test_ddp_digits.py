@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ddp_digits.py"
 
 
+@pytest.mark.slow
 def test_eager_and_compiled_losses_stand_side_by_side() -> None:
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(EXAMPLE.parents[1]))
     done = subprocess.run([sys.executable, str(EXAMPLE), "--epochs", "1"], capture_output=True, text=True, timeout=120, env=environment)

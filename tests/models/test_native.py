@@ -29,7 +29,7 @@ def test_inference_gives_eagers_output(name):
             assert largest_error(models.output_tensors(ours), models.output_tensors(theirs)) < 1e-4
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", pytest.param("AdamW", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", models.TWELVE)
 def test_two_training_steps_are_eagers(name, optimizer):
     """Dropout on, with eager's random numbers; in double, where rounding cannot hide a wrong gradient."""

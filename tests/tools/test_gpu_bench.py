@@ -29,6 +29,7 @@ def rows_of(mode, **more):
     return found
 
 
+@pytest.mark.slow
 def test_a_model_in_training_and_without_dropout():
     counters.clear()
     (row,) = rows_of("train").values()
@@ -53,6 +54,7 @@ def test_kernels_and_host_time():
     assert set(row["host_us"]) == {"eager", "ours", "peer", "ours graphs"}
 
 
+@pytest.mark.slow
 def test_shapes_that_change():
     (row,) = rows_of("shapes").values()
     assert len({tuple(shape) for shape in row["shapes"]}) == 3

@@ -101,7 +101,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("program", "launcher"),
-    [(SPAWNED, ()), (LAUNCHED, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"))],
+    [pytest.param(SPAWNED, (), marks=pytest.mark.slow), (LAUNCHED, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"))],
     ids=["spawn", "torchrun"],
 )
 def test_digits_over_two_replicas_train_as_on_the_cpu(tmp_path: Path, program: str, launcher: tuple[str, ...]) -> None:
