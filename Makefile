@@ -29,7 +29,7 @@ demo: setup
 	$(BIN)/python -m dynamotor demo
 
 test: setup
-	$(BIN)/ruff check dynamotor tests fuzz
+	$(BIN)/ruff check dynamotor tests fuzz bench
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
 
 test-all: setup
@@ -68,7 +68,7 @@ sanitize: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(SANITIZED) -n $(JOBS) --dist loadfile -k "not triton and not gpu"
 
 lint: setup
-	$(BIN)/ruff check dynamotor tests fuzz
+	$(BIN)/ruff check dynamotor tests fuzz bench
 	$(BIN)/mypy dynamotor
 
 bench: setup

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .base.errors import DynamotorError
-from .tools import bench, ddp_plan, demo, doctor, run
+from .base.errors import DynamotorError, UsageError
+from .tools import checkout, ddp_plan, demo, doctor, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -15,18 +15,28 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module, text in (
         ("demo", demo, "train digits, compile BERT and resnet18, print one table"),
-        ("bench", bench, "models x phases x compilers, first call and steady state"),
+        ("bench", None, "models x phases x compilers, first call and steady state"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
         ("ddp-plan", ddp_plan, "the gradient buckets of a model and a simulated step of many ranks"),
         ("run", run, "a program, as it is, with dynamotor.xla as its torch_xla"),
     ):
+        if module is None:
+            try:
+                module = checkout.bench("command")
+            except UsageError as missing:  # said where the command is asked for
+                commands.add_parser(name, help=text, add_help=False).set_defaults(run=missing)
+                continue
         sub = commands.add_parser(
             name, help=text, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         module.add_arguments(sub)
         sub.set_defaults(run=module.main)
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
     try:
+        if isinstance(args.run, UsageError):
+            raise args.run
+        if rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
         return args.run(args)
     except DynamotorError as error:
         print(error, file=sys.stderr)

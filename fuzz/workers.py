@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamotor.tools.json_worker import JsonWorker
+from bench.json_worker import JsonWorker
 
 PATIENCE = 180.0  # seconds that a chunk may take
 RENEW = 40  # chunks after which a worker is replaced: loaded libraries are never unloaded

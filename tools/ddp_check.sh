@@ -41,6 +41,6 @@ echo "bench, $left s left" && run "$left" $python -m dynamotor bench --ddp --mod
     --batch "$batch" $tiny --world "$world" --modes "$modes" --rounds "$rounds" --timeout "$left" --budget $((left - 15)) \
     --json "$out/ddp.json" --overlap "$out/ddp-overlap"
 bench=$?
-$python -m dynamotor.tools.bench_ddp "$out/ddp.json" | tee "$out/table.txt"
+$python -m bench.ddp "$out/ddp.json" | tee "$out/table.txt"
 echo "matrix $matrix, bench $bench, $(($(date +%s) - begin)) s"
 [ $matrix -eq 0 ] && [ $bench -eq 0 ]

@@ -3,7 +3,7 @@
 >>> stored("NVIDIA H200 bf16 1x4096x3072x768 nt+bias > mul,normal_cdf reads nothing writes bf16")
 Tiling(m=128, n=256, k=64, ...)
 
-Written by `python -m dynamotor.tools.gpu_gemm`; a row without a tiling is one where the library was faster.
+Written by `python -m bench.gpu_gemm`; a row without a tiling is one where the library was faster.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from ..base.events import collect
 from ..distributed.averager import averager_of
 from ..distributed.plan import Plan
 from ..distributed.simulate import Link, Profile, SimulatedStep, simulate
-from . import models
+from .checkout import bench
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def _load(args: argparse.Namespace) -> tuple[torch.nn.Module, Callable[[torch.nn
                              cure="define `model` (a module), `inputs` (a tuple) and, if you like, `loss(output)`")
         loss = space.get("loss", lambda output: output.square().mean())
         return space["model"], lambda module: loss(module(*space["inputs"]))
-    case = models.load(args.model, small=args.small, batch=args.batch)
+    case = bench("models").load(args.model, small=args.small, batch=args.batch)
     case.model.train()
     positional, keywords = case.make_inputs(train=True)
     return case.model, lambda module: case.loss(module(*positional, **keywords))

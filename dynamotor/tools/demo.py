@@ -22,11 +22,10 @@ from ..api import reset
 from ..base.config import config
 from ..base.errors import UsageError
 from . import torchvision_stub
-from .bench import render
 from .demo_models import DigitsNet, resnet18
 from .measure import interleave
-from .models import output_tensors
-from .numerics import Errors
+from .numerics import Errors, output_tensors
+from .tables import render
 
 TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
 TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 ZERO = 1e-12  # of the largest gradient: what float64's rounding leaves of a zero, and no other program does
+
+
+def output_tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors of a model's output in a fixed order: containers, ModelOutput and cache objects are walked."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        return [t for value in output.values() for t in output_tensors(value)]
+    if isinstance(output, (list, tuple)):
+        return [t for value in output for t in output_tensors(value)]
+    if hasattr(output, "layers") or hasattr(output, "self_attention_cache"):  # transformers' caches
+        return [t for value in vars(output).values() for t in output_tensors(value)]
+    if type(output).__module__.startswith("transformers.cache_utils"):
+        return [t for value in vars(output).values() for t in output_tensors(value)]
+    return []
 
 
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:

@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from bench import ddp
+from bench.ddp_overlap import evidence, merged
+from bench.ddp_picture import lanes, timeline
 from dynamotor.distributed.simulate import Link
-from dynamotor.tools import bench_ddp
-from dynamotor.tools.ddp_overlap import evidence, merged
-from dynamotor.tools.ddp_picture import lanes, timeline
 
 JOB = {"model": "m", "world": 2}
 STAMPS = [{"ready": 0.01, "done": 0.03, "backward": 0.04}, {"ready": 0.03, "done": 0.05, "backward": 0.04}]
@@ -22,34 +22,34 @@ CELL = {
 
 
 def test_a_row_compares_round_by_round() -> None:
-    eager, ours = bench_ddp.rows_of(JOB, "none", CELL, None)
+    eager, ours = ddp.rows_of(JOB, "none", CELL, None)
     assert eager["vs_eager"] == 1.0 and eager["ms"] == pytest.approx(110)
     assert ours["vs_eager"] == pytest.approx((1.25 + 1.2) / 2) and ours["exposed_ms"] == pytest.approx(20)
     assert ours["ready_fraction"] == pytest.approx(1 / 3) and ours["ok"]
-    assert len(bench_ddp.render([bench_ddp.table_row(eager), bench_ddp.table_row(ours)]).splitlines()) == 3
+    assert len(ddp.render([ddp.table_row(eager), ddp.table_row(ours)]).splitlines()) == 3
 
 
 def test_a_mode_that_did_not_compile_fails_its_row() -> None:
-    row = bench_ddp.rows_of(JOB, "none", {**CELL, "compiled": {"split": 1}}, None)[1]
+    row = ddp.rows_of(JOB, "none", {**CELL, "compiled": {"split": 1}}, None)[1]
     assert not row["ok"] and "not compiled" in row["note"]
 
 
 def test_a_mode_that_fails_costs_its_row_only() -> None:
-    rows = bench_ddp.rows_of(JOB, "none", {**CELL, "errors": {"inductor": "AssertionError: x"}}, None)
+    rows = ddp.rows_of(JOB, "none", {**CELL, "errors": {"inductor": "AssertionError: x"}}, None)
     assert [row["mode"] for row in rows] == ["inductor", "eager", "ingraph"] and rows[0]["note"].endswith("x") and rows[0]["ok"]
 
 
 def test_a_cell_that_cannot_be_shaped_is_skipped_and_an_error_is_not() -> None:
-    assert bench_ddp.rows_of(JOB, "200", {"skipped": "no shaped link here"}, None)[0]["ok"]
-    assert not bench_ddp.rows_of(JOB, "200", {"error": "died"}, None)[0]["ok"]
+    assert ddp.rows_of(JOB, "200", {"skipped": "no shaped link here"}, None)[0]["ok"]
+    assert not ddp.rows_of(JOB, "200", {"error": "died"}, None)[0]["ok"]
 
 
 def test_the_simulation_uses_the_fitted_link() -> None:
-    fitted = bench_ddp.calibration([("none", CELL), ("80", CELL)], 2)
+    fitted = ddp.calibration([("none", CELL), ("80", CELL)], 2)
     assert fitted is not None and fitted.error is not None and fitted.error < 0.02
-    row = bench_ddp.rows_of(JOB, "80", CELL, fitted)[1]
+    row = ddp.rows_of(JOB, "80", CELL, fitted)[1]
     assert row["simulated_ms"] > 100
-    assert bench_ddp.predicted(CELL, Link(1e12), 2) == pytest.approx(0.07, rel=1e-3)
+    assert ddp.predicted(CELL, Link(1e12), 2) == pytest.approx(0.07, rel=1e-3)
 
 
 def event(name: str, start: float, end: float, cat: str = "kernel") -> dict:
@@ -72,9 +72,9 @@ def test_communication_beside_kernels_is_what_both_cover() -> None:
 
 def test_figures_that_came_before_an_error_stay() -> None:
     cell = {key: value for key, value in CELL.items() if key != "stamps"} | {"error": "no more within 9 s", "profile": {}}
-    rows = bench_ddp.rows_of(JOB, "none", cell, None)
+    rows = ddp.rows_of(JOB, "none", cell, None)
     assert [(row["mode"], row["ok"]) for row in rows] == [("-", False), ("eager", True), ("ingraph", True)]
-    assert bench_ddp.rows_of(JOB, "none", {"errors": {}}, None)[0]["note"] == "nothing"
+    assert ddp.rows_of(JOB, "none", {"errors": {}}, None)[0]["note"] == "nothing"
 
 
 def test_the_picture_is_well_formed() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import dynamotor
-from dynamotor.tools import models, torchvision_stub
+from bench import models
+from dynamotor.tools import torchvision_stub
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import dynamotor
+from bench import models
 from dynamotor.base.events import counters
-from dynamotor.tools import models, torchvision_stub
+from dynamotor.tools import torchvision_stub
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import dynamotor
-from dynamotor.tools import models, torchvision_stub
+from bench import models
+from dynamotor.tools import torchvision_stub
 from dynamotor.tools.numerics import gradient_error, largest_error, relative_error
 
 pytest.importorskip("transformers")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench import models
 from dynamotor.base.errors import UsageError
-from dynamotor.tools import models, torchvision_stub
+from dynamotor.tools import torchvision_stub
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

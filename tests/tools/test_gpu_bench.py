@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("transformers", reason="the models need transformers")
 
+from bench import gpu_bars, gpu_bench, gpu_bench_worker, gpu_kernels
+from bench.gpu_programs import BATCH, distance, group_of
+from bench.json_worker import JsonWorker
 from dynamotor.base.events import counters
-from dynamotor.tools import gpu_bars, gpu_bench, gpu_bench_worker, gpu_kernels
-from dynamotor.tools.gpu_programs import BATCH, distance, group_of
-from dynamotor.tools.json_worker import JsonWorker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
 import fake_cuda  # noqa: E402

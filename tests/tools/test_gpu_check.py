@@ -8,9 +8,9 @@ import torch
 
 pytest.importorskip("transformers", reason="the models need transformers")
 
+from bench import gpu_check, gpu_graph_checks, gpu_size_checks, gpu_template_checks
 from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.runtime.triton_interpret import available
-from dynamotor.tools import gpu_check, gpu_graph_checks, gpu_size_checks, gpu_template_checks
 
 
 @pytest.mark.parametrize("label", [label for label in gpu_graph_checks.CHECKS if "BERT" not in label and "follows" not in label])

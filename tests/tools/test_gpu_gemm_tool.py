@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="the models need transformers")
 
+from bench import gpu_gemm
 from dynamotor.base.events import Event
 from dynamotor.codegen import gemm_table
-from dynamotor.tools import gpu_gemm
 
 TILING = {"m": 128, "n": 64, "k": 64, "warps": 4, "stages": 3, "group": 8, "persistent": False, "tma": True}
 

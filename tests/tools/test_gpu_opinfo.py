@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from dynamotor.tools import gpu_opinfo
+from bench import gpu_opinfo
 
 
 class Played:

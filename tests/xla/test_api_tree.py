@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("jax")
-from dynamotor.tools import xla_api  # noqa: E402
+from bench import xla_api  # noqa: E402
 
 
 @pytest.mark.parametrize("entry", xla_api.DOCUMENTED + xla_api.LATER, ids=lambda e: e.name)
@@ -14,7 +14,7 @@ def test_entry(entry):
 
 
 def test_the_document_is_up_to_date():
-    assert xla_api.DOCUMENT.read_text() == xla_api.document(), "run python -m dynamotor.tools.xla_api"
+    assert xla_api.DOCUMENT.read_text() == xla_api.document(), "run python -m bench.xla_api"
 
 
 def _stub(a):

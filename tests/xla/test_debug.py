@@ -116,7 +116,7 @@ def test_the_overhead_bench_measures_recording_and_the_bridge(tmp_path, monkeypa
     import argparse
     import json
 
-    from dynamotor.tools import xla_overhead
+    from bench import xla_overhead
 
     monkeypatch.setattr(xla_overhead, "OPERATIONS", {"a + b": lambda a, b: a + b})
     monkeypatch.setattr(xla_overhead, "_OPS", 3)

@@ -9,7 +9,7 @@ import torch
 import dynamotor
 from dynamotor import xla
 from dynamotor.base.events import collect
-from dynamotor.tools.xla_models import cases
+from bench.xla_models import cases
 from dynamotor.xla import metrics, rng
 from dynamotor.xla.sync import sync
 

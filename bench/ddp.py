@@ -25,11 +25,12 @@ from typing import Any
 
 import torch
 
-from ..base.errors import UsageError
-from ..distributed.simulate import Link, Profile, Sample, calibrate, simulate
-from .bench_ddp_worker import OURS
+from dynamotor.base.errors import UsageError
+from dynamotor.distributed.simulate import Link, Profile, Sample, calibrate, simulate
+from dynamotor.tools.measure import quartiles
+
 from .ddp_picture import lanes, timeline
-from .measure import quartiles
+from .ddp_worker import OURS
 
 MODES = ("eager", "inductor", *OURS)
 COLUMNS = ("model", "link", "mode", "ms", "vs eager", "spread", "vs inductor", "vs off", "exposed ms", "overlap",
@@ -101,7 +102,7 @@ def run_cell(job: dict[str, Any], where: str, timeout: float, progress: Progress
     "error", whatever was known before it is there too. `progress` gets the cell each time that more is known."""
     try:
         with link(where, job["world"]) as (prefixes, init):
-            commands = [[*prefix, sys.executable, "-m", "dynamotor.tools.bench_ddp_worker",
+            commands = [[*prefix, sys.executable, "-m", "bench.ddp_worker",
                          json.dumps(dict(job, rank=rank, init=init))] for rank, prefix in enumerate(prefixes)]
             return _run_ranks(commands, timeout, progress)
     except (subprocess.CalledProcessError, FileNotFoundError, PermissionError) as error:
@@ -300,5 +301,5 @@ def main(args: argparse.Namespace) -> int:
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-if __name__ == "__main__":  # python -m dynamotor.tools.bench_ddp FILE: the table of an earlier run, finished or not
+if __name__ == "__main__":  # python -m bench.ddp FILE: the table of an earlier run, finished or not
     print(render([table_row(row) for row in json.loads(Path(sys.argv[1]).read_text())["rows"]]))

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import torch
 
-from ..api import compile as dynamotor_compile
-from ..base.events import collect
-from ..xla import execute, transfer
-from ..xla.sync import sync
+from dynamotor.api import compile as dynamotor_compile
+from dynamotor.base.events import collect
+from dynamotor.xla import execute, transfer
+from dynamotor.xla.sync import sync
 
 _OPS = 200
 OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {

@@ -1,4 +1,4 @@
-"""One job of the GPU bench in a process of its own: `python -m dynamotor.tools.gpu_bench_worker '{"mode": "train", ...}'`.
+"""One job of the GPU bench in a process of its own: `python -m bench.gpu_bench_worker '{"mode": "train", ...}'`.
 
 It prints JSON lines: "ready" once libraries are imported and the model is built, then (when a line was sent to it) rows,
 again whenever more is known, so that a job which is cut off leaves what it had.
@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from ..base.config import config
-from ..base.events import collect, counters, phase_seconds
+from dynamotor.base.config import config
+from dynamotor.base.events import collect, counters, phase_seconds
+from dynamotor.tools.measure import quartiles, turns
+
 from . import gpu_kernels, gpu_shapes
 from .gpu_programs import PROGRAMS, Job, Workload, compiler, distance, profile
-from .measure import quartiles, turns
 
 
 def say(**message: Any) -> None:

@@ -1,4 +1,4 @@
-"""One measurement of the bench in a process of its own: `python -m dynamotor.tools.bench_worker '{"model": ...}'`.
+"""One measurement of the bench in a process of its own: `python -m bench.worker '{"model": ...}'`.
 
 Tasks: "time" (first call and steady state), "first_call" (first call alone), "errors" (outputs and gradients against
 eager, dropout off). The last line printed is JSON.
@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from ..api import compile as compile_
-from ..base.events import counters
+from dynamotor.api import compile as compile_
+from dynamotor.base.events import counters
+from dynamotor.tools.measure import interleave
+from dynamotor.tools.numerics import Errors
+
 from . import models
-from .measure import interleave
-from .numerics import Errors
 
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

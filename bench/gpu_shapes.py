@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from ..api import compile as compile_
-from ..base.events import collect
+from dynamotor.api import compile as compile_
+from dynamotor.base.events import collect
+from dynamotor.tools.measure import quartiles, turns
+
 from .gpu_programs import BATCH, Job, Workload, compiler
-from .measure import quartiles, turns
 
 MODEL = "BertForMaskedLM"
 CUTS = ((0, 0), (8, 16), (3, 40), (16, 8), (5, 24))  # sequences and tokens taken off

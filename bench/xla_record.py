@@ -1,4 +1,4 @@
-"""What recording one op on the xla device costs: `python -m dynamotor.tools.xla_record`.
+"""What recording one op on the xla device costs: `python -m bench.xla_record`.
 
 Microseconds an op, from the call to the returned tensor, without running anything: the best of 15 rounds of 1,000
 calls, and the median.
@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from .. import xla
+from dynamotor import xla
 
 OPS = {
     "add": lambda x, y: x + y,

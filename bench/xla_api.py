@@ -1,7 +1,7 @@
 """Writes docs/xla-api.md: where each entry of torch_xla's API is, with one line about it. The rows below are the list of entries.
 
-    python -m dynamotor.tools.xla_api           # write the file
-    python -m dynamotor.tools.xla_api --check   # only say whether it is up to date
+    python -m bench.xla_api           # write the file
+    python -m bench.xla_api --check   # only say whether it is up to date
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def document() -> str:
     lines = [
         "# The API of torch_xla in dynamotor",
         "",
-        "Written by `python -m dynamotor.tools.xla_api` from the docstrings. After `dynamotor.xla.install_as_torch_xla()`, or",
+        "Written by `python -m bench.xla_api` from the docstrings. After `dynamotor.xla.install_as_torch_xla()`, or",
         "under `python -m dynamotor run --torch-xla program.py`, every name stands below `torch_xla` as well as below",
         "`dynamotor.xla`.",
     ]
@@ -299,7 +299,7 @@ def _path(entry: Entry) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Write or check the document; the exit status is 1 where it is not up to date or an entry has a problem."""
-    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.xla_api", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.xla_api", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; say whether the file is up to date")
     args = parser.parse_args(argv)
     problems = [f"torch_xla.{entry.name}: {found}" for entry in DOCUMENTED + LATER if (found := problem(entry))]
@@ -309,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     text = document()
     if args.check:
         same = DOCUMENT.read_text() == text
-        print("docs/xla-api.md is up to date" if same else "docs/xla-api.md is out of date: python -m dynamotor.tools.xla_api")
+        print("docs/xla-api.md is up to date" if same else "docs/xla-api.md is out of date: python -m bench.xla_api")
         return 0 if same else 1
     DOCUMENT.write_text(text)
     return 0

@@ -1,6 +1,6 @@
 """Are kernels and models right on this machine's GPU? Writes JSON as it goes; tools/gpu_bench measures how fast they are.
 
-python -m dynamotor.tools.gpu_check --json gpu.json --sections kernels,dropout,graphs,templates,sizes,models
+python -m bench.gpu_check --json gpu.json --sections kernels,dropout,graphs,templates,sizes,models
 
 Each section survives the failure of its rows; a row that failed says why.
 """
@@ -19,12 +19,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..api import compile as compile_
-from ..api import reset
-from ..base.config import config
-from ..base.events import counters, phase_seconds
+from dynamotor.api import compile as compile_
+from dynamotor.api import reset
+from dynamotor.base.config import config
+from dynamotor.base.events import counters, phase_seconds
+from dynamotor.tools.numerics import Errors, largest_error
+
 from . import gpu_graph_checks, gpu_size_checks, gpu_template_checks, models
-from .numerics import Errors, largest_error
 
 SMALL_MODELS = (
     "BertForMaskedLM",
@@ -229,7 +230,7 @@ def check_graphs(device: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run the sections; 0 when every checked row is right."""
-    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_check")
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_check")
     parser.add_argument("--json", default="gpu-check.json")
     parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")

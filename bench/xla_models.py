@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .torchvision_stub import prepare
+from dynamotor.tools.torchvision_stub import prepare
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """PyTorch's operator database through the compiler on a GPU: each op is right, left to aten, or wrong.
 
->>> python -m dynamotor.tools.gpu_opinfo --dtypes float32,bfloat16 --samples 3 --json docs/results/h200-gpu-opinfo.json
+>>> python -m bench.gpu_opinfo --dtypes float32,bfloat16 --samples 3 --json docs/results/h200-gpu-opinfo.json
 
 Worker processes take op after op, so that one that dies (a failed assertion ends a CUDA context) or hangs costs one cell.
 A run that `--budget` ends goes on where it stopped with `--merge EARLIER.json`. `--device cpu` runs the kernels in
@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..api import compile as compile_
-from ..api import reset
-from ..base.config import config
-from ..base.events import collect, counters
+from dynamotor.api import compile as compile_
+from dynamotor.api import reset
+from dynamotor.base.config import config
+from dynamotor.base.events import collect, counters
+
 from .json_worker import JsonWorker
 
 TOLERANCE = {"float64": (1e-7, 1e-7), "float32": (1e-4, 1e-4), "bfloat16": (2e-2, 2e-2), "float16": (5e-3, 5e-3)}
@@ -149,7 +150,7 @@ class Driver:
                     self.left.put((f"{number} {dtype}", label(op)))
 
     def _start(self) -> JsonWorker:
-        command = [sys.executable, "-m", "dynamotor.tools.gpu_opinfo", "--worker"]
+        command = [sys.executable, "-m", "bench.gpu_opinfo", "--worker"]
         return JsonWorker([*command, "--device", self.args.device, "--samples", str(self.args.samples)])
 
     def drive(self) -> None:
@@ -204,7 +205,7 @@ class Driver:
 
 def main() -> int:
     """Run all workers and write the table; 1 when an op is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_opinfo")
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_opinfo")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--ops", default="", help="a regular expression of names")

@@ -1,6 +1,6 @@
 """PyTorch's OpInfo database through the xla device, forward and gradient, beside CPU eager.
 
->>> python -m dynamotor.tools.xla_opinfo --dtypes float32,int64,bool,bfloat16 --samples 3 --json docs/results/xla-opinfo.json
+>>> python -m bench.xla_opinfo --dtypes float32,int64,bool,bfloat16 --samples 3 --json docs/results/xla-opinfo.json
 
 A cell is an op (with its variant) and a dtype. It passes when results, and gradients where the op has them, equal the CPU's
 within the worker's tolerances for every sample; ops that draw random numbers or return uninitialised memory are compared by shape
@@ -41,7 +41,7 @@ def cells(dtypes: list[str], only: str) -> list[tuple[str, str, str]]:
 def run_all(todo: list[tuple[str, str, str]], samples: int, timeout: float) -> Iterator[dict[str, Any]]:
     """Rows of all cells; a worker that dies or hangs is replaced, its cell is an error."""
     while todo:
-        command = [sys.executable, "-m", "dynamotor.tools.xla_opinfo_worker", str(samples)]
+        command = [sys.executable, "-m", "bench.xla_opinfo_worker", str(samples)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as worker:

@@ -1,6 +1,6 @@
 """Twelve kernels of BERT and ResNet: eager, torch.compile and ours side by side, calls interleaved, medians.
 
-python -m dynamotor.tools.bench_kernels --threads 2 --json kernels.json
+python -m bench.kernels --threads 2 --json kernels.json
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import api
-from ..base.config import config
+from dynamotor import api
+from dynamotor.base.config import config
 
 Case = tuple[Callable[..., Any], list[Tensor]]
 
@@ -161,7 +161,7 @@ def report(table: dict[str, dict[str, float]], compilers: list[str]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.bench_kernels", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--compilers", default="eager,inductor,dynamotor")

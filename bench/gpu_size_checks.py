@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..api import compile as compile_
-from ..base.events import counters
-from .numerics import largest_error
+from dynamotor.api import compile as compile_
+from dynamotor.base.events import counters
+from dynamotor.tools.numerics import largest_error
 
 SHAPES = ((512, 768), (640, 768), (640, 800), (333, 770), (1, 51), (2048, 1024), (77, 4099))
 

@@ -18,7 +18,9 @@ import torch
 
 from dynamotor.base.errors import UsageError
 from dynamotor.tools import torchvision_stub
-from dynamotor.tools.model_configs import HUGGING_FACE, TIMM_IMAGE, TIMM_SMALL, HuggingFace
+from dynamotor.tools.numerics import output_tensors
+
+from .model_configs import HUGGING_FACE, TIMM_IMAGE, TIMM_SMALL, HuggingFace
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -66,21 +68,6 @@ def load(name: str, *, small: bool = False, batch: int | None = None, seed: int 
     return case
 
 
-def output_tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors of a model's output in a fixed order: containers, ModelOutput and cache objects are walked."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, dict):
-        return [t for value in output.values() for t in output_tensors(value)]
-    if isinstance(output, (list, tuple)):
-        return [t for value in output for t in output_tensors(value)]
-    if hasattr(output, "layers") or hasattr(output, "self_attention_cache"):  # transformers' caches
-        return [t for value in vars(output).values() for t in output_tensors(value)]
-    if type(output).__module__.startswith("transformers.cache_utils"):
-        return [t for value in vars(output).values() for t in output_tensors(value)]
-    return []
-
-
 def _library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -115,7 +102,7 @@ def _load_timm(name: str, small: bool, batch: int) -> ModelCase:
     timm = _library("timm")
     if not timm.is_model(name):
         raise UsageError("DM121", f"unknown model {name!r}", why="neither timm nor the table of transformers classes has it",
-                         cure="see dynamotor/tools/models.txt for the list")
+                         cure="see bench/models.txt for the list")
     options = dict(TIMM_SMALL.get(name, {})) if small else {}
     model = timm.create_model(name, pretrained=False, **options)
     size = TIMM_IMAGE.get(name) if small else None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynamotor.tools.measure import geometric_mean
+
 from .gpu_programs import BATCH
-from .measure import geometric_mean
 
 Row = dict[str, Any]
 ALL_MODELS = 0.97  # of torch.compile's speed, geometric mean

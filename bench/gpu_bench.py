@@ -1,6 +1,6 @@
 """The GPU bench: whole models, kernels and host cost, each beside eager and torch.compile, with the bars that they must pass.
 
-python -m dynamotor.tools.gpu_bench --modes train,infer --models resnet50,GPT2LMHeadModel --budget 480 --json out.json
+python -m bench.gpu_bench --modes train,infer --models resnet50,GPT2LMHeadModel --budget 480 --json out.json
 
 JSON is written after each row. Several short runs give one file: `--merge EARLIER.json` (repeatable) starts from what was
 measured before, and `--modes ""` only merges and reports. docs/gpu.md has the commands.
@@ -52,7 +52,7 @@ class Worker(JsonWorker):
             TRITON_CACHE_DIR=f"{self.folder}/triton",
             HF_HUB_OFFLINE="1",
         )
-        super().__init__([sys.executable, "-X", "faulthandler", "-m", "dynamotor.tools.gpu_bench_worker", json.dumps(job)], env)
+        super().__init__([sys.executable, "-X", "faulthandler", "-m", "bench.gpu_bench_worker", json.dumps(job)], env)
 
     def wait_ready(self, deadline: float) -> None:
         """Until its libraries are imported and its model is built (and compiled, when first calls are not measured)."""
@@ -208,7 +208,7 @@ class Session:
 
 def arguments() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_bench", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--modes", default="train,infer,errors,kernels,overhead", help="also infer_amp, products, shapes; '' only reports"
     )

@@ -16,7 +16,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..xla import metrics
+from dynamotor.xla import metrics
 
 # (relative, absolute)
 TOLERANCE = {

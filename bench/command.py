@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 
-from ..base.errors import UsageError
-from . import bench_ddp, models
-from .measure import geometric_mean
-from .numerics import Errors
+from dynamotor.base.errors import UsageError
+from dynamotor.tools.measure import geometric_mean
+from dynamotor.tools.numerics import Errors
+from dynamotor.tools.tables import render
+
+from . import ddp, models
 
 COLUMNS = (
     "model",
@@ -66,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with --xla: start from these rows; with --models '' only merge")
     parser.add_argument("--xla", action="store_true", help="lazy XLA device against the bridges (models: small, seed, or names)")
     parser.add_argument("--overhead", action="store_true", help="with --xla: what recording an operation and a bridge call cost")
-    bench_ddp.add_arguments(parser)
+    ddp.add_arguments(parser)
     parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")
 
 
@@ -89,7 +91,7 @@ def run_worker(job: dict[str, Any], cache: str, timeout: float) -> dict[str, Any
         TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
         TRITON_CACHE_DIR=f"{cache}/triton",
     )
-    command = [sys.executable, "-m", "dynamotor.tools.bench_worker", json.dumps(job)]
+    command = [sys.executable, "-m", "bench.worker", json.dumps(job)]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -150,12 +152,6 @@ def table_row(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def render(rows: list[list[str]], header: tuple[str, ...] = COLUMNS) -> str:
-    """A plain text table."""
-    widths = [max(len(r[i]) for r in [list(header), *rows]) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in [list(header), *rows])
-
-
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Pass rate and geometric means for each compiler and phase."""
     found = []
@@ -180,10 +176,10 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(args: argparse.Namespace) -> int:
     """Run the bench; 0 when every row passed."""
     if args.xla:  # needs jax, which not everybody has
-        name = "xla_overhead" if args.overhead else "bench_xla"
-        return importlib.import_module(f"dynamotor.tools.{name}").main(args)
+        name = "xla_overhead" if args.overhead else "xla"
+        return importlib.import_module(f"bench.{name}").main(args)
     if args.ddp:
-        return bench_ddp.main(args)
+        return ddp.main(args)
     phases = [p for p in args.phase.split(",") if p]
     if bad := [p for p in phases if p not in ("infer", "train")]:
         raise UsageError("DM101", f"unknown phase {bad[0]!r}", cure="use infer, train or infer,train")
@@ -206,7 +202,7 @@ def main(args: argparse.Namespace) -> int:
             render([table_row(rows[-1])], COLUMNS) if i == 0 else render([table_row(rows[-1])], COLUMNS).splitlines()[1],
             flush=True,
         )
-    print("\n" + render([table_row(r) for r in rows]))
+    print("\n" + render([table_row(r) for r in rows], COLUMNS))
     totals = summary(rows)
     for t in totals:
         print(

@@ -1,6 +1,6 @@
 """Times the matrix products of the bench's models against generated kernels, and writes those that win as the stored table.
 
-python -m dynamotor.tools.gpu_gemm --budget 400 --json gemm.json        # then, anywhere: --rows gemm.json --table
+python -m bench.gpu_gemm --budget 400 --json gemm.json        # then, anywhere: --rows gemm.json --table
 
 The table (dynamotor/codegen/gemm_table.json) is what the default mode follows; `mode="max-autotune"` measures by itself.
 """
@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from ..api import compile as compile_
-from ..api import reset
-from ..base.events import Event, collect
-from ..codegen import gemm_table
-from ..codegen.triton_gemm import Tiling
+from dynamotor.api import compile as compile_
+from dynamotor.api import reset
+from dynamotor.base.events import Event, collect
+from dynamotor.codegen import gemm_table
+from dynamotor.codegen.triton_gemm import Tiling
+
 from .gpu_programs import BATCH, Workload
 
 
@@ -65,7 +66,7 @@ def _as_text(about: str, rows: dict[str, dict[str, int] | None]) -> str:
 
 def main() -> int:
     """Measure, or write the table from what was measured."""
-    parser = argparse.ArgumentParser(prog="python -m dynamotor.tools.gpu_gemm")
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_gemm")
     parser.add_argument("--models", default=",".join(BATCH))
     parser.add_argument("--modes", default="train,infer")
     parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no further model is started")

@@ -24,14 +24,15 @@ from typing import Any
 import jax
 import torch
 
-from ..api import compile as dynamotor_compile
-from ..api import reset
-from ..base.events import collect
-from ..xla import execute, metrics, rng, transfer
-from ..xla.device import platform as platform_name
-from ..xla.step import compile_optimizer, compile_step
-from ..xla.sync import sync
-from .measure import geometric_mean, once, quartiles
+from dynamotor.api import compile as dynamotor_compile
+from dynamotor.api import reset
+from dynamotor.base.events import collect
+from dynamotor.tools.measure import geometric_mean, once, quartiles
+from dynamotor.xla import execute, metrics, rng, transfer
+from dynamotor.xla.device import platform as platform_name
+from dynamotor.xla.step import compile_optimizer, compile_step
+from dynamotor.xla.sync import sync
+
 from .xla_models import SEED, SMALL, Case, cases
 
 Way = Callable[[], Any]

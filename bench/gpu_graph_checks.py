@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..api import compile as compile_
-from ..base.events import counters
+from dynamotor.api import compile as compile_
+from dynamotor.base.events import counters
+from dynamotor.tools.numerics import largest_error
+
 from . import models
-from .numerics import largest_error
 
 Check = Callable[[str], dict[str, Any]]
 CHECKS: dict[str, Check] = {}

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..api import compile as compile_
+from dynamotor.api import compile as compile_
+
 from . import models
 
 # The models of the goals with their batch sizes; sequences have 128 tokens.

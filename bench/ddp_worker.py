@@ -1,4 +1,4 @@
-"""One rank of the data-parallel bench: `python -m dynamotor.tools.bench_ddp_worker '{"rank": 0, ...}'`.
+"""One rank of the data-parallel bench: `python -m bench.ddp_worker '{"rank": 0, ...}'`.
 
 All modes train copies of one model in turns. Rank 0 prints a line of JSON as soon as it knows more: times of each round (the
 slowest rank's), bucket time stamps, measured all-reduces, how much of the communication ran beside computation. With a
@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..api import compile as compile_
-from ..base.events import collect, counters
+from dynamotor.api import compile as compile_
+from dynamotor.base.events import collect, counters
+
 from . import models
-from .bench_worker import AMP
 from .ddp_overlap import MARKER, evidence, trace_events
+from .worker import AMP
 
 OURS = ("ingraph", "split", "off")
 LINK_SIZES = (512 << 10, 1 << 20, 2 << 20, 5 << 20, 10 << 20, 25 << 20)

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..api import compile as compile_
-from ..base.config import config
-from ..codegen import triton_gemm_choice
-from ..codegen.triton_gemm import Tiling
-from ..codegen.triton_gemm_sites import find_sites, put
-from ..lower.program import Program
-from .numerics import largest_error
+from dynamotor.api import compile as compile_
+from dynamotor.base.config import config
+from dynamotor.codegen import triton_gemm_choice
+from dynamotor.codegen.triton_gemm import Tiling
+from dynamotor.codegen.triton_gemm_sites import find_sites, put
+from dynamotor.lower.program import Program
+from dynamotor.tools.numerics import largest_error
 
 Case = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}  # float32 rounds its operands to TF32

@@ -1,0 +1,45 @@
+"""Python statements by room, so that formatting does not matter: `python -m bench size`.
+
+A statement is a node of `ast` that is one; docstrings count as none. tests/tools/test_size.py has each room's limit.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def statements(text: str) -> int:
+    """The statements of a file's text, without docstrings and other strings that stand alone."""
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt))
+    return sum(not _is_text(node) for node in nodes)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
+    """Statements of each folder of the package; files beside them are "."."""
+    found: Counter[str] = Counter()
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).parts
+        found[parts[0] if len(parts) > 1 else "."] += statements(path.read_text())
+    return found
+
+
+def main() -> None:
+    """Print the package's rooms, and what lies beside the package."""
+    found = rooms()
+    for room, count in sorted(found.items()):
+        print(f"{count:7,} dynamotor/{room}")
+    print(f"{sum(found.values()):7,} dynamotor")
+    for other in ("bench", "fuzz", "tests", "examples", "tools"):
+        print(f"{sum(rooms(ROOT / other).values()):7,} {other}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""`python -m dynamotor` with and without the folder `bench` beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynamotor import __main__
+from dynamotor.tools import checkout
+
+
+def test_the_bench_of_a_checkout_says_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["bench", "--help"])
+    assert ended.value.code == 0 and "--compilers" in capsys.readouterr().out
+
+
+def test_without_the_folder_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    assert __main__.main(["bench", "--models", "resnet18"]) == 2
+    assert "DM122" in capsys.readouterr().err
+    assert __main__.main(["ddp-plan", "resnet18"]) == 2
+    assert "DM122" in capsys.readouterr().err
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(SystemExit):
+        __main__.main(["doctor", "--nothing"])

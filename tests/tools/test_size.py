@@ -1,0 +1,38 @@
+"""No room grows unseen: statements by room, as `python -m bench size` prints them. A limit is raised by who says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import size
+
+LIMITS = {
+    ".": 400,
+    "autograd": 2000,
+    "base": 400,
+    "capture": 8250,
+    "codegen": 4750,
+    "distributed": 1250,
+    "graph": 2250,
+    "lower": 4750,
+    "runtime": 1250,
+    "tools": 600,
+    "xla": 9000,
+}
+
+
+def test_every_room_has_a_limit() -> None:
+    assert sorted(size.rooms()) == sorted(LIMITS)
+
+
+@pytest.mark.parametrize("room", LIMITS)
+def test_a_room_keeps_to_its_limit(room: str) -> None:
+    assert size.rooms()[room] <= LIMITS[room]
+
+
+def test_the_package_keeps_to_its_limit() -> None:
+    assert sum(size.rooms().values()) <= 34_000
+
+
+def test_statements_are_counted_and_not_their_lines_or_texts() -> None:
+    assert size.statements('"""Text."""\nif a:\n    b = (\n        1,\n    )\nelse:\n    c()\n') == 3
