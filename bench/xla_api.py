@@ -15,7 +15,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "xla-api.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "xla-api.md"
 
 
 class Entry(NamedTuple):
