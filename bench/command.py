@@ -25,7 +25,7 @@ from dynamotor.tools.measure import geometric_mean
 from dynamotor.tools.numerics import Errors
 from dynamotor.tools.tables import render
 
-from . import ddp, models
+from . import ddp, models, shapes
 
 COLUMNS = (
     "model",
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--xla", action="store_true", help="lazy XLA device against the bridges (models: small, seed, or names)")
     parser.add_argument("--overhead", action="store_true", help="with --xla: what recording an operation and a bridge call cost")
     ddp.add_arguments(parser)
+    shapes.add_arguments(parser)
     parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")
 
 
@@ -180,6 +181,8 @@ def main(args: argparse.Namespace) -> int:
         return importlib.import_module(f"bench.{name}").main(args)
     if args.ddp:
         return ddp.main(args)
+    if args.shapes:
+        return shapes.main(args)
     phases = [p for p in args.phase.split(",") if p]
     if bad := [p for p in phases if p not in ("infer", "train")]:
         raise UsageError("DM101", f"unknown phase {bad[0]!r}", cure="use infer, train or infer,train")

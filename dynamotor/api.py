@@ -25,7 +25,7 @@ from .base.errors import BackendError, DynamotorError, UsageError
 from .base.events import counters, emit, phase_seconds, timed
 from .base.log import forget_warnings
 from .base.options import CompileOptions
-from .capture.frontend import make_dispatcher
+from .capture.frontend import make_dispatcher, no_symbols
 from .capture.marks import disable
 from .distributed.data_parallel import data_parallel
 from .runtime import device_memory, memory
@@ -73,13 +73,13 @@ def compile(
         raise UsageError("DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}")
     if disable:
         return model
-    symbolic = functools.partial(takes_symbols, backend, dynamic)
+    symbolic: Callable[[str], bool] = functools.partial(takes_symbols, backend, settings)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
     if isinstance(model, torch.nn.Module):
         plain = _uncompiled(model)
         inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
         if inside is not plain:  # a plan of buckets is settled for sizes that every rank knows
-            symbolic = bool
+            symbolic = no_symbols
         dispatcher = make_dispatcher(types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic)
         _dispatchers.add(dispatcher)
         again = functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)

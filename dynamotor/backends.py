@@ -19,6 +19,7 @@ import torch
 from .autograd.aot import aot_compile
 from .base.config import config
 from .base.errors import UsageError
+from .base.options import CompileOptions
 from .base.registry import Registry
 from .codegen import compile_aten, replayed
 from .graph.info import GraphInfo
@@ -77,9 +78,12 @@ def resolve(backend: str | Backend) -> Backend:
     return backend
 
 
-def takes_symbols(backend: str | Backend, dynamic: bool | None) -> bool:
-    """Whether graphs have symbols in the place of sizes that differ between calls: where the user asks for them."""
-    return (dynamic is True or config.symbolic_sizes) and backend in ("eager", "aot_eager", "native")
+def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str) -> bool:
+    """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls."""
+    wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
+    if backend == "native":  # Triton's kernels and CUDA graphs are made for numbers
+        return wanted and device == "cpu" and settings.options.get("target", config.target) != "triton"
+    return wanted and backend in ("eager", "aot_eager")
 
 
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:

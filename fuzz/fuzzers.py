@@ -14,7 +14,7 @@ import torch
 
 import dynamotor
 
-from . import fusion, modules, operators, programs, report, shapes, threads
+from . import fusion, modules, operators, programs, report, shapes, sizes, threads
 from .compare import AROUND
 from .program import Program
 from .python_program import write
@@ -221,6 +221,39 @@ def shapes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
         yield {"fuzzer": "shapes", "seed": seed, "start": start, "count": 100, "dtype": ""}
 
 
+FAMILIES = 16  # programs of one chunk, each called at many sizes
+
+
+def run_sizes(job: Job) -> Answer:
+    """Tensor programs start .. start + count for one target, each at many sizes."""
+    target, until = job["target"], time.monotonic() + min(job.get("seconds", 60.0), 100.0)
+    numbers = range(job["start"], job["start"] + job["count"])
+    families, seen = sizes.judged([fusion.generated(job["seed"], n, target) for n in numbers], target)
+    answer: Answer = {"tally": Counter(), "refused": seen, "findings": []}
+    told: set[str] = set()
+    for n, family in zip(numbers, families, strict=True):
+        answer["tally"][f"{target} {'wrong' if family.problems else 'right'}"] += 1
+        way = kind(family.problems[0]) if family.problems else ""
+        if way and way not in told and len(told) < MOST_REDUCED:
+            told.add(way)
+            program = fusion.generated(job["seed"], n, target)
+            seconds = max(5.0, (until - time.monotonic()) / MOST_REDUCED)
+            small = reduce(program, lambda some: sizes.problems(some, target), seconds)
+            found = sizes.problems([small], target)[0] or family.problems
+            told_ops = finding(small, found)
+            text = f"# {job['seed']}:{n} {target}\n{sizes.test_of(small, found)}"
+            answer["findings"].append({**told_ops, "signature": "sizes " + told_ops["signature"], "text": text})
+    return answer
+
+
+def sizes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
+    """Chunks of one C++ target after another."""
+    targets = itertools.cycle([name for name in names if name != "triton"])
+    for start in itertools.takewhile(lambda n: n < count, itertools.count(0, FAMILIES)):
+        size = min(FAMILIES, count - start)
+        yield {"fuzzer": "sizes", "seed": seed, "start": start, "count": size, "target": next(targets)}
+
+
 PROGRAMS = 40  # Python programs of one chunk
 
 
@@ -292,6 +325,7 @@ FUZZERS: dict[str, tuple[Callable[[Job], Answer], Chunks]] = {
     "modules": (run_modules, modules_chunks),
     "programs": (run_programs, programs_chunks),
     "shapes": (run_shapes, shapes_chunks),
+    "sizes": (run_sizes, sizes_chunks),
     "threads": (run_threads, threads_chunks),
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .generate import drop, prune
@@ -136,14 +136,21 @@ def smaller_sizes(program: Program) -> Iterator[Program]:
 
 
 def _resized(program: Program, size: int, other: int) -> Program:
-    pattern = re.compile(rf"(?<![\w.]){size}(?![\w.])")
+    def text(line: str) -> str:
+        return _renumbered(line, {size: other})
 
-    def one(i: Input) -> Input:
-        fill = pattern.sub(str(other), i.fill) if ":" in i.fill else i.fill
-        return replace(i, shape=tuple(other if n == size else n for n in i.shape), fill=fill)
+    steps = tuple(Step(text(s.text), s.operands, s.results) for s in program.steps)
+    return replace(program, inputs=tuple(resized_input(i, {size: other}) for i in program.inputs), steps=steps)
 
-    steps = tuple(Step(pattern.sub(str(other), s.text), s.operands, s.results) for s in program.steps)
-    return replace(program, inputs=tuple(map(one, program.inputs)), steps=steps)
+
+def resized_input(i: Input, to: Mapping[int, int]) -> Input:
+    """The input with other sizes in the place of some, also where they bound its positions."""
+    fill = _renumbered(i.fill, to) if ":" in i.fill else i.fill
+    return replace(i, shape=tuple(to.get(n, n) for n in i.shape), fill=fill)
+
+
+def _renumbered(text: str, to: Mapping[int, int]) -> str:
+    return re.sub(r"(?<![\w.])\d+(?![\w.])", lambda m: str(to.get(int(m[0]), m[0])), text)
 
 
 def plainer_inputs(program: Program) -> Iterator[Program]:

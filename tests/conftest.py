@@ -39,9 +39,7 @@ def _one_thread_and_one_seed() -> None:
 CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.
-KNOWN = {
-    "test_more_shapes_are_kept_where_the_user_says_that_they_change": "dynamic=True now makes symbols",
-}
+KNOWN: dict[str, str] = {}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -66,7 +66,7 @@ class Config:
     # it: further shapes build few kernels or none (turned on by a second shape, or dynamic=True; dynamic=False keeps it off).
     size_arguments: bool = False
     # Sizes that differ between calls become symbols, for the backends that take them; else each is compiled for.
-    symbolic_sizes: bool = False
+    symbolic_sizes: bool = True
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
     # Convolutions run channels-last, batch norm is folded at inference, weights are prepacked.

@@ -20,7 +20,7 @@ import torch
 from .. import _C
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import CaptureError, DynamotorError, InternalError, UsageError
+from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError
 from ..base.events import Event, collect, counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
@@ -108,6 +108,7 @@ class Captured:
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
+    left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
 
 
 class Compiler:
@@ -121,6 +122,7 @@ class Compiler:
         self.policy = policy
         self.inner = InnerFrames(self.inner_dispatcher)
         self.told_full = False
+        self.symbols_made = False  # by the last captures
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
 
     def dispatcher(self) -> Any:
@@ -180,13 +182,43 @@ class Compiler:
         """Capture and compile a call."""
         with collector_paused(), unseen_by_hooks():
             vary = self.sizes_vary(dispatcher.entries, args)
-            captured = self.capture(args, kwnames)
-            fallbacks = counters["fallback"].copy()
-            with config.patch(size_arguments=vary), collect("fallback") as events:
-                run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
-            captured.fallbacks, captured.eager = counters["fallback"] - fallbacks, eager_texts(events)
+            captured, run = self.compiled(args, kwnames, vary)
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
             return self.entry(captured, run, n_positional, kwnames)
+
+    def compiled(self, args: tuple[Any, ...], kwnames: tuple[str, ...], vary: bool) -> tuple[Captured, Callable[..., Any]]:
+        """A call's trace and its compiled graph. Sizes stay numbers where symbols stop the compiler, or leave a graph to eager
+        PyTorch that is compiled with numbers."""
+        self.symbols_made, general = False, None
+        try:
+            general = self.compiled_once(args, kwnames, vary)
+        except (BackendError, InternalError) as error:
+            if not self.symbols_made or config.verify and isinstance(error, InternalError):
+                raise
+            why = str(error).splitlines()[0]
+        else:
+            if not self.symbols_made or not general[0].left_to_eager:
+                return general
+            why = general[0].left_to_eager[0]
+        self.policy.refused = why
+        special = self.compiled_once(args, kwnames, vary)
+        if general is not None and special[0].left_to_eager:  # then symbols are not what is in the way
+            self.policy.refused = ""
+            return general
+        counters["capture"]["sizes kept numbers"] += 1
+        log("recompiles", lambda: f"{self.name}: sizes stay numbers: {why}")
+        return special
+
+    def compiled_once(self, args: tuple[Any, ...], kwnames: tuple[str, ...],
+                      vary: bool) -> tuple[Captured, Callable[..., Any]]:
+        """A call's trace and its compiled graph."""
+        captured = self.capture(args, kwnames)
+        fallbacks = counters["fallback"].copy()
+        with config.patch(size_arguments=vary), collect("fallback") as events:
+            run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
+        captured.fallbacks, captured.eager = counters["fallback"] - fallbacks, eager_texts(events)
+        captured.left_to_eager = [str(e.data["reason"]) for e in events if e.data.get("what") == "graph"]
+        return captured, run
 
     def entry_of_another_thread(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int,
                                 kwnames: tuple[str, ...]) -> tuple[Any, Any] | None:
@@ -245,6 +277,8 @@ class Compiler:
         for source, guard in fixed.items():
             return (f"{source} differs between calls and is needed as a number at {guard.where} (range(), indexing a list, text, "
                     "true division and the like): keep it an integer of tensor calls there, or compile a smaller part. ")
+        if self.policy.varying and self.policy.refused:
+            return f"{next(iter(self.policy.varying))} differs between calls, and with symbols for sizes: {self.policy.refused}. "
         if self.policy.varying and self.options.dynamic is False:
             return f"{next(iter(self.policy.varying))} differs between calls, and dynamic=False compiles for each size. "
         return ""
@@ -330,6 +364,8 @@ class Compiler:
             if self.strict:
                 raise stop.reason.error() from None
             return self._broken(stop, trace, args, kwnames, ambient)
+        finally:
+            self.symbols_made = self.symbols_made or bool(trace.sizes.sources)
 
     def _needed_as_numbers(self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...],
                            kwnames: tuple[str, ...]) -> Mapping[Source, Assumption]:
@@ -501,11 +537,16 @@ def _nothing(*tensors: Any) -> tuple:
     return ()
 
 
+def no_symbols(device: str) -> bool:
+    """For backends whose graphs hold numbers."""
+    return False
+
+
 def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Backend,
-                    symbolic: Callable[[], bool] = bool) -> Any:
+                    symbolic: Callable[[str], bool] = no_symbols) -> Any:
     """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
 
-    symbolic: whether the backend takes graphs with symbols for sizes (asked at each capture).
+    symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors (asked at each capture).
     """
     compiler = Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic))
     return compiler.dispatcher()

@@ -36,15 +36,21 @@ LARGEST = 1 << 61  # integers beyond are constants: the guards compute in 64 bit
 class SizePolicy:
     """What is known of a callable's sizes from one capture to the next.
 
-    symbolic: whether the backend takes graphs with symbols. varying: sizes, strides and integers that differed between calls.
-    apart: pairs of them that were equal at one call and not at another.
+    symbolic: whether the backend takes graphs with symbols for tensors of a device (its type). varying: sizes, strides and
+    integers that differed between calls. apart: pairs of them that were equal at one call and not at another. refused: why
+    sizes stay numbers all the same.
     """
 
     dynamic: bool | None = None
-    symbolic: Callable[[], bool] = lambda: True
+    symbolic: Callable[[str], bool] = lambda device: True
     varying: set[Source] = field(default_factory=set)
     apart: set[frozenset[Source]] = field(default_factory=set)
     seen: dict[int, dict[Source, int]] = field(default_factory=dict)  # the numbers of each entry, by the id of its guards
+    refused: str = ""
+
+    def takes(self, device: str) -> bool:
+        """Whether sizes of a device's tensors may be symbols."""
+        return not self.refused and self.dynamic is not False and self.symbolic(device)
 
     def differ(self, a: Source, b: Source) -> bool:
         """Whether two sizes were different at some call."""
@@ -95,7 +101,7 @@ class TraceSizes:
     """The symbols of one trace. `fixed`: sources of which the program needs the numbers, with what says so."""
 
     def __init__(self, policy: SizePolicy, where: Callable[[], UserLine | None], fixed: Mapping[Source, Assumption]) -> None:
-        self.policy, self.fixed, self.symbolic = policy, fixed, policy.symbolic()
+        self.policy, self.fixed, self.symbolic = policy, fixed, policy.takes("cpu")
         self.env = ShapeEnv(where)
         self.sources: dict[Symbol, Source] = {}
         self.bounds: dict[Symbol, tuple[int, int]] = {}  # as they were asked for; the symbols' own follow from the guards too
@@ -120,7 +126,8 @@ class TraceSizes:
         found = self._specs.get(source)
         if found is None:
             found = TensorSpec.of(tensor)
-            if not static and self.symbolic and self.policy.dynamic is not False and type(source) is not Const:
+            self.symbolic = self.symbolic and self.policy.takes(tensor.device.type)
+            if not static and self.symbolic and type(source) is not Const:
                 found = self._symbolic(source, tensor, found)
             self._specs[source] = found
         return found
@@ -250,7 +257,8 @@ class TraceSizes:
         row = self.row()
         numbers = [f"{source} is a number in this program: {g!r}" + (f", asked at {g.where}" if g.where is not None else "")
                    for source, g in {**self.fixed, **self.specialised()}.items()]
-        return ([] if row is None else row.describe()) + numbers
+        refused = [f"sizes are numbers in this program, with symbols: {self.policy.refused}"] if self.policy.refused else []
+        return ([] if row is None else row.describe()) + numbers + refused
 
     def close(self) -> None:
         """The entry is made: keep nothing of the trace alive."""

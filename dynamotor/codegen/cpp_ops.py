@@ -131,6 +131,7 @@ def operation(e: Expr, operands: list[str], result: str, width: int, number: Cal
 def cast_text(x: str, source: torch.dtype, to: torch.dtype, result: str, width: int) -> str:
     """Conversion between compute types."""
     if source is BOOL:
+        x = f"({x})" if x.startswith("-") else x  # true is -1
         return f"-{x}" if to is I32 else f"cvt<{result}>(-{x})"
     if to is BOOL:
         return f"ne({x},bc<{ctype(source, width)}>(0))"

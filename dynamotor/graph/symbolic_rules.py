@@ -170,10 +170,20 @@ def _group_norm_backward(grad: TensorSpec, x: TensorSpec, mean: Any, rstd: Any, 
     return [x.shape, (c,), (c,)]
 
 
-@symbolic_rule(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default,
-               aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit.no_stats)
-def _batch_norm(x: TensorSpec, *args: Any) -> list[Shape]:
-    return [x.shape, *[(x.shape[1],)] * 4]
+@symbolic_rule(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default)
+def _batch_norm(x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *args: Any) -> list[Shape]:
+    evaluates_on_cpu = not training and x.device.type == "cpu"  # then there are no statistics
+    return [x.shape, *[(0,) if evaluates_on_cpu else (x.shape[1],)] * 2, *[(x.shape[1],)] * 2]
+
+
+@symbolic_rule(aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
+def _batch_norm_in_evaluation(x: TensorSpec, *args: Any) -> list[Shape]:
+    return [x.shape, *[(0,) if x.device.type == "cpu" else (x.shape[1],)] * 2, (0,)]
+
+
+@symbolic_rule(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_without_statistics(x: TensorSpec, *args: Any) -> list[Shape]:
+    return [x.shape, *[(x.shape[1],)] * 2]
 
 
 @symbolic_rule(aten.native_batch_norm_backward.default)

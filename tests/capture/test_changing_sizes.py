@@ -15,6 +15,7 @@ from test_programs import same
 from torch import nn
 
 import dynamotor
+from dynamotor.backends import backends
 from dynamotor.base.events import collect, counters
 from dynamotor.capture.dispatch import compile_program
 from dynamotor.capture.sizes import SizePolicy, TraceSizes
@@ -223,6 +224,54 @@ def test_at_the_limit_the_warning_names_the_size_and_what_to_do(capsys: Any) -> 
         check(lambda x: [x] * x.shape[0], tensors((3,), (4,), (5,)))
     text = capsys.readouterr().err
     assert "x.shape[0] differs between calls and is needed as a number at" in text
+
+
+def _bumped(x: Any) -> Any:
+    y = (x.sin() * 2).relu()
+    z = y.detach().clone()
+    bump(z)
+    return (y * z).cos() + 1
+
+
+@torch.library.custom_op("dm_test_sizes::bump", mutates_args={"x"})
+def bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+bump.register_fake(lambda x: None)
+
+
+def test_sizes_stay_numbers_where_symbols_would_cost_a_graph_its_code() -> None:
+    """A graph is cut around an op without a functional form, which is not done with symbols."""
+    compiled = dynamotor.compile(_bumped, backend="aot_eager")
+    for n in (5, 7, 9):
+        x = torch.randn(n, requires_grad=True)
+        for want, got in zip(*[torch.autograd.grad(f(x).sum(), x) for f in (_bumped, compiled)]):
+            torch.testing.assert_close(got, want)
+    assert [e.general for e in compiled.entries] == [False] * 3 and counters["capture"]["sizes kept numbers"] == 1
+    assert not any(e.info.data.left_to_eager for e in compiled.entries)
+    report = str(dynamotor.explain(compiled)(torch.randn(9, requires_grad=True)))
+    assert "sizes are numbers in this program, with symbols: " in report
+
+
+def test_sizes_stay_numbers_where_the_backend_fails_on_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers_only(gm: Any, inputs: list[Any]) -> Any:
+        if "shape_env" in gm.meta:
+            raise NotImplementedError("symbols")
+        return gm.forward
+
+    monkeypatch.setitem(backends._rules, "eager", numbers_only)
+    compiled = check(lambda x: x + 1, tensors((3,), (4,), (5,), (1,)))
+    assert [e.general for e in compiled.entries] == [False] * 4
+    assert "NotImplementedError: symbols" in str(dynamotor.explain(compiled)(torch.randn(5)))
+
+
+def test_targets_without_symbols_keep_numbers() -> None:
+    with dynamotor.config.patch(target="triton"):
+        compiled = check(lambda x: x + 1, tensors((3,), (4,), (5,)), backend="native")
+    assert [e.general for e in compiled.entries] == [False] * 3
+    compiled = check(lambda x: x + 1, tensors((3,), (4,), (5,)), options={"symbolic_sizes": False})
+    assert [e.general for e in compiled.entries] == [False] * 3
 
 
 def test_parameters_stay_fixed_and_training_is_right_at_every_batch() -> None:

@@ -17,3 +17,14 @@ def test_signs_in_a_row(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Non
 
     for found, wanted in zip(dynamotor.compile(f)(x), f(x), strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_true_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamotor.config, "strict", True)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.all() >= y, x.all() + y, x.all() * 0.5
+
+    given = torch.ones(0, 3, dtype=torch.bool), torch.tensor(2)
+    for found, wanted in zip(dynamotor.compile(f)(*given), f(*given), strict=True):
+        assert torch.equal(found, wanted)

@@ -1,0 +1,143 @@
+"""Tensor programs at many sizes: one compiled callable is called with 20 sets of sizes, 0, 1 and those around vector widths among
+them, and compared with eager at each.
+
+>>> problems([fusion.generated(1, 0, "avx2")], "avx2")
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+import dynamotor
+from dynamotor import config
+from dynamotor.base.errors import BuildError
+from dynamotor.base.events import counters
+
+from .batch import Batch, Waiting
+from .bounds import spread
+from .compare import Outcome, differences, observe
+from .generate import MOST_ELEMENTS
+from .program import Input, Program
+from .reduce import resized_input
+from .trial import GRAPHS, compiling
+
+CALLS = 20
+SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 130)
+LEAST_IN_TEXT = 7  # a smaller number in a line may be anything
+
+
+def with_sizes_read(program: Program) -> Program:
+    """The program with the sizes of its inputs in the place of the numbers in its lines that are such sizes."""
+    read = {n: f"x{i}.shape[{d}]" for i, one in reversed(list(enumerate(program.inputs))) for d, n in enumerate(one.shape)}
+
+    def text(line: str) -> str:
+        return re.sub(r"(?<![\w.])\d+(?![\w.])", lambda m: read.get(_large(m[0]), m[0]), line)
+
+    return replace(program, steps=tuple(replace(step, text=text(step.text)) for step in program.steps))
+
+
+def _large(digits: str) -> int:
+    n = int(digits)
+    return n if n >= LEAST_IN_TEXT else -1
+
+
+def variants(program: Program) -> list[Program]:
+    """The program with its own sizes, then with others; sizes that are equal stay so, mostly."""
+    pick = random.Random(program.seed)
+    sizes = sorted({n for one in program.inputs for n in one.shape if n > 1})
+    found = [program]
+    while len(found) < CALLS and sizes:
+        changed = pick.sample(sizes, pick.randint(1, len(sizes)))
+        to = {n: pick.choice(SIZES) for n in changed}
+        inputs = tuple(resized_input(one, to) for one in program.inputs)
+        if all(map(_can_be_made, inputs)):
+            found.append(replace(program, inputs=inputs))
+    return found
+
+
+def _can_be_made(one: Input) -> bool:
+    """Whether the input is not large, and there is something to choose from for its positions and its expanded dimension."""
+    expanded = one.layout == "expanded" and one.shape[:1] == (0,)
+    return torch.Size(one.shape).numel() <= 2 * MOST_ELEMENTS and one.fill != "index:0" and not expanded
+
+
+@dataclass
+class Family:
+    """A program, its calls, and what is wrong with it."""
+
+    program: Program
+    dynamic: bool | None
+    calls: list[Program] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    entries: int = 0
+
+    def __post_init__(self) -> None:
+        self.function = self.program.function()
+        self.compiled = dynamotor.compile(self.function, dynamic=self.dynamic)
+        self.calls = variants(self.program)
+
+    def eager(self, call: Program) -> Outcome:
+        return observe(self.function, call.make_inputs(), call.cotangents, call.seed)
+
+    def waits(self, n: int) -> bool:
+        """Make a call and judge it; whether it needs kernels to be built first."""
+        call = self.calls[n]
+        try:
+            got = observe(self.compiled, call.make_inputs(), call.cotangents, call.seed)
+        except Waiting:
+            return True
+        found = differences(self.eager(call), got, lambda: spread(lambda: self.eager(call)))
+        self.problems += [f"{p} (call {n}: {[list(one.shape) for one in call.inputs]})" for p in found]
+        self.entries = len(self.compiled.entries)
+        return False
+
+
+def judged(programs: Sequence[Program], target: str) -> tuple[list[Family], Counter[str]]:
+    """The programs, each called with its sizes in turn, and what became of their calls."""
+    seen: Counter[str] = Counter()
+    try:
+        with compiling(target), config.patch(symbolic_sizes=True, cache_size_limit=64), Batch() as batch:
+            families = [Family(with_sizes_read(p), (None, True)[p.seed % 2]) for p in programs]
+            for n in range(CALLS):
+                waiting = [f for f in families if n < len(f.calls) and not f.problems]
+                seen["calls"] += len(waiting)
+                for _ in range(GRAPHS):
+                    waiting = [f for f in waiting if f.waits(n)]
+                    if not waiting:
+                        break
+                    _build(batch, waiting)
+        seen["entries"] += sum(f.entries for f in families)
+        seen["general entries"] += sum(e.general for f in families for e in f.compiled.entries)
+        seen["kept numbers"] += counters["capture"]["sizes kept numbers"]
+        seen["failed"] += counters["frames"]["failed"]
+        return families, seen
+    finally:
+        dynamotor.reset()
+
+
+def _build(batch: Batch, waiting: list[Family]) -> None:
+    try:
+        batch.build()
+    except BuildError as error:
+        for one in waiting:
+            one.problems.append(str(error).splitlines()[0])
+
+
+def problems(programs: Sequence[Program], target: str) -> list[list[str]]:
+    """What is wrong with each program."""
+    return [family.problems for family in judged(programs, target)[0]]
+
+
+def test_of(program: Program, found: list[str]) -> str:
+    """A finding as text: the function, and the inputs of its calls."""
+    family = with_sizes_read(program)
+    lines = [*(f"# {p[:160]}" for p in found[:3]), family.source()]
+    for n, call in enumerate(variants(family)):
+        lines.append(f"# call {n}: torch.manual_seed({call.seed}); [{', '.join(i.text() for i in call.inputs)}]")
+    return "\n".join(lines) + f"\n# dynamic={(None, True)[program.seed % 2]}, cotangents {program.cotangents}\n"
