@@ -51,12 +51,12 @@ def compile(
       that shares parameters, buffers, hooks and `state_dict` keys with it.
     backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
     fullgraph: raise CaptureError instead of breaking the graph.
-    dynamic: the first program is specialised to the sizes that it sees. With `config.symbolic_sizes`, sizes and integers that
-        differ at a later call become symbols, and one general program serves all sizes that its guards admit; True: from
-        the first call on; False: never (`mark_dynamic` and `mark_static` choose single dimensions). Without it each shape
-        is captured anew. A GPU's kernels take sizes as
-        arguments from a callable's second shape on, so that further shapes build few or none; True: from the first (and
-        eight times as many shapes are kept), False: never.
+    dynamic: None: the first program is special to the sizes that it sees; sizes and integers that differ at a later call become
+        symbols, and one general program serves all sizes that its guards admit (0 and 1 are programs of their own). True:
+        symbols from the first call on. False: never. `mark_dynamic` and `mark_static` choose single dimensions. Graphs on
+        a GPU, of other backends and inside DDP hold numbers: each shape is captured anew, and a GPU's kernels take sizes as
+        arguments from a callable's second shape on, so that further shapes build few or none (True: from the first, and
+        eight times as many shapes are kept; False: never).
     mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
       "max-autotune-no-cudagraphs" time matrix products there against generated kernels. "default" is None.
     options: fields of `dynamotor.config` that hold for this callable.

@@ -65,7 +65,7 @@ class Config:
     # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel instead of numbers in
     # it: further shapes build few kernels or none (turned on by a second shape, or dynamic=True; dynamic=False keeps it off).
     size_arguments: bool = False
-    # Sizes that differ between calls become symbols, for the backends that take them; else each is compiled for.
+    # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else each is compiled for.
     symbolic_sizes: bool = True
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
