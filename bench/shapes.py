@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..api import compile as compile_
-from ..base.events import counters
-from . import torchvision_stub
-from .measure import turns
+from dynamotor.api import compile as compile_
+from dynamotor.base.events import counters
+from dynamotor.tools import torchvision_stub
+from dynamotor.tools.measure import turns
 
 TOLERANCE = 2e-3  # of the largest element; sums in other orders
 SPECIALS = 3  # sizes that are compared with graphs of their own
