@@ -10,6 +10,7 @@ import io
 import math
 import random
 import re
+import signal
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from .python_program import Block, Call, PythonProgram, Statement
 from .world import STATE, WORLD
 
 Examine = Callable[[PythonProgram], list[str]]
+EAGER, COMPILED = 2.0, 60.0  # seconds that a call may take
 _WORLD = compile(WORLD, "<world>", "exec", dont_inherit=True)
 
 
@@ -181,8 +183,28 @@ def _backward(result: Any) -> Any:
     return None
 
 
+class Endless(BaseException):
+    """A call that does not end; no `except Exception` of a program takes it."""
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Raise `Endless` when the block has used so much time of the processor."""
+
+    def end(*_: Any) -> None:
+        raise Endless
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
 def problems(program: PythonProgram) -> list[str]:
-    """What the compiled twin did otherwise; empty when all calls were alike."""
+    """What the compiled twin did otherwise; empty when all calls were alike. Raises `Endless` when eager does not end."""
     try:
         compile(program.source(), "<program>", "exec", dont_inherit=True)
     except SyntaxError:
@@ -191,7 +213,13 @@ def problems(program: PythonProgram) -> list[str]:
         with config.patch(fallback_random=True, cxx_flags=("-O1",)):
             eager, compiled = World(program, False), World(program, True)
             for n in range(len(program.calls)):
-                want, got = eager.call(n), compiled.call(n)
+                with ended_after(EAGER):
+                    want = eager.call(n)
+                try:
+                    with ended_after(COMPILED):
+                        got = compiled.call(n)
+                except Endless:
+                    return [f"call {n}: error: none in eager, no end compiled"]
                 for what in want:
                     found = difference(want[what], got[what], what)
                     if found:

@@ -188,7 +188,7 @@ class BoundBuiltin(Value):
         return trace.call_builtin(self.descr, [self.instance, *args], kwargs)
 
     def reconstruct(self, cg: Codegen) -> str:
-        return f"({cg.emit(self.instance)}).{self.descr.__name__}"
+        return f"{cg.constant(self.descr)}.__get__({cg.emit(self.instance)})"  # the class may have another of this name
 
     def describe(self) -> str:
         return f"method {self.descr.__name__!r} of {self.instance.describe()}"
