@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass, replace
@@ -62,9 +63,8 @@ class Picture:
         if isinstance(value, (set, frozenset)):
             return name, sorted(map(repr, value))
         if isinstance(value, BaseException):
-            head = str(value).strip().splitlines()[0][:60] if str(value) else ""
-            shown = value.__cause__ if value.__suppress_context__ else value.__context__
-            return name, head, self.of(value.__dict__), type(shown).__name__
+            chain = self.of(value.__cause__), self.of(value.__context__), value.__suppress_context__
+            return name, str(value), self.of(value.__dict__), chain
         if isinstance(value, types.FunctionType):
             cells = [
                 c.cell_contents
@@ -145,6 +145,7 @@ class World:
         self.grad_mode = torch.is_grad_enabled()
         torch.set_grad_enabled(True)
         seen["error"] = picture.of(error)
+        seen["traceback"] = _lines_of(error)
         seen["random state"] = torch.default_generator.get_state().tolist()[:32], random.getstate()[1][-1]
         seen["backward"] = _backward(result)
         seen["result"] = picture.of(result)
@@ -160,6 +161,12 @@ class World:
         except Exception as error:
             return type(error).__name__
         return None
+
+
+def _lines_of(error: BaseException | None) -> list[tuple[str, int | None]]:
+    """Where an error went through the program, as its traceback says."""
+    frames = traceback.extract_tb(error.__traceback__ if error else None)
+    return [(f.name, f.lineno) for f in frames if f.filename.startswith(("<fuzz", "<world"))]
 
 
 def _backward(result: Any) -> Any:

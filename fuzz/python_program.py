@@ -25,6 +25,7 @@ ROWS = {
     "l": _rows(world.LISTS),
 }
 ACTIONS, CHANGES = _rows(world.ACTIONS), _rows(world.CHANGES)
+RISKS, HANDLERS = _rows(world.RISKS), _rows(world.HANDLERS)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,11 @@ class Author:
         return Statement(f"{target} = {value}")
 
     def act(self, names: Names, depth: int) -> Statement:
-        text = self.rng.choice([*ACTIONS, "N += 1", "N = {n}", "FLAG = {c}"])
+        rows = RISKS if self.rng.random() < 0.05 else [*ACTIONS, "N += 1", "N = {n}", "FLAG = {c}"]
+        text = self.rng.choice(rows)
+        if self.rng.random() < 0.03:
+            gone = self.rng.choice([name for name in [*names.t, *names.n] if name.isidentifier()])
+            return Statement(f"del {gone}")  # what reads it afterwards fails
         return Statement(self.fill(text, names))
 
     def branch(self, names: Names, depth: int) -> Statement:
@@ -206,21 +211,18 @@ class Author:
 
     def attempt(self, names: Names, depth: int) -> Statement:
         caught = self.rng.choice(
-            ["Failure as e", "(ValueError, Failure) as e", "Exception as e", "KeyError", "AssertionError"]
+            ["Failure as e", "(ValueError, Failure) as e", "KeyError", "LookupError as e", "AssertionError"]
+            + ["Exception as e"] * 4
         )
-        risk = Statement(
-            self.fill(self.rng.choice(["risky({t}, {n})", "D['missing']", "LOG.append({n})"]), names)
-        )
-        parts = [("try:", (risk, *self.block(names, depth + 1)))]
+        risk = Statement(self.fill(self.rng.choice(RISKS), names))
+        tried = [*self.block(names, depth + 1), *self.block(names, depth + 1)]
+        tried.insert(self.rng.randrange(len(tried) + 1), risk)
+        parts = [("try:", tuple(tried))]
         after = list(self.block(names, depth + 1))
         if " as e" in caught:
-            after.insert(0, Statement("LOG.append((type(e).__name__, str(e)))"))
-        if self.rng.random() < 0.2:
-            after.append(
-                Statement(
-                    self.rng.choice(["raise", "raise ValueError('again')", "raise KeyError('k') from None"])
-                )
-            )
+            for _ in range(self.rng.choice([0, 1, 1, 2, 3])):
+                text = self.fill(self.rng.choice(HANDLERS), names)
+                after.insert(self.rng.randrange(len(after) + 1), Statement(text))
         parts.append((f"except {caught}:", tuple(after)))
         if self.rng.random() < 0.2:
             parts.append(("else:", self.block(names, depth + 1)))

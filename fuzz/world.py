@@ -8,7 +8,7 @@ It is text that is run once for eager and once for the compiled twin, so that bo
 from __future__ import annotations
 
 WORLD = """
-import collections, contextlib, copy, dataclasses, enum, functools, itertools, math, operator, random
+import collections, contextlib, copy, dataclasses, enum, functools, itertools, math, operator, random, sys
 import torch
 import torch.nn.functional as F
 
@@ -37,6 +37,8 @@ class Box:
     def half(self): return self.a / 2
     @half.setter
     def half(self, value): self.a = value * 2
+    @property
+    def locked(self): return self.a
     @staticmethod
     def plus(t, n): return t + n
     @classmethod
@@ -136,6 +138,27 @@ def risky(t, n):
     return t * 2
 
 
+def failing(n):
+    try:
+        for i in range(n):
+            yield i
+            if i == 2:
+                raise Failure(i)
+    finally:
+        LOG.append("closed")
+
+
+def raising(n, t):
+    try:
+        return risky(t, n)
+    except Failure as error:
+        if n % 2:
+            raise KeyError(n) from error
+        raise
+    finally:
+        LOG.append("raised?")
+
+
 box, sub, point, adder = Box(1.5, [1, 2, 3]), Sub(0.5, [2]), Point(0.5), make_adder(3)
 """
 
@@ -188,6 +211,21 @@ LOG.append({n})|LOG.append({t}.shape)|G.append({n} * 0.5)|G[0] += 0.25|D['k'] = 
 point.y += 1|point.x = {n} / 2|Box.count += 1|setattr(box, 'extra', {n})|delattr(box, 'extra')|{t}.add_(1)|{t}[0] = {n}|{t}.mul_({t}.detach())|print({n})
 LOG.extend(str(i) for i in range({n} % 3))|assert {c}, 'asserted'|G.sort()|D.clear()|LOG.pop()|sub.t = {t} * 2|box.items[:] = [{n}, 1]|LOG.append('%03d' % {n})
 {t}.data.mul_(2)|{t}.zero_()|{t}[:, 1:] = {t}[:, :-1].clone()|LOG.append(len(D))|W.add_(0.5)|LOG.append(float({t}.sum() * 0 + {n}))|{t}.requires_grad_()
+"""
+# What raises, always or sometimes.
+RISKS = """
+risky({t}, {n})|D['missing']|LOG.append({n})|box.locked = {n}|box.nothing|point.nothing|{t}.nothing|LOG.append({t} @ torch.ones(7, 7))|{t}.view(5, 7)
+torch.cat([{t}, torch.ones(9, 1, 1)])|{t}[99]|{n} // ({n} % 2)|math.sqrt(-{n})|int('x{n}')|undefined|{n} + 'a'|len({n})|{n}[0]|helper()|helper({t}, z=1)
+Box.make()|one, two = [{n}] * ({n} % 4)|G[{n}]|{l}[{n}]|Box.count()|assert {c}, {n}|Color({n})|Sub.plus({t})|next(iter(range({n} % 2)))|del D[{n}]
+f(1, 2, 3, 4)|{t}.add_(torch.ones(9))|failing({n})|raising({n}, {t})|list(failing({n}))|[risky(v, {n}) for v in {l}]|box.items.remove({n})|del box.locked
+{t}.sin_().view(7)|W.add_(1).view(7)|LOG.append(late)|torch.stack([{t}, {t}[0]])|F.linear({t}, W[:2])|{t}.to('nowhere')|torch.ones({n}, -1)|raise Failure({n})
+"""
+# What an `except` block does with its error.
+HANDLERS = """
+LOG.append((type(e).__name__, str(e)))|LOG.append(e)|LOG.append(e.args)|LOG.append(type(e.__context__).__name__)|LOG.append(e.__cause__ is None)
+raise|raise e|raise ValueError('again') from e|raise ValueError('again')|raise KeyError('k') from None|LOG.append(sys.exc_info()[1] is e)|e.extra = {n}
+LOG.append(sys.exception() is e)|LOG.append(repr(e))|e.add_note('noted')|LOG.append(e.__traceback__ is not None)|box.error = e|raise Failure({n}) from e
+LOG.append(e.__suppress_context__)|e.args = ({n},)|risky({t}, {n})|LOG.append(e.with_traceback(None) is e)|LOG.append(isinstance(e, LookupError))
 """
 CHANGES = """
 globals().update(N={n})|globals().update(FLAG=not FLAG)|G.__setitem__(0, {n} * 0.5)|G.append(3.0)|D.update(k={n})|D.update(new={n})|D.pop('m', None)

@@ -43,9 +43,18 @@ def training_callable(forward: Compiled, n_values: int, nodes: Sequence[Autograd
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes."""
     forward = without_autocast(_with_constants(forward, joint.constants))
     finish = _finisher(_rebuilder(joint, n_values), joint)
-    if len(nodes) > 1:
-        return through_nodes(forward, n_values, nodes, joint, finish)
-    return through_one_node(forward, n_values, nodes[0], joint, finish)
+    through = through_nodes(forward, n_values, nodes, joint, finish) if len(nodes) > 1 else through_one_node(
+        forward, n_values, nodes[0], joint, finish)
+    return through if torch.is_grad_enabled() else _graded(through)
+
+
+def _graded(compiled: Compiled) -> Compiled:
+    """For a graph that begins without gradients and leaves `no_grad` on its way (the rest of a function after a break)."""
+    def run(*inputs: torch.Tensor) -> tuple:
+        with torch.enable_grad():
+            return compiled(*inputs)
+
+    return run
 
 
 def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, joint: Joint) -> Finish | None:

@@ -9,7 +9,7 @@ from typing import Any
 from .breaks import unsupported
 from .bytecode import Instr
 from .interpreter import Frame, make_cell, opcode
-from .values.base import Value
+from .values.base import Raised, Value
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, SliceValue, TupleValue
 from .values.function import CellValue, FunctionValue
@@ -48,11 +48,16 @@ def load_const(frame: Frame, instr: Instr, target: int) -> None:
 
 
 # Locals, cells, globals ------------------------------------------------------------------------------------------------
+def _unbound(frame: Frame, cls: type[Exception], kind: str, name: str) -> Raised:
+    scope = " in enclosing scope" if kind == "free" else ""
+    return frame.trace.error(cls, f"cannot access {kind} variable '{name}' where it is not associated with a value{scope}")
+
+
 @opcode("LOAD_FAST")
 def load_fast(frame: Frame, instr: Instr, target: int) -> None:
     value = frame.fast[instr.arg]
     if value is None:
-        raise frame.trace.error(UnboundLocalError, f"cannot access local variable '{instr.argval}'")
+        raise _unbound(frame, UnboundLocalError, "local", instr.argval)
     frame.stack.append(value)
 
 
@@ -70,7 +75,7 @@ def store_fast(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("DELETE_FAST")
 def delete_fast(frame: Frame, instr: Instr, target: int) -> None:
     if frame.fast[instr.arg] is None:
-        raise frame.trace.error(UnboundLocalError, f"cannot access local variable '{instr.argval}'")
+        raise _unbound(frame, UnboundLocalError, "local", instr.argval)
     frame.fast[instr.arg] = None
 
 
@@ -94,8 +99,9 @@ def load_deref(frame: Frame, instr: Instr, target: int) -> None:
     cell: CellValue = frame.fast[instr.arg]
     value = cell.load(frame.trace)
     if value is None:
-        raise frame.trace.error(NameError if instr.argval in frame.code.co_freevars else UnboundLocalError,
-                                f"cannot access variable '{instr.argval}' where it is not associated with a value")
+        if instr.argval in frame.code.co_freevars:
+            raise _unbound(frame, NameError, "free", instr.argval)
+        raise _unbound(frame, UnboundLocalError, "local", instr.argval)
     frame.stack.append(value)
 
 
@@ -282,6 +288,7 @@ def map_add(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("LIST_EXTEND")
 def list_extend(frame: Frame, instr: Instr, target: int) -> None:
+    frame.trace.must_iterate(frame.stack[-1], "Value after * must be an iterable, not {}")
     items = frame.stack[-1].unpack(frame.trace)
     frame.stack.pop()
     frame.stack[-instr.arg].mutate(frame.trace).extend(items)

@@ -54,6 +54,19 @@ def is_data_descriptor(raw: Any) -> bool:
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
+# What CPython says of an object whose class lacks a special method.
+_LACKS = {
+    "__call__": "'{}' object is not callable", "__len__": "object of type '{}' has no len()",
+    "__getitem__": "'{}' object is not subscriptable", "__setitem__": "'{}' object does not support item assignment",
+    "__delitem__": "'{}' object doesn't support item deletion", "__iter__": "'{}' object is not iterable",
+    "__contains__": "argument of type '{}' is not iterable", "__next__": "'{}' object is not an iterator",
+    "__index__": "'{}' object cannot be interpreted as an integer", "__reversed__": "'{}' object is not reversible",
+    "__neg__": "bad operand type for unary -: '{}'", "__pos__": "bad operand type for unary +: '{}'",
+    "__invert__": "bad operand type for unary ~: '{}'", "__abs__": "bad operand type for abs(): '{}'",
+    "__round__": "type {} doesn't define __round__ method",
+}
+
+
 class Protocol:
     """The generic half of `Trace`: what CPython's object.c and abstract.c do."""
 
@@ -126,7 +139,7 @@ class Protocol:
         cls = value.python_type()
         raw = self.type_attr(cls, name)
         if raw is MISSING or raw is None:
-            raise self.error(TypeError, f"'{cls.__name__}' object does not support {name}")
+            raise self.error(TypeError, _LACKS.get(name, "'{}' object does not support " + name).format(cls.__name__))
         return self.tail_call(self.bind(raw, name, value, cls), args, kwargs)
 
     # Attributes ------------------------------------------------------------------------------------------------------
@@ -210,7 +223,8 @@ class Protocol:
             if type(raw) is property:
                 fn = raw.fset if new is not None else raw.fdel
                 if fn is None:
-                    raise self.error(AttributeError, f"property '{name}' of '{cls.__name__}' object has no setter")
+                    lacks = "setter" if new is not None else "deleter"
+                    raise self.error(AttributeError, f"property '{name}' of '{cls.__name__}' object has no {lacks}")
                 self.call(self.make(fn), [value] + ([new] if new is not None else []))
             elif type(raw) is types.MemberDescriptorType:
                 value.store_slot(self, raw, new)
@@ -339,6 +353,7 @@ class Protocol:
         """`__contains__`, else a search by iteration."""
         if self.has_special(value, "__contains__"):
             return Constant(self.truth(self.call_special(value, "__contains__", [item], {})))
+        self.must_iterate(value, "argument of type '{}' is not iterable")
         iterator = value.iterate(self)
         while (other := iterator.next(self)) is not None:
             if self.equal(item, other):
@@ -358,7 +373,13 @@ class Protocol:
             return result
         if self.has_special(value, "__getitem__"):
             return IndexIterator(value)
-        raise self.error(TypeError, f"'{value.python_type().__name__}' object is not iterable")
+        raise self.error(TypeError, _LACKS["__iter__"].format(value.python_type().__name__))
+
+    def must_iterate(self, value: Value, message: str) -> None:
+        """Raise with this message where a value has no way to be iterated."""
+        own = type(value).iterate is not Value.iterate
+        if not own and not self.has_special(value, "__iter__") and not self.has_special(value, "__getitem__"):
+            raise self.error(TypeError, message.format(value.python_type().__name__))
 
 
 _OBJECT_ORDER = frozenset((object.__lt__, object.__le__, object.__gt__, object.__ge__))

@@ -432,6 +432,8 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return SequenceIterator(TupleValue(contents.items[::-1]))
     if isinstance(value, Constant) and value.is_plain:
         return RealIterator(iter(list(reversed(value.value))))
+    if not trace.has_special(value, "__len__") or not trace.has_special(value, "__getitem__"):
+        return trace.call_special(value, "__reversed__", [], {})
     length = value.length(trace).as_constant()
     return SequenceIterator(TupleValue([value.getitem(trace, Constant(i)) for i in range(length - 1, -1, -1)]))
 
@@ -470,7 +472,7 @@ def _extreme_rule(fn: Any, op: Any) -> None:
         if not items:
             if "default" in kwargs:
                 return kwargs["default"]
-            raise trace.error(ValueError, f"{fn.__name__}() arg is an empty sequence")
+            return trace.real_call(fn, ())  # raises, in this Python's words
         none = key is None or isinstance(key, Constant) and key.value is None
         best, best_key = None, None
         for item in items:

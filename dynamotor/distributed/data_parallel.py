@@ -55,11 +55,16 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
             sink_waits(gm.graph)
             gm.recompile()
             gm.meta["on_backward"] = _overlapping
-        if not torch.is_grad_enabled() or not any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
+        if not _may_record(gm) or not any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
             return backend(gm, example_inputs)
         return Variants(gm, backend, options).prepare(example_inputs)
 
     return compile_graph
+
+
+def _may_record(gm: fx.GraphModule) -> bool:
+    """Whether autograd records anything: the rest of a function after a break may begin without gradients and turn them on."""
+    return torch.is_grad_enabled() or any(node.target is torch._C._set_grad_enabled and node.args[0] for node in gm.graph.nodes)
 
 
 class Variants:

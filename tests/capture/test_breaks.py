@@ -231,3 +231,16 @@ def test_numbers_that_are_only_returned_are_not_guarded():
         for n in range(4):
             assert compiled(torch.full((2,), n / 3))[1] == pytest.approx(4 * n / 3)
     assert len(events) == 1
+
+
+class Failure(Exception):
+    def __init__(self, code):
+        super().__init__(f"failure {code}")
+
+
+def test_a_c_method_of_a_base_stays_that_of_the_base():
+    def fails(x):
+        print(end="")
+        raise Failure(1)
+    with pytest.raises(Failure, match="^failure 1$"):
+        dynamotor.compile(fails)(torch.ones(2))

@@ -188,7 +188,11 @@ class BoundBuiltin(Value):
         return trace.call_builtin(self.descr, [self.instance, *args], kwargs)
 
     def reconstruct(self, cg: Codegen) -> str:
-        return f"{cg.constant(self.descr)}.__get__({cg.emit(self.instance)})"  # the class may have another of this name
+        if not hasattr(type(self.descr), "__get__"):
+            return f"({cg.emit(self.instance)}).{self.descr.__name__}"
+        # The class may have another of this name. CPython crashes where the class is left out.
+        cls = cg.constant(self.instance.python_type())
+        return f"{cg.constant(self.descr)}.__get__({cg.emit(self.instance)}, {cls})"
 
     def describe(self) -> str:
         return f"method {self.descr.__name__!r} of {self.instance.describe()}"
