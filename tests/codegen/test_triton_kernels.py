@@ -17,7 +17,7 @@ from dynamotor.runtime import triton_build
 from dynamotor.runtime.triton_build import TritonJob, start_kernel
 from dynamotor.runtime.triton_interpret import available
 
-pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+pytestmark = [pytest.mark.sweep(2), pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")]
 R = torch.randn
 
 

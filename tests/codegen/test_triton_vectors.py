@@ -18,7 +18,7 @@ from dynamotor.lower.ir import Kernel, Phase, Store, load
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available, make_interpreted
 
-pytestmark = pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+pytestmark = [pytest.mark.sweep(2), pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")]
 R = torch.randn
 ODD = 20001
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 pytest.importorskip("jax")
+from replicas import run_forked  # noqa: E402
+
 import dynamotor.xla.core.xla_model as xm  # noqa: E402
 import dynamotor.xla.debug.metrics as met  # noqa: E402
 import dynamotor.xla.debug.profiler as xp  # noqa: E402
@@ -92,8 +92,9 @@ def test_the_environment_switches_the_analysis_on(tmp_path):
     program = tmp_path / "p.py"
     program.write_text("import torch, dynamotor.xla\nx = torch.ones(3, device='xla') * 2\nprint(x.sum().item())\n")
     for target in ("", str(tmp_path / "log")):
-        env = {**os.environ, "PYTHONPATH": os.getcwd(), "PT_XLA_DEBUG": "1", **({"PT_XLA_DEBUG_FILE": target} if target else {})}
-        done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=env, timeout=100)
+        more = {"PT_XLA_DEBUG_FILE": target} if target else {}
+        code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+        done = run_forked(code, str(program), PT_XLA_DEBUG="1", **more)
         text = (tmp_path / "log").read_text() if target else done.stderr
         assert done.stdout == "6.0\n" and "Compilation Analysis:" in text and f"{program}:3" in text and "print(x.sum().item())" in text
 

@@ -10,6 +10,8 @@ import textwrap
 import pytest
 
 pytest.importorskip("jax")
+from replicas import run_forked  # noqa: E402
+
 import dynamotor.xla  # noqa: E402
 from dynamotor.xla.install import uninstall  # noqa: E402
 
@@ -113,15 +115,15 @@ def test_spawned_processes_have_the_alias(tmp_path):
     assert done.stdout.strip() == "child 3 dynamotor.xla.core.xla_model dynamotor.xla.runtime"
 
 
-def test_old_runtime_variables_are_accepted_with_one_warning(tmp_path):
+def test_old_runtime_variables_are_accepted_with_one_warning():
     text = "import warnings; warnings.simplefilter('always')\nimport dynamotor.xla, dynamotor.xla.core.xla_model"
-    done = run(tmp_path, text, XRT_DEVICE_MAP="CPU:0", XRT_WORKERS="localservice:0")
+    done = run_forked(text, XRT_DEVICE_MAP="CPU:0", XRT_WORKERS="localservice:0")
     assert done.returncode == 0 and done.stderr.count("XRT_DEVICE_MAP, XRT_WORKERS") == 1, done.stderr
 
 
 @pytest.mark.parametrize("device,expected", [("CPU", "CPU"), ("ABACUS", "DM658")])
-def test_pjrt_device(tmp_path, device, expected):
-    done = run(tmp_path, "import dynamotor.xla.runtime as xr; print(xr.device_type())", PJRT_DEVICE=device)
+def test_pjrt_device(device, expected):
+    done = run_forked("import dynamotor.xla.runtime as xr; print(xr.device_type())", PJRT_DEVICE=device)
     assert expected in done.stdout + done.stderr
 
 

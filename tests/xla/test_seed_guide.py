@@ -216,6 +216,7 @@ REPORT = """
 """
 
 
+@pytest.mark.slow  # test_torchrun.py and test_install.py launch replicas
 def test_several_devices(tmp_path):
     program = tmp_path / "guide.py"
     program.write_text(PRELUDE + MULTI.replace("{report}", REPORT))

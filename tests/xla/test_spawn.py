@@ -74,6 +74,7 @@ def test_an_exception_in_a_replica_is_raised_here() -> None:
         xmp.spawn(fail, nprocs=2)
 
 
+@pytest.mark.slow
 def test_join_false_gives_a_context(tmp_path: Path) -> None:
     context = xmp.spawn(report, args=(str(tmp_path), 1), nprocs=2, join=False)
     end = time.monotonic() + 60

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from replicas import run_script  # noqa: E402
+from replicas import run_forked  # noqa: E402
 
 PROGRAM = """
     import copy, torch, torch.nn as nn
@@ -19,7 +19,7 @@ PROGRAM = """
 
 
 def run(code: str) -> str:
-    done = run_script(PROGRAM + code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    done = run_forked(PROGRAM + code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -17,9 +17,9 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 PROGRAM = Path(__file__).with_name("programs") / "ten_models.py"
 EXACT = "--xla_backend_optimization_level=0 --xla_cpu_max_isa=AVX --xla_cpu_experimental_ynn_fusion_type="
-SLOW = [("resnet18", "alexnet"), ("vgg16", "squeezenet1_1"), ("mobilenet_v2",), ("mnasnet1_0",), ("resnet50",), ("resnext50_32x4d",)]
+SLOW = [("timm_vision_transformer",), ("resnet18", "alexnet"), ("vgg16", "squeezenet1_1"), ("mobilenet_v2",), ("mnasnet1_0",), ("resnet50",), ("resnext50_32x4d",)]
 GROUPS = [
-    ("BERT_pytorch", "timm_vision_transformer"),
+    ("BERT_pytorch",),
     *[pytest.param(names, marks=pytest.mark.slow) for names in SLOW],
 ]
 

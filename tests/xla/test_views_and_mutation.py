@@ -204,6 +204,7 @@ def same(want: Pool, got: Pool) -> None:
         torch.testing.assert_close(b.detach().cpu(), a.detach().contiguous(), rtol=1e-9, atol=1e-9, msg=lambda text, at=at: f"tensor {at}: {text}")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex128, torch.uint8], ids=str)
 @pytest.mark.parametrize("seed", range(12))
 def test_values_of_random_programs(seed: int, dtype: torch.dtype) -> None:
@@ -213,6 +214,7 @@ def test_values_of_random_programs(seed: int, dtype: torch.dtype) -> None:
     same(want, replay([t.to("xla") for t in start], steps, rng))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(1000, 1030))
 def test_gradients_of_random_programs(seed: int) -> None:
     rng = random.Random(seed)
