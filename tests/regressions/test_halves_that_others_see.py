@@ -12,7 +12,7 @@ import dynamotor
 JUMPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "frac": torch.frac,
     "remainder": lambda y: y % 0.75, "fmod": lambda y: torch.fmod(y, 0.75), "floor_divide": lambda y: y // 0.75,
-    "div": lambda y: torch.div(y, 0.75, rounding_mode="floor"),
+    "div": lambda y: torch.div(y, 0.75, rounding_mode="floor"), "int": lambda y: y.int(), "long": lambda y: y.long(),
     "bool": lambda y: (y * 4).floor().bool(), "argmax": lambda y: y.argmax(-1), "max": lambda y: y.max(-1).indices,
     "argmin of all": torch.argmin, "at least": lambda y: y >= y.amax(-1, keepdim=True),
 }  # fmt: skip
