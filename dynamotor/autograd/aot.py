@@ -18,7 +18,7 @@ import torch
 
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import BackendError, DynamotorError
+from ..base.errors import BackendError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
 from ..base.log import log
 from ..graph.info import GraphInfo
@@ -289,7 +289,14 @@ def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: C
                if node.op == "placeholder" and is_size(node)]
     env = symbols[0][1].env if symbols else None
     before = 0 if env is None else len(env.guards)
-    compiled = _compile(graph, info, compile_graph)
+    as_it_is = None if env is None else _copy_of(graph)
+    try:
+        compiled = _compile(graph, info, compile_graph)
+    except InternalError as error:  # its forward has run: there is no going back to a program with numbers
+        if as_it_is is None or config.verify or config.strict:
+            raise
+        _note_fallback(info.name, error, None, "graph")
+        return as_it_is.forward
     own = [] if env is None else env.guards[before:]
     if not own:
         return compiled
@@ -299,6 +306,13 @@ def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: C
         return compiled(*inputs) if all(guard.holds(values) for guard in own) else graph(*inputs)
 
     return run
+
+
+def _copy_of(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph as it is now; what compiles it rewrites it in place."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return torch.fx.GraphModule(gm, graph)
 
 
 def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:

@@ -517,7 +517,8 @@ def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
 
 def _check(value: Value, node: fx.Node) -> None:
     spec = node.meta["val"]
-    if isinstance(spec, TensorSpec) and (not equal(value.shape, spec.shape) or value.dtype != spec.dtype):
+    if isinstance(spec, TensorSpec) and (value.dtype != spec.dtype or not (
+            equal(value.shape, spec.shape) or tuple(value.shape) == spec.shape)):  # the latter may follow from a guard
         raise InternalError(
             "DM911",
             f"the lowering of {node.target} gives {value.dtype}{list(value.shape)}, aten gives {spec}",
