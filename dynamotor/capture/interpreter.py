@@ -18,6 +18,7 @@ from .bytecode import CodeInfo, Instr, decode
 from .values.base import MISSING, Iterator, Raised, Value
 from .values.constant import Constant
 from .values.function import CellValue, FunctionValue, bind_arguments
+from .values.traceback import note_line
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -28,6 +29,7 @@ opcodes: Registry[str, Handler] = Registry("opcode")
 opcode = opcodes.register
 
 MAX_DEPTH = 220
+POLYFILLS = __file__.rsplit("/", 1)[0] + "/polyfills"
 _GENERATOR = inspect.CO_GENERATOR
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -102,6 +104,10 @@ class Frame:
 
     def unwind(self, raised: Raised, instr: Instr) -> None:
         """Go to the handler of an exception, or let it leave the frame."""
+        if raised.again:
+            raised.again = False
+        elif not self.code.co_filename.startswith(POLYFILLS):
+            note_line(raised.value, self.code, instr.line)
         handler = self.info.handler(instr.offset)
         if handler is None:
             raised.stack = raised.stack or self.trace.user_stack()

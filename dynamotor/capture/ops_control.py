@@ -239,9 +239,11 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     if instr.arg == 0:
         if trace.handled is None:
             raise trace.error(RuntimeError, "No active exception to reraise")
-        raise Raised(trace.handled)
+        raise Raised(trace.handled, again=True)
     cause = frame.stack.pop() if instr.arg == 2 else None
     value = _instance(frame, frame.stack.pop())
+    if value.real() is not MISSING:
+        raise unsupported("side-effect", "an exception from outside is raised", "its traceback grows")
     if cause is not None:
         value.setattr(trace, "__cause__", _instance(frame, cause) if not _is_none(cause) else cause)
     trace.link_context(value)
@@ -287,7 +289,7 @@ def pop_except(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("RERAISE")
 def reraise(frame: Frame, instr: Instr, target: int) -> None:
-    raise Raised(frame.stack.pop())
+    raise Raised(frame.stack.pop(), again=True)
 
 
 @opcode("CHECK_EXC_MATCH")
@@ -301,7 +303,7 @@ def check_exc_match(frame: Frame, instr: Instr, target: int) -> None:
 def cleanup_throw(frame: Frame, instr: Instr, target: int) -> None:
     error = frame.stack[-1]
     if not issubclass(error.python_type(), StopIteration):
-        raise Raised(error)
+        raise Raised(error, again=True)
     args = error.getattr(frame.trace, "args").unpack(frame.trace)
     frame.stack[-3:] = [Constant(None), args[0] if args else Constant(None)]
 
@@ -330,7 +332,7 @@ def special(frame: Frame, value: Value, name: str) -> Value:
 def with_except_start(frame: Frame, instr: Instr, target: int) -> None:
     trace, error = frame.trace, frame.stack[-1]
     leave = frame.stack[-4]
-    frame.stack.append(trace.call(leave, [trace.make(error.python_type()), error, Constant(None)]))
+    frame.stack.append(trace.call(leave, [trace.make(error.python_type()), error, error.getattr(trace, "__traceback__")]))
 
 
 # match -----------------------------------------------------------------------------------------------------------------

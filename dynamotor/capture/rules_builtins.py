@@ -590,6 +590,7 @@ def _generator_result(trace: Trace, result: tuple[bool, Value]) -> Value:
 
 @builtin_rule(BaseException.with_traceback)
 def _with_traceback(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    args[0].setattr(trace, "__traceback__", args[1])
     return args[0]
 
 

@@ -475,7 +475,8 @@ def _find_bookkeeping(fn: Any) -> CallRule | None:
 def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if trace.handled is None:
         return trace.make((None, None, None))
-    return TupleValue([trace.make(trace.handled.python_type()), trace.handled, Constant(None)])
+    return TupleValue([trace.make(trace.handled.python_type()), trace.handled,
+                       trace.handled.getattr(trace, "__traceback__")])
 
 
 @builtin_rule(sys.getrecursionlimit)

@@ -18,7 +18,7 @@ from .breaks import unsupported
 from .effects import Effects
 from .graph_builder import GraphBuilder
 from .guards import ConstEquals
-from .interpreter import Frame, Inlining
+from .interpreter import POLYFILLS, Frame, Inlining
 from .protocol import Protocol
 from .reader import Reader
 from .sizes import SizePolicy, TraceSizes
@@ -112,22 +112,19 @@ class Trace(Inlining, Instances, Text, Protocol):
     def where(self) -> UserLine | None:
         """The current line of the innermost frame that is not a polyfill."""
         for frame in reversed(self.frames):
-            if not frame.code.co_filename.startswith(_HERE):
+            if not frame.code.co_filename.startswith(POLYFILLS):
                 return frame.user_line()
         return None
 
     def user_stack(self) -> tuple[UserLine, ...]:
         """The inlined stack, outermost first."""
-        return tuple(f.user_line() for f in self.frames if not f.code.co_filename.startswith(_HERE))
+        return tuple(f.user_line() for f in self.frames if not f.code.co_filename.startswith(POLYFILLS))
 
     def count_step(self) -> None:
         """Refuse endless loops."""
         if self.steps > self.max_steps:
             raise unsupported("too-long", f"more than {self.max_steps} instructions in one trace",
                               cure="compile a smaller function, or one without long Python loops")
-
-
-_HERE = __file__.rsplit("/", 1)[0] + "/polyfills"
 
 
 def _label(obj: Any) -> str:

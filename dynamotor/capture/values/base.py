@@ -26,10 +26,11 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 class Raised(Exception):
     """An exception that the traced program itself raises (`value` is the exception instance); user code may catch it."""
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, value: Value, again: bool = False) -> None:
         super().__init__(value)
         self.value = value
         self.stack: tuple[Any, ...] = ()  # the user's lines where it left the first frame
+        self.again = again  # its traceback knows the line already
 
 
 class NotConstant(Exception):

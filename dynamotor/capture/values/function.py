@@ -419,12 +419,12 @@ def bind_arguments(trace: Trace, func: FunctionValue, args: list[Value], kwargs:
         if slots[i] is not None:
             raise trace.error(TypeError, f"{code.co_qualname}() got multiple values for argument '{name}'")
         slots[i] = value
+    if len(args) > n_positional and not flags & inspect.CO_VARARGS:
+        raise trace.error(TypeError, _too_many(func, len(args), sum(slot is not None for slot in slots[n_positional:])))
     if None in slots:
         _fill_defaults(trace, func, slots, n_positional)
     if flags & inspect.CO_VARARGS:
         slots.append(TupleValue(args[n_positional:]))
-    elif len(args) > n_positional:
-        raise trace.error(TypeError, f"{code.co_qualname}() takes {n_positional} positional arguments but {len(args)} were given")
     if flags & inspect.CO_VARKEYWORDS:
         slots.append(DictValue([(k, Constant(k), v) for k, v in extra.items()]))
     return slots
@@ -446,4 +446,28 @@ def _fill_defaults(trace: Trace, func: FunctionValue, slots: list[Any], n_positi
                 slots[i] = kwdefaults.get(names[i])
     unbound = [names[i] for i, slot in enumerate(slots) if slot is None]
     if unbound:
-        raise trace.error(TypeError, f"{func.code.co_qualname}() missing required arguments: {', '.join(map(repr, unbound))}")
+        positional = [name for name in unbound if name in names[:n_positional]]
+        raise trace.error(TypeError, f"{func.code.co_qualname}() missing " + (
+            _listed(positional, "required positional") if positional else _listed(unbound, "required keyword-only")))
+
+
+def _listed(names: list[str], kind: str) -> str:
+    """As CPython lists arguments: 'a', 'b', and 'c'."""
+    shown = [repr(name) for name in names]
+    comma = "," if len(shown) > 2 else ""
+    text = shown[-1] if len(shown) == 1 else f"{', '.join(shown[:-1])}{comma} and {shown[-1]}"
+    return f"{_counted(len(names), kind)}: {text}"
+
+
+def _counted(n: int, kind: str) -> str:
+    return f"{n} {kind} argument{'' if n == 1 else 's'}"
+
+
+def _too_many(func: FunctionValue, given: int, keywords: int) -> str:
+    """What CPython says of a call with too many positional arguments."""
+    most, optional = func.code.co_argcount, len(func.defaults)
+    takes = _counted(most, "positional")
+    if optional:
+        takes = f"from {most - optional} to {most} positional argument{'' if most == 1 else 's'}"
+    also = f"{_counted(given, 'positional').partition(' ')[2]} (and {_counted(keywords, 'keyword-only')}) " if keywords else ""
+    return f"{func.code.co_qualname}() takes {takes} but {given} {also}{'was' if given == 1 and not keywords else 'were'} given"

@@ -175,7 +175,7 @@ class UserObject(Value):
         args = self.slots.get("args")
         name = cg.new_object(self, f"{cg.constant(BaseException)}.__new__({cg.constant(self.cls)}, *{cg.emit(args)})"
                              if args is not None else f"{cg.constant(self.cls)}.__new__({cg.constant(self.cls)})")
-        for slot in ("__cause__", "__context__"):
+        for slot in ("__cause__", "__context__", "__traceback__"):
             value = self.slots.get(slot)
             if value is not None:
                 cg.statement(f"{name}.{slot} = {cg.emit(value)}")

@@ -1,0 +1,56 @@
+"""Where an exception of the trace went: the lines of a traceback, made real when the exception leaves the trace."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .base import MISSING, Value
+from .user_object import UserObject
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+Line = tuple[types.CodeType, int]
+_STUB = (lambda: sys._getframe()).__code__  # on one line: positions count from the first
+
+
+class TracebackValue(Value):
+    """A traceback: code and line of each frame, the outermost first."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: tuple[Line, ...]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def python_type(self) -> type:
+        return types.TracebackType
+
+    def truth(self, trace: Trace) -> bool:
+        return True
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return cg.new_object(self, f"{cg.constant(make_traceback)}({cg.constant(self.lines)})")
+
+
+def note_line(error: Value, code: types.CodeType, line: int | None) -> None:
+    """An exception passes a line of a frame."""
+    if isinstance(error, UserObject) and error.obj is MISSING:
+        before = error.slots.get("__traceback__")
+        lines = before.lines if isinstance(before, TracebackValue) else ()
+        error.slots["__traceback__"] = TracebackValue(((code, line or code.co_firstlineno), *lines))
+
+
+def make_traceback(lines: Sequence[Line]) -> types.TracebackType | None:
+    """A traceback that shows these lines, over frames that do nothing."""
+    inner = None
+    for code, line in reversed(lines):
+        stub = _STUB.replace(co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname,
+                                      co_firstlineno=line)
+        frame = types.FunctionType(stub, {"sys": sys})()
+        inner = types.TracebackType(inner, frame, frame.f_lasti, line)
+    return inner
