@@ -351,13 +351,13 @@ class Compiler:
                 trace.effects.guard_aliases()
                 trace.effects.replay(cg)
                 captured = finish_trace(trace, cg, cg.emit(result), ambient)
-            more = trace.sizes.specialised()
+            more = _beyond(fixed, trace.sizes.specialised())
             return self._trace(args, kwnames, {**fixed, **more}) if more else captured
         except Raised as raised:
-            more = trace.sizes.specialised()
+            more = _beyond(fixed, trace.sizes.specialised())
             return self._trace(args, kwnames, {**fixed, **more}) if more else self._raises(raised, trace, kwnames, ambient)
         except Unsupported as stop:
-            more = trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames)
+            more = _beyond(fixed, trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames))
             if more:
                 return self._trace(args, kwnames, {**fixed, **more})
             note_break(stop.reason)
@@ -499,6 +499,11 @@ def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reaso
     effects = gm is not None and (tensor.writes_inputs(trace) or any(map(_may_have_effect, gm.graph.nodes)))
     trace.reader.forget()
     return Captured(gm, inputs, trace.graph.examples, guards, finish, trace.sizes, code, reason, trace.steps, effects)
+
+
+def _beyond(fixed: Mapping[Source, Assumption], more: Mapping[Source, Assumption]) -> Mapping[Source, Assumption]:
+    """What another trace would know more; nothing where it would only be the same again."""
+    return more if more.keys() - fixed.keys() else _NONE
 
 
 def _may_have_effect(node: torch.fx.Node) -> bool:

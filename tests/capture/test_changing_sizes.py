@@ -361,3 +361,16 @@ def test_a_growing_cache_is_general_from_its_first_call() -> None:
             assert torch.equal(y, want) and torch.equal(cache["keys"], eager_cache["keys"])
             x = y[:, -1:].contiguous()
     assert counters["frames"]["captured"] == 3  # a prompt, a step with a cache, other prompts
+
+
+def test_a_trace_that_fails_alike_with_numbers_is_not_made_for_ever():
+    def refused(x, y, n):
+        x *= torch.rand_like(y)
+        try:
+            x.add_(torch.ones(9))
+        except RuntimeError as error:
+            raise ValueError(n) from error
+    compiled = dynamotor.compile(refused, backend="eager")
+    for x, n in ((torch.randn(3, 4), 5), (torch.randn(6, 4)[::2], 5), (torch.randn(3, 4), 1), (torch.randn(3, 4), 0)):
+        with pytest.raises(ValueError, match=str(n)):
+            compiled(x, torch.randn(4), n)
