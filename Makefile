@@ -42,7 +42,7 @@ QUICK := tests/test_architecture.py tests/test_api.py tests/test_soundness.py te
     tests/codegen/test_cpp.py tests/codegen/test_program.py tests/runtime/test_memory.py tests/runtime/test_fingerprint.py \
     tests/distributed/test_ddp_plan.py tests/faults tests/fuzz/test_fuzz_programs.py tests/models/test_zoo.py \
     tests/regressions/test_batch_norm_in_evaluation.py tests/regressions/test_writes_that_eager_refuses.py \
-    tests/tools/test_numerics.py tests/xla/test_device.py tests/xla/test_bridge.py tests/xla/test_xla_model.py
+    tests/tools/test_numerics.py tests/xla/test_device.py tests/xla/test_bridge.py
 test-quick: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK) -n $(JOBS) --dist loadfile
 

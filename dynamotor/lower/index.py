@@ -336,8 +336,3 @@ def reindex(index: Sequence[Index], shape: Sequence[Number], new_shape: Sequence
         lead += 1
     rest = flatten(index[lead:], contiguous_stride(shape[lead:]))
     return (*index[:lead], *unflatten(rest, new_shape[lead:]))
-
-
-def fresh_vars(prefix: str, shape: Sequence[Number]) -> tuple[Var, ...]:
-    """One variable a dimension."""
-    return tuple(Var(f"{prefix}{d}", size) for d, size in enumerate(shape))

@@ -74,10 +74,6 @@ def _shrink_backward(grad, x, limit):
     return jnp.where((x >= -limit) & (x <= limit), 0, grad)
 
 
-def _clip06(x: jax.Array) -> jax.Array:
-    return jnp.minimum(jnp.maximum(x, 0), 6)
-
-
 # -- exponential -----------------------------------------------------------------------------------------------------------------
 
 

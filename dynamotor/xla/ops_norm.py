@@ -64,10 +64,6 @@ def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, ou
             jnp.sum(grad, axis=outer))
 
 
-def _epsilon(eps: float | None, dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if eps is None else eps
-
-
 # -- group norm: x is seen as (N, groups, C / groups * HxW) ----------------------------------------------------------------------
 
 

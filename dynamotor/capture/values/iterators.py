@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..breaks import unsupported
 from ..polyfills import cursors
 from .base import Iterator, Value
 from .constant import Constant
@@ -128,22 +126,3 @@ class FilterIterator(Iterator):
         if cg.for_frame:
             return f"{cg.constant(cursors.FilterCursor)}({cg.emit(self.fn)}, {cg.emit(self.inner)})"
         return f"filter({cg.emit(self.fn)}, {cg.emit(self.inner)})"
-
-
-class StepIterator(Iterator):
-    """An iterator of a library (itertools) stepped by a Python function; a polyfill generator runs behind it."""
-
-    __slots__ = ("kind", "step")
-
-    def __init__(self, kind: type, step: Callable[[Any], Value | None]) -> None:
-        super().__init__()
-        self.kind, self.step = kind, step
-
-    def python_type(self) -> type:
-        return self.kind
-
-    def next(self, trace: Trace) -> Value | None:
-        return self.step(trace)
-
-    def reconstruct(self, cg: Codegen) -> str:
-        raise unsupported("generator", f"{self.kind.__name__} iterator leaves the captured region", cure="use a list instead")
