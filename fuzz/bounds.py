@@ -40,13 +40,15 @@ _ROUGH = (
 class Jiggle(TorchDispatchMode):
     """Moves the float result of each op that rounds, as if its operands had been rounded otherwise.
 
-    Seed 0 also hands each op row-major operands: where eager then gives something else (the gradients of
-    `hardshrink` at NaN and of `instance_norm` are such), nobody can say what it means.
+    Seed 0 also hands each op row-major operands, seed 1 ones with holes between elements (eager's loops take those
+    one by one): where eager then gives something else (the gradients of `hardshrink` at NaN and of `instance_norm`
+    are such), nobody can say what it means.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.row_major = seed == 0
+        self.relaid = {0: _row_major, 1: _apart}.get(seed)
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,8 +56,8 @@ class Jiggle(TorchDispatchMode):
         returns = func._schema.returns
         if any(r.alias_info is not None and not r.alias_info.is_write for r in returns) or not _rounds(func):
             return func(*args, **kwargs)
-        if self.row_major and not func._schema.is_mutable:
-            args, kwargs = tree_map(_row_major, args), tree_map(_row_major, kwargs)
+        if self.relaid is not None and not func._schema.is_mutable:
+            args, kwargs = tree_map(self.relaid, args), tree_map(self.relaid, kwargs)
         exact = self._wide(func, args, kwargs, 0.0)
         moved = self._wide(func, args, kwargs, 4.0) if exact is not None else None
         result = func(*args, **kwargs)
@@ -151,6 +153,12 @@ def _rounds(func: Any) -> bool:
 def _row_major(value: Any) -> Any:
     dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return value.clone(memory_format=torch.contiguous_format) if dense else value
+
+
+def _apart(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.dim():
+        return value
+    return torch.stack([value, value], -1)[..., 0]
 
 
 def _infinite(args: Any) -> bool:

@@ -60,6 +60,11 @@ def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
     return turned
 
 
+def _or_none(env: dict[Node, Any], value: Any) -> Any:
+    found = env[value] if isinstance(value, Node) else value
+    return None if found is NOTHING else found
+
+
 def _dependent(graph: torch.fx.Graph, roots: set[Node]) -> set[Node]:
     found = set(roots)
     for node in graph.nodes:
@@ -68,10 +73,12 @@ def _dependent(graph: torch.fx.Graph, roots: set[Node]) -> set[Node]:
     return found
 
 
-def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int], first: int) -> torch.fx.GraphModule | None:
+def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int], first: int,
+                     reached: frozenset[int] = frozenset()) -> torch.fx.GraphModule | None:
     """A copy of the backward graph without these placeholders. Gradients that come from nowhere else are None.
 
     first: the position of the first tangent; what is saved comes before.
+    reached: gradients that a tangent which arrives does lead to, if only by ops without slope (`floor`): zeros, as eager has it.
     """
     graph = torch.fx.Graph()
     env: dict[Node, Any] = {}
@@ -102,7 +109,8 @@ def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int], first: in
             if position in absent:
                 env[node] = NOTHING
             elif node.op == "output":
-                graph.output(tuple([None if v is NOTHING else v for v in torch.fx.map_arg(node.args[0], env.__getitem__)]))
+                graph.output(tuple([fill(v) if k in reached and env.get(v) is NOTHING else _or_none(env, v)
+                                    for k, v in enumerate(node.args[0])]))
             else:
                 env[node] = copy(node)
     except _CannotFill:

@@ -197,8 +197,9 @@ def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, stat
         inputs = tuple(joint.inputs.index(node) for node in saved if node in cut.kept)
         outputs = tuple(cut.results[node] for node in saved[len(inputs):])
         info = GraphInfo("backward", f"{name}_backward{k or ''}", _static(saved, joint, static_inputs))
-        compile_backward = _BackwardCompiler(cut.forward, graph, inputs, outputs, len(tangents), info, compile_graph, around)
-        nodes.append(AutogradNode(compile_backward, inputs, outputs, tuple(group), tangents))
+        reach = tuple(frozenset(k for k, tangent in enumerate(tangents) if joint.reach[i] >> tangent & 1) for i in group)
+        compile_backward = _BackwardCompiler(cut.forward, graph, inputs, outputs, reach, info, compile_graph, around)
+        nodes.append(AutogradNode(compile_backward, inputs, outputs, tuple(group), tangents, reach))
     return training_callable(forward, n_values, nodes, joint)
 
 
@@ -250,7 +251,7 @@ class _BackwardCompiler:
     graph: torch.fx.GraphModule
     saved_inputs: tuple[int, ...]
     saved_outputs: tuple[int, ...]
-    n_tangents: int
+    reach: tuple[frozenset[int], ...]  # for each gradient, the tangents that lead to it
     info: GraphInfo
     compile_graph: CompileGraph
     around: Callable[[Compiled], Compiled] | None
@@ -259,9 +260,10 @@ class _BackwardCompiler:
         first = len(self.saved_inputs)
         _adopt_layouts(self.forward, self.saved_outputs, self.graph, first)
         graph: torch.fx.GraphModule | None = self.graph
-        if self.n_tangents > 1:  # then not all of them need arrive, and the graph is kept for those that come another time
-            n_saved = first + len(self.saved_outputs)
-            graph = without_tangents(self.graph, frozenset(n_saved + k for k in absent), n_saved)
+        n_saved = first + len(self.saved_outputs)
+        if sum(node.op == "placeholder" for node in graph.graph.nodes) > n_saved + 1:  # the graph is kept for other tangents
+            reached = frozenset(n for n, tangents in enumerate(self.reach) if tangents - absent)
+            graph = without_tangents(self.graph, frozenset(n_saved + k for k in absent), n_saved, reached)
         if graph is None:
             return None
         compiled = _compile_late(graph, self.info, self.compile_graph)

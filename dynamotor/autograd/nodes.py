@@ -32,6 +32,7 @@ class AutogradNode:
 
     compile_backward: called with the positions of tangents that do not arrive; None where it needs zeros in their place.
     gradients: the inputs that it leads to. tangents: which of the joint graph's lead to it, in their order.
+    reach: for each gradient, the positions among `tangents` of those that lead to it.
     """
 
     compile_backward: Callable[[frozenset[int]], Compiled | None]
@@ -39,6 +40,7 @@ class AutogradNode:
     saved_outputs: tuple[int, ...]
     gradients: tuple[int, ...]
     tangents: tuple[int, ...]
+    reach: tuple[frozenset[int], ...]
 
 
 def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint, finish: Finish | None) -> Compiled:
@@ -191,8 +193,7 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
     in_order = tuple(symbols.values())
     constants = tuple(joint.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
     arriving = tuple(zip(places, [joint.tangents[k].meta["val"] for k in node.tangents], strict=True))
-    leading = [frozenset(k for k, tangent in enumerate(node.tangents) if joint.reach[i] >> tangent & 1) for i in node.gradients]
-    nothing = (None,) * len(node.gradients)
+    reach, nothing = node.reach, (None,) * len(node.gradients)
     numbers, inner = node.tangents, bool(joint.inner)
     backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
     del node, joint
@@ -214,7 +215,7 @@ def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) ->
         grads = call_without_autocast(getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,))
         if not absent:
             return grads
-        return [None if absent >= roots else grad for roots, grad in zip(leading, grads, strict=True)]
+        return [None if absent >= roots else grad for roots, grad in zip(reach, grads, strict=True)]
 
     def backward(ctx: Any, tangents: tuple) -> Sequence:
         if inner:

@@ -346,7 +346,7 @@ def _slice_scatter(
     if step != 1:
         raise Decline("a step")
     if 0 in source.shape:
-        return x
+        return ctx.generate(x.at)
 
     def body(index: tuple[Index, ...]) -> Expr:
         i = index[dim] - first

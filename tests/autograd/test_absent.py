@@ -128,3 +128,12 @@ def test_what_reads_gradients_that_arrive_too_is_calculated() -> None:
         (want,) = torch.autograd.grad(f(x)[n].sum(), x)
         (got,) = torch.autograd.grad(compiled(x)[n].sum(), x)
         torch.testing.assert_close(got, want)
+
+
+def test_a_gradient_through_a_step_is_zeros_and_not_none() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.floor(), x.prod(-1)
+
+    x = torch.rand(3, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(dynamotor.compile(f)(x)[0].sum(), x, allow_unused=True)
+    assert gradient is not None and not gradient.any()

@@ -77,3 +77,9 @@ def test_hardsigmoids_gradient_is_the_librarys_in_float64() -> None:
     x = torch.rand(9, dtype=torch.float64, requires_grad=True)
     (want,), (got,) = (torch.autograd.grad(f(x).sum(), x) for f in (F.hardsigmoid, dynamotor.compile(F.hardsigmoid)))
     torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
+
+
+def test_nothing_scattered_gives_a_copy() -> None:
+    x = torch.ones(1)
+    got = dynamotor.compile(lambda x: torch.slice_scatter(x, x[1:] * 1, 0, 1))(x)
+    assert got is not x and got.data_ptr() != x.data_ptr()
