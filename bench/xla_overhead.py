@@ -1,5 +1,5 @@
 """`python -m dynamotor bench --xla --overhead`: what recording an operation costs on the host, beside eager's
-CPU, and what a call of the bridge costs beside `jax.jit` of the same program.
+CPU, what a call of the bridge costs beside `jax.jit` of the same program, and the first training step of short and long LSTMs.
 
 Each figure is the least of many short runs in turns: on a shared machine anything else measures the neighbours.
 """
@@ -74,6 +74,15 @@ def bridge_call(width: int, seconds: float) -> dict[str, float]:
     return {**least, "ratio": least["bridge"] / least["jit"]}
 
 
+def first_lstm_step(length: int) -> float:
+    """Seconds of CPU for the first forward and backward pass of an LSTM on xla: recording, compiling and running them."""
+    model, x = torch.nn.LSTM(16, 32, num_layers=2, batch_first=True).to("xla"), torch.randn(4, length, 16).to("xla")
+    start = time.process_time()
+    model(x)[0].square().mean().backward()
+    sync(wait=True)
+    return time.process_time() - start
+
+
 def main(args: argparse.Namespace) -> int:
     """Measure, print, and write `--json` where it is given."""
     rows: list[dict[str, Any]] = []
@@ -86,6 +95,10 @@ def main(args: argparse.Namespace) -> int:
         rows.append({"mlp": width, **row})
         name = f"MLP of {width}"
         print(f"{name:>16}  jit {row['jit']:6.1f} us  bridge {row['bridge']:6.1f} us  {row['ratio']:.2f}x", flush=True)
+    first_lstm_step(5)  # what any first step loads
+    steps = {length: first_lstm_step(length) for length in (12, 500)}
+    rows.append({"lstm": steps})
+    print(f"  first LSTM step  12 steps {steps[12]:.2f} s  500 steps {steps[500]:.2f} s  {steps[500] / steps[12]:.2f}x", flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
     return 0

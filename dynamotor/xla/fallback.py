@@ -1,7 +1,7 @@
 """Ops without a lowering run on the CPU: flush, copy to the CPU, aten's kernel, copy back. Each is counted as `aten::op`.
 
->>> torch.unique(torch.tensor([2, 1, 2], device="xla"))     # its shape depends on data
->>> metrics.counters["aten::_unique2"]
+>>> torch.unique_consecutive(torch.tensor([2, 1, 2], device="xla"))     # its shape depends on data
+>>> metrics.counters["aten::unique_consecutive"]
 1
 """
 

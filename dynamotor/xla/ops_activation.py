@@ -31,42 +31,18 @@ def sigmoid(x: jax.Array) -> jax.Array:
 elementwise(aten.sigmoid)(sigmoid)
 
 
-@elementwise(aten.sigmoid_backward)
-def _sigmoid_backward(grad, result):
-    return grad * jnp.conj((1 - result) * result)
-
-
-@elementwise(aten.tanh_backward)
-def _tanh_backward(grad, result):
-    return grad * jnp.conj(1 - result * result)
+elementwise(aten.sigmoid_backward)(lambda grad, result: grad * jnp.conj((1 - result) * result))
+elementwise(aten.tanh_backward)(lambda grad, result: grad * jnp.conj(1 - result * result))
 
 
 # -- piecewise linear ------------------------------------------------------------------------------------------------------------
 
 
-@elementwise(aten.relu)
-def _relu(x):
-    return jnp.maximum(x, 0)
-
-
-@elementwise(aten.threshold_backward)
-def _threshold_backward(grad, x, threshold):
-    return jnp.where(x <= threshold, 0, grad)
-
-
-@elementwise(aten.hardtanh)
-def _hardtanh(x, low=-1, high=1):
-    return jnp.minimum(jnp.maximum(x, low), high)
-
-
-@elementwise(aten.leaky_relu)
-def _leaky_relu(x, slope=0.01):
-    return jnp.where(x > 0, x, x * slope)
-
-
-@op(aten.leaky_relu_backward)
-def _leaky_relu_backward(grad, x, slope, is_result):
-    return jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
+elementwise(aten.relu)(lambda x: jnp.maximum(x, 0))
+elementwise(aten.threshold_backward)(lambda grad, x, threshold: jnp.where(x <= threshold, 0, grad))
+elementwise(aten.hardtanh)(lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high))
+elementwise(aten.leaky_relu)(lambda x, slope=0.01: jnp.where(x > 0, x, x * slope))
+op(aten.leaky_relu_backward)(lambda grad, x, slope, is_result: jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope))
 
 
 @elementwise(aten.hardshrink_backward, aten.softshrink_backward)
@@ -82,9 +58,7 @@ def _elu(x, alpha=1, scale=1, input_scale=1):
     return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
 
 
-@elementwise(aten.silu)
-def _silu(x):
-    return x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x)
+elementwise(aten.silu)(lambda x: x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x))
 
 
 @elementwise(aten.silu_backward)
@@ -125,18 +99,3 @@ def _glu_backward(grad, x, dim):
     value, gate = jnp.split(wide(x), 2, dim)
     grad, gate = wide(grad), lax.logistic(gate)
     return jnp.concatenate([grad * gate, grad * value * gate * (1 - gate)], dim)
-
-
-@op(aten.glu_jvp)
-def _glu_jvp(result, x, dx, dim):
-    _, gate = jnp.split(wide(x), 2, dim)
-    dvalue, dgate = jnp.split(wide(dx), 2, dim)
-    gate = lax.logistic(gate)
-    return dvalue * gate + dgate * (1 - gate) * wide(result)
-
-
-@op(aten.glu_backward_jvp)
-def _glu_backward_jvp(grad_x, grad, x, dgrad, dx, dim):
-    """The derivative of `glu_backward` along (dgrad, dx)."""
-    along = (wide(dgrad), wide(dx))
-    return jax.jvp(lambda g, v: _glu_backward(g, v, dim), (wide(grad), wide(x)), along)[1]

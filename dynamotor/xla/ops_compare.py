@@ -107,11 +107,5 @@ def _bounded(x: jax.Array, low: jax.Array | None, high: jax.Array | None) -> jax
     return x if high is None else jnp.minimum(x, high)
 
 
-@elementwise(aten.clamp_min)
-def _clamp_min(x, low):
-    return jnp.maximum(x, low)
-
-
-@elementwise(aten.clamp_max)
-def _clamp_max(x, high):
-    return jnp.minimum(x, high)
+elementwise(aten.clamp_min)(lambda x, low: jnp.maximum(x, low))
+elementwise(aten.clamp_max)(lambda x, high: jnp.minimum(x, high))

@@ -22,9 +22,7 @@ from .promotion import widened_float
 aten = torch.ops.aten
 
 
-@op(aten.complex)
-def _complex(real, imag):
-    return lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag)))
+op(aten.complex)(lambda real, imag: lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag))))
 
 
 @op(aten._conj, aten._conj_physical, aten.conj_physical, aten._conj_copy)

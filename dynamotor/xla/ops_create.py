@@ -21,24 +21,10 @@ def _filled(out: Spec, value: object) -> jax.Array:
     return jnp.broadcast_to(convert(jnp.asarray(value), jax_dtype(out.dtype)), out.shape)
 
 
-@op(aten.full, out=True, lift=True)
-def _full(size, fill_value, *, dtype=None, out: Spec):
-    return _filled(out, fill_value)
-
-
-@op(aten.full_like, out=True, lift=True)
-def _full_like(x, fill_value, *, dtype=None, out: Spec):
-    return _filled(out, fill_value)
-
-
-@op(aten.scalar_tensor, out=True, lift=True)
-def _scalar_tensor(s, *, dtype=None, out: Spec):
-    return _filled(out, s)
-
-
-@op(aten.fill, out=True, lift=True)
-def _fill(x, value, *, out: Spec):
-    return _filled(out, value)
+op(aten.full, out=True, lift=True)(lambda size, fill_value, *, dtype=None, out: _filled(out, fill_value))
+op(aten.full_like, out=True, lift=True)(lambda x, fill_value, *, dtype=None, out: _filled(out, fill_value))
+op(aten.scalar_tensor, out=True, lift=True)(lambda s, *, dtype=None, out: _filled(out, s))
+op(aten.fill, out=True, lift=True)(lambda x, value, *, out: _filled(out, value))
 
 
 @op(
@@ -50,14 +36,8 @@ def _zeros(*args, dtype=None, out: Spec):
     return jnp.zeros(out.shape, jax_dtype(out.dtype))
 
 
-@op(aten.ones, aten.ones_like, aten.new_ones, out=True)
-def _ones(*args, dtype=None, out: Spec):
-    return jnp.ones(out.shape, jax_dtype(out.dtype))
-
-
-@op(aten.eye, out=True)
-def _eye(*args, dtype=None, out: Spec):
-    return jnp.eye(*out.shape, dtype=jax_dtype(out.dtype))
+op(aten.ones, aten.ones_like, aten.new_ones, out=True)(lambda *args, dtype=None, out: jnp.ones(out.shape, jax_dtype(out.dtype)))
+op(aten.eye, out=True)(lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jax_dtype(out.dtype)))
 
 
 @op(aten.arange, out=True)
@@ -70,9 +50,7 @@ def _arange(start, end=None, step=1, *, dtype=None, out: Spec):
     return jnp.asarray(start, wide) + jnp.asarray(step, wide) * lax.iota(wide, out.shape[0])
 
 
-@op(aten.range, out=True)
-def _range(start, end, step=1, *, dtype=None, out: Spec):
-    return _arange(start, end, step, out=out)
+op(aten.range, out=True)(lambda start, end, step=1, *, dtype=None, out: _arange(start, end, step, out=out))
 
 
 def _spaced(start: object, end: object, steps: int, out: Spec) -> jax.Array:
@@ -94,9 +72,7 @@ def _step_dtype(out: Spec) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if dtype in LOW_PRECISION else dtype if is_float(dtype) else jnp.dtype(jnp.float64)
 
 
-@op(aten.linspace, out=True)
-def _linspace(start, end, steps, *, dtype=None, out: Spec):
-    return _truncated(_spaced(start, end, steps, out), out)
+op(aten.linspace, out=True)(lambda start, end, steps, *, dtype=None, out: _truncated(_spaced(start, end, steps, out), out))
 
 
 @op(aten.logspace, out=True)
@@ -109,19 +85,9 @@ def _truncated(values: jax.Array, out: Spec) -> jax.Array:
     return convert(values, jax_dtype(out.dtype))
 
 
-@op(aten.tril_indices, out=True)
-def _tril_indices(row, col, offset=0, *, dtype=None, out: Spec):
-    return jnp.stack(jnp.tril_indices(row, offset, col))
-
-
-@op(aten.triu_indices, out=True)
-def _triu_indices(row, col, offset=0, *, dtype=None, out: Spec):
-    return jnp.stack(jnp.triu_indices(row, offset, col))
-
-
-@op(aten.clone)
-def _clone(x):
-    return x
+op(aten.tril_indices, out=True)(lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.tril_indices(row, offset, col)))
+op(aten.triu_indices, out=True)(lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.triu_indices(row, offset, col)))
+op(aten.clone)(lambda x: x)
 
 
 @op(aten._to_copy, out=True)
@@ -129,9 +95,7 @@ def _to_copy(x, *, dtype=None, out: Spec):
     return convert(x, jax_dtype(out.dtype))
 
 
-@op(aten.copy, out=True)
-def _copy(x, src, *, out: Spec):
-    return jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape)
+op(aten.copy, out=True)(lambda x, src, *, out: jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape))
 
 
 def convert(x: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Distances between rows: cdist and pdist for every p, with gradients.
+"""Distances between rows: cdist for every p, with gradients.
 
 >>> torch.cdist(x, y, p=1.0)
 """
@@ -9,7 +9,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 
 from .lowering import op
@@ -84,23 +83,3 @@ def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     extra = x.ndim - len(shape)
     axes = tuple(range(extra)) + tuple(i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1)
     return jnp.sum(x, axis=axes, keepdims=True).reshape(shape)
-
-
-def _pairs(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """All i < j in row-major order."""
-    return np.triu_indices(rows, 1)
-
-
-@op(aten._pdist_forward)
-def _pdist(x, p=2.0):
-    first, second = _pairs(x.shape[0])
-    x = wide(x)
-    return _norm(x[first] - x[second], p)
-
-
-@op(aten._pdist_backward)
-def _pdist_backward(grad, x, p, distance):
-    first, second = _pairs(x.shape[0])
-    x = wide(x)
-    each = wide(grad)[:, None] * _slope(x[first] - x[second], wide(distance), p)
-    return jnp.zeros_like(x).at[first].add(each).at[second].add(-each)

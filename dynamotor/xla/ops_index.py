@@ -40,9 +40,7 @@ def _index_select(x, dim, index):
     return x.at[at_dim(dim, jnp.atleast_1d(index), x.ndim)].get(**WITHIN)
 
 
-@op(aten.take)
-def _take(x, index):
-    return x.reshape(-1).at[index].get(**WRAPPED)
+op(aten.take)(lambda x, index: x.reshape(-1).at[index].get(**WRAPPED))
 
 
 @op(aten.put)
@@ -63,9 +61,7 @@ def _places(indices: Sequence[jax.Array | None]) -> Index:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-@op(aten.index.Tensor, aten._unsafe_index)
-def _index(x, indices):
-    return x.at[_places(indices)].get(**WRAPPED)
+op(aten.index.Tensor, aten._unsafe_index)(lambda x, indices: x.at[_places(indices)].get(**WRAPPED))
 
 
 @op(aten.index_put, aten._unsafe_index_put, aten._index_put_impl)
@@ -125,9 +121,7 @@ def _in_dim(vector: jax.Array, dim: int, ndim: int) -> jax.Array:
     return lax.expand_dims(vector, [d for d in range(ndim) if d != dim % ndim])
 
 
-@op(aten.masked_fill)
-def _masked_fill(x, mask, value):
-    return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
+op(aten.masked_fill)(lambda x, mask, value: jnp.where(mask, jnp.asarray(value).astype(x.dtype), x))
 
 
 @op(aten.masked_scatter)
@@ -160,11 +154,6 @@ def _nonzero_static(x, *, size, fill_value=-1):
 @op(aten.repeat_interleave.Tensor)
 def _repeat_interleave(repeats, *, output_size):
     return jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)
-
-
-@op(aten.nonzero, aten.masked_select, aten.bincount)
-def _data_dependent(*args, **kwargs):
-    raise Unsupported("the shape of the result depends on the data")
 
 
 @op(aten.index_fill)

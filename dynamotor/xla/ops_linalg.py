@@ -157,9 +157,7 @@ def _lu_factor_ex(a, *, pivot=True, check_errors=False):
     return _lu(a)
 
 
-@op(aten.linalg_lu_solve)
-def _linalg_lu_solve(factors, pivots, b, *, left=True, adjoint=False):
-    return _lu_solve(factors, pivots, b, left, adjoint)
+op(aten.linalg_lu_solve)(lambda factors, pivots, b, *, left=True, adjoint=False: _lu_solve(factors, pivots, b, left, adjoint))
 
 
 def _unpacked(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -253,9 +251,7 @@ def _geqrf(a):
     return _transposed(reflectors), tau
 
 
-@op(aten.linalg_householder_product)
-def _householder_product(a, tau):
-    return jax.lax.linalg.householder_product(a, tau)
+op(aten.linalg_householder_product)(lambda a, tau: jax.lax.linalg.householder_product(a, tau))
 
 
 @op(aten.ormqr)

@@ -35,9 +35,7 @@ def _scaled(value: jax.Array, factor: float) -> jax.Array:
     return value * jnp.asarray(factor, value.dtype) if value.dtype != jnp.bool_ else value & bool(factor)
 
 
-@op(aten.mm, aten.bmm, aten.mv, aten.dot, aten.matmul)
-def _matmul(x, y, out_dtype=None):
-    return product(x, y)
+op(aten.mm, aten.bmm, aten.mv, aten.dot, aten.matmul)(lambda x, y, out_dtype=None: product(x, y))
 
 
 @op(aten._int_mm)
@@ -65,12 +63,6 @@ def _addbmm(base, x, y, *, beta=1, alpha=1):
 def _linear(x, weight, bias=None):
     result = product(x, weight.T)
     return result if bias is None else result + wide(bias)
-
-
-@op(aten._addmm_activation)
-def _addmm_activation(base, x, y, *, beta=1, alpha=1, use_gelu=False):
-    value = _plus(base, beta, alpha, product(x, y))
-    return jax.nn.gelu(value, approximate=True) if use_gelu else jnp.maximum(value, 0)
 
 
 @op(aten._trilinear)

@@ -127,14 +127,8 @@ def _round(x, *, decimals=0):
 # -- arithmetic of two tensors ---------------------------------------------------------------------------------------------------
 
 
-@elementwise(aten.add, lift=True)
-def _add(x, y, alpha=1):
-    return x + _scaled(y, alpha)
-
-
-@elementwise(aten.sub, lift=True)
-def _sub(x, y, alpha=1):
-    return x - _scaled(y, alpha)
+elementwise(aten.add, lift=True)(lambda x, y, alpha=1: x + _scaled(y, alpha))
+elementwise(aten.sub, lift=True)(lambda x, y, alpha=1: x - _scaled(y, alpha))
 
 
 @elementwise(aten._add_relu)
@@ -148,9 +142,7 @@ def _scaled(y: jax.Array, alpha: Any) -> jax.Array:
     return y * cast(alpha, y.dtype)
 
 
-@elementwise(aten.mul, lift=True)
-def _mul(x, y):
-    return x * y
+elementwise(aten.mul, lift=True)(lambda x, y: x * y)
 
 
 @op(aten.div, out=True, lift=True)
@@ -248,19 +240,9 @@ def _integer_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
     return jnp.where(exponent < 0, jnp.where(unit, sign, 0), power)
 
 
-@elementwise(aten.atan2)
-def _atan2(y, x):
-    return jnp.arctan2(y, x)
-
-
-@elementwise(aten.hypot)
-def _hypot(x, y):
-    return jnp.hypot(x, y)
-
-
-@elementwise(aten.copysign)
-def _copysign(x, y):
-    return jnp.copysign(x, y)
+elementwise(aten.atan2)(lambda y, x: jnp.arctan2(y, x))
+elementwise(aten.hypot)(lambda x, y: jnp.hypot(x, y))
+elementwise(aten.copysign)(lambda x, y: jnp.copysign(x, y))
 
 
 @op(aten.nextafter)
@@ -277,9 +259,7 @@ def _frexp(x):
     return mantissa, jnp.where(jnp.isfinite(x), exponent, 0)
 
 
-@elementwise(aten.ldexp)
-def _ldexp(x, exponent):
-    return x * jnp.exp2(exponent)
+elementwise(aten.ldexp)(lambda x, exponent: x * jnp.exp2(exponent))
 
 
 @elementwise(aten.logaddexp)
@@ -305,27 +285,15 @@ def _logaddexp2(x, y):
     return jnp.where(same, high, high + jnp.log1p(jnp.exp2(jnp.where(same, 0, low - high))) * log2(np.e))
 
 
-@elementwise(aten.gcd)
-def _gcd(x, y):
-    return jnp.gcd(*jnp.broadcast_arrays(x, y))
-
-
-@elementwise(aten.lcm)
-def _lcm(x, y):
-    return jnp.lcm(*jnp.broadcast_arrays(x, y))
+elementwise(aten.gcd)(lambda x, y: jnp.gcd(*jnp.broadcast_arrays(x, y)))
+elementwise(aten.lcm)(lambda x, y: jnp.lcm(*jnp.broadcast_arrays(x, y)))
 
 
 # -- arithmetic of three tensors -------------------------------------------------------------------------------------------------
 
 
-@elementwise(aten.addcmul, lift=True)
-def _addcmul(x, first, second, value=1):
-    return x + _scaled(first * second, value)
-
-
-@elementwise(aten.addcdiv, lift=True)
-def _addcdiv(x, first, second, value=1):
-    return x + _scaled(first, value) / second
+elementwise(aten.addcmul, lift=True)(lambda x, first, second, value=1: x + _scaled(first * second, value))
+elementwise(aten.addcdiv, lift=True)(lambda x, first, second, value=1: x + _scaled(first, value) / second)
 
 
 @elementwise(aten.lerp, lift=True)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .dtypes import is_float
-from .lowering import Unsupported, op
+from .lowering import op
 from .numerics import per_dimension, wide
 
 aten = torch.ops.aten
@@ -135,41 +135,6 @@ def _backward_at_indices(spatial: int, grad, x, *rest):
     return _to_indices(grad, x.shape, rest[-1], spatial)
 
 
-def _fractional_starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
-    """Where the windows of one dimension start: (..., count) from samples (...); B. Graham, Fractional Max-Pooling, 2014."""
-    last = jnp.full((*sample.shape, min(count, 1)), size - kernel, jnp.int32)
-    if count < 2:
-        return last
-    alpha = jnp.asarray(size - kernel, sample.dtype) / jnp.asarray(count - 1, sample.dtype)
-    steps = ((jnp.arange(count - 1, dtype=sample.dtype) + sample[..., None]) * alpha).astype(jnp.int32)
-    return jnp.concatenate([steps - (sample * alpha).astype(jnp.int32)[..., None], last], axis=-1)
-
-
-def _fractional_max_pool(spatial: int, x, kernel_size, output_size, random_samples):
-    """Maxima and their positions; the samples are (N, C, dimensions), in two dimensions the width's first."""
-    if x.dtype not in (jnp.float32, jnp.float64):
-        raise Unsupported("aten calculates where windows start in low precision")
-    sizes, outer = x.shape[-spatial:], x.shape[:-spatial]
-    samples = random_samples.reshape(*outer, spatial)
-    index = jnp.zeros(x.shape, jnp.int32)
-    kernel, counts = per_dimension(kernel_size, spatial), per_dimension(output_size, spatial)
-    for dim in reversed(range(spatial)):
-        sample = samples[..., spatial - 1 - dim if spatial == 2 else dim]
-        starts = _fractional_starts(sample, sizes[dim], counts[dim], kernel[dim])
-        starts = starts.reshape(*outer, *(counts[dim] if d == dim else 1 for d in range(spatial)))
-        axis, best, where = len(outer) + dim, None, None
-        for offset in range(kernel[dim]):
-            at = starts + offset
-            value = jnp.take_along_axis(x, at, axis=axis)
-            place = jnp.take_along_axis(index, at, axis=axis) + at * math.prod(sizes[dim + 1:])
-            if best is not None:
-                better = (value > best) | (value != value)
-                value, place = jnp.where(better, value, best), jnp.where(better, place, where)
-            best, where = value, place
-        x, index = best, where
-    return x, index
-
-
 def _unpool(spatial: int, x, indices, output_size, *_):
     """Values put back at their indices, zero elsewhere."""
     outer, inner = math.prod(x.shape[:-spatial]), math.prod(output_size)
@@ -233,8 +198,6 @@ POOLS = {
     "max_pool{}d_with_indices_backward": _backward_at_indices,
     "adaptive_max_pool{}d": _adaptive_max_pool,
     "adaptive_max_pool{}d_backward": _backward_at_indices,
-    "fractional_max_pool{}d": _fractional_max_pool,
-    "fractional_max_pool{}d_backward": _backward_at_indices,
     "max_unpool{}d": _unpool,
     "avg_pool{}d": _avg_pool,
     "avg_pool{}d_backward": _avg_pool_backward,

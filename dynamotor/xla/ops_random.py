@@ -179,9 +179,7 @@ def _random(key, x, *bounds, out, generator=None, **named):
     return _integers(key, low, count, out.shape)
 
 
-@random_op(aten.randperm)
-def _randperm(key, n, *, generator=None, dtype=None):
-    return jax.random.permutation(key, n)
+random_op(aten.randperm)(lambda key, n, *, generator=None, dtype=None: jax.random.permutation(key, n))
 
 
 # -- chances ---------------------------------------------------------------------------------------------------------------------
@@ -193,9 +191,7 @@ def _chance(key: jax.Array, shape: tuple[int, ...], p: Any) -> jax.Array:
     return _uniform(key, shape, jnp.dtype(jnp.float64 if exact else jnp.float32)) < (wide(p) if isinstance(p, jax.Array) else p)
 
 
-@random_op(aten.bernoulli)
-def _bernoulli(key, x, p=None, *, generator=None):
-    return _chance(key, x.shape, x if p is None else p)
+random_op(aten.bernoulli)(lambda key, x, p=None, *, generator=None: _chance(key, x.shape, x if p is None else p))
 
 
 @random_op(aten.native_dropout)
@@ -208,9 +204,7 @@ def _dropout(key, x, p, train):
     return jnp.where(kept, wide(x) * (1 / (1 - p)), 0), kept
 
 
-@op(aten.native_dropout_backward)
-def _dropout_backward(grad, mask, scale):
-    return jnp.where(mask, wide(grad) * scale, 0)
+op(aten.native_dropout_backward)(lambda grad, mask, scale: jnp.where(mask, wide(grad) * scale, 0))
 
 
 @random_op(aten._fused_dropout)
@@ -245,9 +239,7 @@ def _multinomial(key, weights, num_samples, replacement=False, *, generator=None
 # -- distributions that jax samples ----------------------------------------------------------------------------------------------
 
 
-@random_op(aten.poisson)
-def _poisson(key, rate, generator=None):
-    return jax.random.poisson(key, wide(rate), dtype=jnp.int64)
+random_op(aten.poisson)(lambda key, rate, generator=None: jax.random.poisson(key, wide(rate), dtype=jnp.int64))
 
 
 @random_op(aten.binomial)
@@ -279,9 +271,7 @@ _FACTORS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-@random_op(torch.ops.dynamotor.new_seed)
-def _new_seed(key):
-    return jax.lax.bitcast_convert_type(_words(key, (1,), 64) >> 1, jnp.int64)
+random_op(torch.ops.dynamotor.new_seed)(lambda key: jax.lax.bitcast_convert_type(_words(key, (1,), 64) >> 1, jnp.int64))
 
 
 def _product_words(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:

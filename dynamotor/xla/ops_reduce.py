@@ -22,7 +22,7 @@ from .dtypes import jax_dtype
 from .lowering import Spec, Unsupported, op
 from .numerics import wide
 from .ops_compare import truth
-from .promotion import cast, compute_dtype, float_dtype, promoted, result_type
+from .promotion import cast, compute_dtype, promoted
 
 aten = torch.ops.aten
 
@@ -58,14 +58,8 @@ def _mean(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
     return jnp.mean(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
 
 
-@op(aten.any)
-def _any(x, dim=None, keepdim=False):
-    return jnp.any(truth(x), axes(x, dim), keepdims=keepdim)
-
-
-@op(aten.all)
-def _all(x, dim=None, keepdim=False):
-    return jnp.all(truth(x), axes(x, dim), keepdims=keepdim)
+op(aten.any)(lambda x, dim=None, keepdim=False: jnp.any(truth(x), axes(x, dim), keepdims=keepdim))
+op(aten.all)(lambda x, dim=None, keepdim=False: jnp.all(truth(x), axes(x, dim), keepdims=keepdim))
 
 
 @op(aten.logsumexp, out=True)
@@ -97,24 +91,10 @@ def _position(find: Any, x: jax.Array, dim: int | None, shape: tuple[int, ...]) 
     return find(x, dim).reshape(shape)
 
 
-@op(aten.argmax, out=True)
-def _argmax(x, dim=None, keepdim=False, *, out: Spec):
-    return _position(jnp.argmax, x, dim, out.shape)
-
-
-@op(aten.argmin, out=True)
-def _argmin(x, dim=None, keepdim=False, *, out: Spec):
-    return _position(jnp.argmin, x, dim, out.shape)
-
-
-@op(aten.max.default)
-def _max(x):
-    return jnp.max(x)
-
-
-@op(aten.min.default)
-def _min(x):
-    return jnp.min(x)
+op(aten.argmax, out=True)(lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmax, x, dim, out.shape))
+op(aten.argmin, out=True)(lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmin, x, dim, out.shape))
+op(aten.max.default)(lambda x: jnp.max(x))
+op(aten.min.default)(lambda x: jnp.min(x))
 
 
 @op(aten.max.dim, out=True)
@@ -141,14 +121,8 @@ def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> 
     return total / np.asarray(divisor, total.dtype), mean if keepdim else jnp.squeeze(mean, over)
 
 
-@op(aten.var.correction)
-def _var(x, dim=None, *, correction=None, keepdim=False):
-    return moments(x, dim, correction, keepdim)[0]
-
-
-@op(aten.var_mean.correction)
-def _var_mean(x, dim=None, *, correction=None, keepdim=False):
-    return moments(x, dim, correction, keepdim)
+op(aten.var.correction)(lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim)[0])
+op(aten.var_mean.correction)(lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim))
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------------------
@@ -192,11 +166,6 @@ def _linalg_vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
 def _powsum(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     x = _normed(x, dtype)
     return power_sum(x, float(ord), axes(x, dim), keepdim)
-
-
-@op(aten.dist)
-def _dist(x, y, p=2):
-    return vector_norm(cast(jnp.subtract(*promoted(x, y)), compute_dtype(float_dtype(result_type(x, y)))), p)
 
 
 # -- histograms ------------------------------------------------------------------------------------------------------------------

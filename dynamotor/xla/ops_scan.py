@@ -41,14 +41,8 @@ def _logcumsumexp(x, dim):
     return lax.associative_scan(logaddexp, x, axis=dim % x.ndim) if is_complex(x) else lax.cumlogsumexp(x, dim % x.ndim)
 
 
-@op(aten.cummax)
-def _cummax(x, dim):
-    return _running(lambda new, old: new >= old, x, dim)
-
-
-@op(aten.cummin)
-def _cummin(x, dim):
-    return _running(lambda new, old: new <= old, x, dim)
+op(aten.cummax)(lambda x, dim: _running(lambda new, old: new >= old, x, dim))
+op(aten.cummin)(lambda x, dim: _running(lambda new, old: new <= old, x, dim))
 
 
 def _running(wins: Any, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:

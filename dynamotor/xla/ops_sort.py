@@ -32,14 +32,8 @@ def sort(x: jax.Array, dim: int, descending: bool = False) -> tuple[jax.Array, j
     return jnp.flip(turned[0], dim), jnp.flip(turned[1], dim)
 
 
-@op(aten.sort.default)
-def _sort(x, dim=-1, descending=False):
-    return sort(x, dim, descending)
-
-
-@op(aten.sort.stable)
-def _sort_stable(x, *, stable=None, dim=-1, descending=False):
-    return sort(x, dim, descending)
+op(aten.sort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descending))
+op(aten.sort.stable)(lambda x, *, stable=None, dim=-1, descending=False: sort(x, dim, descending))
 
 
 @op(aten.topk)
@@ -63,9 +57,7 @@ def _keys(x: jax.Array, largest: bool) -> jax.Array:
     return jnp.where(x != x, signed, x if largest else -x)
 
 
-@op(aten.kthvalue)
-def _kthvalue(x, k, dim=-1, keepdim=False):
-    return _pick(*sort(x, dim), jnp.asarray(k - 1), dim, keepdim)
+op(aten.kthvalue)(lambda x, k, dim=-1, keepdim=False: _pick(*sort(x, dim), jnp.asarray(k - 1), dim, keepdim))
 
 
 def _pick(values: jax.Array, places: jax.Array, rank: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
@@ -90,24 +82,10 @@ def _median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> tuple[jax.
     return _pick(values, places, jnp.maximum(middle, 0), dim, keepdim)
 
 
-@op(aten.median.default)
-def _median_of_all(x):
-    return _median(jnp.ravel(x), 0, False, False)[0] if x.size else jnp.asarray(jnp.nan)
-
-
-@op(aten.nanmedian.default)
-def _nanmedian_of_all(x):
-    return _median(jnp.ravel(x), 0, False, True)[0] if x.size else jnp.asarray(jnp.nan)
-
-
-@op(aten.median.dim)
-def _median_dim(x, dim, keepdim=False):
-    return _median(x, dim, keepdim, False)
-
-
-@op(aten.nanmedian.dim)
-def _nanmedian_dim(x, dim, keepdim=False):
-    return _median(x, dim, keepdim, True)
+op(aten.median.default)(lambda x: _median(jnp.ravel(x), 0, False, False)[0] if x.size else jnp.asarray(jnp.nan))
+op(aten.nanmedian.default)(lambda x: _median(jnp.ravel(x), 0, False, True)[0] if x.size else jnp.asarray(jnp.nan))
+op(aten.median.dim)(lambda x, dim, keepdim=False: _median(x, dim, keepdim, False))
+op(aten.nanmedian.dim)(lambda x, dim, keepdim=False: _median(x, dim, keepdim, True))
 
 
 @op(aten.mode)

@@ -1,17 +1,15 @@
-"""Special functions: error functions, gamma and zeta functions, Bessel functions of the first kinds, orthogonal polynomials.
+"""Special functions: error functions, gamma and zeta functions, modified Bessel functions of the first kind.
 
-Bessel functions J, Y and K and Airy's function have no rule: XLA knows no such function, and they run on the CPU.
+Bessel functions J, Y and K, Airy's function and orthogonal polynomials have no rule: XLA knows none, and they run on the CPU.
 
->>> torch.special.legendre_polynomial_p(torch.tensor([0.5], device="xla"), 2)
-tensor([-0.1250], device='xla:0')
+>>> torch.special.zeta(torch.tensor([2.0], device="xla"), 1)
+tensor([1.6449], device='xla:0')
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from math import factorial, pi
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,92 +98,3 @@ def _polygamma(n, x, *, out: Spec):
         sine = jnp.sin(pi * x)
         return jnp.where(low, (pi * pi) / (sine * sine) - mirrored, jnp.where(x == jnp.inf, 0, mirrored))
     return (-1) ** (n + 1) * np.asarray(factorial(n), x.dtype) * zeta(jnp.full_like(x, n + 1), x)
-
-
-# -- orthogonal polynomials ------------------------------------------------------------------------------------------------------
-
-
-class Polynomials(NamedTuple):
-    """A family by its recurrence. `first(x)`: degree 1; `step(k, x, older, old)`: degree k from the two degrees before it."""
-
-    first: Callable[[jax.Array], jax.Array]
-    step: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
-
-
-def _chebyshev_step(k, x, older, old):
-    return 2 * x * old - older
-
-
-CHEBYSHEV_T = Polynomials(lambda x: x, _chebyshev_step)
-CHEBYSHEV_U = Polynomials(lambda x: 2 * x, _chebyshev_step)
-CHEBYSHEV_V = Polynomials(lambda x: 2 * x - 1, _chebyshev_step)
-CHEBYSHEV_W = Polynomials(lambda x: 2 * x + 1, _chebyshev_step)
-HERMITE_H = Polynomials(lambda x: 2 * x, lambda k, x, older, old: 2 * x * old - 2 * (k - 1) * older)
-HERMITE_HE = Polynomials(lambda x: x, lambda k, x, older, old: x * old - (k - 1) * older)
-LAGUERRE_L = Polynomials(lambda x: 1 - x, lambda k, x, older, old: ((2 * k - 1 - x) * old - (k - 1) * older) / k)
-LEGENDRE_P = Polynomials(lambda x: x, lambda k, x, older, old: ((2 * k - 1) * x * old - (k - 1) * older) / k)
-
-
-HIGHEST_DEGREE = 1_000_000
-
-
-def evaluate(family: Polynomials, x: jax.Array, degree: jax.Array) -> jax.Array:
-    """The polynomial of each degree (rounded towards zero) at each x; 0 for negative degrees, nan above HIGHEST_DEGREE."""
-    x, degree = _same(x, jnp.trunc(degree))
-    first = family.first(x)
-
-    def step(state):
-        k, older, old, result = state
-        new = family.step(k, x, older, old)
-        return k + 1, old, new, jnp.where(degree == k, new, result)
-
-    result = jnp.where(degree < 0, 0, jnp.where(degree == 0, 1, first))
-    start = (jnp.asarray(2, x.dtype), jnp.ones_like(x), first, result)
-    result = lax.while_loop(lambda state: jnp.any(state[0] <= degree) & (state[0] <= HIGHEST_DEGREE), step, start)[3]
-    return jnp.where(degree > HIGHEST_DEGREE, jnp.nan, result)
-
-
-def _chebyshev(family: Polynomials, closed: Callable, direct_to: int) -> Callable:
-    """Above the degree `direct_to` and inside (-1, 1) the trigonometric form, as in aten: the recurrence would lose digits."""
-
-    def polynomial(x, degree):
-        x, degree = _same(x, jnp.trunc(degree))
-        inside = (degree > direct_to) & (jnp.abs(x) < 1)
-        angle = jnp.arccos(jnp.where(inside, x, 0))
-        return jnp.where(inside, closed(degree, angle), evaluate(family, x, jnp.where(inside, 0, degree)))
-
-    return polynomial
-
-
-chebyshev_t = _chebyshev(CHEBYSHEV_T, lambda n, a: jnp.cos(n * a), 6)
-chebyshev_u = _chebyshev(CHEBYSHEV_U, lambda n, a: jnp.sin((n + 1) * a) / jnp.sin(a), 8)
-chebyshev_v = _chebyshev(CHEBYSHEV_V, lambda n, a: jnp.cos((n + 0.5) * a) / jnp.cos(a / 2), 8)
-chebyshev_w = _chebyshev(CHEBYSHEV_W, lambda n, a: jnp.sin((n + 0.5) * a) / jnp.sin(a / 2), 8)
-
-
-def _hermite(family: Polynomials) -> Callable:
-    """aten gives nan above the degrees that its type can hold."""
-
-    def polynomial(x, degree):
-        limit = 128 if x.dtype == jnp.float32 else 512
-        return jnp.where(degree > limit, jnp.nan, evaluate(family, x, jnp.minimum(degree, limit)))
-
-    return polynomial
-
-
-POLYNOMIALS = {
-    aten.special_chebyshev_polynomial_t: chebyshev_t,
-    aten.special_chebyshev_polynomial_u: chebyshev_u,
-    aten.special_chebyshev_polynomial_v: chebyshev_v,
-    aten.special_chebyshev_polynomial_w: chebyshev_w,
-    aten.special_shifted_chebyshev_polynomial_t: lambda x, n: chebyshev_t(2 * x - 1, n),
-    aten.special_shifted_chebyshev_polynomial_u: lambda x, n: chebyshev_u(2 * x - 1, n),
-    aten.special_shifted_chebyshev_polynomial_v: lambda x, n: chebyshev_v(2 * x - 1, n),
-    aten.special_shifted_chebyshev_polynomial_w: lambda x, n: chebyshev_w(2 * x - 1, n),
-    aten.special_hermite_polynomial_h: _hermite(HERMITE_H),
-    aten.special_hermite_polynomial_he: _hermite(HERMITE_HE),
-    aten.special_laguerre_polynomial_l: lambda x, n: evaluate(LAGUERRE_L, x, n),
-    aten.special_legendre_polynomial_p: lambda x, n: evaluate(LEGENDRE_P, x, n),
-}
-for _target, _fn in POLYNOMIALS.items():
-    elementwise(_target)(_fn)

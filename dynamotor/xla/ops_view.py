@@ -52,24 +52,10 @@ def _expand(x, size, *, implicit=False):
     return jnp.broadcast_to(x, tuple(x.shape[i - lead] if s == -1 else s for i, s in enumerate(size)))
 
 
-@op(aten.permute, aten.permute_copy)
-def _permute(x, dims):
-    return jnp.transpose(x, [d % x.ndim for d in dims])
-
-
-@op(aten.transpose.int, aten.transpose_copy.int)
-def _transpose(x, dim0, dim1):
-    return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
-
-
-@op(aten.t, aten.t_copy)
-def _t(x):
-    return x.T
-
-
-@op(aten.select.int, aten.select_copy.int)
-def _select(x, dim, index):
-    return lax.index_in_dim(x, index, dim % x.ndim, keepdims=False)
+op(aten.permute, aten.permute_copy)(lambda x, dims: jnp.transpose(x, [d % x.ndim for d in dims]))
+op(aten.transpose.int, aten.transpose_copy.int)(lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x)
+op(aten.t, aten.t_copy)(lambda x: x.T)
+op(aten.select.int, aten.select_copy.int)(lambda x, dim, index: lax.index_in_dim(x, index, dim % x.ndim, keepdims=False))
 
 
 @op(aten.slice.Tensor, aten.slice_copy.Tensor)
@@ -94,9 +80,7 @@ def _squeeze(x, dim=None):
     return lax.squeeze(x, [d for d in dims if d < x.ndim and x.shape[d] == 1])
 
 
-@op(aten.unsqueeze, aten.unsqueeze_copy)
-def _unsqueeze(x, dim):
-    return jnp.expand_dims(x, dim)
+op(aten.unsqueeze, aten.unsqueeze_copy)(lambda x, dim: jnp.expand_dims(x, dim))
 
 
 @op(aten.diagonal, aten.diagonal_copy)
@@ -140,14 +124,8 @@ def _unbind(x, dim=0):
     return [lax.index_in_dim(x, i, dim % x.ndim, keepdims=False) for i in range(x.shape[dim])]
 
 
-@op(aten.view_as_real, aten.view_as_real_copy)
-def _view_as_real(x):
-    return jnp.stack([x.real, x.imag], -1)
-
-
-@op(aten.view_as_complex, aten.view_as_complex_copy)
-def _view_as_complex(x):
-    return lax.complex(x[..., 0], x[..., 1])
+op(aten.view_as_real, aten.view_as_real_copy)(lambda x: jnp.stack([x.real, x.imag], -1))
+op(aten.view_as_complex, aten.view_as_complex_copy)(lambda x: lax.complex(x[..., 0], x[..., 1]))
 
 
 @op(aten.view.dtype, aten.view_copy.dtype, out=True)

@@ -171,7 +171,7 @@ def _slice(tensor: XLATensor, dim: int, start: int, end: int) -> XLATensor:
 @specials.register(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
     """The schema of native_batch_norm hides that training writes the running statistics: the functional op returns them."""
-    bound = _bind(func, args, kwargs)
+    bound = bind(func, args, kwargs)
     mean, variance = bound["running_mean"], bound["running_var"]
     inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")]
     if mean is None or variance is None:
@@ -200,15 +200,16 @@ def _normalised(inputs: list[Any], mean: torch.Tensor, variance: torch.Tensor) -
 
 @specials.register(aten._batch_norm_with_update.default)
 def _batch_norm_with_update(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
-    bound = _bind(func, args, kwargs)
+    bound = bind(func, args, kwargs)
     inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var")]
     reserve = torch.empty(0, dtype=torch.uint8, device=args[0].device)
     return *_normalised([*inputs, True, bound["momentum"], bound["eps"]], inputs[3], inputs[4]), reserve
 
 
-def _bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, Any]:
+def bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, Any]:
     names = [a.name for a in func._schema.arguments]
     return {
+        **dict.fromkeys(names),  # in the schema's order
         **{a.name: a.default_value for a in func._schema.arguments if a.has_default_value()},
         **dict(zip(names, args)),
         **(kwargs or {}),
@@ -217,7 +218,23 @@ def _bind(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> dict[str, An
 
 @specials.register(aten.index.Tensor, aten.index_put.default)
 def _index(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
-    return dispatch.plain(func, (args[0], _on_lane_of(args[0], args[1]), *args[2:]), kwargs)
+    indices = _on_lane_of(args[0], args[1])
+    if func is aten.index.Tensor:
+        indices = _without_masks(args[0], indices)
+    return dispatch.plain(func, (args[0], indices, *args[2:]), kwargs)
+
+
+def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
+    """A mask as the positions that it picks, whose number is known at a sync."""
+    found: list[Any] = []
+    for i in indices:
+        if i is None or i.dtype not in (torch.bool, torch.uint8) or not i.dim():
+            found.append(i)
+        elif i.shape != x.shape[len(found) : len(found) + i.dim()]:
+            raise IndexError(f"The shape of the mask {list(i.shape)} does not match the shape of the tensor {list(x.shape)}")
+        else:
+            found += i.nonzero().unbind(1)
+    return found
 
 
 @specials.register(aten.index_put_.default, aten._index_put_impl_.default)
@@ -255,7 +272,7 @@ def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
 @specials.register(aten._pack_padded_sequence.default)
 def _pack_padded_sequence(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple[XLATensor, torch.Tensor]:
     """Rows of the sequences that are long enough, step by step; the lengths, and how many go on at each step, are CPU tensors."""
-    rows, lengths, batch_first = _bind(func, args, kwargs).values()
+    rows, lengths, batch_first = bind(func, args, kwargs).values()
     rows = rows.transpose(0, 1) if batch_first else rows
     steps = [int((lengths.cpu() > step).sum()) for step in range(int(lengths[0]))]
     packed = torch.cat([rows[step, :count] for step, count in enumerate(steps)])
@@ -312,6 +329,6 @@ def _view_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLA
 @specials.register(aten.bernoulli_.float)
 def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """The only in-place op whose argument has a default that its functional twin has not."""
-    bound = _bind(func, args, kwargs)
+    bound = bind(func, args, kwargs)
     dispatch.functionals[id(func)] = aten.bernoulli.p
     return dispatch.in_place(func, (args[0], bound["p"]), {"generator": bound["generator"]} if bound["generator"] else None)

@@ -22,6 +22,7 @@ from . import (  # noqa: F401  (imported for their rows)
     recurrent,
     rng,
     shapes,
+    sized,
     specials,
     storage,
     sync,

@@ -81,9 +81,12 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
         inputs.append(jax.device_put(rng.words(draws), devices.home(lane.device)))
     try:
         if executable is None:
-            graph = execute.Graph.of(lane, positions, donated)
+            with metrics.timing("LazyTracing"):  # what recording left to do
+                graph = execute.Graph.of(lane, positions, donated)
             _reasons.explain(graph, key, cause)
             executable = _executables[key] = execute.compile_graph(graph, inputs)
+        else:
+            metrics.counter("CachedCompile")
     finally:
         lane.clear()
     run(executable, inputs, outputs)

@@ -68,7 +68,8 @@ def download(value: jax.Array, dtype: torch.dtype) -> torch.Tensor:
 def from_cpu(tensor: torch.Tensor, lane: Lane) -> Node:
     """A leaf with a copy of a CPU tensor."""
     metrics.counter("TransferToDevice")
-    return lane.leaf(upload(tensor, devices.home(lane.device)), Meta.of(tensor.shape, tensor.dtype))
+    with metrics.timing("TransferToDeviceTime"):
+        return lane.leaf(upload(tensor, devices.home(lane.device)), Meta.of(tensor.shape, tensor.dtype))
 
 
 def data_of(tensor: XLATensor, cause: str = "data") -> jax.Array:
@@ -106,7 +107,8 @@ def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
     try:
         data = data_of(tensor, cause)
         replication.wait([data])
-        host, stride = download(data, tensor.dtype), layout.preserved(tensor._alias)
+        with metrics.timing("TransferFromDeviceTime"):
+            host, stride = download(data, tensor.dtype), layout.preserved(tensor._alias)
         return host if stride is None else torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error

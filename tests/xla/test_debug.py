@@ -23,9 +23,9 @@ def test_counters_and_times():
     assert met.counter_names() == [] and met.metric_names() == [] and met.metrics_report() == ""
     x = torch.randn(3, 5, device="xla")
     (x @ x.T).cpu()
-    torch.unique(x)
+    torch.unique_consecutive(x)
     assert met.counter_value("xla::mm") == 1 and met.counter_value("nothing") is None
-    assert met.executed_fallback_ops() == ["aten::_unique2"]
+    assert met.executed_fallback_ops() == ["aten::unique_consecutive"]
     total, accumulated, samples = met.metric_data("ExecuteTime")
     assert total == len(samples) >= 1 and accumulated == pytest.approx(sum(v for _, v in samples)) and accumulated > 1000
     assert met.metric_data("nothing") is None
@@ -67,14 +67,14 @@ def test_analysis_says_what_compiled_and_what_cut():
         f(17)
         x = f(18)
         (x + 1).sum().item()
-        torch.unique(x)
+        torch.unique_consecutive(x)
     kinds = [finding.kind for finding in found]
     compiled = [f for f in found if f.kind == "Compilation"]
     assert compiled[0].cause == "mark_step" and compiled[0].line.function == "f" and compiled[0].line.filename == __file__
     assert "new structure" in compiled[0].reason or "first" in compiled[0].reason
     cut = next(f for f in found if f.kind == "Cut")
     assert "item" in cut.cause and "step closure" in str(cut) and cut.line.function == "test_analysis_says_what_compiled_and_what_cut"
-    assert "Fallback" in kinds and "aten._unique2" in next(str(f) for f in found if f.kind == "Fallback")
+    assert "Fallback" in kinds and "aten.unique_consecutive" in next(str(f) for f in found if f.kind == "Fallback")
     assert all(str(f) for f in found)
 
 

@@ -86,11 +86,11 @@ def test_scalars_that_change_do_not_compile_again():
 
 def test_an_op_of_unknown_shape_runs_on_the_cpu_counted_or_refused_when_strict():
     x = torch.tensor([3, 0, 2], device="xla")
-    before = metrics.counters["aten::nonzero"]
-    assert x.nonzero().tolist() == [[0], [2]]
-    assert metrics.counters["aten::nonzero"] == before + 1
+    before = metrics.counters["aten::unique_consecutive"]
+    assert torch.unique_consecutive(x).tolist() == [3, 0, 2]
+    assert metrics.counters["aten::unique_consecutive"] == before + 1
     with config.patch(xla_strict=True), pytest.raises(XlaError, match="DM610") as caught:
-        x.nonzero()
+        torch.unique_consecutive(x)
     assert caught.value.where.filename == __file__
 
 

@@ -14,7 +14,7 @@ from dynamotor.xla.lowering import Spec, apply, find  # noqa: E402
 
 aten = torch.ops.aten
 nan, inf = float("nan"), float("inf")
-REDUCTIONS = "sum nansum prod mean nanmean var std var_mean std_mean amax amin aminmax max min argmax argmin any all logsumexp linalg.vector_norm count_nonzero median nanmedian mode dist histc bucketize searchsorted renorm"
+REDUCTIONS = "sum nansum prod mean nanmean var std var_mean std_mean amax amin aminmax max min argmax argmin any all logsumexp linalg.vector_norm count_nonzero median nanmedian mode histc bucketize searchsorted renorm"
 SCANS = "cumsum cumprod cummax cummin logcumsumexp diff cumulative_trapezoid trapezoid"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import collectives
+from .. import collectives, replication
 from .. import ops_detection as _detection
 
 
@@ -27,6 +27,32 @@ def all_reduce(
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """The tensors of all replicas, in the order of their ordinals, concatenated along `dim`: `xm.all_gather` with gradients."""
     return collectives.differentiable_all_gather(value, dim)
+
+
+class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
+    """Batch normalisation by the mean and variance of all replicas' batches, which are of equal size."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training and self.running_mean is not None:
+            return super().forward(input)
+        self._check_input_dim(input)
+        dims, shape = [0, *range(2, input.dim())], (1, -1, *[1] * (input.dim() - 2))
+        count = input.numel() // input.shape[1] * replication.size()
+        mean = all_reduce("sum", input.sum(dims), 1 / count)
+        centred = input - mean.view(shape)
+        variance = all_reduce("sum", centred.square().sum(dims), 1 / count)
+        if self.training and self.running_mean is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked
+            unbiased = variance.detach() * (count / (count - 1))
+            for kept, new in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
+                kept.copy_((1 - share) * kept + share * new)
+        result = centred * torch.rsqrt(variance + self.eps).view(shape)
+        return result if self.weight is None else result * self.weight.view(shape) + self.bias.view(shape)
 
 
 def nms(

@@ -18,6 +18,10 @@ _SHORT_METRICS = ("CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "Transf
 _NANOSECONDS = 1e9
 
 
+# Names of torch_xla for what has another one here, or is the same thing.
+_ALSO = {"TensorToData": "TransferToDeviceTime", "SyncTensorsToData": "TransferFromDeviceTime"}
+
+
 def counter_names() -> list[str]:
     """The names of all counters that have counted something."""
     return sorted(name for name, value in _metrics.all_counters().items() if value)
@@ -37,7 +41,7 @@ def clear_counters() -> None:
 
 def metric_names() -> list[str]:
     """The names of all times that were taken."""
-    return sorted(_metrics.timings)
+    return sorted([*_metrics.timings, *[name for name, same in _ALSO.items() if same in _metrics.timings]])
 
 
 def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
@@ -45,7 +49,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
     Values are nanoseconds, `when` is seconds since 1970. The list is limited, number and sum are not.
     """
-    timing = _metrics.timings.get(name)
+    timing = _metrics.timings.get(_ALSO.get(name, name))
     if timing is None:
         return None
     return timing.count, timing.total * _NANOSECONDS, [(when, seconds * _NANOSECONDS) for when, seconds in list(timing.samples)]

@@ -44,8 +44,11 @@ class TfRecordReader:
         for name, transform in self._transforms.items():
             if not callable(transform) and transform != STR:
                 raise XlaError("DM652", f"the transform of {name!r} is {transform!r}", why='it must be a callable or "STR"')
-        self._file = _open(path, compression, buffer_size)
         self._position = 0  # of the record that is read next, in uncompressed bytes
+        try:
+            self._file = _open(path, compression, buffer_size)
+        except zlib.error as error:
+            raise self._damaged(f"it cannot be decompressed ({error})") from error
 
     def read_record(self) -> bytes | None:
         """The bytes of the next record, or None at the end of the file. DM653 where the file is damaged or cut off."""
@@ -105,28 +108,6 @@ class TfRecordReader:
         )
 
 
-class _ZlibFile(io.RawIOBase):
-    """The decompressed bytes of a zlib stream."""
-
-    def __init__(self, file: IO[bytes], chunk: int) -> None:
-        self._file, self._chunk, self._engine = file, chunk, zlib.decompressobj()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while True:
-            compressed = self._engine.unconsumed_tail or self._file.read(self._chunk)
-            data = self._engine.decompress(compressed, len(buffer)) if compressed else self._engine.flush(len(buffer))
-            if data:
-                buffer[: len(data)] = data
-                return len(data)
-            if not compressed:
-                if not self._engine.eof:
-                    raise EOFError("the stream has no end")
-                return 0
-
-
 def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
     if compression not in ("", "ZLIB", "GZIP"):
         raise XlaError("DM652", f"unknown compression {compression!r}", why='it is "", "ZLIB" or "GZIP"', cure="use one of them")
@@ -134,7 +115,8 @@ def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
     if compression == "GZIP":
         return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size)  # type: ignore[type-var,return-value]
     if compression == "ZLIB":
-        return io.BufferedReader(_ZlibFile(file, 1 << 20), buffer_size)  # type: ignore[type-var,return-value]
+        with file:
+            return io.BytesIO(zlib.decompressobj().decompress(file.read()))
     return io.BufferedReader(file, buffer_size)  # type: ignore[type-var,return-value]
 
 

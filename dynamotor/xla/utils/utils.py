@@ -105,11 +105,7 @@ def as_list(value: Any) -> Any:
 def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], None]) -> None:
     """Call `fn` on every object inside nested dicts, lists, tuples, sets and objects that `select_fn` picks."""
 
-    def visit(found: Any) -> Any:
-        fn(found)
-        return found
-
-    for_each_instance_rewrite(value, select_fn, visit)
+    for_each_instance_rewrite(value, select_fn, lambda found: (fn(found), found)[1])
 
 
 def for_each_instance_rewrite(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> Any:
@@ -168,13 +164,11 @@ class _Rewriter:
         if id(value) in seen:
             return False
         seen.add(id(value))
-        if self._select(value):
-            return True
         if isinstance(value, DataWrapper):
-            return any(self._select(t) for t in value.get_tensors())
-        if isinstance(value, dict):
-            return any(self._holds(v, seen) for v in value.values())
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return any(self._holds(v, seen) for v in value)
-        inner = hasattr(value, "__dict__") and not isinstance(value, self._LEAVES)
-        return inner and any(self._holds(v, seen) for v in vars(value).values())
+            items: Any = value.get_tensors()
+        elif isinstance(value, dict):
+            items = value.values()
+        else:
+            plain = isinstance(value, self._LEAVES) or not hasattr(value, "__dict__")
+            items = value if isinstance(value, (list, tuple, set, frozenset)) else () if plain else vars(value).values()
+        return self._select(value) or any(self._holds(v, seen) for v in items)

@@ -94,10 +94,8 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
 def clip_parts(grads: Sequence[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """Scale gradients, of which this replica has parts, so that their norm is at most `max_norm`; the norm before that."""
     norm = torch.nn.utils.get_total_norm(grads, norm_type)
-    if math.isinf(norm_type):
-        norm = all_reduce(REDUCE_MAX, norm)
-    else:
-        norm = all_reduce(REDUCE_SUM, norm**norm_type) ** (1 / norm_type)
+    how, power = (REDUCE_MAX, 1.0) if math.isinf(norm_type) else (REDUCE_SUM, norm_type)
+    norm = all_reduce(how, norm**power) ** (1 / power)
     torch._foreach_mul_(list(grads), (max_norm / (norm + 1e-6)).clamp(max=1))
     return norm
 

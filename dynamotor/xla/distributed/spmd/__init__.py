@@ -5,8 +5,10 @@
 """
 
 from .xla_sharding import (
+    HybridMesh,
     Mesh,
     ShardingSpec,
+    ShardingType,
     XLAShard,
     XLAShardedTensor,
     clear_sharding,
@@ -14,14 +16,20 @@ from .xla_sharding import (
     get_global_mesh,
     is_spmd,
     mark_sharding,
+    mark_sharding_with_gradients,
     set_global_mesh,
+    unwrap_sharded_tensor,
     use_spmd,
+    visualize_tensor_sharding,
+    wrap_as_sharded_tensor,
     wrap_if_sharded,
 )
 
 __all__ = [
+    "HybridMesh",
     "Mesh",
     "ShardingSpec",
+    "ShardingType",
     "XLAShard",
     "XLAShardedTensor",
     "clear_sharding",
@@ -29,7 +37,11 @@ __all__ = [
     "get_global_mesh",
     "is_spmd",
     "mark_sharding",
+    "mark_sharding_with_gradients",
     "set_global_mesh",
+    "unwrap_sharded_tensor",
     "use_spmd",
+    "visualize_tensor_sharding",
+    "wrap_as_sharded_tensor",
     "wrap_if_sharded",
 ]

@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 import jax
 import numpy as np
 import torch
+from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ....base.errors import XlaError
@@ -110,6 +112,24 @@ class Mesh:
         return f"Mesh(device_ids={self.device_ids.tolist()}, mesh_shape={self.mesh_shape}, axis_names={self.axis_names})"
 
 
+class HybridMesh(Mesh):
+    """A mesh of hosts (`dcn_mesh_shape`) times one inside of each (`ici_mesh_shape`), in the order that jax finds best."""
+
+    def __init__(
+        self,
+        *,
+        ici_mesh_shape: Sequence[int],
+        dcn_mesh_shape: Sequence[int] | None = None,
+        axis_names: Sequence[str] | None = None,
+    ) -> None:
+        outer, devices = dcn_mesh_shape or [1] * len(ici_mesh_shape), _devices.local_devices()
+        if math.prod(outer) > 1:
+            grid = mesh_utils.create_hybrid_device_mesh(ici_mesh_shape, outer, devices)
+        else:
+            grid = mesh_utils.create_device_mesh(ici_mesh_shape, devices)
+        super().__init__([d.id for d in grid.flat], [a * b for a, b in zip(ici_mesh_shape, outer)], axis_names)
+
+
 _global_mesh: list[Mesh] = []
 
 
@@ -183,10 +203,10 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Te
     sharding = mesh.sharding(partition_spec)
     _check_divisible(t, sharding)
     _spread(mesh.jax_mesh())
-    return _lay_out(t, sharding)
+    return lay_out(t, sharding)
 
 
-def _lay_out(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
+def lay_out(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
     alias, node = t._alias, node_of(t)  # type: ignore[attr-defined,arg-type]
     if alias.parent is None and node.data is not None:
         node.data = jax.device_put(node.data, sharding)
@@ -209,7 +229,31 @@ def _check_divisible(t: torch.Tensor, sharding: NamedSharding) -> None:
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Put a tensor whole on every device again; it is returned."""
-    return _lay_out(t, _home[0]) if _home else t
+    return lay_out(t, _home[0]) if _home else t
+
+
+class _MarkedWithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+        ctx.layout = mesh, partition_spec
+        return mark_sharding(t.clone(), mesh, partition_spec)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return mark_sharding(gradient.clone(), *ctx.layout), None, None
+
+
+def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+    """A copy of a tensor that is laid out as `mark_sharding` says, as is the gradient that comes back through it."""
+    return _MarkedWithGradients.apply(t, mesh, partition_spec)
+
+
+def visualize_tensor_sharding(t: torch.Tensor, **options: Any) -> None:
+    """Print which device has which part of a tensor of one or two dimensions (jax.debug.visualize_array_sharding)."""
+    jax.debug.visualize_array_sharding(data_of(t), **options)  # type: ignore[arg-type]
+
+
+ShardingType = StrEnum("ShardingType", {name: name for name in ("REPLICATED", "TILED", "PARTIAL")})
 
 
 class ShardingSpec:
@@ -267,11 +311,17 @@ class XLAShardedTensor:
         return f"{sharding.spec} over {dict(sharding.mesh.shape)}" if isinstance(sharding, NamedSharding) else ""
 
     @property
-    def sharding_type(self) -> str:
-        """ "REPLICATED", "TILED" or "PARTIAL" (divided along some axes and repeated along others)."""
+    def sharding_type(self) -> ShardingType:
+        """REPLICATED, TILED or PARTIAL (divided along some axes and repeated along others), as a `ShardingType`."""
         sharding, shape = self._sharding, tuple(self.global_tensor.shape)
         parts = math.prod(a // b for a, b in zip(shape, sharding.shard_shape(shape)) if b)
-        return "REPLICATED" if parts == 1 else "TILED" if parts == len(sharding.device_set) else "PARTIAL"
+        name = "REPLICATED" if parts == 1 else "TILED" if parts == len(sharding.device_set) else "PARTIAL"
+        return ShardingType(name)
+
+    @property
+    def hlo_sharding(self) -> str:
+        """How it lies, in XLA's words: "{devices=[4,1]<=[4]}", "{replicated}"."""
+        return str(self._sharding._to_xla_hlo_sharding(self.global_tensor.dim()))
 
     @property
     def local_shards(self) -> list[XLAShard]:
@@ -281,6 +331,17 @@ class XLAShardedTensor:
             XLAShard(whole[shard.index], shard.index, str(shard.device))
             for shard in data_of(self.global_tensor).addressable_shards
         ]
+
+
+def wrap_as_sharded_tensor(t: Any, mesh: Mesh | None = None, partition_spec: Spec | None = None) -> XLAShardedTensor:
+    """An XLAShardedTensor around a tensor, which is marked first where a mesh is given."""
+    t = unwrap_sharded_tensor(t)
+    return XLAShardedTensor(t if mesh is None else mark_sharding(t, mesh, partition_spec or [None] * t.dim()))
+
+
+def unwrap_sharded_tensor(t: Any) -> Any:
+    """The tensor in an XLAShardedTensor; anything else as it is."""
+    return t.global_tensor if isinstance(t, XLAShardedTensor) else t
 
 
 def wrap_if_sharded(t: Any) -> Any:

@@ -1,0 +1,66 @@
+"""A checkpoint of tensors in parts: saved on four devices, it loads on two, and on none of xla's."""
+
+import pytest
+
+pytest.importorskip("jax", reason="jax is not installed")
+
+from replicas import run_script  # noqa: E402
+
+MODEL = """
+import sys, torch, torch.nn as nn, torch.distributed.checkpoint as dcp
+import dynamotor.xla
+import dynamotor.xla.distributed.spmd as xs
+from dynamotor.xla import sync
+from dynamotor.xla.experimental.distributed_checkpoint import CheckpointManager, SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
+
+def make(seed, devices):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).to("xla")
+    mesh = xs.Mesh(range(devices), (devices,), ("fsdp",))
+    for p in model.parameters():
+        xs.mark_sharding(p, mesh, ("fsdp", *[None] * (p.dim() - 1)))
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+def step(model, optimizer, x):
+    loss = model(x.to("xla")).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); sync()
+    return loss.item()
+
+def state(model, optimizer):
+    return {"model": model.state_dict(), "optim": optimizer.state_dict(), "note": 7}
+"""
+
+
+def test_saved_on_four_devices_loads_on_two(tmp_path):
+    saved = run_script(MODEL + """
+model, optimizer = make(0, 4)
+torch.manual_seed(5); batches = torch.randn(4, 6, 8)
+for x in batches[:2]:
+    step(model, optimizer, x)
+manager = CheckpointManager(sys.argv[1], 10, max_to_keep=2)
+assert not manager.save(3, state(model, optimizer)) and manager.save(0, state(model, optimizer)) and manager.save_async(10, state(model, optimizer))
+manager.join()
+assert manager.all_steps() == [0, 10] and manager.save(20, state(model, optimizer)) and manager.all_steps() == [10, 20]
+assert len(dcp.FileSystemReader(sys.argv[1] + "/20").read_metadata().state_dict_metadata["model.0.weight"].chunks) == 4
+torch.save([[step(model, optimizer, x) for x in batches[2:]], {k: v.cpu() for k, v in model.state_dict().items()}], sys.argv[1] + "/expected")
+print("done")
+""", str(tmp_path), XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    assert "done" in saved.stdout, saved.stderr
+    for folder in (10, 20):
+        loaded = run_script(MODEL + f"""
+model, optimizer = make(1, 2)
+before = [p.detach().cpu() for p in model.parameters()]
+prime_optimizer(optimizer)
+torch.testing.assert_close([p.detach().cpu() for p in model.parameters()], before)
+into = state(model, optimizer)
+CheckpointManager(sys.argv[1], 10).restore({folder}, into)
+model.load_state_dict(into["model"]); optimizer.load_state_dict(into["optim"])
+assert into["note"] == 7
+assert all(xs.XLAShardedTensor(p.detach()).sharding_type == "TILED" for p in model.parameters())
+torch.manual_seed(5); batches = torch.randn(4, 6, 8)
+losses, expected = torch.load(sys.argv[1] + "/expected")
+torch.testing.assert_close([step(model, optimizer, x) for x in batches[2:]], losses)
+torch.testing.assert_close({{k: v.cpu() for k, v in model.state_dict().items()}}, expected)
+print("done")
+""", str(tmp_path), XLA_FLAGS="--xla_force_host_platform_device_count=2")
+        assert "done" in loaded.stdout, loaded.stderr
