@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     first_lstm_step(5)  # what any first step loads
     steps = {length: first_lstm_step(length) for length in (12, 500)}
     rows.append({"lstm": steps})
-    print(f"  first LSTM step  12 steps {steps[12]:.2f} s  500 steps {steps[500]:.2f} s {steps[500] / steps[12]:.2f}x", flush=True)
+    print(f"  first LSTM step  12 steps {steps[12]:.2f} s  500 steps {steps[500]:.2f}s {steps[500] / steps[12]:.2f}x", flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
     return 0
