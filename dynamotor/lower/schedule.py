@@ -132,7 +132,10 @@ class _Builder:
                 value = cast(make("scan", (self.ids[name], where), kept), COMPUTE_TYPE[m.node.memory])
             else:
                 value = e
-            self.values[name] = round_to(value, m.node.memory) if config.exact else value
+            half = m.node.memory in (torch.bfloat16, torch.float16)
+            if config.exact or half and m in self.stored:  # what others read, in this graph or in the backward, is read here too
+                value = round_to(value, m.node.memory)
+            self.values[name] = value
             for cached in [c for c in memo if c.op == "load" and c.args[0] == name]:
                 del memo[cached]
 
@@ -173,7 +176,10 @@ class _Builder:
                 inner.setdefault(0, []).append(Scan(self.ids[name], m.node.scan, self.exprs[name], place))
         for m in self.stored:
             name, over = m.node.buffer, m.node.scatter is not None
-            store = Store(name, self.places[name], self.values[name], m.node.memory, m.node.add, over)
+            value = self.values[name]
+            if value.op == "round_to" and value.args[1] is m.node.memory and not m.node.add:
+                value = value.args[0]  # memory rounds
+            store = Store(name, self.places[name], value, m.node.memory, m.node.add, over)
             where = self.group.result_level(m)
             if where == FULL:
                 inner.setdefault(max(map(self.level, roots(store))), []).append(store)

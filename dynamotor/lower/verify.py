@@ -17,7 +17,7 @@ from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .fusion import Group
 from .index import Atom, Div, Index, Loaded, Var, flatten
-from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots
+from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots, walk
 from .program import BufRef, LoopStep, Program
 
 Facts = tuple[tuple[Index, tuple[int, int]], ...]  # what sums of terms (without a constant) lie between, both included
@@ -205,8 +205,9 @@ def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Coll
                 (known if not isinstance(s, Reduce) else across if s.across else gathered).add(_result(s))
         known |= gathered
     touched = {p[0]: p[2] for p in kernel.params}
-    if touched != dict.fromkeys(before, False) | dict.fromkeys((*stored, *partial), True):
-        _wrong(f"the kernel stores {sorted(stored)} and reads {sorted(before)}", f"its parameters: {kernel.params}\n{kernel}")
+    named = {e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"}  # also under conditions that never hold
+    if touched != dict.fromkeys(named, False) | dict.fromkeys((*stored, *partial), True):
+        _wrong(f"the kernel stores {sorted(stored)} and reads {sorted(named)}", f"its parameters: {kernel.params}\n{kernel}")
     return before
 
 
