@@ -597,3 +597,14 @@ def _with_traceback(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(builtins.__import__)
 def _import(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return trace.real_call(__import__, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
+
+
+@builtin_rule(type.__subclasses__)
+def _subclasses(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    cls = args[0].as_constant()
+    found = trace.reader.ask(Const(cls, cls.__qualname__), cls, "its subclasses", _direct_subclasses)
+    return ListValue([trace.make(each) for each in found])
+
+
+def _direct_subclasses(cls: type) -> tuple[type, ...]:
+    return tuple(type.__subclasses__(cls))

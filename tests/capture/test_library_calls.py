@@ -130,3 +130,18 @@ def test_einops_is_one_graph():
 
     expected = function(x)  # einops looks for its backends at the first call
     torch.testing.assert_close(dynamotor.compile(function, fullgraph=True)(x), expected)
+
+
+def test_subclasses_are_asked_again_at_each_call():
+    class Base:
+        pass
+
+    class First(Base):
+        scale = 2.0
+
+    def scaled(x):
+        return [x * cls.scale for cls in Base.__subclasses__()]
+    compiled, x = dynamotor.compile(scaled, fullgraph=True), torch.ones(2)
+    assert len(compiled(x)) == len(compiled(x)) == 1
+    made = type("Second", (Base,), {"scale": 3.0})
+    assert [t.tolist() for t in compiled(x)] == [[2.0, 2.0], [3.0, 3.0]] and made
