@@ -24,7 +24,7 @@ from ..graph.kernel_checks import sees_twice
 from ..graph.layout import preserved_stride
 from ..graph.sizes import ShapeEnv, Size, equal, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
-from .extern import BY_DESIGN, OUT_VARIANTS, aten_call_target, is_layout_agnostic
+from .extern import BY_DESIGN, OUT_VARIANTS, Materialized, aten_call_target, is_layout_agnostic
 from .index import Index, Var, is_one, is_zero
 from .ir import (
     COMPUTE_TYPE,
@@ -315,11 +315,13 @@ class Lowering:
         new_args = pytree.tree_map(convert, tuple(args), is_leaf=is_value)
         new_kwargs = pytree.tree_map(convert, dict(kwargs or {}), is_leaf=is_value)
         flat = list(specs) if isinstance(specs, (tuple, list)) else [specs]
+        out_variant = OUT_VARIANTS.get(target) if len(flat) == 1 and isinstance(flat[0], TensorSpec) else None
+        call = target if out_variant is not None else aten_call_target(target)
         values: list[Any] = []
         outs: list[str | None] = []
         for spec in flat:
             if isinstance(spec, TensorSpec):
-                stride = spec.stride if is_dense(spec) else preserved_stride(spec)  # a copied view has no holes
+                stride = preserved_stride(spec) if isinstance(call, Materialized) else spec.stride
                 buffer = self.new_buffer(TensorSpec(spec.shape, stride, spec.dtype, spec.device))
                 values.append(Value(spec.shape, spec.dtype, ref=BufRef.whole(buffer)))
                 outs.append(buffer.name)
@@ -332,8 +334,6 @@ class Lowering:
                 buffer = self.new_buffer(TensorSpec((), (), torch.float64 if isinstance(spec, float) else torch.int64))
                 values.append(NumberResult(buffer.name))
                 outs.append(buffer.name)
-        out_variant = OUT_VARIANTS.get(target) if len(outs) == 1 and values[0] is not None else None
-        call = target if out_variant is not None else aten_call_target(target)
         numbers = tuple(value.name for value in values if isinstance(value, NumberResult))
         where = self.node.meta.get("where") if self.node is not None else None
         step = ExternStep(call, new_args, new_kwargs, tuple(outs), out_variant, (), fallback, numbers, where)
