@@ -133,8 +133,10 @@ class _Builder:
             else:
                 value = e
             half = m.node.memory in (torch.bfloat16, torch.float16)
-            if config.exact or half and m in self.stored:  # what others read, in this graph or in the backward, is read here too
+            if config.exact:
                 value = round_to(value, m.node.memory)
+            elif half and m in self.stored:  # what others read, in this graph or in the backward, is read here too
+                value = make("round_to", (value, m.node.memory), value.dtype)
             self.values[name] = value
             for cached in [c for c in memo if c.op == "load" and c.args[0] == name]:
                 del memo[cached]
