@@ -21,6 +21,7 @@ from .compare import AROUND, Outcome
 
 RUNS = range(10)
 _UNIT = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+_HALVES = (torch.bfloat16, torch.float16)
 # Ops whose exact results on simple numbers say nothing: others compute them by another formula.
 _ROUGH = (
     "norm",
@@ -41,14 +42,16 @@ class Jiggle(TorchDispatchMode):
     """Moves the float result of each op that rounds, as if its operands had been rounded otherwise.
 
     Seed 0 also hands each op row-major operands, seed 1 ones with holes between elements (eager's loops take those
-    one by one): where eager then gives something else (the gradients of `hardshrink` at NaN and of `instance_norm`
-    are such), nobody can say what it means.
+    one by one), and seed 2 gives exact results, rounded once: where eager then gives something else (the gradients of
+    `hardshrink` at NaN and of `instance_norm` are such), nobody can say what it means.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.row_major = seed == 0
         self.relaid = {0: _row_major, 1: _apart}.get(seed)
+        self.exact = seed == 2
+        self.made: set[int] = set()  # where results lie that ops have rounded
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,14 +65,15 @@ class Jiggle(TorchDispatchMode):
         moved = self._wide(func, args, kwargs, 4.0) if exact is not None else None
         result = func(*args, **kwargs)
         results = result if isinstance(result, (tuple, list)) else (result,)
+        self.made |= {r.untyped_storage().data_ptr() for r in results if isinstance(r, torch.Tensor) and r.dtype in _HALVES}
         if exact is None:
             for one in results:
                 self._move(one, None)
         else:
             alike = [_same(r, e) for r, e in zip(results, exact, strict=True)]
             rough = any(name in func.__name__ for name in _ROUGH)
-            if not all(alike) or rough:
-                for one, other in zip(results, moved, strict=True):
+            if not all(alike) or rough or self._sees_halves(args):
+                for one, other in zip(results, exact if self.exact else moved, strict=True):
                     self._move(one, other)
             if rough and self.row_major and _infinite(args):
                 for one in results:
@@ -86,9 +90,11 @@ class Jiggle(TorchDispatchMode):
                 return value.clone() if isinstance(value, torch.Tensor) else value
             wide = value.double().clone()
             if by:
-                unit = 2.0**-23 if value.dtype is not torch.float64 else 2.0**-52
-                wide *= 1 + by * unit * self._noise(wide)
-            return wide
+                unit = by * (2.0**-23 if value.dtype is not torch.float64 else 2.0**-52)
+                if value.untyped_storage().data_ptr() in self.made:  # a use may see a half before it was rounded
+                    unit = max(unit, _UNIT[value.dtype] / 2)
+                wide *= 1 + unit * self._noise(wide)
+            return wide if self.relaid is None else self.relaid(wide)
 
         if any(isinstance(v, torch.dtype) and not v.is_floating_point for v in (*args, *kwargs.values())):
             return None
@@ -100,6 +106,11 @@ class Jiggle(TorchDispatchMode):
         narrow = any(r.dtype in _UNIT and r.dtype is not torch.float64 for r in results if isinstance(r, torch.Tensor))
         return None if narrow else results  # of integers: rounded as the result itself is
 
+    def _sees_halves(self, args: Any) -> bool:
+        """Whether an operand is a half that an op has rounded: a compiler may go on with what it was before."""
+        tensors = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.dtype in _HALVES]
+        return any(t.untyped_storage().data_ptr() in self.made for t in tensors)
+
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         return torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
 
@@ -108,11 +119,13 @@ class Jiggle(TorchDispatchMode):
         if not isinstance(result, torch.Tensor) or not result.is_floating_point() or not result.numel():
             return
         wide = result.double() if towards is None or towards.dtype is not torch.float64 else towards
-        wide = wide * (1 + 2 * _UNIT[result.dtype] * self._noise(wide))
+        if not self.exact:
+            wide = wide * (1 + 2 * _UNIT[result.dtype] * self._noise(wide))
         moves = torch.isfinite(result)
-        if self.row_major and result.dtype is torch.float16:  # a compiler may keep what overflows there
+        if self.row_major and result.dtype is torch.float16:  # a compiler may keep what overflows or vanishes there
             moves |= torch.isfinite(wide)
-            wide = wide.clamp(-65504, 65504)
+            lost = (wide != 0) & (wide.abs() < 2.0**-24)
+            wide = torch.where(lost, wide.sign() * 2.0**-24, wide.clamp(-65504, 65504))
         result.copy_(torch.where(moves, wide, result.double()))
 
 

@@ -157,9 +157,17 @@ def _cost(node: Node, distance: int) -> float:
 
 def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[Node]) -> bool:
     """Whether the op runs in the forward only: it is dear, or the backward would have to write its result out anyway."""
+    if _asks_halves(node):
+        return True
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
     return node in forward and not is_view(node) and _feeds_opaque_op(node, backward, wanted)
+
+
+def _asks_halves(node: Node) -> bool:
+    """Whether a half is looked for among others (a maximum, where it was found): calculated again it may be rounded otherwise."""
+    return node.target in (aten.eq.Tensor, aten.ne.Tensor) and any(
+        arg.op != "placeholder" and arg.meta["val"].dtype in (torch.float16, torch.bfloat16) for arg in node.all_input_nodes)
 
 
 def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool:

@@ -263,6 +263,14 @@ def _mean(x: TensorSpec, dims: Any = None, keepdim: bool = False, *, dtype: torc
     return infer_spec(aten.sum.dim_IntList, (x, dims, keepdim), {"dtype": dtype or x.dtype}) if floats else PASS
 
 
+@shape_rule(aten.linalg_vector_norm.default)
+def _vector_norm(x: TensorSpec, ord: Any = 2, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    """PyTorch 2.11's meta kernel keeps a dimension of one element that is reduced."""
+    out = infer_by_meta_kernel(aten.linalg_vector_norm.default, (x, ord, dims, keepdim), kwargs)
+    shape = symbolic_rules[aten.sum.dim_IntList](x, dims, keepdim)
+    return out if out.shape == shape else TensorSpec.dense(shape, out.dtype, out.device)
+
+
 @shape_rule(aten.mean.default)
 def _mean_of_all(x: TensorSpec, *, dtype: torch.dtype | None = None) -> Any:
     floats = (dtype or x.dtype).is_floating_point

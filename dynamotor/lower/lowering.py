@@ -126,10 +126,12 @@ class Lowering:
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         compute: torch.dtype | None = None,
+        common: torch.dtype | None = None,
     ) -> Value:
         """fn of the inputs' elements, broadcast to `shape`; operands come in `compute`, the result is cast to `dtype`.
 
-        Defaults: shape and dtype of the aten result, compute type of that dtype.
+        Defaults: shape and dtype of the aten result, compute type of that dtype. common: what aten converts operands to
+        first (default `dtype`): integers wrap there, as a number of another type beside a tensor of uint8 does.
         """
         shape = tuple(self.spec.shape if shape is None else shape)
         dtype = dtype or self.spec.dtype
@@ -143,9 +145,16 @@ class Lowering:
             else:
                 operands.append(const(x, compute))
         result = COMPUTE_TYPE[dtype]
+        common = common or dtype
+        narrow = COMPUTE_TYPE[common] is not common and not common.is_floating_point
+
+        def operand(x: Value, index: tuple[Index, ...]) -> Expr:
+            e = cast(x.at(index), compute)
+            wraps = narrow and x.dtype not in (common, torch.bool) and not x.dtype.is_floating_point
+            return round_to(e, common) if wraps else e
 
         def body(index: tuple[Index, ...]) -> Expr:
-            values = [cast(x.at(index), compute) if isinstance(x, Value) else x for x in operands]
+            values = [operand(x, index) if isinstance(x, Value) else x for x in operands]
             return self.finish(cast(fn(*values), result), dtype)
 
         return Value(shape, dtype, body)

@@ -301,7 +301,7 @@ def _compare_rule(name: str) -> Callable[..., Value]:
             compute = I64
         if dtype in HALVES:  # one side may come from memory: a maximum, against what it was taken of and is computed again
             return ctx.pointwise(lambda a, b: compare(name, round_to(a, dtype), round_to(b, dtype)), x, y, compute=compute)
-        return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute)
+        return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute, common=dtype)
 
     return rule
 
@@ -405,8 +405,8 @@ def _hardtanh(ctx: Lowering, x: Value, min_val: Scalar = -1, max_val: Scalar = 1
 @lowering(aten.hardtanh_backward.default)
 def _hardtanh_backward(ctx: Lowering, g: Value, x: Value, min_val: Scalar, max_val: Scalar) -> Value:
     return ctx.pointwise(
-        lambda g, a: select(op("or", compare("le", a, like(min_val, a)), compare("ge", a, like(max_val, a))), like(0, g), g), g, x
-    )
+        lambda g, a: select(op("and", compare("gt", a, like(min_val, a)), compare("lt", a, like(max_val, a))), g, like(0, g)),
+        g, x)
 
 
 @lowering(aten.lerp.Scalar)
@@ -530,7 +530,7 @@ _backward(aten.silu_backward.default, _silu_backward)
 
 def _hardswish_backward(g: Expr, x: Expr) -> Expr:
     middle = mul(g, add(div(x, like(3, x)), like(0.5, x)))
-    return select(compare("lt", x, like(-3, x)), like(0, g), select(compare("le", x, like(3, x)), middle, g))
+    return select(compare("lt", x, like(-3, x)), like(0, g), select(compare("gt", x, like(3, x)), g, middle))
 
 
 _backward(aten.hardswish_backward.default, _hardswish_backward)
