@@ -299,16 +299,19 @@ def document() -> str:
 def _row(entry: Entry) -> str:
     found = find(entry)
     if not callable(found):
-        return f"| `torch_xla.{entry.name}` | `dynamotor/xla/{_path(entry)}` | the constant `{found!r}` |"
+        where = _file("dynamotor.xla." + entry.name.rpartition(".")[0])
+        return f"| `torch_xla.{entry.name}` | `{where}` | the constant `{found!r}` |"
     code = inspect.unwrap(found)
-    where = getattr(code, "__module__", "").replace(".", "/") + ".py"
+    where = _file(getattr(code, "__module__", ""))
     summary = (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
     call = "" if entry.parameters is None else f"({entry.parameters})"
     return f"| `torch_xla.{entry.name}{call}` | `{where}` | {summary} |"
 
 
-def _path(entry: Entry) -> str:
-    return "/".join(entry.name.split(".")[:-1]) + ".py"
+def _file(module: str) -> str:
+    """A module's file, from the repository's root."""
+    path = module.replace(".", "/")
+    return f"{path}/__init__.py" if (DOCUMENT.parents[1] / path).is_dir() else f"{path}.py"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -122,6 +122,7 @@ def test_the_overhead_bench_measures_recording_and_the_bridge(tmp_path, monkeypa
     monkeypatch.setattr(xla_overhead, "OPERATIONS", {"a + b": lambda a, b: a + b})
     monkeypatch.setattr(xla_overhead, "_OPS", 3)
     assert xla_overhead.main(argparse.Namespace(seconds=0.1, json=str(tmp_path / "rows"))) == 0
-    recording, *calls = json.loads((tmp_path / "rows").read_text())
+    recording, *calls, lstm = json.loads((tmp_path / "rows").read_text())
     assert recording["recording"] == "a + b" and recording["ratio"] == recording["xla"] / recording["cpu"] > 0
     assert [row["mlp"] for row in calls] == [64, 256] and all(0 < row["jit"] < float("inf") for row in calls)
+    assert sorted(lstm["lstm"]) == ["12", "500"] and lstm["lstm"]["500"] > 0
