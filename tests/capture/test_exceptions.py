@@ -241,3 +241,20 @@ def test_finalizers_run_when_eagers_do(function):
 
 def test_generators_that_end_break_nothing():
     assert dynamotor.explain(uses_generators_up)(torch.ones(2)).graph_break_count == 0
+
+
+def test_members_of_exceptions_that_nobody_set_are_no_missing_attributes():
+    def f(x):
+        found = []
+        try:
+            try:
+                {}["missing"]
+            except KeyError as error:
+                found.append(error.__suppress_context__)
+                raise ValueError from error
+        except Exception as error:
+            found.append(error.__suppress_context__)
+        return x + 1, found
+
+    x = torch.ones(2)
+    assert dynamotor.compile(f, backend="eager")(x)[1] == f(x)[1] == [False, True]

@@ -95,6 +95,10 @@ class UserObject(Value):
             else:
                 self.slots[name] = trace.wrap(Attr(self.source, name), found)
         value = self.slots.get(name)
+        if value is None and name not in self.slots and _is_builtin_exception(descr.__objclass__):
+            if name == "__suppress_context__":
+                return trace.make("__cause__" in self.slots)
+            raise unsupported("unsupported-value", f"attribute {name!r} of {self.describe()}")  # a C member is never absent
         if value is None:
             raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
         return value
@@ -193,6 +197,10 @@ class UserObject(Value):
 
     def describe(self) -> str:
         return f"an instance of {self.cls.__module__}.{self.cls.__qualname__}"
+
+
+def _is_builtin_exception(cls: type) -> bool:
+    return issubclass(cls, BaseException) and cls.__module__ == "builtins"
 
 
 def _identity_hash(cls: type) -> bool:
