@@ -118,14 +118,14 @@ def _reversed(args: tuple, out: TensorSpec) -> tuple[int, ...]:
 
 _LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload, ...]] = {
     _as_argument(0): (
-        aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
+        aten.pixel_shuffle.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
         aten.replication_pad2d.default, aten.replication_pad3d.default, aten.channel_shuffle.default, aten.max_unpool2d.default),
     _as_argument(1): (
         aten.native_batch_norm_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
         aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
     _row_major: (
         aten.pow.Scalar, aten.glu_backward.default, aten.mvlgamma.default,
-        aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,
+        aten.mse_loss_backward.default, aten.huber_loss_backward.default,
         aten.normal.Tensor_Tensor, aten.nonzero_static.default),
     _reversed: (aten.rsub.Tensor, aten.leaky_relu_backward.default),
     lambda args, out: preserved_stride(args[1]): (aten.binary_cross_entropy_backward.default,),
@@ -153,10 +153,27 @@ for _func in (aten._fft_c2r.default, aten._fft_r2c.default, aten._fft_c2c.defaul
     shape_rules.add(_func, _ask_eager(_func))
 
 
-@shape_rule(aten.huber_loss.default)
-def _huber_loss(x: TensorSpec, *args: Any) -> TensorSpec:
+def _of_its_input(func: OpOverload) -> ShapeRule:
     """The type of the input, also beside a wider target."""
-    return replace(infer_by_meta_kernel(aten.huber_loss.default, (x, *args), {}), dtype=x.dtype)
+    return lambda x, *args: replace(infer_by_meta_kernel(func, (x, *args), {}), dtype=x.dtype)
+
+
+for _func in (aten.huber_loss.default, aten.soft_margin_loss.default):
+    shape_rules.add(_func, _of_its_input(_func))
+
+
+@shape_rule(aten.smooth_l1_loss_backward.default, aten.soft_margin_loss_backward.default)
+def _gradient_of_its_input(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+    return TensorSpec.dense(x.shape, x.dtype, x.device)
+
+
+@shape_rule(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
+    """A tensor without elements comes back as it is."""
+    if 0 in x.shape:
+        return TensorSpec.dense(x.shape, x.dtype, x.device)
+    out = infer_by_meta_kernel(aten.pixel_unshuffle.default, (x, factor), {})
+    return out.with_stride(suggested_stride(x, out.shape))
 
 
 @shape_rule(aten.index.Tensor, aten._unsafe_index.Tensor)

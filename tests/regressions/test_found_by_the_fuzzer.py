@@ -83,3 +83,24 @@ def test_nothing_scattered_gives_a_copy() -> None:
     x = torch.ones(1)
     got = dynamotor.compile(lambda x: torch.slice_scatter(x, x[1:] * 1, 0, 1))(x)
     assert got is not x and got.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.soft_margin_loss, F.huber_loss])
+def test_losses_of_two_types(loss) -> None:
+    def gradient(f):
+        x = torch.linspace(-1, 1, 4, dtype=torch.bfloat16, requires_grad=True)
+        return torch.autograd.grad(f(x, torch.ones(4)).sum(), x)[0]
+
+    torch.testing.assert_close(gradient(dynamotor.compile(loss)), gradient(loss))
+
+
+def test_pixels_of_nothing_stay_where_they_are() -> None:
+    for shape in ((0, 2, 0), (0, 4, 4)):
+        x = torch.zeros(shape)
+        assert dynamotor.compile(lambda x: F.pixel_unshuffle(x, 2))(x).shape == F.pixel_unshuffle(x, 2).shape
+
+
+def test_numbers_of_another_type_wrap_to_the_tensors() -> None:
+    x, number = torch.tensor([241, 3], dtype=torch.uint8), torch.tensor(1765)
+    for f in (torch.gt, torch.maximum, torch.minimum, lambda x, n: x.clamp(min=n), lambda x, n: x + n > n):
+        assert torch.equal(dynamotor.compile(f)(x, number), f(x, number))
