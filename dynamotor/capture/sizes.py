@@ -172,6 +172,8 @@ class TraceSizes:
                     found[d] = step
                 elif StrideOf(source, d) in self.policy.varying and 2 <= stride[d] < LARGEST:
                     found[d] = self._symbol(StrideOf(source, d), stride[d], 2, INFINITY)
+                    if hint(step) <= stride[d]:
+                        self.env.ask(">=", found[d] - step)  # what is written through the strides reaches no element twice
                 if stride[d]:
                     step = found[d] * shape[d]
         for d, step in enumerate(found):
