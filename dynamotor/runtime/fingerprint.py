@@ -24,15 +24,14 @@ from .launch import make_kernel
 # after 16 steps the sums are folded into themselves and the keys begin again. Blocks are hashed apart from each other, with
 # their number, and mixed into a sum, so that threads may take any of them.
 _SOURCE = r"""
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 #if defined(__AVX512F__)
 enum { WORDS = 8 };
-#define HALVES(x) (vec)_mm512_mul_epu32((__m512i)(x), (__m512i)((x) >> 32))
+typedef int ints __attribute__((vector_size(64))); typedef long long longs __attribute__((vector_size(64)));
+#define HALVES(x) (vec)__builtin_ia32_pmuludq512_mask((ints)(x), (ints)((x) >> 32), (longs){}, (unsigned char)-1)
 #elif defined(__AVX2__)
 enum { WORDS = 4 };
-#define HALVES(x) (vec)_mm256_mul_epu32((__m256i)(x), (__m256i)((x) >> 32))
+typedef int ints __attribute__((vector_size(32)));
+#define HALVES(x) (vec)__builtin_ia32_pmuludq256((ints)(x), (ints)((x) >> 32))
 #else
 enum { WORDS = 2 };
 #define HALVES(x) (((x) & 0xffffffffULL) * ((x) >> 32))
