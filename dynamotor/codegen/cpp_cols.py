@@ -92,8 +92,8 @@ class ColsEmitter(Emitter):
             rows = self.number(first)
             head += f"const i64 from=chunk*{rows}/{chunks},to=(chunk+1)*{rows}/{chunks};"
         inside = head + "".join(place.lines) + "".join(parts)
-        parallel = self.pragma(tasks * int(chunks) if chunks.isdigit() else 2)
-        return f"{parallel}for(i64 task=0;task<{times(chunks, self.number(tasks))};task++){{{inside}}}\n"
+        number = tasks * int(chunks) if chunks.isdigit() else 2
+        return self.over("task", number, times(chunks, self.number(tasks)), inside) + "\n"
 
     def _block(self, place: Scope, unroll: int, width: int, chunks: str, start: str) -> str:
         """One block of columns: accumulators, the loops over the rows, then the results."""

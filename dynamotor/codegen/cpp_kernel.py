@@ -134,15 +134,22 @@ class Emitter:
         each = sum(e.cost for e in self.exprs)
         return numel(v.size for v in (*k.outer, *k.middle, *k.inner)) * max(each, 1)
 
-    def pragma(self, tasks: Number) -> str:
-        """The OpenMP line of a loop over this many tasks, empty when it does not pay."""
+    def over(self, name: str, tasks: Number, count: str, inside: str) -> str:
+        """A loop of `name` up to `count`, on several threads when that pays for `tasks` tasks.
+
+        Where the call decides, a call on one thread does not pay for OpenMP, which takes as long as a small kernel.
+        """
         work = self.work()
+        loop = f"for(i64 {name}={{}};{name}<{{}};{name}++){{{{{{}}}}}}"
         if config.threads == 1 or is_one(tasks) or type(work) is int and work < PARALLEL_WORK:
-            return ""
-        clause = f" num_threads({config.threads})" if config.threads else ""
+            return loop.format("0", count, inside)
         if type(tasks) is Size or type(work) is Size:
-            clause += f" if({self.number(work)}>={PARALLEL_WORK}&&{self.number(tasks)}>1)"
-        return f"\n#pragma omp parallel for schedule(static){clause}\n"
+            pays = f"{self.number(work)}>={PARALLEL_WORK}&&{self.number(tasks)}>1"
+            part = loop.format("first_", "last_", inside)
+            head = f"const i64 first_=0,last_={count};over({pays},last_,{config.threads or 0},[=](i64 first_,i64 last_)"
+            return f"{{{head}{{{part}}});}}"
+        clause = f" num_threads({config.threads})" if config.threads else ""
+        return f"\n#pragma omp parallel for schedule(static){clause}\n{loop.format('0', count, inside)}"
 
     def chunks(self, rows: Number, least: int, longest: int, nbytes: Number) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it at the call."""
@@ -263,7 +270,7 @@ class RowsEmitter(Emitter):
         last = self._finish("1", {}) if k.final or k.final_once else ""
         if is_one(tasks * blocks):
             return f"{{const i64 task=0;{inside}}}{last}"
-        return f"{self.pragma(tasks * blocks)}for(i64 task=0;task<{self.number(tasks * blocks)};task++){{{inside}}}{last}"
+        return self.over("task", tasks * blocks, self.number(tasks * blocks), inside) + last
 
     def _with_across(self) -> str:
         """Rows in chunks, each chunk with accumulators of its own; then they are combined in order."""
@@ -286,10 +293,8 @@ class RowsEmitter(Emitter):
         self._row(row, None)
         decode = self.decode("row", k.outer, self.vars) if k.outer else ""
         count = self.number(rows)
-        loop = (
-            f"{self.pragma(int(chunks) if chunks.isdigit() else rows)}for(i64 chunk=0;chunk<{chunks};chunk++){{{''.join(start)}"
-            f"for(i64 row=chunk*{count}/{chunks};row<(chunk+1)*{count}/{chunks};row++){{{decode}{''.join(row.lines)}}}}}\n"
-        )
+        inside = f"for(i64 row=chunk*{count}/{chunks};row<(chunk+1)*{count}/{chunks};row++){{{decode}{''.join(row.lines)}}}"
+        loop = self.over("chunk", int(chunks) if chunks.isdigit() else rows, chunks, "".join(start) + inside) + "\n"
         return f"{head}char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
 
     def _finish(self, chunks: str, places: dict[int, tuple[str, str, str]]) -> str:

@@ -104,6 +104,12 @@ INL i64 up(i64 a,i64 b){ return (a+b-1)/b; }
 // Parts in which n rows with sums of `bytes` each are gone through: `least` where it pays, at most `longest` of `total` in one, in 4 MB.
 static i64 parts(bool pays,i64 n,i64 least,i64 total,i64 longest,i64 bytes){ i64 c=min(n,max(pays?least:1,up(total,longest)));
  while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
+// Tasks 0 to n, in as many parts as threads where that pays. A part's numbers are copies, so no store can change them.
+extern "C" { int omp_get_max_threads(); int omp_get_num_threads(); int omp_get_thread_num(); }
+template<class F> static __attribute__((noinline)) void part_(F f,i64 first,i64 last){ f(first,last); }
+template<class F> static void over(bool pays,i64 n,int threads,F f){ if(!pays){ part_(f,0,n); return; }
+#pragma omp parallel num_threads(threads?threads:omp_get_max_threads())
+ { const i64 t=omp_get_thread_num(),k=omp_get_num_threads(); part_(f,n*t/k,n*(t+1)/k); } }
 static __thread void* dm_row; static __thread i64 dm_row_size;
 static void* row_room(i64 bytes){ if(bytes>dm_row_size){ dm_row=realloc(dm_row,bytes+64); dm_row_size=bytes; } return (void*)(((u64)dm_row+63)&~63ul); }
 """

@@ -32,7 +32,7 @@ class ScanEmitter(Emitter):
         self._nest(k.inner, row)
         tasks = numel(v.size for v in k.outer)
         head = self.decode("task", k.outer, self.vars) if k.outer else ""
-        return f"{self.pragma(tasks)}for(i64 task=0;task<{self.number(tasks)};task++){{{head}{''.join(row.lines)}}}"
+        return self.over("task", tasks, self.number(tasks), head + "".join(row.lines))
 
     def _nest(self, loops: Sequence[Var], parent: Scope) -> None:
         v, name = loops[0], self.vars[loops[0]]

@@ -488,7 +488,8 @@ class CallProgram:
         scope: dict[str, Any] = {}
         exec(compile(self.source, filename, "exec"), {"torch": torch}, scope)
         self._code: types.CodeType = scope["call"].__code__
-        self._symbols = tuple(i for i, name in enumerate(program.inputs) if name not in program.buffers)
+        symbols = [i for i, name in enumerate(program.inputs) if name not in program.buffers]
+        self._sizes = operator.itemgetter(*symbols) if len(symbols) > 1 else lambda inputs: tuple([inputs[i] for i in symbols])
         if program.env is not None:
             exec(compile(writer.layout(), filename, "exec"), {"torch": torch, **SIZES}, scope)
         self._nbytes: dict[tuple[int, ...], int] = {}  # of scratch memory, by the symbols' values
@@ -597,7 +598,7 @@ class CallProgram:
         sizes: tuple[int, ...] = ()
         nbytes = self._writer.scratch_size
         if self._layout is not None:
-            sizes = tuple([inputs[i] for i in self._symbols])
+            sizes = self._sizes(inputs)
             nbytes = self._nbytes.get(sizes)
             if nbytes is None:
                 if len(self._nbytes) >= 1024:

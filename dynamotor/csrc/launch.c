@@ -27,6 +27,24 @@ static inline int operand_pointer(PyObject *operand, void **pointer) {
     return tensor_data_ptr(operand, pointer);
 }
 
+/* Numbers below 2^30 are one digit of CPython's. */
+#if IS_311
+#define IS_COMPACT(number) (Py_SIZE(number) == 1)
+#define COMPACT_VALUE(number) ((number)->ob_digit[0])
+#else
+#define IS_COMPACT(number) PyUnstable_Long_IsCompact(number)
+#define COMPACT_VALUE(number) PyUnstable_Long_CompactValue(number)
+#endif
+
+static inline int number_from(PyObject *size, int64_t *number) {
+    if (LIKELY(PyLong_CheckExact(size) && IS_COMPACT((PyLongObject *)size))) {
+        *number = COMPACT_VALUE((PyLongObject *)size);
+        return 0;
+    }
+    *number = PyLong_AsLongLong(size);
+    return *number == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
 static PyObject *kernel_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     Kernel *kernel = (Kernel *)self;
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
@@ -52,8 +70,8 @@ static PyObject *kernel_call(PyObject *self, PyObject *const *args, size_t nargs
     pointers[kernel->n_tensors] = &out_of_range;
     if (extra > 0) {
         for (Py_ssize_t i = 0; i < kernel->n_numbers; i++) numbers[i] = kernel->numbers[i];
-        for (Py_ssize_t i = 0; i < extra; i++) numbers[kernel->n_numbers + i] = PyLong_AsLongLong(args[kernel->n_tensors + i]);
-        if (UNLIKELY(PyErr_Occurred())) goto done;
+        for (Py_ssize_t i = 0; i < extra; i++)
+            if (UNLIKELY(number_from(args[kernel->n_tensors + i], &numbers[kernel->n_numbers + i]) < 0)) goto done;
     }
     if (kernel->release_gil) {
         Py_BEGIN_ALLOW_THREADS;
