@@ -200,6 +200,9 @@ class Compiler:
             if not self.symbols_made or not general[0].left_to_eager:
                 return general
             why = general[0].left_to_eager[0]
+        if self.policy.guessed:
+            self.policy.guessed = None
+            return self.compiled(args, kwnames, vary)
         self.policy.refused = why
         special = self.compiled_once(args, kwnames, vary)
         if general is not None and special[0].left_to_eager:  # then symbols are not what is in the way

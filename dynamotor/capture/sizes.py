@@ -37,13 +37,15 @@ class SizePolicy:
     """What is known of a callable's sizes from one capture to the next.
 
     symbolic: whether the backend takes graphs with symbols for tensors of a device (its type). varying: sizes, strides and
-    integers that differed between calls. apart: pairs of them that were equal at one call and not at another. refused: why
+    integers that differed between calls. guessed: sizes that are symbols beside a varying one although they have not differed
+    yet, None after a backend refused them. apart: pairs of sources that were equal at one call and not at another. refused: why
     sizes stay numbers all the same.
     """
 
     dynamic: bool | None = None
     symbolic: Callable[[str], bool] = lambda device: True
     varying: set[Source] = field(default_factory=set)
+    guessed: set[Source] | None = field(default_factory=set)
     apart: set[frozenset[Source]] = field(default_factory=set)
     seen: dict[int, dict[Source, int]] = field(default_factory=dict)  # the numbers of each entry, by the id of its guards
     refused: str = ""
@@ -83,6 +85,18 @@ class SizePolicy:
                     self.varying.add(row.source)
             elif kind is SizesHold:
                 self.apart.update(row.told_apart(args))
+        if self.guessed is not None:
+            self.guessed |= self._guesses([row for row in guards if type(row) is TensorMatch])
+
+    def _guesses(self, rows: list[TensorMatch]) -> set[Source]:
+        """Sizes that are likely to differ too, at another call: the batch of a tensor of which a size differs (its first
+        dimension), the first dimension of others that is as large, and all of a tensor of positions, tokens or flags."""
+        batches, found = set(), set()
+        for row in rows:
+            if row.shape and any(SizeOf(row.source, d) in self.varying for d in range(len(row.shape))):
+                batches.add(row.shape[0])
+                found.update(SizeOf(row.source, d) for d in range(1 if row.dtype.is_floating_point else len(row.shape)))
+        return found | {SizeOf(row.source, 0) for row in rows if row.shape and row.shape[0] in batches - {None}}
 
 
 def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:
@@ -141,7 +155,8 @@ class TraceSizes:
 
     def _size(self, source: Source, value: int, mark: bool | tuple[int, int] | None) -> Size | int:
         policy = self.policy
-        wanted = mark if mark is not None else policy.dynamic or source in policy.varying or policy.follows(source, value)
+        likely = source in policy.varying or source in (policy.guessed or ()) or policy.follows(source, value)
+        wanted = mark if mark is not None else policy.dynamic or likely
         if not wanted or value < 2 or value >= LARGEST or source in self.fixed:
             return value
         lo, hi = mark if type(mark) is tuple else (2, INFINITY)

@@ -219,6 +219,21 @@ def test_what_needs_the_number_is_specialised_and_explained() -> None:
     assert "s0 = x.shape[0], 8 at the capture, 2 <= s0" in report
 
 
+def test_the_batch_is_learnt_with_the_length() -> None:
+    """The first two batches may be equally large by chance: that costs no third program."""
+    def fn(ids: Any, mask: Any, weights: Any) -> Any:
+        return (weights[ids] * mask[..., None]).sum(1)
+
+    weights = torch.randn(20, 4)
+    calls = [(torch.randint(0, 20, size), torch.ones(size), weights) for size in ((8, 5), (8, 7), (3, 7), (6, 9))]
+    compiled = check(fn, calls)
+    assert len(compiled.entries) == 2 and "weights" not in " ".join(compiled.entries[-1].info.data.sizes.report())
+    compiled = check(lambda x: x.relu(), tensors((8, 3, 9, 9), (8, 3, 7, 5), (2, 3, 4, 4)))
+    assert len(compiled.entries) == 2
+    compiled = check(lambda x: [row.sum() for row in x], tensors((4, 9), (4, 7), (4, 5)))  # unrolled: the batch is a number again
+    assert len(compiled.entries) == 2
+
+
 def test_at_the_limit_the_warning_names_the_size_and_what_to_do(capsys: Any) -> None:
     with dynamotor.config.patch(cache_size_limit=2):
         check(lambda x: [x] * x.shape[0], tensors((3,), (4,), (5,)))
