@@ -10,15 +10,17 @@ from .backends import list_backends, register_backend
 from .base.config import config
 from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, UsageError
 from .base.events import counters
-from .capture.marks import allow_in_graph, assume_constant_result, disallow_in_graph, is_compiling
+from .capture.marks import allow_in_graph, assume_constant_result, disallow_in_graph, is_compiling, nested_compile_region
 from .capture.sizes import mark_dynamic, mark_static
 from .capture.stance import run, set_stance
 from .tools.explain import explain
+from .tools.replace import replace_torch_compile
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "allow_in_graph", "assume_constant_result",
     "compile", "compile_fx", "config", "counters", "cudagraph_mark_step_begin", "disable", "disallow_in_graph", "explain",
-    "is_compiling", "run", "set_stance", "list_backends", "mark_dynamic", "mark_static", "register_backend", "reset",
+    "is_compiling", "list_backends", "mark_dynamic", "mark_static", "nested_compile_region", "register_backend",
+    "replace_torch_compile", "reset", "run", "set_stance",
 ]

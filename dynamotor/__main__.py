@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
         ("bench", None, "models x phases x compilers, first call and steady state"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
         ("ddp-plan", ddp_plan, "the gradient buckets of a model and a simulated step of many ranks"),
-        ("run", run, "a program, as it is, with dynamotor.xla as its torch_xla"),
+        ("run", run, "a program, as it is, with dynamotor.xla as its torch_xla or dynamotor.compile as its torch.compile"),
     ):
         if module is None:
             try:

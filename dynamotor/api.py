@@ -29,6 +29,7 @@ from .capture.frontend import make_dispatcher, no_symbols
 from .capture.marks import disable
 from .distributed.data_parallel import data_parallel
 from .runtime import device_memory, memory
+from .torch_compile_adapter import own_options
 
 __all__ = ["compile", "compile_fx", "disable", "reset"]
 
@@ -59,12 +60,14 @@ def compile(
         eight times as many shapes are kept; False: never).
     mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
       "max-autotune-no-cudagraphs" time matrix products there against generated kernels. "default" is None.
-    options: fields of `dynamotor.config` that hold for this callable.
+    options: fields of `dynamotor.config` that hold for this callable. Those of torch.compile's inductor are accepted: the few
+      that mean the same set ours, others change nothing and say so once.
     disable: return `model` unchanged.
 
     Raises UsageError for a bad argument; compilation itself happens at the first call.
     """
-    settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(dict(options or {})))
+    options = own_options(options or {})
+    settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(options))
     if model is None:
         return lambda fn: compile(
             fn, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable

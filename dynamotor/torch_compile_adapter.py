@@ -7,14 +7,17 @@ This is the one module of the package that may import what the project stands be
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from .autograd.aot import aot_compile
+from .base.config import Config
 from .base.errors import UsageError
 from .base.events import counters
+from .base.log import warn_once
 from .codegen import compile_aten
 
 
@@ -46,6 +49,40 @@ def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:
         return self.wrap_tensor(value) if type(value) is subclass else wrap(self, value)
 
     builder.VariableBuilder._wrap = wrap_plain
+
+
+# Options of inductor that set a field of ours, and how a value is read.
+_SAME_OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "triton.cudagraphs": ("cuda_graphs", bool), "max_autotune_gemm": ("max_autotune", bool),
+    "layout_optimization": ("layout_opt", bool), "emulate_precision_casts": ("exact", bool),
+    "force_disable_caches": ("disk_cache", lambda value: not value), "cpp.threads": ("threads", lambda value: max(int(value), 0)),
+}
+
+
+def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as fields of `config`: inductor's names are translated, or left out with a hint. Unknown names stay."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        key = name.replace("-", "_")
+        if key in _OURS:
+            found[key] = value
+        elif key in _SAME_OPTIONS:
+            field, read = _SAME_OPTIONS[key]
+            found[field] = read(value)
+        elif _is_of_inductor(key):
+            warn_once(f"option {key}", f"option {name!r} is one of torch.compile's inductor and changes nothing here")
+        else:
+            found[name] = value
+    return found
+
+
+_OURS = frozenset(field.name for field in fields(Config))
+
+
+def _is_of_inductor(name: str) -> bool:
+    from torch._inductor import list_options
+
+    return name in list_options()
 
 
 def torch_backend(name: str) -> Callable[..., Any]:

@@ -205,3 +205,57 @@ def test_config_patch_as_a_decorator_and_the_rest():
     assert strict() and not dynamotor.config.strict and strict()
     assert dynamotor.cudagraph_mark_step_begin() is None
     assert "native" in dynamotor.list_backends()
+
+
+@pytest.mark.parametrize("mark", [dynamotor.nested_compile_region, dynamotor.nested_compile_region(),
+                                  torch.compiler.nested_compile_region])
+def test_nested_compile_regions_are_captured_like_other_functions(mark):
+    region = mark(lambda y: (y * 2).sin())
+    assert graphs_and_breaks(lambda x: region(x) + region(x + 1)) == (1, 0)
+
+
+def test_options_of_inductor(capfd):
+    compiled = dynamotor.compile(plain, options={"epilogue_fusion": True, "triton.cudagraphs": False, "fallback_random": True})
+    torch.testing.assert_close(compiled(x), plain(x))
+    assert "'epilogue_fusion'" in capfd.readouterr().err
+    settings = compiled.miss.__self__.options.options
+    assert settings == {"cuda_graphs": False, "fallback_random": True}
+    with pytest.raises(UsageError, match="DM105"):
+        dynamotor.compile(plain, options={"warp": 9})
+
+
+class Doubler(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, y):
+        return self.inner(y) * 2
+
+
+def test_replace_torch_compile():
+    theirs = torch.compile
+    model, in_place = Doubler(), Doubler()
+    with dynamotor.replace_torch_compile():
+        compiled = torch.compile(model, mode="default", dynamic=None, name="doubler", recompile_limit=4)
+        by_name = torch.compile(backend="eager")(plain)
+        in_place.compile(backend="inductor", fullgraph=True)
+        in_place.inner.compile()
+        counters.clear()
+        for fn in (compiled, by_name, in_place):
+            original = {compiled: model, by_name: plain, in_place: in_place.forward}[fn]
+            torch.testing.assert_close(fn(x), original(x))
+        torch.compiler.set_stance("eager_then_compile")
+        with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(UsageError, match="DM111"):
+            compiled(torch.randn(7, 2, 4))
+    assert torch.compile is theirs and counters["capture"]["graphs"] == 4  # in_place, and in_place.inner inside in_place.forward
+    assert compiled.state_dict().keys() == model.state_dict().keys()
+    in_place(torch.randn(5, 4))
+
+
+def test_replace_torch_compile_ends_with_an_error():
+    theirs = torch.compile
+    with pytest.raises(ZeroDivisionError), dynamotor.replace_torch_compile():
+        assert torch.compile is not theirs
+        _ = 1 / 0
+    assert torch.compile is theirs

@@ -92,6 +92,12 @@ def assume_constant_result(fn: F) -> F:
     return fn
 
 
+def nested_compile_region(fn: F | None = None, **options: Any) -> Any:
+    """For programs written for torch.compile, which compiles a region that is marked so once for all its calls. Here the function
+    is captured like any other, and kernels that are equal are one function already. A decorator, with and without a call."""
+    return (lambda function: function) if fn is None else fn
+
+
 def is_compiling() -> bool:
     """Whether the call is part of a graph: True in captured code, False when it runs."""
     return False
@@ -133,6 +139,13 @@ def _find_compiled(fn: Any) -> CallRule | None:
     if type(fn) is not _C.Dispatcher:
         return None
     return lambda trace, args, kwargs: trace.call(trace.make(fn.original), args, kwargs)
+
+
+@call_finder
+def _find_region(fn: Any) -> CallRule | None:
+    """What `torch.compiler.nested_compile_region` marked."""
+    inner = fn.__dict__.get("__marked_compile_region_fn__") if isinstance(fn, types.FunctionType) else None
+    return None if inner is None else lambda trace, args, kwargs: trace.tail_call(trace.make(inner), args, kwargs)
 
 
 @call_finder

@@ -1,23 +1,28 @@
-"""Runs a Python program as `python script.py args...` would; with `--torch-xla`, `import torch_xla` in it means `dynamotor.xla`.
+"""Runs a Python program as `python script.py args...` would. With `--torch-xla`, `import torch_xla` in it means `dynamotor.xla`;
+with `--replace-torch-compile`, its calls of `torch.compile` mean `dynamotor.compile`.
 
     python -m dynamotor run --torch-xla train.py --epochs 2
+    python -m dynamotor run --replace-torch-compile train.py --epochs 2
     torchrun --nproc-per-node 2 -m dynamotor run --torch-xla train.py
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import runpy
 import sys
 from pathlib import Path
 
 from ..base.errors import UsageError
+from .replace import replace_torch_compile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m dynamotor run`."""
     parser.add_argument("--torch-xla", action="store_true", help="let `import torch_xla` mean `dynamotor.xla`")
+    parser.add_argument("--replace-torch-compile", action="store_true", help="let `torch.compile` mean `dynamotor.compile`")
     parser.add_argument("script", help="the program")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
 
@@ -32,5 +37,6 @@ def main(args: argparse.Namespace) -> int:
     if args.torch_xla:
         # Not a plain import: jax is an optional dependency, and only this option needs it.
         importlib.import_module("dynamotor.xla.install").install_as_torch_xla()
-    runpy.run_path(args.script, run_name="__main__")
+    with replace_torch_compile() if args.replace_torch_compile else contextlib.nullcontext():
+        runpy.run_path(args.script, run_name="__main__")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,15 @@ def test_without_the_folder_it_says_what_is_missing(
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(SystemExit):
         __main__.main(["doctor", "--nothing"])
+
+
+def test_a_program_runs_with_its_torch_compile_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys, torch\ncompiled = torch.compile(lambda x: x * 2)\n"
+                       "print(compiled(torch.ones(2)).tolist(), type(compiled).__module__, sys.argv[1:])\n")
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert __main__.main(["run", "--replace-torch-compile", str(program), "--epochs", "2"]) == 0
+    assert capsys.readouterr().out == "[2.0, 2.0] dynamotor._C ['--epochs', '2']\n"
