@@ -29,6 +29,7 @@ from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size
 from ..graph.spec import TensorSpec
+from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from .absent import without_tangents
 from .around import region_around
@@ -93,6 +94,8 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
         return StagedCall(gm, [part for part in parts if part[0]])
     with timed("simplify joint graph"):
         run_passes(joint.gm, PASSES, stage="joint")
+    emit("joint", name=name, graph=joint.gm)
+    log("graphs", lambda: f"joint {name}\n{program_text(joint.gm)}")
     if not joint.gradient_of:
         return _compile_inference(joint, compile_graph, name, static_inputs)
     leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
@@ -324,7 +327,7 @@ def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: Compil
     if config.verify:
         verify_aten_graph(graph)
     emit("aten_graph", name=info.name, stage=info.kind, graph=graph)
-    log("graphs", lambda: f"{info.kind} {info.name}\n{graph.graph.python_code('self').src}")
+    log("graphs", lambda: f"{info.kind} {info.name}\n{program_text(graph)}")
     with timed(f"compile {info.kind}"):
         return compile_graph(graph, info)
 

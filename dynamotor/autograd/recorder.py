@@ -6,6 +6,7 @@ It stands below PyTorch's autograd, so the ops of the backward arrive here too. 
 
 from __future__ import annotations
 
+import bisect
 import operator
 from typing import Any
 
@@ -87,9 +88,16 @@ class GraphRecorder:
         node = self.graph.create_node("call_function", func, args, kwargs)
         node.meta["val"] = val
         node.meta["stage"] = self.stage
-        if self.where is not None:
-            node.meta["where"] = self.where
+        where = self.where if self.stage != "backward" else self._line_of_running()
+        if where is not None:
+            node.meta["where"] = where
         return node
+
+    def _line_of_running(self) -> UserLine | None:
+        """The line whose backward PyTorch's engine runs now."""
+        running = torch._C._current_autograd_node()
+        at = len(self.made) if running is None else bisect.bisect(self.made, running._sequence_nr(), key=operator.itemgetter(0))
+        return self.made[at][1].meta.get("where") if at < len(self.made) else None
 
     def alias_of(self, tensor: torch.Tensor) -> Alias:
         """The alias that a tensor stands for."""

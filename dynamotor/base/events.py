@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .log import log
+
 
 @dataclass(frozen=True)
 class Event:
@@ -66,14 +68,16 @@ def collect(*kinds: str) -> Iterator[list[Event]]:
 
 @contextlib.contextmanager
 def timed(name: str) -> Iterator[None]:
-    """Time a phase: its seconds are added to `phase_seconds` and emitted as an event of kind "phase"."""
+    """Time a phase: events of kinds "begin" and "phase" stand around it, and its seconds are added to `phase_seconds`."""
     start = time.perf_counter()
+    emit("begin", name=name)
     try:
         yield
     finally:
         seconds = time.perf_counter() - start
         phase_seconds[name] += seconds
         emit("phase", name=name, seconds=seconds)
+        log("timings", lambda: f"{name}: {seconds * 1e3:.1f} ms")
 
 
 phase_seconds: defaultdict[str, float] = defaultdict(float)

@@ -1,7 +1,7 @@
 """The log ladder: DYNAMOTOR_DEBUG=0..7 picks a level, DYNAMOTOR_LOG=guards,breaks picks channels by name.
 
-1 breaks and recompilations, 2 timings, 3 guards, 4 generated code, 5 graphs after each stage, 6 graphs after each
-pass, 7 every bytecode instruction.
+1 breaks, recompilations and fallbacks, 2 timings, 3 guards, 4 generated code, 5 graphs and kernels after each stage,
+6 graphs after each pass, 7 every bytecode instruction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 from .config import config
-from .events import Event, subscribe
 
 LEVELS: dict[str, int] = {
     "breaks": 1,
@@ -49,11 +48,3 @@ def forget_warnings() -> None:
     """Let every `warn_once` speak again (used by `reset` and tests)."""
     _once.clear()
 
-
-def _timings(event: Event) -> None:
-    if enabled("timings"):
-        print(f"[dynamotor:timings] {event.data['name']}: {event.data['seconds'] * 1e3:.1f} ms", file=sys.stderr)
-
-
-if enabled("timings"):
-    subscribe(_timings, "phase")

@@ -20,13 +20,14 @@ import torch
 from .. import _C
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError
+from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
 from ..base.events import Event, collect, counters, emit, timed
 from ..base.log import log, warn_once
 from ..base.options import CompileOptions
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
+from ..graph.text import program_text
 from . import (
     ops_control,
     ops_stack,
@@ -109,6 +110,7 @@ class Captured:
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
+    lines: dict[AnyGuard, UserLine | None] = field(default_factory=dict)  # the line that made each guard, for who listens
 
 
 class Compiler:
@@ -494,14 +496,16 @@ def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reaso
     log("code", code)
     gm = trace.graph.module(cg.outputs) if trace.graph.n_calls else None
     if gm is not None:
-        log("graphs", lambda: gm.print_readable(print_output=False))
+        log("graphs", lambda: f"captured\n{program_text(gm)}")
     inputs = trace.graph.inputs if gm is not None else []
     tensor.guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
-    log("guards", lambda: "\n".join(f"{type(g).__name__} {getattr(g, 'source', '')}" for g in guards))
+    log("guards", lambda: "\n".join(map(str, guards)))
     effects = gm is not None and (tensor.writes_inputs(trace) or any(map(_may_have_effect, gm.graph.nodes)))
     trace.reader.forget()
-    return Captured(gm, inputs, trace.graph.examples, guards, finish, trace.sizes, code, reason, trace.steps, effects)
+    lines = trace.reader.guards if trace.reader.heard else {}
+    return Captured(gm, inputs, trace.graph.examples, guards, finish, trace.sizes, code, reason, trace.steps, effects,
+                    lines=lines)
 
 
 def _beyond(fixed: Mapping[Source, Assumption], more: Mapping[Source, Assumption]) -> Mapping[Source, Assumption]:

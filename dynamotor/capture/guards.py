@@ -16,7 +16,7 @@ import enum
 import struct
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -109,7 +109,12 @@ class Guard:
         return self.explain(value)
 
     def explain(self, value: Any) -> str:
-        return f"{self.source} is {_short(value)}: {self}"
+        return f"{self.source} is {_short(value)}, guarded as {self}"
+
+    def __str__(self) -> str:
+        values = [getattr(self, f.name) for f in fields(self) if f.name != "source"]
+        facts = [value.__qualname__ if isinstance(value, type) else _short(value) for value in values]
+        return f"{self.source}: {type(self).__name__}" + (f"({', '.join(facts)})" if facts else "")
 
     @property
     def sources(self) -> tuple[Source, ...]:

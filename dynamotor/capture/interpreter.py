@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UserLine
+from ..base.log import enabled, log
 from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported
 from .bytecode import CodeInfo, Instr, decode
@@ -36,6 +37,16 @@ _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 def _unknown(frame: Frame, instr: Instr, target: int) -> None:
     raise unsupported("unsupported-op", f"bytecode instruction {instr.op}", "the interpreter has no rule for it")
+
+
+def _shown(handler: Handler) -> Handler:
+    """The handler of an instruction, which is logged with the depth of its frame first."""
+
+    def shown(frame: Frame, instr: Instr, target: int) -> Any:
+        log("bytecode", f"{'  ' * len(frame.trace.frames)}{instr}")
+        return handler(frame, instr, target)
+
+    return shown
 
 
 _programs: dict[int, tuple[CodeInfo, list[tuple[Handler, Instr, int]]]] = {}
@@ -86,6 +97,9 @@ class Frame:
     def run(self) -> Any:
         """Run until return or yield; the result is in `result`."""
         trace, steps = self.trace, self.steps
+        if enabled("bytecode"):
+            log("bytecode", f"{self.user_line()}")
+            steps = [(_shown(handler), instr, target) for handler, instr, target in steps]
         while True:
             handler, instr, target = steps[self.ip]
             trace.steps += 1

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..base.errors import UserLine
+from ..base.events import listening
 from .breaks import unsupported
 from .guards import Answer, ConstEquals, Distinct, IdIs, MissingAttr, MroIs, SameObject, TypeIs, answer_of
 from .source import Attr, Const, Source
@@ -28,7 +30,8 @@ class Reader:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.guards: dict[Any, None] = {}
+        self.guards: dict[Any, UserLine | None] = {}  # with the line that made each, when somebody listens to captures
+        self.heard = listening("capture")
         self.values: dict[int, Value] = {}
         self._kept: list[Any] = []
 
@@ -36,7 +39,8 @@ class Reader:
         """Install a guard row (once). Rows about the identity or type of a held root say nothing and are dropped."""
         if type(row) in _FACTS and type(row.source) is Const:
             return
-        self.guards[row] = None
+        if row not in self.guards:
+            self.guards[row] = self.trace.user_line() if self.heard else None
 
     def wrap(self, source: Source, obj: Any) -> Value:
         """The value of `obj`, which `source` leads to. See `Trace.wrap`."""

@@ -11,6 +11,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.autograd import forward_ad
 
 from ..base.errors import UserLine
@@ -29,6 +30,7 @@ from .values.instances import Instances
 from .values.text import Text
 
 _NONE: Mapping[Source, Any] = {}
+TORCH = torch.__path__[0]
 # Constants whose values need no identity: made again freely.
 PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range))
 
@@ -38,13 +40,13 @@ class Trace(Inlining, Instances, Text, Protocol):
 
     def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000, policy: SizePolicy | None = None,
                  fixed: Mapping[Source, Any] = _NONE) -> None:
+        self.frames: list[Frame] = []
         self.sizes = TraceSizes(policy or SizePolicy(dynamic=False), self.where, fixed)
-        self.graph = GraphBuilder(self.where)
+        self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)
         self.effects = Effects(self)
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
         self.reader.guard(ConstEquals(DictItem(Const(vars(forward_ad), "torch.autograd.forward_ad"), "_current_level"), -1))
-        self.frames: list[Frame] = []
         self.steps = 0
         self.break_at = break_at
         self.max_steps = max_steps
@@ -115,6 +117,11 @@ class Trace(Inlining, Instances, Text, Protocol):
             if not frame.code.co_filename.startswith(POLYFILLS):
                 return frame.user_line()
         return None
+
+    def user_line(self) -> UserLine | None:
+        """The current line of the innermost frame outside of PyTorch's own modules; of the innermost one, if all are inside."""
+        own = next((f for f in reversed(self.frames) if not f.code.co_filename.startswith((POLYFILLS, TORCH))), None)
+        return self.where() if own is None else own.user_line()
 
     def user_stack(self) -> tuple[UserLine, ...]:
         """The inlined stack, outermost first."""

@@ -59,6 +59,7 @@ class GpuWriter(Writer):
                 "grid": step.function.grid,
                 "warps": step.function.warps,
             }
+        self.called.append(step.function)
         arguments = [*step.args, "stream"] if self.on_gpu else step.args[:-1] if step.function.scratch else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 

@@ -201,6 +201,7 @@ class Writer:
         self.functions: dict[str, cpp.CFunction] = {}
         self.labels: dict[str, str] = {}  # global -> what a profile calls the kernel
         self.pool: Counter[tuple[int, torch.dtype]] = Counter()
+        self.called: list[Any] = []  # the function of each loop step, in order: for reports
         self.lines: list[str] = []
         self._names: dict[Any, str] = {}
         self.checks: dict[str, Expected] = {}  # globals that check results whose sizes differ between calls
@@ -331,6 +332,7 @@ class Writer:
             name = name or self.unique(f"k{len(self.kernels)}")
             self.kernels[name], self.labels[name] = row, f"dynamotor::{function.name}"
             self._kernel_names[key] = name
+        self.called.append(self.functions[self.kernels[name][0]])
         yield f"{name}({', '.join((*step.args, *step.symbols))})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
@@ -505,7 +507,8 @@ class CallProgram:
         self._arena = self._memory()
         self._arena.register(self)
         log("code", self.source)
-        emit("code", name=self.name, python=self.source, scratch_bytes=writer.scratch_size, **self._start_builds())
+        emit("code", name=self.name, python=self.source, scratch_bytes=writer.scratch_size, program=writer.program,
+             functions=writer.called, **self._start_builds())
 
     # -- what depends on the target (C++ on a CPU here) ----------------------------------------------------------------
     def _write(self, program: Program, info: GraphInfo) -> Writer:

@@ -12,6 +12,8 @@ import torch
 
 from ..base.config import config
 from ..base.events import emit, listening
+from ..base.log import enabled, log
+from .text import program_text
 
 GraphPass = Callable[[torch.fx.GraphModule], None]
 
@@ -20,17 +22,16 @@ def run_passes(gm: torch.fx.GraphModule, passes: Sequence[tuple[str, GraphPass]]
                verify: Callable[[torch.fx.GraphModule], None] | None = None) -> None:
     """Run the passes in order, in place; `verify` is called after each when `config.verify` is on."""
     for name, graph_pass in passes:
-        before = program_text(gm) if listening("pass") else ""
+        seen = listening("pass") or enabled("passes")
+        before = program_text(gm) if seen else ""
         start = time.perf_counter()
         graph_pass(gm)
         seconds = time.perf_counter() - start
-        if listening("pass"):
-            emit("pass", stage=stage, name=name, seconds=seconds, before=before, after=program_text(gm))
+        if seen:
+            after = program_text(gm)
+            emit("pass", stage=stage, name=name, seconds=seconds, before=before, after=after)
+            log("passes", f"{stage}: {name}" + (f"\n{after}" if after != before else " changes nothing"))
         if verify is not None and config.verify:
             verify(gm)
     gm.recompile()
 
-
-def program_text(gm: torch.fx.GraphModule) -> str:
-    """The graph as a readable Python program."""
-    return gm.graph.python_code("self").src

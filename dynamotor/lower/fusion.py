@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..base.events import emit
+from ..base.events import emit, listening
 from ..graph.sizes import Size, divides, hint
 from ..graph.spec import numel
 from .index import Index, Number, Var, is_one
@@ -504,7 +504,8 @@ class Fuser:
                 self._add_before(at, others)
                 self._note(at, node.reads, (node.buffer,))
                 return
-            emit("refuse", node=node.origin, group=group.number, reason=member.reason)
+            if listening("refuse"):
+                emit("refuse", node=node.origin, group=group.number, into=_origins(group), reason=member.reason)
         group = Group(len(self.items))
         at = self._append(group, direct)
         group.start(node)
@@ -532,7 +533,8 @@ class Fuser:
                     continue
                 merged = replay(a, sorted((m.node for m in (*first.members, *second.members)), key=position.__getitem__))
                 if isinstance(merged, Refuse):
-                    emit("refuse", group=a, other=b, reason=merged.reason)
+                    if listening("refuse"):
+                        emit("refuse", group=a, other=b, node=_origins(second), into=_origins(first), reason=merged.reason)
                     continue
                 self.items[a], self.items[b] = merged, None
                 self._redirect(b, a)
@@ -576,6 +578,10 @@ class Fuser:
             done |= 1 << at
             order.append(self.items[at])
         return order
+
+
+def _origins(group: Group) -> str:
+    return ", ".join(dict.fromkeys(m.node.origin for m in group.members))
 
 
 def fuse(schedule: Sequence[Node | ExternNode]) -> list[Group | ExternNode]:

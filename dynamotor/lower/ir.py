@@ -531,17 +531,6 @@ class Kernel:
             for arg in e.args:
                 yield from _sizes_in(arg)
 
-    def __str__(self) -> str:
-        def loop(vs: tuple[Var, ...]) -> str:
-            return ", ".join(f"{v.name}<{v.size}" for v in vs)
-
-        lines = [f"{self.template} outer({loop(self.outer)}) middle({loop(self.middle)}) inner({loop(self.inner)})"]
-        for n, phase in enumerate(self.phases):
-            lines.append(f"  phase {n}")
-            lines += [f"    {s}" for s in phase.inner] + [f"    row: {s}" for s in phase.row]
-        lines += [f"  final {s}" for s in self.final] + [f"  once {s}" for s in self.final_once]
-        return "\n".join(lines)
-
 
 def _sizes_in(value: Any) -> Iterator[Size]:
     if type(value) is Size:

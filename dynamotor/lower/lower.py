@@ -15,6 +15,7 @@ from torch import fx
 
 from ..base.config import config
 from ..base.events import emit, listening
+from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.op_facts import is_collective
 from ..graph.sizes import Size, Symbol
@@ -38,6 +39,7 @@ from .ir import ExternNode, Node, forget_expressions, roots, walk
 from .lowering import Lowering, lower_nodes
 from .program import Buffer, BufRef, LoopStep, Program, Step
 from .schedule import build_kernel, in_place_pairs
+from .text import kernel_text
 from .verify import verify_nodes, verify_program, verify_schedule
 
 aten = torch.ops.aten
@@ -60,7 +62,12 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)), ctx.env, ctx.values)
     for instance in instances(program, everywhere=config.verify):
         verify_program(instance)
+    log("graphs", lambda: "\n".join([f"kernels of {info.name}\n{program}", *(kernel_text(s.kernel) for s in _loops(steps))]))
     return program
+
+
+def _loops(steps: Iterable[Step]) -> Iterable[LoopStep]:
+    return (step for step in steps if isinstance(step, LoopStep))
 
 
 def _with_kind(buffer: Buffer, returned: set[str]) -> Buffer:
@@ -150,7 +157,7 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
                 name=ctx.info.name,
                 fused=[m.node.origin for m in item.members],
                 template=kernel.template,
-                text=str(kernel),
+                text=kernel_text(kernel),
             )
     return steps
 

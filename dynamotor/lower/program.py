@@ -47,6 +47,9 @@ class BufRef:
     offset: int | Size
     dtype: torch.dtype
 
+    def __repr__(self) -> str:
+        return f"{self.name}[{list(self.shape)}, {list(self.stride)}, {self.offset}]"
+
     @staticmethod
     def whole(buffer: Buffer) -> BufRef:
         """The buffer itself."""
@@ -118,11 +121,13 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"def {self.name}({', '.join(self.inputs)}):"]
-        lines += [f"    # {b.name}: {b.spec} {b.kind}" for b in self.buffers.values()]
-        for step in self.steps:
+        lines += [f"    {b.name}: {b.spec}  # {b.kind}" for b in self.buffers.values()]
+        for n, step in enumerate(self.steps):
             if isinstance(step, LoopStep):
-                lines.append(f"    loop({', '.join(step.args)})  # {step.note}")
+                lines.append(f"    kernel{n}({', '.join(step.args)})  # {step.note}")
             else:
-                lines.append(f"    {', '.join(str(o) for o in step.outs)} = {step.target}{step.args}")
-        lines.append(f"    return {self.outputs}")
-        return "\n".join(lines)
+                words = [f"{a}" for a in step.args] + [f"{k}={v}" for k, v in step.kwargs.items()]
+                made = ", ".join(str(o) for o in step.outs)
+                where = f"  # {step.where.filename}:{step.where.lineno}" if step.where else ""
+                lines.append(f"    {made} = {step.target}({', '.join(words)}){where}")
+        return "\n".join([*lines, f"    return {', '.join(map(str, self.outputs))}"]) + "\n"

@@ -184,7 +184,7 @@ def test_large_sums_stay_accurate_and_are_split_over_rows():
 def test_equal_reductions_are_computed_once():
     x = torch.randn(8, 64)
     (text,) = check(lambda x: (x - x.mean(-1, True)) * x.var(-1, unbiased=False, keepdim=True), x, kernels=1, tolerance=1e-5)
-    assert text.count("Reduce") == 2
+    assert text.count(" += ") + text.count("= max") + text.count("= min") == 2
 
 
 def test_safe_softmax_gives_zeros_for_a_masked_row():

