@@ -30,6 +30,7 @@ demo: setup
 
 test: setup
 	$(BIN)/ruff check dynamotor tests fuzz bench
+	$(BIN)/mypy dynamotor
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
 
 test-all: setup

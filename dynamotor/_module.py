@@ -57,7 +57,7 @@ def compile_module(
         object.__dict__["__class__"].__set__(twin, _twin_class(cls, module, members))
 
     members["__class__"] = property(lambda self: type(module), set_class)
-    twin = object.__new__(_twin_class(type(module), module, members))  # a `__new__` is for new modules, and this is not one
+    twin: Any = object.__new__(_twin_class(type(module), module, members))  # a `__new__` is for new modules, and this is not one
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin
 

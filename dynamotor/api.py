@@ -121,7 +121,7 @@ def plain(fn: Any) -> Any:
     return fn.original if type(fn) is _C.Dispatcher else fn
 
 
-def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+def _uncompiled(module: torch.nn.Module) -> Any:
     """The module that a compiled module stands for, or the module itself."""
     return module._orig_mod if hasattr(type(module), "_dynamotor") else module
 

@@ -48,7 +48,7 @@ def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:
     def wrap_plain(self: Any, value: Any) -> Any:
         return self.wrap_tensor(value) if type(value) is subclass else wrap(self, value)
 
-    builder.VariableBuilder._wrap = wrap_plain
+    builder.VariableBuilder._wrap = wrap_plain  # type: ignore[method-assign]  # PyTorch has no hook for it
 
 
 # Options of inductor that set a field of ours, and how a value is read.

@@ -256,7 +256,7 @@ class Averager:
         held = {name: self.parameters[name].grad for name in averages}
         pairs = [(gradient, averages[name]) for name, gradient in held.items() if gradient is not None]
         if pairs:
-            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+            torch._foreach_copy_([gradient for gradient, _ in pairs], [average for _, average in pairs])
         return {name: averages[name] if gradient is None else gradient for name, gradient in held.items()}
 
     # After the backward ------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Averager:
         missing = [name for name, p in self.parameters.items() if p.grad is None]
         if missing:
             raise self._without_gradient(missing)
-        if _C.tensor_stamps([p.grad for p in self.parameters.values()]) == stamps:
+        if _C.tensor_stamps([p.grad for p in self.parameters.values() if p.grad is not None]) == stamps:
             return
         with torch.no_grad():
             self.be_late(Reason("outside", "parameters also get gradients from outside of the compiled graph"))

@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 
 from ..graph.layout import is_dense
+from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec, contiguous_stride
 
 _reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
@@ -120,5 +121,5 @@ def _slots(held: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Slot]:
         spec = TensorSpec.of(parameter)
         # What AccumulateGrad keeps without a copy: the parameter's own strides.
         stride = spec.stride if is_dense(spec) else contiguous_stride(spec.shape)
-        yield Slot(name, spec.shape, stride, offset)
+        yield Slot(name, numbers(spec.shape), numbers(stride), offset)
         offset += parameter.numel()

@@ -65,10 +65,10 @@ class Step:
         for part, source in first:
             if source is None:
                 part.zero_()
-        for copy_or_add, pairs in ((torch._foreach_copy_, [pair for pair in first if pair[1] is not None]),
+        for copy_or_add, pairs in ((torch._foreach_copy_, [(part, source) for part, source in first if source is not None]),
                                    (torch._foreach_add_, second)):
             if pairs:
-                copy_or_add(*map(list, zip(*pairs, strict=True)))
+                copy_or_add([part for part, _ in pairs], [source for _, source in pairs])
 
     def _pack(self, into: torch.Tensor, grad: torch.Tensor | None, held: torch.Tensor | None) -> None:
         if grad is not None and held is not None:

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from .op_facts import facts
 from .shapes import UnsupportedOp
+from .sizes import Dim, numbers
 from .spec import TensorSpec
 
 aten = torch.ops.aten
@@ -123,8 +124,8 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
     def make(spec: TensorSpec) -> torch.Tensor:
         as_number = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
-        memory = torch.full((spec.extent,), 1 if as_number else 0, dtype=spec.dtype, device=spec.device)  # 0 is right as an index
-        return memory.as_strided(spec.shape, spec.stride)
+        memory = torch.full((int(spec.extent),), 1 if as_number else 0, dtype=spec.dtype, device=spec.device)  # an index may be 0
+        return memory.as_strided(numbers(spec.shape), numbers(spec.stride))
     _ask(func, args, kwargs, _spec, make)
 
 
@@ -143,11 +144,12 @@ def _ask(func: OpOverload, args: tuple, kwargs: dict[str, Any], kind_of: Callabl
     try:
         kinds, named = _kinds(args, kind_of), tuple((name, _kinds(value, kind_of)) for name, value in kwargs.items())
         key = func, kinds, named
-        answer = _answers.get(key, _answers)
+        known = key in _answers
     except (TypeError, _NotAsked):  # an argument without a hash, or a size that differs between calls
         return
-    if answer is _answers:
-        answer = _answers[key] = _run(func, _made(kinds, make), {name: _made(value, make) for name, value in named})
+    if not known:
+        _answers[key] = _run(func, _made(kinds, make), {name: _made(value, make) for name, value in named})
+    answer = _answers[key]
     if answer is not None:
         raise type(answer)(*answer.args)
 
@@ -246,7 +248,7 @@ def meet(a: TensorSpec, b: TensorSpec) -> bool:
     return _reach(b.offset - a.offset, sorted(zip(a.stride, a.shape, b.shape), reverse=True))
 
 
-def _reach(distance: int, dims: list[tuple[int, int, int]]) -> bool:
+def _reach(distance: Dim, dims: list[tuple[Dim, Dim, Dim]]) -> bool:
     """Whether an element of one view lies `distance` before one of the other; (stride, size, other size), the longest first."""
     if not dims:
         return distance == 0

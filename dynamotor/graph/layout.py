@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .sizes import Dim, Dims
 from .spec import TensorSpec, channels_last_stride, contiguous_stride
 
 
@@ -16,7 +17,7 @@ def suggests_channels_last(spec: TensorSpec) -> bool:
     rank = len(spec.shape)
     if rank not in (4, 5) or spec.stride[1] == 0:
         return False
-    least = 0
+    least: Dim = 0
     for d in (1, *range(rank - 1, 1, -1), 0):
         size, stride = spec.shape[d], spec.stride[d]
         if size == 0 or stride < least or (d == 0 and least == spec.stride[1]):
@@ -25,7 +26,7 @@ def suggests_channels_last(spec: TensorSpec) -> bool:
     return True
 
 
-def suggested_stride(spec: TensorSpec, shape: Sequence[int]) -> tuple[int, ...]:
+def suggested_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
     """Strides of a new tensor of `shape` in the memory format that `spec` suggests."""
     return channels_last_stride(shape) if suggests_channels_last(spec) else contiguous_stride(shape)
 
@@ -34,7 +35,7 @@ def is_channels_last_contiguous(spec: TensorSpec) -> bool:
     """Dense with channels innermost (4-d); sizes of 1 do not count."""
     if len(spec.shape) != 4:
         return False
-    step = 1
+    step: Dim = 1
     for d in (1, 3, 2, 0):
         if spec.shape[d] != 1:
             if spec.stride[d] != step:
@@ -47,7 +48,7 @@ def is_dense(spec: TensorSpec) -> bool:
     """Non-overlapping and without holes, in some order of dimensions."""
     if spec.is_contiguous:
         return True
-    step = 1
+    step: Dim = 1
     for stride, size in sorted((st, sz) for st, sz in zip(spec.stride, spec.shape, strict=True) if sz != 1):
         if stride != step:
             return False
@@ -55,7 +56,7 @@ def is_dense(spec: TensorSpec) -> bool:
     return True
 
 
-def iterated_stride(operands: Sequence[TensorSpec], shape: tuple[int, ...]) -> tuple[int, ...]:
+def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
     """Strides that TensorIterator gives a new output of `shape` over these inputs."""
     if all(op.shape == shape for op in operands):
         if all(op.is_contiguous for op in operands):
@@ -68,31 +69,32 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: tuple[int, ...]) -> t
     return dense_in_order(_order([_broadcast_stride(op, shape) for op in operands], shape), shape)
 
 
-def preserved_stride(spec: TensorSpec) -> tuple[int, ...]:
+def preserved_stride(spec: TensorSpec) -> Dims:
     """Strides of `torch.empty_like(x)`: the tensor's own when it is dense, else its order of dimensions without holes."""
     if is_dense(spec):
         return spec.stride
     return dense_in_order(_order([spec.stride], spec.shape), spec.shape)
 
 
-def dense_in_order(perm: list[int], shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense_in_order(perm: list[int], shape: Dims) -> Dims:
     """Strides of a dense tensor whose dimensions go from fastest to slowest as `perm` says."""
     if perm == list(range(len(shape) - 1, -1, -1)):
         return contiguous_stride(shape)
-    out, step = [0] * len(shape), 1
+    out: list[Dim] = [0] * len(shape)
+    step: Dim = 1
     for d in perm:
         out[d] = step
         step *= shape[d]
     return tuple(out)
 
 
-def _broadcast_stride(op: TensorSpec, shape: tuple[int, ...]) -> list[int]:
+def _broadcast_stride(op: TensorSpec, shape: Dims) -> list[Dim]:
     missing = len(shape) - len(op.shape)
-    own = [0 if size == 1 and shape[missing + i] != 1 else op.stride[i] for i, size in enumerate(op.shape)]
+    own: list[Dim] = [0 if size == 1 and shape[missing + i] != 1 else op.stride[i] for i, size in enumerate(op.shape)]
     return [0] * missing + own
 
 
-def _order(strides: Sequence[Sequence[int]], shape: tuple[int, ...]) -> list[int]:
+def _order(strides: Sequence[Sequence[Dim]], shape: Dims) -> list[int]:
     """Dimensions from fastest to slowest: an insertion sort that swaps only where the operands agree to."""
     perm = list(range(len(shape) - 1, -1, -1))
     for i in range(1, len(perm)):
@@ -107,7 +109,7 @@ def _order(strides: Sequence[Sequence[int]], shape: tuple[int, ...]) -> list[int
     return perm
 
 
-def _compare(strides: Sequence[Sequence[int]], shape: tuple[int, ...], a: int, b: int) -> int:
+def _compare(strides: Sequence[Sequence[Dim]], shape: Dims, a: int, b: int) -> int:
     for stride in strides:
         if stride[a] == 0 or stride[b] == 0:
             continue

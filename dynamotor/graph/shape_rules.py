@@ -24,17 +24,11 @@ from .shapes import (
     shape_rule,
     shape_rules,
 )
+from .sizes import Dim, Dims
 from .spec import CPU, TensorSpec, channels_last_stride, contiguous_stride, device_with_index, same_sizes
 from .symbolic_rules import broadcast, require, symbolic_rules
 
 aten = torch.ops.aten
-
-
-def _untouched(spec: TensorSpec | None) -> torch.Tensor | None:
-    """A real tensor of this metadata whose memory is never touched, to ask PyTorch what it would do."""
-    if spec is None:
-        return None
-    return torch.empty(spec.extent, dtype=spec.dtype, device=spec.device).as_strided(spec.shape, spec.stride)
 
 
 def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *args: Any) -> TensorSpec:
@@ -56,11 +50,11 @@ def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, str
     out = _convolved(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     if 0 in out.shape:
         return out
-    inputs = _untouched(x), _untouched(weight)
-    backend = torch._C._select_conv_backend(*inputs, _untouched(bias), stride, padding, dilation, transposed, output_padding,
-                                            groups)
+    inputs = x.empty(), weight.empty()  # PyTorch looks at the metadata only
+    backend = torch._C._select_conv_backend(
+        *inputs, None if bias is None else bias.empty(), stride, padding, dilation, transposed, output_padding, groups)
     if len(out.shape) == 3:  # one row of an image; the input is made row-major first, the weight is not
-        row_major = _untouched(TensorSpec.dense(x.shape, x.dtype, x.device))
+        row_major = TensorSpec.dense(x.shape, x.dtype, x.device).empty()
         layout = torch._C._conv_determine_backend_memory_format(row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend)
         shape = (*out.shape[:2], 1, out.shape[2])
         stride4 = (channels_last_stride if layout is torch.channels_last else contiguous_stride)(shape)
@@ -93,7 +87,7 @@ def _embedding(weight: TensorSpec, index: TensorSpec, *args: Any) -> Any:
     return TensorSpec.dense((*index.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 
-def _first_laid_out(func: OpOverload, layout: Callable[[tuple, TensorSpec], tuple[int, ...]]) -> ShapeRule:
+def _first_laid_out(func: OpOverload, layout: Callable[[tuple, TensorSpec], Dims]) -> ShapeRule:
     """The meta kernel's answer, its (first) result with the strides that `layout(arguments, result)` gives."""
     def rule(*args: Any, **kwargs: Any) -> Any:
         out = infer_by_meta_kernel(func, args, kwargs)
@@ -103,20 +97,20 @@ def _first_laid_out(func: OpOverload, layout: Callable[[tuple, TensorSpec], tupl
     return rule
 
 
-def _as_argument(position: int) -> Callable[[tuple, TensorSpec], tuple[int, ...]]:
+def _as_argument(position: int) -> Callable[[tuple, TensorSpec], Dims]:
     """Strides in the memory format, channels-last or row-major, that an argument suggests."""
     return lambda args, out: suggested_stride(args[position], out.shape)
 
 
-def _row_major(args: tuple, out: TensorSpec) -> tuple[int, ...]:
+def _row_major(args: tuple, out: TensorSpec) -> Dims:
     return contiguous_stride(out.shape)
 
 
-def _reversed(args: tuple, out: TensorSpec) -> tuple[int, ...]:
+def _reversed(args: tuple, out: TensorSpec) -> Dims:
     return iterated_stride(iterated_operands(aten.sub.Tensor, (args[1], args[0]), out.dtype), out.shape)
 
 
-_LAYOUTS: dict[Callable[[tuple, TensorSpec], tuple[int, ...]], tuple[OpOverload, ...]] = {
+_LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
     _as_argument(0): (
         aten.pixel_shuffle.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
         aten.replication_pad2d.default, aten.replication_pad3d.default, aten.channel_shuffle.default, aten.max_unpool2d.default),
@@ -141,7 +135,7 @@ def _ask_eager(func: OpOverload) -> ShapeRule:
         tensors = [a for a in args if type(a) is TensorSpec]
         if any(t.device != CPU or t.numel > 1 << 20 for t in tensors):
             return PASS
-        real = [torch.empty_strided(a.shape, a.stride, dtype=a.dtype).zero_() if type(a) is TensorSpec else a for a in args]
+        real = [a.empty().zero_() if type(a) is TensorSpec else a for a in args]
         with torch.no_grad():
             out = func(*real, **kwargs)
         return tuple(map(TensorSpec.of, out)) if isinstance(out, (tuple, list)) else TensorSpec.of(out)
@@ -212,7 +206,7 @@ def _evaluates(func: OpOverload, args: tuple) -> bool:
     return func in (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 
 
-def _fits(x: TensorSpec, shape: Sequence[int], weight: TensorSpec | None = None, bias: TensorSpec | None = None) -> bool:
+def _fits(x: TensorSpec, shape: Sequence[Dim], weight: TensorSpec | None = None, bias: TensorSpec | None = None) -> bool:
     """Whether a layer norm is over the last dimensions of its input; the meta kernel has the words for what it is otherwise."""
     parts = [x.shape[len(x.shape) - len(shape):] if len(x.shape) >= len(shape) else (), *(p.shape for p in (weight, bias) if p)]
     return len(shape) > 0 and all(same_sizes(part, tuple(shape)) for part in parts)
@@ -413,7 +407,7 @@ def _grouped_mm(x: TensorSpec, weight: TensorSpec, offs: TensorSpec | None = Non
                 out_dtype: torch.dtype | None = None) -> TensorSpec:
     """Rows of the result start at multiples of 16 bytes."""
     dtype = out_dtype or x.dtype
-    shape = (x.shape[-2], weight.shape[-1])
+    shape: Dims = (x.shape[-2], weight.shape[-1])
     if len(x.shape) == len(weight.shape):
         shape = (x.shape[0] if len(x.shape) == 3 else offs.shape[0] if offs is not None else 0, *shape)
     step = 16 // dtype.itemsize

@@ -39,6 +39,12 @@ class Memory:
     __slots__ = ("__weakref__",)
 
 
+def _in_torch(spec: TensorSpec) -> Any:
+    """Shape, stride and offset as PyTorch takes them."""
+    place = spec.shape, spec.stride, spec.offset
+    return to_torch(place) if spec.is_symbolic else place
+
+
 class ShapeTensor(torch.Tensor):
     """A strided tensor that has a spec and no data. `memory` is shared by views; `note` is a recorder's own."""
 
@@ -46,14 +52,12 @@ class ShapeTensor(torch.Tensor):
     memory: Memory
     note: Any
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # the stub has no `cls`
 
     @staticmethod
     def make(spec: TensorSpec, requires_grad: bool = False, memory: Memory | None = None) -> ShapeTensor:
         """A new ShapeTensor; `memory` makes it a view of that memory."""
-        shape, stride, offset = spec.shape, spec.stride, spec.offset
-        if spec.is_symbolic:
-            shape, stride, offset = to_torch(shape), to_torch(stride), to_torch(offset)
+        shape, stride, offset = _in_torch(spec)
         tensor = torch.Tensor._make_wrapper_subclass(
             ShapeTensor, shape, strides=stride, storage_offset=offset, dtype=spec.dtype,
             device=spec.device, requires_grad=requires_grad)
@@ -63,10 +67,11 @@ class ShapeTensor(torch.Tensor):
         return tensor
 
     @classmethod
-    def __torch_dispatch__(cls, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # the stub is of a function, PyTorch calls a class method
+            cls, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return infer(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # the stub: def f(self, *, Any=...)
         return f"ShapeTensor({self.spec}{', requires_grad' if self.requires_grad else ''})"
 
 
@@ -148,9 +153,7 @@ def _choose_attention(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
     def real(value: Any) -> Any:
         if not isinstance(value, ShapeTensor):
             return value
-        spec = value.spec.hinted()  # each choice is right for all sizes
-        tensor = torch.empty(spec.extent, dtype=spec.dtype, device=spec.device)
-        return tensor.as_strided(spec.shape, spec.stride).requires_grad_(value.requires_grad)
+        return value.spec.hinted().empty().requires_grad_(value.requires_grad)  # each choice is right for all sizes
 
     def key_of(value: Any) -> Any:
         return (value.spec.hinted(), value.requires_grad) if isinstance(value, ShapeTensor) else value

@@ -34,7 +34,7 @@ class SizeNodes:
 
     def bind(self, symbol: Size, node: torch.fx.Node) -> None:
         """The placeholder whose value at a call is the symbol's."""
-        ((only,),) = symbol.terms
+        (only,) = symbol.symbols
         self.symbols[only] = node
 
     def node(self, value: Size) -> torch.fx.Node:

@@ -14,14 +14,15 @@ so code that knows nothing of symbols stays right: its sizes are specialised, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 Monomial = tuple["Atom", ...]  # factors, sorted by `order`; () is the constant's
 INFINITY = 1 << 62
 
 
+@final
 class Symbol:
     """A size that is known at the call: lo <= value <= hi. Compared by identity."""
 
@@ -39,6 +40,7 @@ class Symbol:
         return self.name
 
 
+@final
 class Derived:
     """`a // b`, `a % b`, `min(a, b)` or `max(a, b)` where nothing simpler is known. Interned by `ShapeEnv.derived`."""
 
@@ -79,7 +81,7 @@ class Guard:
     def __repr__(self) -> str:
         left = {m: c for m, c in self.expr.terms.items() if m}
         right = -self.expr.terms.get((), 0)
-        kind = self.kind
+        kind: str = self.kind
         if left and all(c < 0 for c in left.values()):  # -s0 + 8 >= 0 reads better as s0 <= 8
             left, right = {m: -c for m, c in left.items()}, -right
             kind = "<=" if kind == ">=" else kind
@@ -167,7 +169,7 @@ class ShapeEnv:
 
     def _unify(self, rest: dict[Monomial, int], expr: Size) -> None:
         """`symbol == other symbol`: the one with the tighter lower bound stands for both from now on."""
-        if {len(m) for m in rest} != {1} or len(expr.terms) > 2 or sum(rest.values()):
+        if {len(m) for m in rest} != {1} or len(expr.terms) > 2 or sum(rest.values()) != 0:
             return
         kept, gone = sorted((m[0] for m in rest), key=lambda atom: (-atom.lo, atom.order))
         if type(kept) is Symbol and type(gone) is Symbol and gone not in self.fixed and kept not in self.fixed:
@@ -182,6 +184,7 @@ class ShapeEnv:
         return all(s.lo <= of[s] <= s.hi for s in self.symbols) and all(g.holds(of) for g in self._guards.values())
 
 
+@final
 class Size:
     """A sum of integer multiples of products of atoms; never a plain number (`size` gives an int where it is one)."""
 
@@ -357,6 +360,10 @@ class Size:
         return float(int(self))
 
 
+Dim = int | Size  # a size, stride or offset: a number, or an expression where it differs between calls
+Dims = tuple[Dim, ...]
+
+
 def size(terms: dict[Monomial, int], env: ShapeEnv) -> Size | int:
     """The expression of these terms, an int where it is one."""
     kept = {m: c for m, c in terms.items() if c}
@@ -365,6 +372,11 @@ def size(terms: dict[Monomial, int], env: ShapeEnv) -> Size | int:
     if len(kept) == 1 and () in kept:
         return kept[()]
     return Size(kept, env)
+
+
+def numbers(sizes: Iterable[Dim]) -> tuple[int, ...]:
+    """Sizes as plain numbers; those of symbols are asked for, so the program is right for no others."""
+    return tuple(map(int, sizes))
 
 
 def hint(value: Size | int) -> int:
@@ -396,9 +408,12 @@ def known(kind: Literal[">=", "=="], value: Size | int) -> bool:
 
 def divides(n: Size | int, value: Size | int) -> bool:
     """Whether n divides the value whatever the symbols are; asks nothing."""
-    if type(value) is not Size and type(n) is not Size:
+    if type(value) is Size:
+        env = value.env
+    elif type(n) is Size:
+        env = n.env
+    else:
         return value % n == 0
-    env = (value if type(value) is Size else n).env  # type: ignore[union-attr]
     return not _split(env, env.lift(value), env.lift(n))[1].terms
 
 
@@ -413,9 +428,12 @@ def equal(a: Any, b: Any) -> bool:
 
 def split(a: Size | int, n: Size | int) -> tuple[Size | int, Size | int]:
     """(q, r) with a == n * q + r, q holding the terms of a that n divides; r may be anything."""
-    if type(n) is not Size and type(a) is not Size:
+    if type(a) is Size:
+        env = a.env
+    elif type(n) is Size:
+        env = n.env
+    else:
         return divmod(a, n)
-    env = (a if type(a) is Size else n).env  # type: ignore[union-attr]
     whole, rest = _split(env, env.lift(a), env.lift(n))
     return size(whole.terms, env), size(rest.terms, env)
 
@@ -427,10 +445,10 @@ def divide(env: ShapeEnv, a: Size | int, n: Size | int) -> tuple[Size | int, Siz
     if type(n) is not Size and n == 0:
         raise ZeroDivisionError("integer division or modulo by zero")
     whole, rest = _split(env, env.lift(a), env.lift(n))
-    whole, rest = size(whole.terms, env), size(rest.terms, env)
-    if known(">=", rest) and known(">=", n - rest - 1):
-        return whole, rest
-    return whole + env.derived("floordiv", rest, n), env.derived("mod", rest, n)
+    q, r = size(whole.terms, env), size(rest.terms, env)
+    if known(">=", r) and known(">=", n - r - 1):
+        return q, r
+    return q + env.derived("floordiv", r, n), env.derived("mod", r, n)
 
 
 def _split(env: ShapeEnv, a: Size, n: Size) -> tuple[Size, Size]:
@@ -626,7 +644,7 @@ def _degree(monomial: Monomial) -> tuple[int, list[tuple[int, int, str]]]:
 
 def _text(terms: Mapping[Monomial, int]) -> str:
     """The sum as Python and C both read it (`floordiv`, `mod`, `min`, `max` are functions of two numbers there)."""
-    parts = []
+    parts: list[str] = []
     for monomial, c in sorted(terms.items(), key=lambda term: _degree(term[0]), reverse=True):
         factors = [repr(atom) for atom in monomial]
         if abs(c) != 1 or not factors:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .sizes import Size, Symbol, hint, is_symbolic
+from .sizes import Dim, Dims, Size, Symbol, hint, is_symbolic, numbers
 
 CPU = torch.device("cpu")
 
@@ -24,34 +24,35 @@ def device_with_index(device: torch.device | str) -> torch.device:
     return device
 
 
-def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+def contiguous_stride(shape: Sequence[Dim]) -> Dims:
     """Row-major strides of a shape, in elements; a dimension of size 0 counts as 1, as in PyTorch."""
-    stride, step = [], 1
+    stride: list[Dim] = []
+    step: Dim = 1
     for size in reversed(shape):
         stride.append(step)
         step *= max(size, 1)
     return tuple(reversed(stride))
 
 
-def channels_last_stride(shape: Sequence[int]) -> tuple[int, ...]:
+def channels_last_stride(shape: Sequence[Dim]) -> Dims:
     """Strides of an (N, C, ...) shape stored with C innermost, in elements."""
     order = (0, *range(2, len(shape)), 1)
     inner = contiguous_stride([shape[d] for d in order])
-    stride = [0] * len(shape)
+    stride: list[Dim] = [0] * len(shape)
     for d, s in zip(order, inner, strict=True):
         stride[d] = s
     return tuple(stride)
 
 
-def numel(shape: Iterable[int]) -> int:
+def numel(shape: Iterable[Dim]) -> Dim:
     """Number of elements of a shape."""
-    count = 1
+    count: Dim = 1
     for size in shape:
         count *= size
     return count
 
 
-def same_sizes(a: Sequence[int], b: Sequence[int]) -> bool:
+def same_sizes(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Whether two shapes (or strides) are equal for all values of their symbols; asks nothing."""
     return len(a) == len(b) and all(x.same(y) if type(x) is Size else type(y) is not Size and x == y
                                     for x, y in zip(a, b, strict=True))
@@ -64,36 +65,36 @@ class TensorSpec:
     Sizes that differ between calls are `graph.sizes.Size`s.
     """
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: Dims
+    stride: Dims
     dtype: torch.dtype
     device: torch.device = CPU
-    offset: int = 0
+    offset: Dim = 0
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
         """The spec of a strided tensor (real, fake, meta or ShapeTensor)."""
         return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
-                          tensor.storage_offset())
+                          tensor.storage_offset())  # type: ignore[arg-type]  # a SymInt only under torch.export
 
     @staticmethod
-    def dense(shape: Sequence[int], dtype: torch.dtype, device: torch.device = CPU) -> TensorSpec:
+    def dense(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device = CPU) -> TensorSpec:
         """The spec of a new row-major tensor."""
         return TensorSpec(tuple(shape), contiguous_stride(shape), dtype, device)
 
     @property
-    def numel(self) -> int:
+    def numel(self) -> Dim:
         return numel(self.shape)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> Dim:
         """Bytes of the elements, not counting holes between them."""
         return self.numel * self.dtype.itemsize
 
     @property
     def is_contiguous(self) -> bool:
         """Row-major without holes, as `Tensor.is_contiguous()` says it (sizes of 1 do not count)."""
-        step = 1
+        step: Dim = 1
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and stride != step:
                 return self.numel == 0
@@ -101,7 +102,7 @@ class TensorSpec:
         return True
 
     @property
-    def extent(self) -> int:
+    def extent(self) -> Dim:
         """Elements of storage that a tensor with these strides spans, from its first element."""
         if self.numel == 0:
             return 0
@@ -114,7 +115,7 @@ class TensorSpec:
 
     def at(self, values: Mapping[Symbol, int]) -> TensorSpec:
         """The spec with the symbols' values put in."""
-        def number(size: Size | int) -> int:
+        def number(size: Dim) -> int:
             return size.value(values) if type(size) is Size else size
 
         return replace(self, shape=tuple(map(number, self.shape)), stride=tuple(map(number, self.stride)),
@@ -125,9 +126,13 @@ class TensorSpec:
         return replace(self, shape=tuple(map(hint, self.shape)), stride=tuple(map(hint, self.stride)),
                        offset=hint(self.offset)) if self.is_symbolic else self
 
-    def with_stride(self, stride: Sequence[int]) -> TensorSpec:
+    def with_stride(self, stride: Sequence[Dim]) -> TensorSpec:
         """The same tensor laid out with other strides."""
         return replace(self, stride=tuple(stride))
+
+    def empty(self) -> torch.Tensor:
+        """A real tensor with this metadata, at the start of memory that nobody has written."""
+        return torch.empty_strided(numbers(self.shape), numbers(self.stride), dtype=self.dtype, device=self.device)
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")

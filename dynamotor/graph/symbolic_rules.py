@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from ..base.registry import Registry
 from .layout import dense_in_order
-from .sizes import Size, is_symbolic, minimum
+from .sizes import Dim, Size, is_symbolic, minimum
 from .spec import TensorSpec, contiguous_stride
 
 aten = torch.ops.aten
@@ -376,7 +376,8 @@ def _viewed_stride(x: TensorSpec, shape: Sequence[Any]) -> list[Any]:
 @symbolic_rule(aten.expand.default)
 def _expand(x: TensorSpec, shape: Sequence[Any], **kwargs: Any) -> TensorSpec:
     missing = len(shape) - len(x.shape)
-    sizes, strides = [], []
+    sizes: list[Dim] = []
+    strides: list[Dim] = []
     for d, n in enumerate(shape):
         have, stride = (1, 0) if d < missing else (x.shape[d - missing], x.stride[d - missing])
         keeps = type(n) is int and n == -1

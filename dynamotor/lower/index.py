@@ -13,16 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 from ..graph.sizes import INFINITY, Size, divides, equal, hint, known, split
 from ..graph.spec import contiguous_stride
 
 
+@final
 class Var:
     """A loop variable: takes 0 .. size - 1. Interned by name and size, so identity is equality."""
 
     __slots__ = ("name", "size", "bounds", "single")
+    name: str
+    size: Number
+    bounds: Bounds
+    single: bool  # its only value is 0
     _known: dict[tuple[str, int], Var] = {}
     _symbolic: dict[tuple[str, Size], Var] = {}  # of the graph that is being lowered
 
@@ -46,6 +51,7 @@ class Var:
         return self.name
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Div:
     """`base // n` where nothing simpler is known."""
@@ -62,6 +68,7 @@ class Div:
         return f"({self.base} // {self.n})"
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Mod:
     """`base % n` where nothing simpler is known."""
@@ -77,6 +84,7 @@ class Mod:
         return f"({self.base} % {self.n})"
 
 
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
     """An index that is itself a value of the program (gather): 0 .. size - 1, checked by the code that computes it."""
@@ -104,6 +112,7 @@ Number = int | Size
 Bounds = tuple[Number, Number]
 
 
+@final
 class Index:
     """const + sum of coefficient * atom. Immutable; equal forms compare equal."""
 

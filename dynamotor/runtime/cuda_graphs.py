@@ -22,13 +22,13 @@ import torch
 from ..base.events import counters, emit
 from . import device_memory
 from .launch import data_pointers
+from .memory import reinterpret
 
 WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries choose their algorithms
 ALTERNATES = 3  # recordings of one call that are kept: while the results of one are held, another is replayed
 RECORDINGS = 8  # recordings of one call before no more are made: its parameters move too often
 SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
 MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
-_view = torch._C._dynamo.guards._reinterpret_tensor
 _use_count = torch._C._storage_Use_Count
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _memory_of_graphs: dict[int, int] = {}  # address of a storage that a recording gave -> how many hold it
@@ -120,7 +120,7 @@ class _Result:
         t = self.tensor
         if self.copied:
             return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
-        return _view(t, t.shape, t.stride(), 0)
+        return reinterpret(t, t.shape, t.stride(), 0)
 
 
 class _Given:

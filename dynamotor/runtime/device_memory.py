@@ -31,7 +31,7 @@ class OutOfDeviceMemory(DynamotorError, torch.OutOfMemoryError):
 class DeviceBlock(Block):
     """Scratch memory on a device."""
 
-    __slots__ = ("stream",)
+    __slots__ = ()
 
     def __init__(self, nbytes: int, device: torch.device, stream: int) -> None:
         self.stream = stream
@@ -51,13 +51,13 @@ class DeviceArena(Arena):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self._by_stream: dict[int, list[DeviceBlock]] = {}
+        self._by_stream: dict[int, list[Block]] = {}
 
     def stream(self) -> int:
         """The current stream of the device, as a number."""
         return torch._C._cuda_getCurrentRawStream(self.device.index)
 
-    def acquire(self, nbytes: int) -> DeviceBlock:
+    def acquire(self, nbytes: int) -> Block:
         """A block of at least `nbytes` that belongs to the caller until `release`."""
         stream = self.stream()
         idle = self._by_stream.get(stream)
@@ -77,11 +77,11 @@ class DeviceArena(Arena):
             torch.cuda.empty_cache()
             return DeviceBlock(nbytes, self.device, stream)
 
-    def release(self, block: DeviceBlock) -> None:
+    def release(self, block: Block) -> None:
         """Give a block back to the stream it was taken for."""
         self._by_stream.setdefault(block.stream, []).append(block)
 
-    def idle(self, stream: int) -> tuple[DeviceBlock, ...]:
+    def idle(self, stream: int) -> tuple[Block, ...]:
         """The blocks that are kept for a stream."""
         return tuple(self._by_stream.get(stream, ()))
 

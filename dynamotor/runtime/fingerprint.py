@@ -10,7 +10,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -88,7 +88,7 @@ class Fingerprint:
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._sizes = [spec.extent * spec.dtype.itemsize for spec in specs]
         self._build = start_build(_SOURCE, _FLAGS)
-        self._kernel = None
+        self._kernel: Callable[..., None] | None = None
 
     def of(self, tensors: Sequence[torch.Tensor]) -> int:
         """A 64-bit hash of the bytes that the tensors span. BuildError when there is no compiler."""
@@ -97,4 +97,4 @@ class Fingerprint:
             self._kernel = make_kernel(self._build.result(), "fingerprint", count + 1, (count, *self._sizes))
         result = torch.empty((), dtype=torch.int64)
         self._kernel(*tensors, result)
-        return result.item()
+        return int(result.item())

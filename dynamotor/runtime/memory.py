@@ -33,9 +33,9 @@ _PROBES = 8
 _KINDS = 16  # sizes of results for which storages are kept, where they differ between calls
 GUARD = ALIGNMENT  # bytes behind each planned buffer that nobody may write, in check mode
 
-_reinterpret = torch._C._dynamo.guards._reinterpret_tensor
+reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]  # not in the stub
 _use_count = torch._C._storage_Use_Count
-new_tensor = torch._C._dynamo.guards._empty_strided_cpu
+new_tensor = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]  # not in the stub
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def plan_offsets(lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[s
     inplace = inplace or {}
     free = _FreeList()
     offsets: dict[str, int] = {}
-    size_of = {life.name: _aligned(life.nbytes) for life in lifetimes}
+    size_of = {life.name: int(_aligned(life.nbytes)) for life in lifetimes}
     by_name = {life.name: life for life in lifetimes}
     ending: dict[int, list[str]] = {}
     for life in lifetimes:
@@ -201,9 +201,10 @@ def roomy(nbytes: int) -> int:
 class Block:
     """Scratch memory. Programs remember weakly what they have made of it."""
 
-    __slots__ = ("bytes", "__weakref__")
+    __slots__ = ("bytes", "stream", "__weakref__")
 
     def __init__(self, nbytes: int) -> None:
+        self.stream = 0  # of a GPU, for memory there
         with torch.inference_mode(False):
             self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8)
         ask_for_huge_pages(self.bytes)
@@ -213,10 +214,11 @@ class Block:
         with torch.inference_mode(False):
             return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
-
     def places(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Tensors (byte offset, shape, stride, dtype) in the block, and the addresses of plain byte offsets."""
-        start, bases, found = self.bytes.data_ptr(), {}, {}
+        start = self.bytes.data_ptr()
+        bases: dict[torch.dtype, torch.Tensor] = {}
+        found: dict[str, Any] = {}
         with torch.inference_mode(False):
             for name, place in wanted.items():
                 if type(place) is int:
@@ -226,7 +228,7 @@ class Block:
                 base = bases.get(dtype)
                 if base is None:
                     base = bases[dtype] = torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), 0, (1,), (1,))
-                found[name] = _reinterpret(base, shape, stride, offset // dtype.itemsize)
+                found[name] = reinterpret(base, shape, stride, offset // dtype.itemsize)
         return found
 
 
@@ -321,14 +323,14 @@ class ResultPool:
             elif not entry.is_intact():
                 self._made[kind] -= 1
             else:
-                tensor = _reinterpret(entry.tensor, shape, stride, 0)
+                tensor = reinterpret(entry.tensor, shape, stride, 0)
                 entries.append(entry)
                 return tensor
         if self._made[kind] >= self._limits[kind]:
             return new_tensor(shape, stride, kind[1])
         self._made[kind] += 1
         entry = _Pooled(*kind)
-        tensor = _reinterpret(entry.tensor, shape, stride, 0)
+        tensor = reinterpret(entry.tensor, shape, stride, 0)
         entries.append(entry)
         return tensor
 

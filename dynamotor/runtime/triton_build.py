@@ -84,20 +84,22 @@ class _Worker:
     """One process that compiles. `ask` is called by one thread at a time."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, triton_worker.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        cwd=str(Path(triton_worker.__file__).parent.anchor))
+        process = subprocess.Popen([sys.executable, triton_worker.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   cwd=str(Path(triton_worker.__file__).parent.anchor))
+        assert process.stdin is not None and process.stdout is not None  # they are pipes
+        self.process, self.questions, self.answers = process, process.stdin, process.stdout
 
     def ask(self, job: TritonJob) -> Any:
         """The worker's answer; None when it died."""
         try:
-            triton_worker.send(self.process.stdin, asdict(job))
-            return triton_worker.receive(self.process.stdout)
+            triton_worker.send(self.questions, asdict(job))
+            return triton_worker.receive(self.answers)
         except OSError:
             return None
 
     def stop(self) -> None:
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self.questions.close()
+        self.answers.close()
         self.process.wait(10)
 
 

@@ -14,12 +14,12 @@ import pickle
 import struct
 import sys
 import tempfile
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 SCRATCH_ALIGNMENT = 128  # what the launcher rounds the start of a kernel's own memory up to
 
 
-def receive(stream: BinaryIO) -> Any:
+def receive(stream: IO[bytes]) -> Any:
     """The next message, or None at the end of the stream."""
     head = stream.read(8)
     if len(head) < 8:
@@ -27,7 +27,7 @@ def receive(stream: BinaryIO) -> Any:
     return pickle.loads(stream.read(struct.unpack("<Q", head)[0]))
 
 
-def send(stream: BinaryIO, message: Any) -> None:
+def send(stream: IO[bytes], message: Any) -> None:
     """Write one message."""
     data = pickle.dumps(message)
     stream.write(struct.pack("<Q", len(data)) + data)

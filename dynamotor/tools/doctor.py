@@ -40,6 +40,6 @@ def main(args: argparse.Namespace) -> int:
     except DynamotorError as error:
         print(f"small compile: failed\n{error}")
         return 1
-    error = relative_error(ours, small(x))
-    print(f"small compile: largest relative error {error:.1e} ({'fine' if error < 1e-5 else 'WRONG'})")
-    return 0 if error < 1e-5 else 1
+    difference = relative_error(ours, small(x))
+    print(f"small compile: largest relative error {difference:.1e} ({'fine' if difference < 1e-5 else 'WRONG'})")
+    return 0 if difference < 1e-5 else 1

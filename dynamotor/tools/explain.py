@@ -110,8 +110,8 @@ def _note(found: Explanation, event: Event) -> None:
     elif event.kind == "fallback":
         found.eager += eager_texts([event])
     elif event.kind == "ddp":
-        reason, plan = event.data.get("reason"), event.data.get("plan")
-        found.gradients.append(f"{event.data['mode']}: {plan.summary if plan else reason.text}")
+        plan = event.data.get("plan")
+        found.gradients.append(f"{event.data['mode']}: {plan.summary if plan else event.data['reason'].text}")
     elif event.data.get("graph") is not None:
         found.graphs.append(event.data["graph"])
         found.guards.append([str(g) for g in event.data.get("guards", ())])
