@@ -23,7 +23,7 @@ NOTHING = object()  # stands for a gradient that is zero because none arrives
 
 
 class _CannotFill(Exception):
-    """A zero would have to be laid out in a way that no constant is."""
+    """A zero whose sizes differ between calls, or that is no single tensor."""
 
 
 def _is_gradient(node: Node) -> bool:
@@ -46,13 +46,18 @@ def _other_operand(node: Node, a: Any, b: Any) -> Any:
 
 
 def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
-    """Zeros that lie as the spec says: row-major ones, their dimensions in another order."""
+    """Zeros that lie as the spec says: row-major ones, their dimensions in another order, or a view of as much memory."""
     order = sorted(range(len(spec.shape)), key=lambda d: (-spec.stride[d], d))
     flat = TensorSpec.dense(tuple(spec.shape[d] for d in order), spec.dtype, spec.device)
-    if flat.stride != tuple(spec.stride[d] for d in order):
-        raise _CannotFill
+    as_view = flat.stride != tuple(spec.stride[d] for d in order)  # holes, or places that are several elements
+    if as_view:
+        flat = TensorSpec.dense((spec.extent,), spec.dtype, spec.device)
     zeros = graph.call_function(aten.full.default, (list(flat.shape), 0), {"dtype": spec.dtype, "device": spec.device})
     zeros.meta["val"] = flat
+    if as_view:
+        view = graph.call_function(aten.as_strided.default, (zeros, list(spec.shape), list(spec.stride), 0))
+        view.meta["val"] = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+        return view
     if order == list(range(len(order))):
         return zeros
     turned = graph.call_function(aten.permute.default, (zeros, [order.index(d) for d in range(len(order))]))

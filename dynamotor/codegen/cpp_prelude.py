@@ -154,10 +154,10 @@ template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
  r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(0.f)),bc<T>(-__builtin_inff()),r); return sel(lt(x,bc<T>(0.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
 template<class T> INL T erf_(T x){
  if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_erf(x); else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_erf(x[i]); return r; } }
- else { x=clamp_(x,-3.832506856900711f,3.832506856900711f); T z=x*x;
+ else { x=clamp_(x,-4.f,4.f); T z=x*x;
  T p=z*0.00022905065861350646f+0.0034082910107109506f; p=p*z+0.050955695062380861f; p=p*z+0.18520832239976145f; p=p*z+1.128379143519084f;
  T q=z*-1.1791602954361697e-7f+0.000023547966471313185f; q=q*z+0.0010179625278914885f; q=q*z+0.014070470171167667f; q=q*z+0.11098505178285362f;
- q=q*z+0.49746925110067538f; q=q*z+1.f; return x*p/q; } }
+ q=q*z+0.49746925110067538f; q=q*z+1.f; return clamp_(x*p/q,-1.f,1.f); } }
 template<class T> INL T tanh_(T x){
  if constexpr(tr<T>::wide){ if constexpr(tr<T>::n==1) return __builtin_tanh(x); else { T r; for(int i=0;i<tr<T>::n;i++) r[i]=__builtin_tanh(x[i]); return r; } }
  else { T y=clamp_(x,-9.f,9.f); T z=y*y;

@@ -10,6 +10,7 @@ int64 or bool. Conversions to and from memory types happen in `load` and at stor
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -209,6 +210,10 @@ def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Expr:
     """
     if args[0].dtype is BOOL:  # a target may hold true as -1
         name = {"max": "or", "min": "and"}.get(name, name)
+        if name in ("and", "or"):
+            for one, rest in (args, args[::-1]):
+                if one.op == "const":
+                    return rest if one.args[0] is (name == "and") else one
     if name in _ON_NUMBERS and len(args) == 2 and args[1].op == "const" and args[0].dtype.is_floating_point:
         choice = _choice(args[0])
         if choice is not None:
@@ -244,8 +249,10 @@ def _alike(name: str, a: Expr, b: Expr) -> None:
 
 
 def compare(name: str, a: Expr, b: Expr) -> Expr:
-    """lt, le, gt, ge, eq, ne."""
+    """lt, le, gt, ge, eq, ne; of two integers that are known, the answer."""
     _alike(name, a, b)
+    if a.op == b.op == "const" and a.dtype in (I32, I64):
+        return const(getattr(operator, name)(a.args[0], b.args[0]), BOOL)
     return make(name, (a, b), BOOL)
 
 
@@ -257,6 +264,8 @@ def select(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 def masked(condition: Expr, body: Expr, other: Expr) -> Expr:
     """As `select`, but each of the two touches memory only where it is the one wanted."""
+    if condition.op == "const":
+        return body if condition.args[0] else other
     return make("masked", (condition, body, other), body.dtype)
 
 

@@ -71,11 +71,20 @@ def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
     if condition.op not in ("lt", "ge") or condition.args[0].op != "index" or condition.args[1].op != "const":
         return facts
     index, limit = condition.args[0].args[0], condition.args[1].args[0]
-    form = Index(index.terms)
-    low, high = dict(facts).get(form) or bounds(form)
-    below = (condition.op == "lt") == holds
+    form, below = Index(index.terms), (condition.op == "lt") == holds
+    low, high = bounds(form, facts)
     found = (low, min(high, limit - 1 - index.const)) if below else (max(low, limit - index.const), high)
-    return tuple(sorted(({**dict(facts), form: found}).items(), key=lambda fact: -len(fact[0].terms)))
+    known = {**dict(facts), form: found, **dict(_terms_between(form, found, facts))}
+    return tuple(sorted(known.items(), key=lambda fact: -len(fact[0].terms)))
+
+
+def _terms_between(form: Index, found: tuple[int, int], facts: Facts) -> Iterator[tuple[Index, tuple[int, int]]]:
+    """What each term lies between when the sum of all does: `8*i + j >= 64` with j < 8 says that i is at least 8."""
+    for atom, c in form.terms.items() if len(form.terms) > 1 else ():
+        if hint(c) > 0:
+            (a, b), (low, high) = bounds(Index({t: n for t, n in form.terms.items() if t != atom}), facts), found
+            first, last = bounds(Index.of(atom), facts)
+            yield Index.of(atom), (max(first, -((b - low) // c)), min(last, (high - a) // c))
 
 
 def _accesses(roots: Iterable[Expr], seen: set[Any]) -> list[tuple[Expr, Facts]]:
