@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim import optimizer as optim  # noqa: F401  (typing)
+import torch.optim.optimizer
 
 from ..autograd.calls import call_without_autocast
 from ..base.errors import DynamotorError
@@ -25,6 +26,7 @@ from .build import StepProgram, build_step
 from .trace import NotWhole, Path, StateGrows, trace_step
 
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple]]
+optim = sys.modules["torch.optim.optimizer"]  # torch.optim hides it behind a name of its own
 PROGRAMS = 16  # of one captured graph: other settings, other answers of the optimizer's branches
 GROWTHS = 3  # steps in a row that may make new state
 
@@ -177,8 +179,9 @@ class GraphStep:
         if any(p.grad is not None for p in parameters if id(p) not in inputs):
             return None
         optimizer = self.update.optimizer
-        hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS())
-        if any(hooks):
+        hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, optim._global_optimizer_pre_hooks,
+                 optim._global_optimizer_post_hooks)
+        if any(not getattr(hook, "__module__", "").startswith("dynamotor.xla") for found in hooks for hook in found.values()):
             return self._refuse("DM503", "the optimizer has step hooks")
         return tuple(held)
 
@@ -346,10 +349,6 @@ def _structure(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.device, tuple(value.shape), value.stride()
     return value if isinstance(value, type) else (type(value), value)
-
-
-def _GLOBAL_HOOKS() -> tuple:  # noqa: N802
-    return optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks
 
 
 def warn_in_pieces(code: str, reason: str, name: str) -> None:
