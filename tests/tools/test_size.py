@@ -17,7 +17,6 @@ LIMITS = {
     "lower": 4900,
     "runtime": 1250,
     "step": 1250,
-    "step": 1250,
     "tools": 1550,
     "xla": 9600,
 }
