@@ -17,11 +17,12 @@ from typing import Any, overload
 import torch
 
 from .autograd.aot import aot_compile
+from .autograd.kept import Keeper
 from .base.config import config
 from .base.errors import UsageError
 from .base.options import CompileOptions
 from .base.registry import Registry
-from .codegen import compile_aten, replayed
+from .codegen import compile_aten, replayed, stored
 from .graph.info import GraphInfo
 from .torch_compile_adapter import torch_backend, torch_backends
 
@@ -121,7 +122,8 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
         with config.patch(**settings):  # a backward is compiled when it is first run, outside of what held for its forward
             return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
-    return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm))
+    keeper = None if config.cuda_graphs else Keeper(stored.environment, stored.describe, stored.restore)
+    return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm), keeper=keeper)
 
 
 @register_backend

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
 from ..graph.passes import run_passes
+from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
@@ -35,9 +37,11 @@ from .absent import without_tangents
 from .around import region_around
 from .extract import extract, inputs_of
 from .joint import Joint, trace_joint
+from .kept import MISSING, Keeper, Kept, Notes, kept
 from .nodes import AutogradNode
 from .partition import dependents, partition
 from .reach import gradient_groups
+from .recipe import Recipe
 from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect
 from .stages import StagedCall
@@ -51,7 +55,7 @@ _names = itertools.count()
 
 
 def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: CompileGraph, *,
-                static_inputs: frozenset[int] = frozenset(), cuts: int = 8) -> Compiled:
+                static_inputs: frozenset[int] = frozenset(), cuts: int = 8, keeper: Keeper | None = None) -> Compiled:
     """Differentiate, functionalise and compile a torch graph.
 
     `compile_graph(aten_gm, info)` compiles one aten graph. The result takes real tensors, one per placeholder, and
@@ -59,10 +63,18 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
     The graph is specialised on the example inputs' metadata, `requires_grad`, aliasing, and the current grad mode.
     A `gm.meta["on_backward"]` (an `OnBackward`) is taken out and called when there is a backward graph.
     cuts: ops that may be left to eager PyTorch between compiled parts; with more the rest runs as it is.
+    keeper: how compiled graphs are kept on disk, so that another process finds the whole result.
     """
     graded = [_is_tensor(t) and t.requires_grad and not torch.is_inference_mode_enabled() for t in example_inputs]
     with collector_paused(), unseen_by_hooks(), _outside_inference_mode():
-        return _aot_compile(gm, example_inputs, graded, compile_graph, f"graph{next(_names)}", static_inputs, cuts)
+        name = f"graph{next(_names)}"
+        place = kept(keeper, gm, example_inputs, graded, static_inputs)
+        if place is None:
+            return _aot_compile(gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, None)
+        with place.alone("forward", lambda: _found(place, name, compile_graph)) as found:
+            if found is not MISSING:
+                return found
+            return _aot_compile(gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, place)
 
 
 @contextlib.contextmanager
@@ -76,7 +88,8 @@ def _outside_inference_mode() -> Iterator[None]:
 
 
 def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], graded: Sequence[bool],
-                 compile_graph: CompileGraph, name: str, static_inputs: frozenset[int], cuts: int) -> Compiled:
+                 compile_graph: CompileGraph, name: str, static_inputs: frozenset[int], cuts: int, keeper: Keeper | None,
+                 place: Kept | None) -> Compiled:
     if config.verify:
         verify_torch_graph(gm)
     try:
@@ -88,7 +101,7 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
         _note_fallback(name, error, at, "graph" if region is None else "op")
         if region is None:
             return gm.forward
-        compiled = functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts - 1)
+        compiled = functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts - 1, keeper=keeper)
         calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
         parts = [(calls[:region[0]], compiled), (calls[slice(*region)], _as_it_is), (calls[region[1]:], compiled)]
         return StagedCall(gm, [part for part in parts if part[0]])
@@ -97,9 +110,9 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
     emit("joint", name=name, graph=joint.gm)
     log("graphs", lambda: f"joint {name}\n{program_text(joint.gm)}")
     if not joint.gradient_of:
-        return _compile_inference(joint, compile_graph, name, static_inputs)
+        return _compile_inference(joint, compile_graph, name, static_inputs, place)
     leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
-    return _compile_training(joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None))
+    return _compile_training(joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None), place)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -137,8 +150,8 @@ def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], er
 
 
 def _compile_stage(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], compile_graph: CompileGraph,
-                   cuts: int) -> Compiled:
-    return aot_compile(gm, inputs, compile_graph, static_inputs=gm.meta["static_inputs"], cuts=cuts)
+                   cuts: int, keeper: Keeper | None) -> Compiled:
+    return aot_compile(gm, inputs, compile_graph, static_inputs=gm.meta["static_inputs"], cuts=cuts, keeper=keeper)
 
 
 def _as_it_is(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
@@ -167,11 +180,55 @@ def _writes(joint: Joint) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
             if value is not joint.inputs[i]]
 
 
-def _compile_inference(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int]) -> Compiled:
-    values = joint.output[0]
+def _compile_inference(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int],
+                       place: Kept | None) -> Compiled:
+    values, recipe = joint.output[0], joint.recipe()
     graph = extract(joint.gm.graph, joint.inputs, values, writes=_writes(joint), keep=_generators(joint, set()))
     info = GraphInfo("inference", name, _static(joint.inputs, joint, static_inputs), len(values))
-    return inference_callable(_compile(graph, info, compile_graph), joint)
+    return inference_callable(_compile_first(graph, info, compile_graph, place, recipe, []), recipe)
+
+
+def _compile_first(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph, place: Kept | None, recipe: Recipe,
+                   backwards: Sequence[_Backward]) -> Compiled:
+    """Compile the graph of a forward, or of a program without backward; and keep the whole program but its backwards' code."""
+    notes = Notes()
+    with notes.taken():
+        compiled = _compile(graph, info, compile_graph)
+    for backward in backwards:
+        _adopt_layouts(graph, backward.saved_outputs, backward.graph(), len(backward.saved_inputs))
+    if place is not None:
+        place.keep("forward", compiled, notes, lambda: _plain_program(recipe, backwards))
+    return compiled
+
+
+def _plain_program(recipe: Recipe, backwards: Sequence[_Backward]) -> dict[str, Any]:
+    """What is kept of a program beside its compiled forward. Graphs are texts in the text: few are read again."""
+    if recipe.constants:
+        raise NotPlain("a tensor that the program holds as a constant")
+    rows = [[encode((one.saved_inputs, one.saved_outputs, one.gradients, one.tangents, one.reach, one.info)),
+             json.dumps(encode_graph(one.graph()))] for one in backwards]
+    return {"recipe": encode(recipe), "backwards": rows}
+
+
+def _found(place: Kept, name: str, compile_graph: CompileGraph) -> Any:
+    """The program as an earlier process kept it, or MISSING."""
+    def build(data: dict[str, Any], forward: Compiled | None) -> Compiled:
+        recipe: Recipe = decode(data["recipe"])
+        backwards = []
+        for facts, text in data["backwards"]:
+            *rest, info = decode(facts)
+            info = replace(info, name=_backward_name(name, len(backwards)))
+            backwards.append(_Backward(functools.partial(_graph_of, text), *rest, info))
+        assert forward is not None
+        if not backwards:
+            return inference_callable(forward, recipe)
+        return training_callable(forward, _autograd_nodes(backwards, compile_graph, None, place), recipe)
+
+    return place.find("forward", name, build)
+
+
+def _graph_of(text: str) -> torch.fx.GraphModule:
+    return decode_graph(json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -185,25 +242,51 @@ class _Cut:
     backward_nodes: set[Node]
 
 
+@dataclass(frozen=True)
+class _Backward:
+    """One of a program's backwards before it is compiled. `AutogradNode` says what the fields are; `graph` gives its graph."""
+
+    graph: Callable[[], torch.fx.GraphModule]
+    saved_inputs: tuple[int, ...]
+    saved_outputs: tuple[int, ...]
+    gradients: tuple[int, ...]
+    tangents: tuple[int, ...]
+    reach: tuple[frozenset[int], ...]  # for each gradient, the tangents that lead to it
+    info: GraphInfo
+
+
+def _backward_name(name: str, number: int) -> str:
+    return f"{name}_backward{number or ''}"
+
+
 def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int],
-                      leaves: frozenset[int], on_backward: OnBackward | None) -> Compiled:
+                      leaves: frozenset[int], on_backward: OnBackward | None, place: Kept | None) -> Compiled:
     with timed("partition"):
         cut = _cut(joint, name)
         groups = _groups(joint, cut, leaves) if on_backward is None else {_everything(joint): joint.gradient_of}
-        backwards = [(group, *_backward_graph(joint, cut, group, mask)) for mask, group in groups.items()]
-    around = on_backward(backwards[0][-1]) if on_backward is not None else None
-    n_values = len(joint.output[0])
-    info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), n_values)
-    forward = _compile(cut.forward, info, compile_graph)
-    nodes = []
-    for k, (group, saved, tangents, graph) in enumerate(backwards):
+        parts = [(group, *_backward_graph(joint, cut, group, mask)) for mask, group in groups.items()]
+    around = on_backward(parts[0][-1]) if on_backward is not None else None
+    backwards = []
+    for k, (group, saved, tangents, graph) in enumerate(parts):
         inputs = tuple(joint.inputs.index(node) for node in saved if node in cut.kept)
         outputs = tuple(cut.results[node] for node in saved[len(inputs):])
-        info = GraphInfo("backward", f"{name}_backward{k or ''}", _static(saved, joint, static_inputs))
+        info = GraphInfo("backward", _backward_name(name, k), _static(saved, joint, static_inputs))
         reach = tuple(frozenset(k for k, tangent in enumerate(tangents) if joint.reach[i] >> tangent & 1) for i in group)
-        compile_backward = _BackwardCompiler(cut.forward, graph, inputs, outputs, reach, info, compile_graph, around)
-        nodes.append(AutogradNode(compile_backward, inputs, outputs, tuple(group), tangents, reach))
-    return training_callable(forward, n_values, nodes, joint)
+        backwards.append(_Backward(functools.partial(_itself, graph), inputs, outputs, tuple(group), tangents, reach, info))
+    recipe = joint.recipe()
+    info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
+    forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
+    return training_callable(forward, _autograd_nodes(backwards, compile_graph, around, place), recipe)
+
+
+def _itself(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    return graph
+
+
+def _autograd_nodes(backwards: Sequence[_Backward], compile_graph: CompileGraph, around: Callable[[Compiled], Compiled] | None,
+                    place: Kept | None) -> list[AutogradNode]:
+    return [AutogradNode(_BackwardCompiler(one, k, compile_graph, around, place), one.saved_inputs, one.saved_outputs,
+                         one.gradients, one.tangents, one.reach) for k, one in enumerate(backwards)]
 
 
 def _cut(joint: Joint, name: str) -> _Cut:
@@ -250,26 +333,30 @@ def _backward_graph(joint: Joint, cut: _Cut, group: Sequence[int],
 class _BackwardCompiler:
     """Compiles a backward when it is first called, for tangents of which some do not arrive (their positions)."""
 
-    forward: torch.fx.GraphModule
-    graph: torch.fx.GraphModule
-    saved_inputs: tuple[int, ...]
-    saved_outputs: tuple[int, ...]
-    reach: tuple[frozenset[int], ...]  # for each gradient, the tangents that lead to it
-    info: GraphInfo
+    backward: _Backward
+    number: int
     compile_graph: CompileGraph
     around: Callable[[Compiled], Compiled] | None
+    place: Kept | None
 
     def __call__(self, absent: frozenset[int]) -> Compiled | None:
-        first = len(self.saved_inputs)
-        _adopt_layouts(self.forward, self.saved_outputs, self.graph, first)
-        graph: torch.fx.GraphModule | None = self.graph
-        n_saved = first + len(self.saved_outputs)
+        make = functools.partial(self.compiled, absent)
+        with collector_paused():
+            if self.place is None:
+                return make()
+            return self.place.program(f"backward {self.number} {sorted(absent)}", self.backward.info.name, make)
+
+    def compiled(self, absent: frozenset[int]) -> Compiled | None:
+        """Compile it now."""
+        one = self.backward
+        graph: torch.fx.GraphModule | None = one.graph()
+        n_saved = len(one.saved_inputs) + len(one.saved_outputs)
         if sum(node.op == "placeholder" for node in graph.graph.nodes) > n_saved + 1:  # the graph is kept for other tangents
-            reached = frozenset(n for n, tangents in enumerate(self.reach) if tangents - absent)
-            graph = without_tangents(self.graph, frozenset(n_saved + k for k in absent), n_saved, reached)
+            reached = frozenset(n for n, tangents in enumerate(one.reach) if tangents - absent)
+            graph = without_tangents(graph, frozenset(n_saved + k for k in absent), n_saved, reached)
         if graph is None:
             return None
-        compiled = _compile_late(graph, self.info, self.compile_graph)
+        compiled = _compile_late(graph, one.info, self.compile_graph)
         return compiled if self.around is None else self.around(compiled)
 
 

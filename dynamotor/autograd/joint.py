@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from ..graph.layout import is_dense
 from ..graph.module import graph_module
@@ -23,25 +22,10 @@ from ..graph.sym_int import from_torch
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
 from .functional import Alias, read
 from .reach import reaching
+from .recipe import OutputPlan, Recipe, Step
 from .recorder import GraphRecorder
 
 aten = torch.ops.aten
-Step = tuple[OpOverload, tuple, dict[str, Any], bool]  # op, arguments after the tensor, keywords, grad mode
-
-
-@dataclass(frozen=True)
-class OutputPlan:
-    """How a user output is made: the `index`-th value or input, and view steps replayed on it.
-
-    detach: "" where the output is eager's view of it, "last" where it is a tensor apart that shares its memory, "first" where
-    it is a view of such a tensor. kind "constant" holds a plain number or a size in `constant`.
-    """
-
-    kind: str
-    index: int = 0
-    steps: tuple[Step, ...] = ()
-    detach: str = ""
-    constant: Any = None
 
 
 @dataclass
@@ -69,6 +53,13 @@ class Joint:
     def output(self) -> tuple[list, list, list]:
         """(values, new contents of the mutated inputs, gradients): the nodes, as they are now."""
         return next(iter(reversed(self.gm.graph.nodes))).args[0]  # type: ignore[return-value]
+
+    def recipe(self) -> Recipe:
+        """What the program's run-time wrapper needs of it."""
+        values, _, grads = self.output
+        return Recipe(len(self.inputs) - len(self.constants), tuple(self.constants), self.symbols, tuple(self.plans), len(values),
+                      tuple(self.differentiable), tuple(self.mutated), tuple(self.gradient_of),
+                      tuple(grad is not None for grad in grads), tuple(node.meta["val"] for node in self.tangents), self.inner)
 
 
 def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec | Size], requires_grad: Sequence[bool],
@@ -125,7 +116,7 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
         if node.op == "output":
             return args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
         kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
-        recorder.where, recorder.recompute = node.meta.get("where"), "recompute" in node.meta
+        recorder.where = node.meta.get("where")
         try:
             if node.op == "call_function":
                 env[node] = node.target(*args, **kwargs)
@@ -261,7 +252,7 @@ def tangent_spec(spec: TensorSpec) -> TensorSpec:
 
 def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[ShapeTensor]) -> tuple[list, list]:
     """Run PyTorch's engine from the roots to the inputs under the recorder: tangent nodes and gradient nodes."""
-    recorder.stage, recorder.where, recorder.recompute = "backward", None, False
+    recorder.stage, recorder.where = "backward", None
     tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
     with recording(recorder), _no_autocast():
         try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy

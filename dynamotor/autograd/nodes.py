@@ -6,6 +6,7 @@ output that may have hooks gets a node of its own, and an input that is no leaf 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,9 @@ from typing import Any
 import torch
 
 from ..base.errors import BackendError
-from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec
 from .calls import bump, call_without_autocast, call_without_grad, unseen
-from .joint import Joint
+from .recipe import Recipe
 
 Compiled = Callable[..., Any]
 Finish = Callable[[Sequence, Sequence, Sequence], tuple]  # (inputs, values, the nodes' contexts) → the user's outputs
@@ -43,18 +43,17 @@ class AutogradNode:
     reach: tuple[frozenset[int], ...]
 
 
-def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint, finish: Finish | None) -> Compiled:
-    """The forward as an autograd function of all inputs, from inputs to its `n` values and what `finish` makes of them."""
-    apply = _whole_function(forward, n, node, joint).apply
-    grads = dict(zip(joint.gradient_of, joint.output[2], strict=True))
-    apart = tuple(i for i, grad in grads.items() if grad is None)
-    if len(apart) == len(grads):
+def through_one_node(forward: Compiled, node: AutogradNode, recipe: Recipe, finish: Finish | None) -> Compiled:
+    """The forward as an autograd function of all inputs, from inputs to its values and what `finish` makes of them."""
+    apply = _whole_function(forward, node, recipe).apply
+    apart = tuple(i for i, flows in zip(recipe.gradient_of, recipe.flows, strict=True) if not flows)
+    if len(apart) == len(recipe.gradient_of):
         apart = ()  # the outputs require a gradient all the same
     # PyTorch loses a retain_grad of an output that is not its node's first when the output is written in place.
-    marked = tuple(k for k in _seen_by_hooks(joint) if len(joint.tangents) > 1 or k > 0)
+    marked = tuple(k for k in _seen_by_hooks(recipe) if len(recipe.tangents) > 1 or k > 0)
     if not apart and not marked and finish is None:
         return apply
-    first = joint.differentiable.index(True)
+    first = recipe.differentiable.index(True)
 
     def run(*inputs: torch.Tensor) -> tuple:
         given = list(inputs)
@@ -69,22 +68,22 @@ def through_one_node(forward: Compiled, n: int, node: AutogradNode, joint: Joint
     return run
 
 
-def _seen_by_hooks(joint: Joint) -> tuple[int, ...]:
+def _seen_by_hooks(recipe: Recipe) -> tuple[int, ...]:
     """Differentiable values that are handed out as they are, so that the user may hang hooks on them."""
-    handed_out = {plan.index for plan in joint.plans if plan.kind == "value" and not plan.steps and not plan.detach}
-    return tuple(k for k, differentiable in enumerate(joint.differentiable) if differentiable and k in handed_out)
+    handed_out = {plan.index for plan in recipe.plans if plan.kind == "value" and not plan.steps and not plan.detach}
+    return tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable and k in handed_out)
 
 
-def _whole_function(forward: Compiled, n: int, node: AutogradNode, joint: Joint) -> type[torch.autograd.Function]:
+def _whole_function(forward: Compiled, node: AutogradNode, recipe: Recipe) -> type[torch.autograd.Function]:
     """The function that runs the forward and leads to all inputs."""
-    mutated = tuple(joint.mutated)
-    fixed = tuple(k for k, differentiable in enumerate(joint.differentiable) if not differentiable)
-    wanted = tuple(k for k, differentiable in enumerate(joint.differentiable) if differentiable)
-    save, backward = _saver(node, joint), _backward_runner(node, joint, wanted)
-    n_inputs = len(joint.inputs) - len(joint.constants)
+    n, mutated = recipe.n_values, recipe.mutated
+    fixed = tuple(k for k, differentiable in enumerate(recipe.differentiable) if not differentiable)
+    wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
+    save, backward = _saver(node, recipe), _backward_runner(node, recipe, wanted)
+    n_inputs = recipe.n_inputs
     positions = node.gradients
     watched = positions if len(wanted) > 1 else ()
-    edges = [sum(not is_size(other) for other in joint.inputs[:i]) for i in range(n_inputs)]  # sizes have none
+    edges = [0, *itertools.accumulate(i not in recipe.symbols for i in range(n_inputs))]  # sizes have none
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -109,12 +108,12 @@ def _whole_function(forward: Compiled, n: int, node: AutogradNode, joint: Joint)
     return CompiledFunction
 
 
-def through_nodes(forward: Compiled, n: int, nodes: Sequence[AutogradNode], joint: Joint, finish: Finish | None) -> Compiled:
+def through_nodes(forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe, finish: Finish | None) -> Compiled:
     """Several nodes, each behind the values that lead to it. The forward runs before them, and none of them computes."""
-    mutated = tuple(joint.mutated)
-    wanted = tuple(k for k, differentiable in enumerate(joint.differentiable) if differentiable)
+    n, mutated = recipe.n_values, recipe.mutated
+    wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
     behind = [tuple(wanted[k] for k in node.tangents) for node in nodes]
-    parts = [(_part_function(node, joint, values).apply, node.gradients, values)
+    parts = [(_part_function(node, recipe, values).apply, node.gradients, values)
              for node, values in zip(nodes, behind, strict=True)]
     alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
 
@@ -134,9 +133,9 @@ def through_nodes(forward: Compiled, n: int, nodes: Sequence[AutogradNode], join
     return run
 
 
-def _part_function(node: AutogradNode, joint: Joint, values: Sequence[int]) -> type[torch.autograd.Function]:
+def _part_function(node: AutogradNode, recipe: Recipe, values: Sequence[int]) -> type[torch.autograd.Function]:
     """A function that leads to some inputs, from these values, which have been computed."""
-    save, backward = _saver(node, joint), _backward_runner(node, joint, range(len(values)))
+    save, backward = _saver(node, recipe), _backward_runner(node, recipe, range(len(values)))
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
@@ -167,8 +166,8 @@ class _Several(torch.autograd.Function):
         return (grad,) * ctx.n
 
 
-def _saver(node: AutogradNode, joint: Joint) -> Callable[[Any, Sequence, Sequence], None]:
-    n_inputs, sizes = len(joint.inputs) - len(joint.constants), tuple(joint.symbols)
+def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Sequence], None]:
+    n_inputs, sizes = recipe.n_inputs, tuple(recipe.symbols)
     saved_inputs = tuple(i for i in node.saved_inputs if i < n_inputs and i not in sizes)
     saved_outputs = node.saved_outputs
 
@@ -181,22 +180,22 @@ def _saver(node: AutogradNode, joint: Joint) -> Callable[[Any, Sequence, Sequenc
     return save
 
 
-def _backward_runner(node: AutogradNode, joint: Joint, places: Sequence[int]) -> Callable[[Any, tuple], Sequence]:
+def _backward_runner(node: AutogradNode, recipe: Recipe, places: Sequence[int]) -> Callable[[Any, tuple], Sequence]:
     """The function from (context, tangents) to the node's gradients. `places`: where its tangents are among those it gets.
 
     The backward is compiled on its first call. One that can frees each saved tensor after its last use.
     """
-    n_inputs = len(joint.inputs) - len(joint.constants)
-    symbols = joint.symbols
+    n_inputs = recipe.n_inputs
+    symbols = recipe.symbols
     n_saved_inputs = sum(i < n_inputs and i not in symbols for i in node.saved_inputs)
     places_of_sizes = [(node.saved_inputs.index(i), k) for k, i in enumerate(symbols) if i in node.saved_inputs]
     in_order = tuple(symbols.values())
-    constants = tuple(joint.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
-    arriving = tuple(zip(places, [joint.tangents[k].meta["val"] for k in node.tangents], strict=True))
+    constants = tuple(recipe.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
+    arriving = tuple(zip(places, [recipe.tangents[k] for k in node.tangents], strict=True))
     reach, nothing = node.reach, (None,) * len(node.gradients)
-    numbers, inner = node.tangents, bool(joint.inner)
+    numbers, inner = node.tangents, bool(recipe.inner)
     backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
-    del node, joint
+    del node, recipe
 
     def run(saved: list, tangents: tuple, sizes: Sequence[int]) -> Sequence:
         absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None])

@@ -15,19 +15,19 @@ import torch
 from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
 from .calls import call_without_grad, without_autocast
-from .joint import Joint, OutputPlan
 from .nodes import AutogradNode, Finish, through_nodes, through_one_node
+from .recipe import OutputPlan, Recipe
 
 Compiled = Callable[..., Any]
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_grad_enabled = torch.is_grad_enabled
 
 
-def inference_callable(compiled: Compiled, joint: Joint) -> Compiled:
+def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     """Wrap a compiled graph that takes no part in autograd."""
-    compiled = without_autocast(_with_constants(compiled, joint.constants))
-    rebuild = _rebuilder(joint, len(joint.output[0]))
-    mutated = tuple(joint.mutated)
+    compiled = without_autocast(_with_constants(compiled, recipe.constants))
+    rebuild = _rebuilder(recipe)
+    mutated = recipe.mutated
     quiet = torch.is_grad_enabled()
     if not mutated and not quiet and rebuild is None:
         return compiled
@@ -39,12 +39,12 @@ def inference_callable(compiled: Compiled, joint: Joint) -> Compiled:
     return run
 
 
-def training_callable(forward: Compiled, n_values: int, nodes: Sequence[AutogradNode], joint: Joint) -> Compiled:
+def training_callable(forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe) -> Compiled:
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes."""
-    forward = without_autocast(_with_constants(forward, joint.constants))
-    finish = _finisher(_rebuilder(joint, n_values), joint)
-    through = through_nodes(forward, n_values, nodes, joint, finish) if len(nodes) > 1 else through_one_node(
-        forward, n_values, nodes[0], joint, finish)
+    forward = without_autocast(_with_constants(forward, recipe.constants))
+    finish = _finisher(_rebuilder(recipe), recipe)
+    through = through_nodes(forward, nodes, recipe, finish) if len(nodes) > 1 else through_one_node(
+        forward, nodes[0], recipe, finish)
     return through if torch.is_grad_enabled() else _graded(through)
 
 
@@ -57,9 +57,9 @@ def _graded(compiled: Compiled) -> Compiled:
     return run
 
 
-def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, joint: Joint) -> Finish | None:
+def _finisher(rebuild: Callable[[Sequence, Sequence], tuple] | None, recipe: Recipe) -> Finish | None:
     """Makes the user's outputs, and notes for `nodes.refuse_hooks` those that others are computed from."""
-    inner = tuple(joint.inner.items())
+    inner = tuple(recipe.inner.items())
     if rebuild is None and not inner:
         return None
 
@@ -81,11 +81,11 @@ def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Co
     return lambda *inputs: compiled(*inputs, *bound)
 
 
-def _rebuilder(joint: Joint, n_values: int) -> Callable[[Sequence, Sequence], tuple] | None:
+def _rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
     """(inputs, values) → the user's outputs; None when they are the values as they stand."""
-    plans, symbols = joint.plans, joint.symbols
+    plans, symbols = recipe.plans, recipe.symbols
     if all(p.kind == "value" and not p.steps and not p.detach and p.index == k for k, p in enumerate(plans)) and len(
-            plans) == n_values:
+            plans) == recipe.n_values:
         return None
     makers = [_maker_at(plan, symbols) if has_symbols((plan.constant, [step[1:3] for step in plan.steps])) else _maker(plan)
               for plan in plans]

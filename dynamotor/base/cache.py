@@ -17,6 +17,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from .config import config
@@ -24,6 +25,7 @@ from .events import counters
 from .log import warn_once
 
 _DIGEST = 32
+_WRITING = ".writing-"  # how the names of files begin that are not whole yet
 
 
 def digest(*parts: str | bytes) -> str:
@@ -92,7 +94,15 @@ def load(kind: str, key: str) -> bytes | None:
             path.unlink()
         return None
     counters["cache"][f"{kind}.hit"] += 1
+    _touch(path)
     return payload
+
+
+def _touch(path: Path) -> None:
+    """Note that an entry is in use: its time says so to `prune`, to the hour."""
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > 3600:
+            os.utime(path)
 
 
 @contextlib.contextmanager
@@ -126,6 +136,60 @@ def _locked(handle: int) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache: its kind, where it lies, its bytes and when it was last used (seconds since 1970, to the hour)."""
+
+    kind: str
+    path: Path
+    nbytes: int
+    used: float
+
+    def is_whole(self) -> bool:
+        """Whether its content is what its checksum says, and nobody else can have written it."""
+        try:
+            data = _read(self.path)
+        except OSError:
+            return False
+        return data is not None and hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]
+
+
+def entries() -> Iterator[Entry]:
+    """All entries, in no order. Files that a killed process left half written are among them."""
+    for path in Path(config.cache_dir).glob("*/??/*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and path.suffix != ".making":
+                yield Entry(path.parts[-3], path, status.st_size, status.st_mtime)
+
+
+def prune(nbytes: int) -> int:
+    """Remove what was used longest ago until so many bytes are left, and what killed processes left; gives how many went."""
+    kept, removed = 0, 0
+    for entry in sorted(entries(), key=lambda entry: -entry.used):
+        kept += entry.nbytes
+        left_behind = entry.path.name.startswith(_WRITING) and time.time() - entry.used > 3600
+        if kept > nbytes or left_behind:
+            with contextlib.suppress(OSError):
+                entry.path.unlink()
+                kept, removed = kept - entry.nbytes, removed + 1
+    return removed
+
+
+_written = 0  # bytes by this process since it last looked at all that is there
+_looked = False
+
+
+def _keep_within_bounds(nbytes: int) -> None:
+    """Look after the size of the cache at the first write and after each eighth of its bound."""
+    global _written, _looked
+    bound = config.cache_megabytes << 20
+    _written += nbytes
+    if not _looked or _written > bound // 8:
+        _written, _looked = 0, True
+        prune(bound)
+
+
 def store(kind: str, key: str, payload: bytes) -> bool:
     """Store the payload; False (and one warning) when the disk refuses. Never raises, never leaves half an entry."""
     if not config.disk_cache:
@@ -136,13 +200,14 @@ def store(kind: str, key: str, payload: bytes) -> bool:
         make_folder(path.parent)
         if not _folders_are_ours(path):
             return False
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_WRITING)
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(payload).digest())
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _keep_within_bounds(len(payload))
         return True
     except OSError as error:
         if temporary:

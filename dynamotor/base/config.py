@@ -48,6 +48,10 @@ class Config:
     # Compiled artefacts are kept on disk and shared by processes.
     disk_cache: bool = True
     cache_dir: str = ""
+    # Whole programs are kept there, so that another process differentiates, lowers and writes no graph again.
+    program_cache: bool = True
+    # Megabytes that the folder may hold; what was used longest ago goes first.
+    cache_megabytes: int = 4096
     # The C++ compiler; "" means $CXX, then g++, then clang++.
     cxx: str = ""
     cxx_flags: tuple[str, ...] = ()
@@ -102,6 +106,7 @@ def _from_environment() -> Config:
         xla_strict=_flag("DYNAMOTOR_XLA_STRICT", False),
         xla_debug=_flag("DYNAMOTOR_XLA_DEBUG", False),
         disk_cache=_flag("DYNAMOTOR_DISK_CACHE", True),
+        program_cache=_flag("DYNAMOTOR_PROGRAM_CACHE", True),
         verify=_flag("DYNAMOTOR_VERIFY", False),
         sanitize=_flag("DYNAMOTOR_SANITIZE", False),
         check=_flag("DYNAMOTOR_CHECK", False),

@@ -23,7 +23,7 @@ from ..lower.passes import optimise
 from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall
 from .checked import Checked, checkable, copy_of
-from .folded import FoldedCall
+from .folded import FoldedCall, Part
 from .gpu_program import GpuProgram
 from .program import build_program
 from .specialise import Picking, specialised
@@ -78,7 +78,7 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
                 return _on_aten_kernels(optimised.gm, device, str(why))
         call: Compiled = build_program(program, optimised.info, failed)
         if optimised.fold is not None:
-            call = FoldedCall(call, optimised.fold, gm, optimised.info)
+            call = FoldedCall(call, Part.of(optimised.fold, gm))
     return call
 
 

@@ -1,16 +1,18 @@
 """How the call program calls aten: the fastest callable of an overload, its `out=` names, and which results may alias.
 
->>> callable_of(ExternStep(aten.mm.default, ..., out_variant=aten.mm.out))
-('mm', <built-in method mm>)
+>>> callee_of(ExternStep(aten.mm.default, ..., out_variant=aten.mm.out))
+('mm', Callee(target=aten.mm.out, row_major=False))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..graph.plain import plain
 from ..lower.program import ExternStep
 
 aten = torch.ops.aten
@@ -39,17 +41,30 @@ _FAST: dict[Any, Callable[..., Any]] = {
 _ALIASING_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 
 
-def callable_of(step: ExternStep) -> tuple[str, Callable[..., Any]]:
-    """A name for the generated text and the callable that it stands for."""
+@plain
+@dataclass(frozen=True)
+class Callee:
+    """What an aten call's name stands for, as data."""
+
+    target: Any
+    row_major: bool = False
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The fastest callable."""
+        return row_major_backward if self.row_major else _FAST.get(self.target) or getattr(self.target, "_op", self.target)
+
+
+def callee_of(step: ExternStep) -> tuple[str, Callee]:
+    """A name for the generated text and what it stands for."""
     if _overwrites_memory(step):
-        return "row_major_backward", row_major_backward
+        return "row_major_backward", Callee(step.target, row_major=True)
     target = step.out_variant or step.target
     if not isinstance(target, torch._ops.OpOverload):
         name = getattr(target, "__name__", "")
-        return name if name.isidentifier() else "function", target
+        return name if name.isidentifier() else "function", Callee(target)
     namespace, _, name = target._schema.name.partition("::")
-    stem = name if namespace == "aten" else f"{namespace}_{name}"
-    return stem, _FAST.get(target) or getattr(target, "_op", target)
+    return name if namespace == "aten" else f"{namespace}_{name}", Callee(target)
 
 
 def out_keywords(target: Any) -> tuple[str, ...]:

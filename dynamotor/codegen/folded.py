@@ -1,12 +1,13 @@
 """A program whose static parts are computed once and again only when the tensors they were computed from have changed.
 
->>> call = FoldedCall(program, fold, gm, info)
+>>> call = FoldedCall(program, Part.of(fold, gm))
 >>> call(*inputs)            # program(*inputs, *constants)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import fx
 from .. import _C
 from ..base.errors import BuildError
 from ..base.events import counters
-from ..graph.info import GraphInfo
 from ..graph.spec import TensorSpec
 from ..lower.fold import Fold
 from ..lower.rewrite import placeholders
@@ -24,14 +24,28 @@ from ..runtime.fingerprint import Fingerprint
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
+@dataclass(frozen=True)
+class Part:
+    """What was split off: `gm` of the inputs at these positions (with their specs) gives constants of these specs."""
+
+    gm: fx.GraphModule
+    sources: tuple[tuple[int, TensorSpec], ...]
+    specs: tuple[TensorSpec, ...]
+
+    @staticmethod
+    def of(fold: Fold, gm: fx.GraphModule) -> Part:
+        """The part that was split off `gm`."""
+        specs = [node.meta["val"] for node in placeholders(gm.graph)]
+        return Part(fold.gm, tuple((i, specs[i]) for i in fold.sources), tuple(specs[len(specs) - fold.count:]))
+
+
 class FoldedCall:
     """Calls `program(*inputs, *constants)`; the constants follow the contents of the static inputs."""
 
-    def __init__(self, program: Callable[..., tuple[Any, ...]], fold: Fold, gm: fx.GraphModule, info: GraphInfo) -> None:
-        self.program, self._compute, self._sources = program, fold.gm.forward, fold.sources
-        inputs = placeholders(gm.graph)
-        self._specs = [node.meta["val"] for node in inputs[len(inputs) - fold.count:]]
-        self._fingerprint: Fingerprint | None = Fingerprint([inputs[i].meta["val"] for i in fold.sources])
+    def __init__(self, program: Callable[..., tuple[Any, ...]], part: Part) -> None:
+        self.program, self.part, self._sources, self._specs = program, part, part.sources, part.specs
+        self._compute = part.gm.forward
+        self._fingerprint: Fingerprint | None = Fingerprint([spec for _, spec in part.sources])
         self._state: tuple[Any, tuple[torch.Tensor, ...]] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -39,7 +53,7 @@ class FoldedCall:
 
     def constants(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """What was split off, for what the static inputs hold now."""
-        sources = [inputs[i] for i in self._sources]
+        sources = [inputs[i] for i, _ in self._sources]
         key = self._key(sources)
         state = self._state
         if state is None or key is None or state[0] != key:

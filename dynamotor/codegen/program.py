@@ -18,18 +18,19 @@ import os
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .. import _C
 from ..base.config import config
-from ..base.errors import BackendError, BuildError
+from ..base.errors import BackendError, BuildError, UserLine
 from ..base.events import counters, emit
 from ..base.log import log
 from ..graph.info import GraphInfo
+from ..graph.plain import plain
 from ..graph.sizes import Size, equal, hint, is_symbolic
 from ..graph.spec import CPU, TensorSpec
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
@@ -84,14 +85,20 @@ def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: 
     return _view(tensor.view(dtype), shape, stride, offset)
 
 
+@plain
+@dataclass(frozen=True)
 class Expected:
     """What is done with a result that is not, to the letter, what the program was compiled for.
 
     Only the strides may differ (an aten kernel chose others): the result is laid out anew, and that is counted.
+    planned: it is written into memory of the program's. number: it may be a Python number.
     """
 
-    def __init__(self, spec: TensorSpec, step: ExternStep, number: bool = False) -> None:
-        self.spec, self.step, self.number = spec, step, number
+    spec: TensorSpec
+    target: Any
+    planned: bool
+    number: bool = False
+    where: UserLine | None = None
 
     def __call__(self, value: Any) -> Any:
         spec = self.spec
@@ -102,15 +109,15 @@ class Expected:
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         found = TensorSpec.of(value)
-        if self._is_state_of_attention(found) or str(self.step.target).startswith("dynamotor.bucket_"):
+        if self._is_state_of_attention(found) or str(self.target).startswith("dynamotor.bucket_"):
             return value  # a bucket's start gives what the rank holds, which may be nothing
         if (found.shape, found.dtype, found.device) != (spec.shape, spec.dtype, spec.device):
             raise self._error(str(found))
         if 0 in spec.shape or all(n == 1 or a == b for n, a, b in zip(spec.shape, found.stride, spec.stride, strict=True)):
             return _view(value, spec.shape, spec.stride, 0)
-        if self.step.out_variant is not None:
+        if self.planned:
             raise self._error(str(found))
-        counters["restrided"][str(self.step.target)] += 1
+        counters["restrided"][str(self.target)] += 1
         return _copied(value, spec.shape, spec.stride)
 
     def sized(self, shape: Shape, stride: Shape) -> Any:
@@ -121,13 +128,13 @@ class Expected:
     def _is_state_of_attention(self, found: TensorSpec) -> bool:
         """Seed and offset that attention on a GPU hands to its backward lie on the CPU unless a CUDA graph is recorded."""
         return (found.shape == self.spec.shape == () and found.dtype is self.spec.dtype is torch.int64
-                and str(self.step.target).startswith("aten._scaled_dot_product"))
+                and str(self.target).startswith("aten._scaled_dot_product"))
 
     def _at(self, shape: Shape, stride: Shape, value: Any) -> Any:
-        return Expected(replace(self.spec, shape=shape, stride=stride), self.step, self.number)(value)
+        return replace(self, spec=replace(self.spec, shape=shape, stride=stride))(value)
 
     def _error(self, found: str) -> BackendError:
-        return _unforeseen(self.step, found, str(self.spec))
+        return _unforeseen(self, found, str(self.spec))
 
 
 def _nothing(step: ExternStep, value: Any) -> None:
@@ -143,7 +150,7 @@ def _as_many(step: ExternStep, values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _unforeseen(step: ExternStep, found: str, foretold: str) -> BackendError:
+def _unforeseen(step: ExternStep | Expected, found: str, foretold: str) -> BackendError:
     return BackendError("DM404", f"{step.target} returned {found}, but its shape rule foretold {foretold}", where=step.where,
                         why="the program was compiled for what the rule said, and would read other memory",
                         cure="mend the op's register_fake (or meta kernel); report it when the op is PyTorch's own")
@@ -182,6 +189,30 @@ def _differs(ref: BufRef) -> bool:
     return is_symbolic((*ref.shape, *ref.stride, ref.offset))
 
 
+@plain
+@dataclass(frozen=True)
+class Listing:
+    """A program as data: its text, and what the text's globals stand for beside ops.
+
+    layout: the text of `Writer.layout` where sizes differ between calls. symbols: which inputs are sizes.
+    takes: it is called with a list, which it empties.
+    scratch: tensors in the block: their buffer, where that starts and how far in they lie (bytes), its bytes, the view.
+    bound: views of inputs: the position, the view, the input's spec. pool: results by bytes and type.
+    kernels: C name, pointers, ints. labels: what a profile calls them.
+    """
+
+    source: str
+    layout: str
+    symbols: tuple[int, ...]
+    takes: bool
+    scratch: dict[str, tuple[str, int, int, int, BufRef]]
+    scratch_size: int
+    bound: dict[str, tuple[int, BufRef, TensorSpec]]
+    pool: dict[tuple[int, torch.dtype], int]
+    kernels: dict[str, tuple[str, int, tuple[int, ...]]]
+    labels: dict[str, str]
+
+
 class Writer:
     """Writes the text of one program. After `write()`, the fields say what its globals must hold."""
 
@@ -194,6 +225,7 @@ class Writer:
         self.given = program.buffers.keys() & set(program.inputs) - self.static if self.takes else set()
         self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
         self.constants: dict[str, Any] = {}  # globals that never change
+        self.described: dict[str, Any] = {}  # the same as plain data: a `Callee` or an `Expected`
         self.scratch: dict[str, BufRef] = {}  # globals that are tensors in the block
         self.seen: set[str] = set()  # names by which aten calls know buffers and views; kernels take addresses
         self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
@@ -310,12 +342,12 @@ class Writer:
         self._taken.add(name)
         return name
 
-    def constant(self, stem: str, value: Any) -> str:
-        """A global that holds a value; equal objects share one."""
+    def constant(self, stem: str, value: Any, plain: Any = None) -> str:
+        """A global that holds a value, and what says so as plain data; equal objects share one."""
         key = (stem, id(value))
         if key not in self._names:
             name = self._names[key] = self.unique(stem)
-            self.constants[name] = value
+            self.constants[name], self.described[name] = value, plain
         return self._names[key]
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -336,7 +368,7 @@ class Writer:
         yield f"{name}({', '.join((*step.args, *step.symbols))})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
-        function = externs.callable_of(step)
+        stem, callee = externs.callee_of(step)
         outs = [name if name and self._is_read(name, step) else "_" for name in step.outs]
         self.seen.update(outs)
         arguments = [self.value(arg) for arg in step.args]
@@ -345,7 +377,7 @@ class Writer:
         if step.out_variant is not None:
             for keyword, name in zip(externs.out_keywords(step.out_variant), outs, strict=True):
                 arguments.append(f"{keyword}={name}")
-        call = f"{self.constant(*function)}({', '.join(arguments)})"
+        call = f"{self.constant(stem, callee.function, callee)}({', '.join(arguments)})"
         absent = [k for k, name in enumerate(step.outs) if name is None] if externs.is_custom(step.target) else []
         for k in absent:
             outs[k] = self.unique("none")
@@ -368,12 +400,12 @@ class Writer:
     def _expected(self, name: str, step: ExternStep) -> str:
         """The global that lets a result through when it is as the program was compiled for."""
         spec = replace(self.program.buffers[name].spec, device=self.device, offset=0)
-        otherwise = Expected(spec, step, name in step.numbers)
+        otherwise = Expected(spec, step.target, step.out_variant is not None, name in step.numbers, step.where)
         if is_symbolic((*spec.shape, *spec.stride)):
             check = self.unique(f"as_{name}")
             self.checks[check] = otherwise
             return check
-        return self.constant(f"as_{name}", otherwise.sized(spec.shape, spec.stride))
+        return self.constant(f"as_{name}", otherwise.sized(spec.shape, spec.stride), otherwise)
 
     def _is_read(self, name: str, step: ExternStep) -> bool:
         """Whether anybody reads a result of this step; in planned memory it has to be written anyway."""
@@ -442,6 +474,18 @@ class Writer:
         return "\n    ".join([*head, *self.lines]) + "\n"
 
 
+    def listing(self) -> Listing:
+        """The program as data; its text is written here."""
+        source, buffers = self.write(), self.program.buffers
+        fixed = self.program.env is None
+        position = {name: i for i, name in enumerate(self.program.inputs)}
+        scratch = {name: (ref.name, self.offsets[ref.name], ref.offset * buffers[ref.name].spec.dtype.itemsize,
+                          _nbytes(buffers[ref.name].spec), ref) for name, ref in self.scratch.items()}
+        bound = {name: (position[ref.name], ref, buffers[ref.name].spec) for name, ref in self.bound.items()}
+        symbols = tuple(i for name, i in position.items() if name not in buffers)
+        return Listing(source, "" if fixed else self.layout(), symbols, self.takes, scratch if fixed else {}, self.scratch_size,
+                       bound, dict(self.pool), self.kernels, self.labels)
+
     def layout(self) -> str:
         """The source text of a function of the symbols: bytes of scratch memory, where in it what lies, what results are like."""
         names = [name for name in self.program.inputs if name not in self.program.buffers]
@@ -479,36 +523,39 @@ class CallProgram:
     """
 
     def __init__(self, program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]) -> None:
-        writer = self._write(program, info)
-        self.name, self.source = program.name, writer.write()
-        self._writer, self._on_build_error = writer, on_build_error
-        self._specs = {name: buffer.spec for name, buffer in program.buffers.items()}
-        self._inputs = {name: i for i, name in enumerate(program.inputs)}
+        writer = self._writer = self._write(program, info)
+        self._on_build_error = on_build_error
+        self._set_up(program.name, writer.listing())
+        self._checks = checked.StepChecks(writer.program, writer.plan) if writer.plan is not None else None
+        log("code", self.source)
+        emit("code", name=self.name, python=self.source, scratch_bytes=writer.scratch_size, program=writer.program,
+             functions=writer.called, **self._start_builds())
+
+    def _set_up(self, name: str, listing: Listing) -> None:
+        """Make the function of the text, and what calls of it share."""
+        self.name, self.source, self.listing = name, listing.source, listing
         filename = f"<dynamotor {self.name} {id(self):x}>"
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(True), filename)
         weakref.finalize(self, linecache.cache.pop, filename, None).atexit = False
         scope: dict[str, Any] = {}
         exec(compile(self.source, filename, "exec"), {"torch": torch}, scope)
         self._code: types.CodeType = scope["call"].__code__
-        symbols = [i for i, name in enumerate(program.inputs) if name not in program.buffers]
+        symbols = listing.symbols
         self._sizes = operator.itemgetter(*symbols) if len(symbols) > 1 else lambda inputs: tuple([inputs[i] for i in symbols])
-        if program.env is not None:
-            exec(compile(writer.layout(), filename, "exec"), {"torch": torch, **SIZES}, scope)
+        if listing.layout:
+            exec(compile(listing.layout, filename, "exec"), {"torch": torch, **SIZES}, scope)
         self._nbytes: dict[tuple[int, ...], int] = {}  # of scratch memory, by the symbols' values
         self._latest: tuple[tuple[int, ...], Any] | None = None
         self._layout: Callable[..., Any] | None = scope.get("layout")
-        self._static = tuple(sorted({self._inputs[ref.name] for ref in writer.bound.values()}))
-        limits = {kind: 4 * count for kind, count in writer.pool.items()}
-        self._pool = memory.new_pool(limits if program.env is None else {}, 4 * max(writer.pool.values(), default=1))
+        self._static = tuple(sorted({position for position, _, _ in listing.bound.values()}))
+        limits = {} if listing.layout else {kind: 4 * count for kind, count in listing.pool.items()}
+        self._pool = memory.new_pool(limits, 4 * max(listing.pool.values(), default=1))
         self._globals: dict[str, Any] | None = None
-        self._checks = checked.StepChecks(writer.program, writer.plan) if writer.plan is not None else None
+        self._checks: checked.StepChecks | None = None
         self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], _Instance]] = weakref.WeakKeyDictionary()
         self._replacement: Callable[..., Any] | None = None
         self._arena = self._memory()
         self._arena.register(self)
-        log("code", self.source)
-        emit("code", name=self.name, python=self.source, scratch_bytes=writer.scratch_size, program=writer.program,
-             functions=writer.called, **self._start_builds())
 
     # -- what depends on the target (C++ on a CPU here) ----------------------------------------------------------------
     def _write(self, program: Program, info: GraphInfo) -> Writer:
@@ -521,25 +568,39 @@ class CallProgram:
     def _start_builds(self) -> dict[str, str]:
         """Start to build the kernels; gives their text for reports."""
         self._units = _split(list(self._writer.functions.values()))
-        sources = [cpp.emit_unit(unit) for unit in self._units]
-        self.cpp_source = "\n".join(sources)
-        self.builds = [build.start_build(source, cpp.flags()) for source in sources]
+        self.sources = [cpp.emit_unit(unit) for unit in self._units]
+        self.cpp_source = "\n".join(self.sources)
+        self.builds = [build.start_build(source, cpp.flags()) for source in self.sources]
         return {"cpp": self.cpp_source}
 
     def _built(self) -> dict[str, Any]:
         """The kernels and what else the program's text names, by name; BuildError when one does not build."""
         libraries = [pending.result() for pending in self.builds]
+        return self._kernels({f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit})
+
+    def _kernels(self, place: Mapping[str, build.Library]) -> dict[str, Any]:
+        """The kernels, whose C functions are in these libraries, and where results come from."""
         found: dict[str, Any] = {"take": self._pool.take, "new": memory.new_tensor}
-        place = {f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit}
-        for name, (c_name, n_pointers, ints) in self._writer.kernels.items():
+        for name, (c_name, n_pointers, ints) in self.listing.kernels.items():
             found[name] = launch.make_kernel(place[c_name], c_name, n_pointers, ints)
         return found
+
+    def _constants(self) -> dict[str, Any]:
+        return self._writer.constants
+
+    def described(self) -> dict[str, Any]:
+        """The text's other globals as plain data; None for what has no such form."""
+        return {name: self._writer.described.get(name) for name in self._writer.constants}
+
+    def units(self) -> list[tuple[str, tuple[str, ...], list[str]]]:
+        """The C++ that was built: source, flags, names of the functions in it."""
+        return [(source, cpp.flags(), [f.name for f in unit]) for source, unit in zip(self.sources, self._units, strict=True)]
 
     # -- calls ---------------------------------------------------------------------------------------------------------
     def _prepare(self) -> None:
         """Fill the globals that all instances share; needs the built library."""
         try:
-            shared = {**HELPERS, **SIZES, **self._writer.constants, **self._built()}
+            shared = {**HELPERS, **SIZES, **self._constants(), **self._built()}
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return
@@ -550,20 +611,18 @@ class CallProgram:
 
     def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
         """The function whose globals lie in `block`, for these values of the symbols."""
-        writer = self._writer
         scope = dict(self._globals or {})
         if self._layout is not None:
             _, places, results = self._laid_out(sizes)
             scope.update(block.places(places))
-            scope.update((name, writer.checks[name].sized(*result)) for name, result in results.items())
+            scope.update((name, self._writer.checks[name].sized(*result)) for name, result in results.items())
             return _Instance(types.FunctionType(self._code, scope, "call"), scope)
         apart: dict[str, memory.Block] = {}
-        for name, ref in writer.scratch.items():
-            spec = self._specs[ref.name]
-            home, start = block, writer.offsets[ref.name]
+        for name, (buffer, start, inside, nbytes, ref) in self.listing.scratch.items():
+            home = block
             if config.sanitize:
-                home, start = apart.setdefault(ref.name, memory.Block(_nbytes(spec))), 0
-            scope[name] = home.tensor(start + ref.offset * spec.dtype.itemsize, ref.shape, ref.stride, ref.dtype)
+                home, start = apart.setdefault(buffer, memory.Block(nbytes)), 0
+            scope[name] = home.tensor(start + inside, ref.shape, ref.stride, ref.dtype)
         if self._checks is not None:
             scope["watch"] = functools.partial(self._checks.watch, block)
         return _Instance(types.FunctionType(self._code, scope, "call"), scope)
@@ -577,12 +636,12 @@ class CallProgram:
 
     def _rebind(self, instance: _Instance, inputs: Sequence[torch.Tensor]) -> None:
         """Remake the views of static inputs, whose memory has moved."""
-        for name, ref in self._writer.bound.items():
-            instance.scope[name] = make_view(inputs[self._inputs[ref.name]], ref, self._specs[ref.name])
+        for name, (position, ref, spec) in self.listing.bound.items():
+            instance.scope[name] = make_view(inputs[position], ref, spec)
 
     def _labelled(self, scope: dict[str, Any]) -> Callable[..., Any]:
         """The function with kernels that show in a profile."""
-        named = {name: functools.partial(_recorded, label, scope[name]) for name, label in self._writer.labels.items()}
+        named = {name: functools.partial(_recorded, label, scope[name]) for name, label in self.listing.labels.items()}
         return types.FunctionType(self._code, {**scope, **named}, "call")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -599,7 +658,7 @@ class CallProgram:
             if self._replacement is not None:
                 return self._replacement(*inputs)
         sizes: tuple[int, ...] = ()
-        nbytes = self._writer.scratch_size
+        nbytes = self.listing.scratch_size
         if self._layout is not None:
             sizes = self._sizes(inputs)
             nbytes = self._nbytes.get(sizes)
@@ -623,7 +682,7 @@ class CallProgram:
                 instance.pointers = pointers
             call = instance.call if not _profiler_is_on() else self._labelled(instance.scope)
             with _below_autograd():
-                if self._writer.takes:
+                if self.listing.takes:
                     return call(inputs if type(inputs) is list else list(inputs))
                 return call(*inputs)
         finally:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from ..base.errors import UserLine
+from ..graph.plain import plain
 from ..graph.sizes import ShapeEnv, Size
 from ..graph.spec import TensorSpec
 
@@ -33,6 +34,7 @@ class Buffer:
     value: torch.Tensor | None = field(default=None, compare=False)
 
 
+@plain
 @dataclass(frozen=True, slots=True)
 class BufRef:
     """A strided view of a buffer: strides and offset in elements, counted from the buffer's `data_ptr()`.

@@ -64,11 +64,17 @@ def find_compiler() -> list[str]:
 
 
 @functools.cache
-def _compiler_version(command: tuple[str, ...], _modified: int) -> str:
+def _compiler_version(command: tuple[str, ...], modified: int) -> str:
+    """What the compiler says of itself; kept on disk, because asking takes as long as a small kernel."""
+    key = cache.digest("compiler-1", *command, str(modified))
+    known = cache.load("compiler", key)
+    if known is not None:
+        return known.decode()
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError("DM301", f"the C++ compiler {' '.join(command)} does not run", why=str(error), cure=_CURE) from error
+    cache.store("compiler", key, done.stdout.encode())
     return done.stdout
 
 
@@ -179,6 +185,24 @@ def _from_cache(key: str) -> Library | None:
             return Library(_open(payload, key), key)
         counters["cache"]["build.unloadable"] += 1
     return None
+
+
+def stored_library(key: str) -> Library | None:
+    """The library of an earlier build of this key, if need be once another process has built it; None when there is none."""
+    with _lock:
+        future = _libraries.get(key)
+    if future is not None and (future.done() or _pool_process == os.getpid()):
+        return None if future.exception() is not None else future.result()
+    found = _from_cache(key)
+    if found is None:
+        with cache.exclusive("build", key, WAIT_SECONDS) as waited:
+            found = _from_cache(key) if waited else None
+    if found is not None:
+        done: Future[Library] = Future()
+        done.set_result(found)
+        with _lock:
+            _libraries.setdefault(key, done)
+    return found
 
 
 _lock = threading.Lock()

@@ -21,9 +21,6 @@ class Context:
     def mark_non_differentiable(self, *tensors: Any) -> None:
         pass
 
-    def mark_dirty(self, *tensors: Any) -> None:
-        pass
-
     def set_materialize_grads(self, value: bool) -> None:
         pass
 

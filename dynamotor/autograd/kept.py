@@ -1,0 +1,249 @@
+"""Whole compiled programs on disk: found by what was captured and all that its compilation reads, kept as plain data.
+
+The key holds the torch graph's text with its lines, the inputs' metadata, PyTorch's settings and the backend's `environment`
+(versions, settings, machine). What has no exact text (a user's function, a custom op, a generator, a size that differs
+between calls) is not kept: an event "not kept" says why. Capture and its guards are live in every process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import math
+import operator
+import os
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base import cache
+from ..base.config import config
+from ..base.events import collect, counters, emit, listening, timed
+from ..graph.kernel_checks import kernel_settings
+from ..graph.modes import autocast_state
+from ..graph.plain import NotPlain, decode, encode
+from ..graph.spec import TensorSpec
+
+Compiled = Callable[..., Any]
+WAIT_SECONDS = 60.0  # for another process that compiles the same program
+_STAGES = ("aten_graph", "build", "code", "kernel", "partition", "pass", "refuse")  # events of a compilation that was not there
+MISSING = object()  # beside None, which stands for a program that has to be called in another way
+# An entry that was written by the same version and is whole decodes; these say that it does not, whatever the reason.
+_UNREADABLE = (NotPlain, KeyError, ValueError, TypeError, AttributeError, IndexError, SyntaxError)
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """How a backend's compiled graphs become plain data and come back."""
+
+    environment: Callable[[], tuple[str, ...]]
+    describe: Callable[[Compiled | None], Any]
+    restore: Callable[[Any, str], Compiled | None]
+
+
+class Notes:
+    """What compiling a graph told users (ops left to aten), to be told again where the program comes from the disk."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.counts: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Note what is said within."""
+        before = counters["fallback"].copy()
+        with collect("fallback") as events:
+            yield
+        self.events += [event.data for event in events]
+        self.counts += counters["fallback"] - before
+
+    def plain(self) -> Any:
+        return [encode(self.events), encode(dict(self.counts))]
+
+    @staticmethod
+    def tell(data: Any) -> None:
+        """Say it again."""
+        events, counts = decode(data[0]), decode(data[1])
+        counters["fallback"].update(counts)
+        for event in events:
+            emit("fallback", **event)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A program's place on disk. Parts: "forward" (or the whole of inference), and backwards by number and absent tangents."""
+
+    key: str
+    keeper: Keeper
+    settings: dict[str, Any]  # a backward is looked for when it is first run, outside of what held for its forward
+
+    def program(self, part: str, name: str, make: Callable[[], Compiled | None]) -> Compiled | None:
+        """A compiled graph, from the disk or made and kept."""
+        with self.alone(part, lambda: self.find(part, name, lambda data, program: program)) as found:
+            if found is not MISSING:
+                return found
+            notes = Notes()
+            with notes.taken():
+                made = make()
+            self.keep(part, made, notes)
+        return made
+
+    @contextlib.contextmanager
+    def alone(self, part: str, look: Callable[[], Any]) -> Iterator[Any]:
+        """What `look` finds; where it is MISSING, one process at a time goes on to make it."""
+        with config.patch(**self.settings):
+            found = look()
+            if found is not MISSING:
+                yield found
+                return
+            with cache.exclusive("program", self._name(part), WAIT_SECONDS) as waited:
+                yield look() if waited else MISSING
+
+    def _name(self, part: str) -> str:
+        return cache.digest(self.key, part)
+
+    def find(self, part: str, name: str, build: Callable[[dict[str, Any], Compiled | None], Any]) -> Any:
+        """What `build(entry, its compiled graph)` gives; MISSING when there is no entry or a library is gone."""
+        payload = cache.load("program", self._name(part))
+        if payload is None:
+            return MISSING
+        try:
+            with timed("restore"):
+                data = json.loads(payload)
+                program = data["program"] and self.keeper.restore(data["program"], name)
+                if data["program"] and program is None:
+                    counters["cache"]["program.incomplete"] += 1
+                    return MISSING
+                found = build(data, program)
+                Notes.tell(data["notes"])
+        except _UNREADABLE as error:
+            counters["cache"]["program.unreadable"] += 1
+            emit("not kept", reason=f"an entry cannot be read: {type(error).__name__}: {error}")
+            return MISSING
+        return found
+
+    def keep(self, part: str, program: Compiled | None, notes: Notes, more: Callable[[], dict[str, Any]] = dict) -> None:
+        """Write an entry, unless something in it is not plain."""
+        try:
+            with timed("keep"):
+                data = {"program": self.keeper.describe(program), "notes": notes.plain(), **more()}
+                cache.store("program", self._name(part), _text(data).encode())
+        except NotPlain as why:
+            _not_kept(str(why))
+
+
+def _not_kept(reason: str) -> None:
+    counters["cache"]["program.not_kept"] += 1
+    emit("not kept", reason=reason)
+
+
+def kept(keeper: Keeper | None, gm: fx.GraphModule, inputs: Sequence[Any], graded: Sequence[bool],
+         static_inputs: frozenset[int]) -> Kept | None:
+    """Where the program of this graph is kept; None where it is not."""
+    if keeper is None or _whole_compilation_is_wanted():
+        return None
+    try:
+        with timed("key"):
+            key = program_key(gm, inputs, graded, static_inputs, keeper.environment())
+    except NotPlain as why:
+        _not_kept(str(why))
+        return None
+    return Kept(key, keeper, asdict(config.snapshot()))
+
+
+def _whole_compilation_is_wanted() -> bool:
+    """Whether the cache is off, or somebody checks, times or reads the stages of the compilation."""
+    off = not (config.disk_cache and config.program_cache) or config.verify or config.check or config.sanitize
+    return off or bool(config.log or config.debug) or any(map(listening, _STAGES))
+
+
+# -- the key -----------------------------------------------------------------------------------------------------------
+def program_key(gm: fx.GraphModule, inputs: Sequence[Any], graded: Sequence[bool], static_inputs: frozenset[int],
+                environment: Sequence[str]) -> str:
+    """A hash of all that decides what a graph is compiled to. NotPlain for what has no exact text."""
+    for name in ("on_backward", "shape_env"):
+        if name in gm.meta:
+            raise NotPlain(f"a graph with {name.replace('_', ' ')}")
+    given = [_input_text(t, i in static_inputs) for i, t in enumerate(inputs)]
+    storages = [t.untyped_storage()._cdata for t in inputs]
+    first = {storage: i for i, storage in reversed(list(enumerate(storages)))}
+    facts = [given, list(map(bool, graded)), [first[storage] for storage in storages], sorted(static_inputs), _graph_text(gm)]
+    return cache.digest("program-1", *environment, repr(torch_settings()), _text(facts))
+
+
+def _text(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
+
+
+def _input_text(tensor: Any, static: bool) -> Any:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        raise NotPlain(f"an input that is a {type(tensor).__qualname__}")
+    if tensor.device.type != "cpu":
+        raise NotPlain(f"tensors on {tensor.device.type}")
+    return [encode(TensorSpec.of(tensor)), tensor.requires_grad, tensor.is_leaf and static, tensor.is_conj() or tensor.is_neg()]
+
+
+def torch_settings() -> tuple[Any, ...]:
+    """PyTorch's settings that a compilation reads."""
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state(), torch.is_autocast_cache_enabled(),
+            torch.get_default_dtype(), torch.get_default_device(), kernel_settings(), torch.backends.mkldnn.is_available(),
+            torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision(), torch.is_anomaly_enabled())
+
+
+def _graph_text(gm: fx.GraphModule) -> list[Any]:
+    return [[node.name, node.op, _target_text(node), encode(node.args), encode(node.kwargs), encode(node.meta.get("where"))]
+            for node in gm.graph.nodes]
+
+
+def _target_text(node: fx.Node) -> str:
+    if node.op == "call_function":
+        return function_name(node.target)
+    if node.op == "call_method":
+        _check_code(getattr(torch.Tensor, str(node.target), None), f"Tensor.{node.target}")
+    return str(node.target)
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SPACES = (torch, torch._C._VariableFunctions, torch._C._nn, torch._C._fft, torch._C._linalg, torch._C._special, operator,
+           math, builtins)
+_ROOTS = ("torch", "_operator", "math", "builtins", "dynamotor")
+_names: dict[Any, str] = {}
+
+
+def function_name(function: Any) -> str:
+    """The name under which a library's function is found in every process; NotPlain for any other callable."""
+    if isinstance(function, torch._ops.OpOverload):
+        return encode(function)["op"]
+    if type(function) not in (types.FunctionType, types.BuiltinFunctionType):
+        raise NotPlain(f"a call of a {type(function).__qualname__}")
+    if function not in _names:
+        _names[function] = _found_name(function)
+    return _names[function]
+
+
+def _found_name(function: Any) -> str:
+    name = function.__name__
+    _check_code(function, name)
+    module = sys.modules.get(function.__module__ or "")
+    for space in (module, *_SPACES):
+        if getattr(space, name, None) is function and (function.__module__ or "torch").partition(".")[0] in _ROOTS:
+            return f"{getattr(space, '__name__', space)}.{name}"
+    raise NotPlain(f"the function {name}, which has no name of its own")
+
+
+def _check_code(function: Any, name: str) -> None:
+    """A function written in Python must be PyTorch's or ours: the key holds their versions, and no other code."""
+    if function is None:
+        raise NotPlain(f"{name}, which is unknown")
+    code = getattr(function, "__code__", None)
+    if code is not None and not code.co_filename.startswith((_TORCH, _OURS)):
+        raise NotPlain(f"{name}, whose code is in {code.co_filename}")

@@ -1,0 +1,54 @@
+"""What the run-time wrapper of a compiled program has to know of it: plain data, whose program may come from the disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..graph.plain import plain
+from ..graph.sizes import Symbol
+from ..graph.spec import TensorSpec
+
+Step = tuple[OpOverload, tuple, dict[str, Any], bool]  # op, arguments after the tensor, keywords, grad mode
+
+
+@plain
+@dataclass(frozen=True)
+class OutputPlan:
+    """How a user output is made: the `index`-th value or input, and view steps replayed on it.
+
+    detach: "" where the output is eager's view of it, "last" where it is a tensor apart that shares its memory, "first" where
+    it is a view of such a tensor. kind "constant" holds a plain number or a size in `constant`.
+    """
+
+    kind: str
+    index: int = 0
+    steps: tuple[Step, ...] = ()
+    detach: str = ""
+    constant: Any = None
+
+
+@plain
+@dataclass(frozen=True)
+class Recipe:
+    """How a compiled program's values become the user's outputs, and what autograd is told of them.
+
+    n_inputs: of the caller's, before the constants. n_values: the compiled forward's leading results. differentiable: of each.
+    flows: whether a gradient flows to each of `gradient_of`. tangents: the layouts in which gradients of values arrive.
+    inner: for each user output that others are computed from, their tangents (bits).
+    """
+
+    n_inputs: int
+    constants: tuple[torch.Tensor, ...]
+    symbols: dict[int, Symbol]  # the inputs that are sizes (plain ints at a call)
+    plans: tuple[OutputPlan, ...]
+    n_values: int
+    differentiable: tuple[bool, ...]
+    mutated: tuple[int, ...]
+    gradient_of: tuple[int, ...] = ()
+    flows: tuple[bool, ...] = ()
+    tangents: tuple[TensorSpec, ...] = ()
+    inner: dict[int, int] = field(default_factory=dict)

@@ -1,0 +1,130 @@
+"""Compiled graphs as plain data, and back: what the disk cache keeps of a call program, so that nobody writes it again.
+
+>>> again = restore(json.loads(json.dumps(describe(compiled))), "graph0")      # None when a library of its kernels is gone
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..base.config import config
+from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
+from ..runtime import build
+from .externs import Callee, is_custom
+from .folded import FoldedCall, Part
+from .program import CallProgram, Expected, Listing
+
+Compiled = Callable[..., Any]
+
+
+def describe(call: Compiled | None) -> Any:
+    """Plain data of what `compile_aten` gave. NotPlain where it holds something that no text can stand for."""
+    if call is None:
+        return None
+    if type(call) is FoldedCall:
+        part = call.part
+        return {"folded": [describe(call.program), encode_graph(part.gm), encode(part.sources), encode(part.specs)]}
+    if type(call) is not CallProgram:
+        raise NotPlain(f"a {type(call).__qualname__}")
+    if call.listing.layout:
+        raise NotPlain("a program of sizes that differ between calls")
+    units = [[build.build_key(source, flags), names] for source, flags, names in call.units()]
+    return {"program": [encode(call.listing), {name: _constant(name, value) for name, value in call.described().items()}, units]}
+
+
+def _constant(name: str, value: Any) -> Any:
+    if type(value) not in (Callee, Expected) or is_custom(value.target):
+        raise NotPlain(f"the constant {name} of a program")
+    return encode(value)
+
+
+def restore(data: Any, name: str) -> Compiled | None:
+    """The compiled graph of which `describe` wrote this; None when a library of its kernels is not in the cache."""
+    if "folded" in data:
+        program, graph, sources, specs = data["folded"]
+        call = restore(program, name)
+        return None if call is None else FoldedCall(call, Part(decode_graph(graph), decode(sources), decode(specs)))
+    listing, constants, units = data["program"]
+    place: dict[str, build.Library] = {}
+    for key, names in units:
+        library = build.stored_library(key)
+        if library is None:
+            return None
+        place.update(dict.fromkeys(names, library))
+    return StoredProgram(name, decode(listing), {known: decode(value) for known, value in constants.items()}, place)
+
+
+class StoredProgram(CallProgram):
+    """A call program whose text and kernels were there already."""
+
+    def __init__(self, name: str, listing: Listing, constants: Mapping[str, Callee | Expected],
+                 place: Mapping[str, build.Library]) -> None:
+        self._stored, self._place = constants, place
+        self._set_up(name, listing)
+
+    def _built(self) -> dict[str, Any]:
+        return self._kernels(self._place)
+
+    def _constants(self) -> dict[str, Any]:
+        return {name: value.function if type(value) is Callee else value.sized(value.spec.shape, value.spec.stride)
+                for name, value in self._stored.items()}
+
+
+# -- what a stored program depends on besides its graph ------------------------------------------------------------------
+_PACKAGE = Path(__file__).resolve().parents[1]
+_APART = ("xla", "distributed", "tools")  # rooms that have no part in a program that is kept
+_NOT_READ = {"cache_dir", "cache_size_limit", "debug", "log", "disk_cache"}  # settings that change no program
+
+
+def environment() -> tuple[str, ...]:
+    """The settings, versions and machine that programs are compiled for. NotPlain where the package has no files to compare."""
+    settings = sorted((name, value) for name, value in asdict(config.snapshot()).items() if name not in _NOT_READ)
+    return (repr(settings), *_versions(), build.cpu_model(), torch.backends.cpu.get_cpu_capability(), str(os.cpu_count()),
+            *_compiler(config.cxx or os.environ.get("CXX", "")))
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return sys.version, platform.platform(), torch.__version__, str(torch.version.git_version), _hash_of_package()
+
+
+def _hash_of_package() -> str:
+    found, count = hashlib.sha256(), 0
+    for path in _files(str(_PACKAGE)):
+        content, count = Path(path).read_bytes(), count + 1
+        found.update(f"{os.path.relpath(path, _PACKAGE)} {len(content)}\n".encode())
+        found.update(content)
+    if count < 50:
+        raise NotPlain("a package without its source files")
+    return found.hexdigest()
+
+
+def _files(folder: str) -> Iterator[str]:
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir():
+            if entry.name not in _APART and entry.name != "__pycache__":
+                yield from _files(entry.path)
+        elif entry.name.endswith((".py", ".json", ".so")):
+            yield entry.path
+
+
+def _compiler(asked: str) -> tuple[str, ...]:
+    """Which compiler built the kernels: its path, size and time."""
+    found = []
+    for word in asked.split() or ["g++", "clang++"]:
+        path = shutil.which(word)
+        if path:
+            status = os.stat(path)
+            found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    return (asked, *found)

@@ -1,0 +1,168 @@
+"""Programs as plain data: values, specs and graphs in what JSON can hold, and back. Nothing that is read is run.
+
+>>> decode(json.loads(json.dumps(encode(TensorSpec.dense((2, 3), torch.float32)))))
+TensorSpec(shape=(2, 3), stride=(3, 1), dtype=torch.float32, device=device(type='cpu'), offset=0)
+
+A tuple is a JSON list; whatever JSON has no word for is an object of one key, which names its kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from ..base.errors import UserLine
+from .info import GraphInfo
+from .module import graph_module
+from .spec import TensorSpec
+
+C = TypeVar("C", bound=type)
+NAMESPACES = ("aten", "prims", "mkldnn", "dynamotor")  # of ops whose meaning is told by PyTorch's version and ours
+
+
+class NotPlain(Exception):
+    """A value that no text can stand for; the message says which."""
+
+
+_classes: dict[str, type] = {}
+
+
+def plain(cls: C) -> C:
+    """Decorator: a dataclass whose fields are plain data."""
+    _classes[cls.__name__] = cls
+    return cls
+
+
+for _cls in (TensorSpec, UserLine, GraphInfo):
+    plain(_cls)
+
+_NAMED = {torch.dtype: "dtype", torch.memory_format: "memory_format", torch.layout: "layout"}
+_OPERATORS = {getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")}
+
+
+def encode(value: Any) -> Any:
+    """What `json.dumps` takes for a value. NotPlain for what cannot be written down; subclasses of plain types are none."""
+    kind = type(value)
+    if value is None or kind is bool or kind is int or kind is str:
+        return value
+    if kind is tuple:
+        return [encode(v) for v in value]
+    rule = _ENCODERS.get(kind)
+    if rule is not None:
+        return rule(value)
+    if _classes.get(kind.__name__) is kind:
+        return {kind.__name__: [encode(getattr(value, f.name)) for f in fields(kind)]}
+    if kind is types.BuiltinFunctionType and value in _OPERATORS:
+        return {"operator": _OPERATORS[value]}
+    raise NotPlain(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def _float(value: float) -> Any:
+    return value if math.isfinite(value) else {"float": repr(value)}
+
+
+def _op(value: OpOverload) -> Any:
+    if value.namespace not in NAMESPACES:
+        raise NotPlain(f"the custom op {value}")
+    return {"op": str(value)}
+
+
+def _named(word: str, value: Any) -> Any:
+    return {word: str(value).removeprefix("torch.")}
+
+
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    float: _float,
+    complex: lambda value: {"complex": [_float(value.real), _float(value.imag)]},
+    list: lambda value: {"list": [encode(v) for v in value]},
+    fx.immutable_collections.immutable_list: lambda value: {"list": [encode(v) for v in value]},
+    torch.Size: lambda value: {"Size": list(map(encode, value))},
+    dict: lambda value: {"dict": [[encode(k), encode(v)] for k, v in value.items()]},
+    fx.immutable_collections.immutable_dict: lambda value: {"dict": [[encode(k), encode(v)] for k, v in value.items()]},
+    frozenset: lambda value: {"set": sorted(map(encode, value))},
+    slice: lambda value: {"slice": [encode(v) for v in (value.start, value.stop, value.step)]},
+    type(...): lambda value: {"ellipsis": None},
+    torch.device: lambda value: {"device": str(value)},
+    OpOverload: _op,
+    fx.Node: lambda node: {"node": node.name},
+    **{cls: functools.partial(_named, word) for cls, word in _NAMED.items()},
+}
+
+
+def decode(value: Any, nodes: Mapping[str, Any] | None = None) -> Any:
+    """The value of which `encode` wrote this. Any exception means that it was not written by this version."""
+    kind = type(value)
+    if kind is list:
+        return tuple([decode(v, nodes) for v in value])
+    if kind is not dict:
+        return value
+    (word, data), = value.items()
+    if word == "node":
+        return (nodes or {})[data]
+    rule = _DECODERS.get(word)
+    if rule is not None:
+        return rule(data, nodes)
+    return _classes[word](*[decode(v, nodes) for v in data])
+
+
+def _named_op(name: str) -> OpOverload:
+    namespace, packet, overload = name.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    if namespace not in NAMESPACES or type(found) is not OpOverload:
+        raise NotPlain(name)
+    return found
+
+
+def _of_torch(kind: type) -> Callable[[Any, Any], Any]:
+    def find(name: str, nodes: Any) -> Any:
+        found = getattr(torch, name)
+        if type(found) is not kind:
+            raise NotPlain(name)
+        return found
+
+    return find
+
+
+_DECODERS: dict[str, Callable[[Any, Any], Any]] = {
+    "float": lambda data, nodes: float(data),
+    "complex": lambda data, nodes: complex(*[decode(part) for part in data]),
+    "list": lambda data, nodes: [decode(v, nodes) for v in data],
+    "Size": lambda data, nodes: torch.Size([decode(v) for v in data]),
+    "dict": lambda data, nodes: {decode(k): decode(v, nodes) for k, v in data},
+    "set": lambda data, nodes: frozenset(decode(v) for v in data),
+    "slice": lambda data, nodes: slice(*[decode(v, nodes) for v in data]),
+    "ellipsis": lambda data, nodes: ...,
+    "device": lambda data, nodes: torch.device(data),
+    "op": lambda data, nodes: _named_op(data),
+    "operator": lambda data, nodes: {name: function for function, name in _OPERATORS.items()}[data],
+    **{word: _of_torch(cls) for cls, word in _NAMED.items()},
+}
+
+
+def encode_graph(gm: fx.GraphModule) -> list[Any]:
+    """A graph's nodes, a row each: name, op, target, arguments, keywords, `val` and the user's line."""
+    return [[node.name, node.op, node.target if node.op != "call_function" else encode(node.target), encode(node.args),
+             encode(node.kwargs), encode(node.meta.get("val")), encode(node.meta.get("where"))] for node in gm.graph.nodes]
+
+
+def decode_graph(rows: list[Any]) -> fx.GraphModule:
+    """The graph that `encode_graph` wrote down."""
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    for name, op, target, args, kwargs, val, where in rows:
+        called = decode(target) if op == "call_function" else target
+        nodes[name] = node = graph.create_node(op, called, decode(args, nodes), decode(kwargs, nodes), name)
+        if val is not None:
+            node.meta["val"] = decode(val)
+        if where is not None:
+            node.meta["where"] = decode(where)
+    return graph_module(graph)
