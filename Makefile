@@ -8,7 +8,7 @@ SECONDS ?= 600
 SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test test-quick test-isa test-all fuzz sanitize lint bench clean
+.PHONY: all setup demo test test-report test-quick test-isa test-all fuzz sanitize lint bench clean
 all: test
 
 $(VENV)/.packages: requirements-dev.txt Makefile
@@ -32,6 +32,11 @@ test: setup
 	$(BIN)/ruff check dynamotor tests fuzz bench
 	$(BIN)/mypy dynamotor
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
+
+# The report in Debian's chromium (apt-get install chromium chromium-driver), with pictures for the documents.
+test-report: setup
+	mkdir -p docs/pictures
+	DYNAMOTOR_PICTURES=docs/pictures OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests/tools/test_report.py -m "slow or not slow"
 
 test-all: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal -m "slow or not slow"

@@ -16,6 +16,8 @@ from .capture.stance import run, set_stance
 from .tools.explain import explain
 from .tools.lower import lower
 from .tools.replace import replace_torch_compile
+from .tools.report import report
+from .tools.stream import install as _install
 
 __version__ = "0.1.0"
 
@@ -23,5 +25,7 @@ __all__ = [
     "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "allow_in_graph", "assume_constant_result",
     "compile", "compile_fx", "config", "counters", "cudagraph_mark_step_begin", "disable", "disallow_in_graph", "explain",
     "is_compiling", "list_backends", "lower", "mark_dynamic", "mark_static", "nested_compile_region", "register_backend",
-    "replace_torch_compile", "reset", "run", "set_stance",
+    "replace_torch_compile", "report", "reset", "run", "set_stance",
 ]
+
+_install()

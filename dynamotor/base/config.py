@@ -97,6 +97,9 @@ class Config:
     # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/log.py.
     debug: int = 0
     log: str = ""
+    # Files for a whole program, read at import: DYNAMOTOR_TRACE (.jsonl, or .json for Perfetto), DYNAMOTOR_REPORT (.html).
+    trace: str = ""
+    report: str = ""
 
 
 def _from_environment() -> Config:
@@ -114,6 +117,8 @@ def _from_environment() -> Config:
         cache_dir=_default_cache_dir(),
         debug=int(debug) if debug.isdigit() else 0,
         log=os.environ.get("DYNAMOTOR_LOG", ""),
+        trace=os.environ.get("DYNAMOTOR_TRACE", ""),
+        report=os.environ.get("DYNAMOTOR_REPORT", ""),
     )
 
 

@@ -125,7 +125,9 @@ class Compiler:
         self.inner = InnerFrames(self.inner_dispatcher)
         self.told_full = False
         self.symbols_made = False  # by the last captures
-        self.name = getattr(fn, "__qualname__", type(fn).__name__)
+        owner = getattr(fn, "__self__", None)
+        module = isinstance(owner, torch.nn.Module)
+        self.name = type(owner).__qualname__ if module else getattr(fn, "__qualname__", type(fn).__name__)
 
     def dispatcher(self) -> Any:
         """What is called instead of the original."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from ..base.errors import UserLine
 from ..base.events import Event, subscribe
@@ -84,6 +83,7 @@ class StepRecord:
     loops: str = ""
     code: str = ""
     seconds: float = 0.0
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -159,15 +159,16 @@ class Record:
         program, functions = event.data["program"], iter(event.data["functions"])
         steps = [self._step(program, step, functions) for step in program.steps]
         self.programs.append(ProgramRecord(event.data["name"], str(program), event.data["python"], steps, live_bytes(program),
-                                           event.data["scratch_bytes"], Counter(self._refusals)))
+                                           hint(event.data["scratch_bytes"]), Counter(self._refusals)))
         self._refusals.clear()
 
     def _step(self, program: Program, step: LoopStep | ExternStep, functions: Iterator[Any]) -> StepRecord:
         if isinstance(step, ExternStep):
             touched = [_bytes(r) for r in refs((step.args, step.kwargs))]
             touched += [_nbytes(program.buffers[name].spec) for name in step.outs if name and name in program.buffers]
+            shapes = tuple(tuple(hint(n) for n in r.shape) for r in refs(step.args))
             return StepRecord(str(step.target), ", ".join(n for n in step.outs if n), (step.where,) if step.where else (),
-                              sum(touched), _extern_flops(program, step))
+                              sum(touched), _extern_flops(program, step), shapes=shapes)
         names = step.note.split(", ")
         lines = dict.fromkeys(self._lines[n] for n in names if n in self._lines)
         nbytes = sum(_nbytes(program.buffers[name].spec) for name in dict.fromkeys(step.args) if name in program.buffers)
@@ -222,6 +223,7 @@ def _flops(kernel: Kernel) -> int:
 
 def _extern_flops(program: Program, step: ExternStep) -> int:
     """Of matrix products, convolutions and attention, as torch.utils.flop_counter counts them; 0 of what it does not know."""
+    from torch.utils.flop_counter import flop_registry  # which nobody needs who looks at nothing
     count = flop_registry.get(getattr(step.target, "overloadpacket", None))
     out = next((n for n in step.outs if n), None)
     if count is None or out is None:
