@@ -6,6 +6,7 @@ A statement is a node of `ast` that is one; a docstring is one too. tests/tools/
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def statements(text: str) -> int:
     return sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(text)))
 
 
+@functools.cache
 def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
     """Statements of each folder of the package; files beside them are "."."""
     found: Counter[str] = Counter()

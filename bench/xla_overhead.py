@@ -1,13 +1,15 @@
 """`python -m dynamotor bench --xla --overhead`: what recording an operation costs on the host, beside eager's
 CPU, what a call of the bridge costs beside `jax.jit` of the same program, and the first training step of short and long LSTMs.
 
-Each figure is the least of many short runs in turns: on a shared machine anything else measures the neighbours.
+Recording: the least of many short runs in turns, since on a shared machine anything else measures the neighbours. Calls: in each
+round the least of a few calls of each way; the medians of the rounds, and of their ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from dynamotor.xla import execute, transfer
 from dynamotor.xla.sync import sync
 
 _OPS = 200
+_CALLS = 20
 OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "a + b": lambda a, b: a + b,
     "a * 0.3": lambda a, b: a * 0.3,
@@ -63,15 +66,19 @@ def bridge_call(width: int, seconds: float) -> dict[str, float]:
         "bridge": lambda: transfer.data_of(fast(x)).block_until_ready(),
         "jit": lambda: jitted(*arrays)[0].block_until_ready(),
     }
-    least = dict.fromkeys(ways, float("inf"))
+    rounds: list[dict[str, float]] = []
     end = time.perf_counter() + seconds
     with torch.no_grad():
         while time.perf_counter() < end:
-            for name, way in ways.items():
-                start = time.perf_counter()
-                way()
-                least[name] = min(least[name], (time.perf_counter() - start) * 1e6)
-    return {**least, "ratio": least["bridge"] / least["jit"]}
+            rounds.append({name: min(_seconds(way) for _ in range(_CALLS)) * 1e6 for name, way in ways.items()})
+    ratio = statistics.median([found["bridge"] / found["jit"] for found in rounds])
+    return {**{name: statistics.median([found[name] for found in rounds]) for name in ways}, "ratio": ratio}
+
+
+def _seconds(way: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    way()
+    return time.perf_counter() - start
 
 
 def first_lstm_step(length: int) -> float:

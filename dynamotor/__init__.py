@@ -13,6 +13,7 @@ from .base.events import counters
 from .capture.marks import allow_in_graph, assume_constant_result, disallow_in_graph, is_compiling, nested_compile_region
 from .capture.sizes import mark_dynamic, mark_static
 from .capture.stance import run, set_stance
+from .step import compile_step
 from .tools.explain import explain
 from .tools.lower import lower
 from .tools.replace import replace_torch_compile
@@ -23,9 +24,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "allow_in_graph", "assume_constant_result",
-    "compile", "compile_fx", "config", "counters", "cudagraph_mark_step_begin", "disable", "disallow_in_graph", "explain",
-    "is_compiling", "list_backends", "lower", "mark_dynamic", "mark_static", "nested_compile_region", "register_backend",
-    "replace_torch_compile", "report", "reset", "run", "set_stance",
+    "compile", "compile_fx", "compile_step", "config", "counters", "cudagraph_mark_step_begin", "disable", "disallow_in_graph",
+    "explain", "is_compiling", "list_backends", "lower", "mark_dynamic", "mark_static", "nested_compile_region",
+    "register_backend", "replace_torch_compile", "report", "reset", "run", "set_stance",
 ]
 
 _install()

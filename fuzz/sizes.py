@@ -92,7 +92,7 @@ class Family:
             got = observe(self.compiled, call.make_inputs(), call.cotangents, call.seed)
         except Waiting:
             return True
-        found = differences(self.eager(call), got, lambda: spread(lambda: self.eager(call)))
+        found = differences(self.eager(call), got, lambda *runs: spread(lambda: self.eager(call), *runs))
         self.problems += [f"{p} (call {n}: {[list(one.shape) for one in call.inputs]})" for p in found]
         self.entries = len(self.compiled.entries)
         return False

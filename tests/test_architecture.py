@@ -28,9 +28,10 @@ RANK = {
     "backends": 6,
     "_module": 6,
     "api": 7,
-    "tools": 8,
-    "__init__": 9,
-    "__main__": 10,
+    "step": 8,
+    "tools": 9,
+    "__init__": 10,
+    "__main__": 11,
 }
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch_xla")
 MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}

@@ -116,7 +116,7 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
         if node.op == "output":
             return args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
         kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
-        recorder.where = node.meta.get("where")
+        recorder.where, recorder.recompute = node.meta.get("where"), "recompute" in node.meta
         try:
             if node.op == "call_function":
                 env[node] = node.target(*args, **kwargs)
@@ -252,7 +252,7 @@ def tangent_spec(spec: TensorSpec) -> TensorSpec:
 
 def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[ShapeTensor]) -> tuple[list, list]:
     """Run PyTorch's engine from the roots to the inputs under the recorder: tangent nodes and gradient nodes."""
-    recorder.stage, recorder.where = "backward", None
+    recorder.stage, recorder.where, recorder.recompute = "backward", None, False
     tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
     with recording(recorder), _no_autocast():
         try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy

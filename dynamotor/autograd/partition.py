@@ -149,7 +149,7 @@ def _cost(node: Node, distance: int) -> float:
     """
     if node.op == "placeholder":
         return 1.0
-    if is_view(node) or not isinstance(node.meta["val"], TensorSpec):
+    if is_view(node) or not isinstance(node.meta["val"], TensorSpec) or _is_checkpointed(node):
         return _NEVER
     written_anyway = not is_recomputable(node) or any(not is_recomputable(user) and user.op != "output" for user in node.users)
     return (16.0 + _size(node)) * 1.1 ** min(distance, 50) * (1.0 if written_anyway else 2.0)
@@ -157,11 +157,20 @@ def _cost(node: Node, distance: int) -> float:
 
 def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[Node]) -> bool:
     """Whether the op runs in the forward only: it is dear, or the backward would have to write its result out anyway."""
+    if _is_checkpointed(node):
+        return False
     if _asks_halves(node):
         return True
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
     return node in forward and not is_view(node) and _feeds_opaque_op(node, backward, wanted)
+
+
+def _is_checkpointed(node: Node) -> bool:
+    """Whether the program wants the op to run again in the backward, which it can where it draws from no generator."""
+    if "recompute" not in node.meta or _asks_halves(node):
+        return False
+    return node.target is operator.getitem or is_size(node) or not facts(node.target).random
 
 
 def _asks_halves(node: Node) -> bool:

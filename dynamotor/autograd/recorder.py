@@ -42,6 +42,7 @@ class GraphRecorder:
         self.sizes = None if env is None else SizeNodes(self.graph)
         self.where: UserLine | None = None
         self.stage = "forward"
+        self.recompute = False  # whether the torch call is one of a checkpoint's
         self.constants: list[tuple[torch.fx.Node, torch.Tensor]] = []
         self.seeds: dict[torch.device, ShapeTensor] = {}
         self.streams = 0
@@ -88,6 +89,8 @@ class GraphRecorder:
         node = self.graph.create_node("call_function", func, args, kwargs)
         node.meta["val"] = val
         node.meta["stage"] = self.stage
+        if self.recompute:
+            node.meta["recompute"] = True
         where = self.where if self.stage != "backward" else self._line_of_running()
         if where is not None:
             node.meta["where"] = where

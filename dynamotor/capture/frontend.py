@@ -37,6 +37,7 @@ from . import (
     rules_copy,
     rules_library,
     rules_numpy,
+    rules_threads,
     rules_transformers,
     torch_rules,
 )
@@ -55,7 +56,8 @@ from .values.base import Raised, Value
 
 # Importing these registers their opcodes, call rules and value kinds.
 REGISTERED = (ops_control, ops_stack, rules_autograd, rules_builtins, rules_containers, rules_copy, rules_library,
-              rules_numpy, rules_transformers, torch_rules, context, instances, klass, nn_module, tensor, torch_function)
+              rules_numpy, rules_threads, rules_transformers, torch_rules, context, instances, klass, nn_module, tensor,
+              torch_function)
 
 
 

@@ -27,6 +27,7 @@ class GraphBuilder:
         self.examples: list[torch.Tensor | int] = []
         self.static: set[int] = set()
         self.n_calls = 0
+        self.recompute = False  # calls belong to a checkpoint: the backward runs them again and saves nothing of them
         self._where = where
         self._last_input: fx.Node | None = None
         self._names: dict[str, int] = {}
@@ -66,6 +67,8 @@ class GraphBuilder:
         self.n_calls += 1
         node.meta["val"] = val
         node.meta["where"] = self._where()
+        if self.recompute:
+            node.meta["recompute"] = True
         return node
 
     def module(self, outputs: list[fx.Node]) -> fx.GraphModule:

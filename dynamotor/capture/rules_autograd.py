@@ -1,4 +1,5 @@
-"""Custom autograd functions in the graph: one node that calls `apply`, whose parts are recorded when it is differentiated.
+"""Custom autograd functions in the graph: one node that calls `apply`, whose parts are recorded when it is differentiated;
+and checkpoints, whose calls are marked so that the backward runs them again.
 
 Forward and backward are interpreted once beforehand (`rehearse`), which installs the guards of what they read and refuses what
 a recording would not see: effects, breaks, writes into arguments.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint as checkpointing
 
 from ..graph.modes import preserved_modes
 from .breaks import Unsupported, unsupported
@@ -70,10 +72,7 @@ class _State:
         self.n_calls, self.n_inputs = trace.graph.n_calls, len(trace.graph.inputs)
         self.known = set(trace.graph.graph.nodes)
         self.effects = dict(trace.effects.touched), len(trace.effects.calls)
-        self.versions = self._versions()
-
-    def _versions(self) -> list[tuple[Any, Any]]:
-        return [(v, v.example._version) for v in tensor_values(self.trace).values() if not v.example.is_inference()]
+        self.versions = _versions(trace)
 
     def check_and_forget(self, cls: ClassValue, args: list[Value]) -> None:
         trace = self.trace
@@ -91,3 +90,54 @@ class _State:
 def _refused(cls: Value, cause: str) -> Unsupported:
     return unsupported("autograd", f"{cls.describe()}.apply is called", cause,
                        cure="write it with torch functions, or leave it outside the compiled function")
+
+
+# Checkpoints -------------------------------------------------------------------------------------------------------------
+@builtin_rule(checkpointing.checkpoint)
+def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The function is inlined. What it does besides computing eager does again in the backward: then it breaks the graph."""
+    given = dict(kwargs)
+    options = {name: given.pop(name).as_constant() if name in given else default for name, default in _DEFAULTS.items()}
+    reentrant = options["use_reentrant"] is True
+    unusual = {name for name, default in _DEFAULTS.items() if name not in _HARMLESS and options[name] is not default}
+    if unusual or options["use_reentrant"] is None or reentrant and given:
+        raise unsupported("autograd", "a checkpoint has options of its own",
+                          ", ".join(sorted(unusual)) or "use_reentrant is not given", "call it with use_reentrant=False alone")
+    graded = torch.is_grad_enabled()
+    if reentrant and graded and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args[1:]):
+        raise unsupported("autograd", "a reentrant checkpoint has no argument that requires a gradient",
+                          "its result has none then", "use_reentrant=False")
+    before, n_calls = _versions(trace), len(trace.effects.calls)
+    touched, trace.effects.touched = trace.effects.touched, {}
+    outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded
+    try:
+        result = trace.call(args[0], args[1:], given)
+    finally:
+        trace.graph.recompute = outer
+        inside, trace.effects.touched = trace.effects.touched, {**touched, **trace.effects.touched}
+    if graded:
+        _check_repeatable(trace, before, [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:])
+        if reentrant and any(part is a for part in _parts(result) for a in args):
+            raise unsupported("autograd", "a reentrant checkpoint returns an argument")
+    return result
+
+
+_DEFAULTS: dict[str, Any] = {"use_reentrant": None, "context_fn": checkpointing.noop_context_fn, "determinism_check": "default",
+                             "debug": False, "early_stop": True, "preserve_rng_state": True}
+_HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop"))
+
+
+def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], effects: list[Any]) -> None:
+    if effects:
+        raise unsupported("autograd", "a checkpointed function has side effects", "its recomputation has them again")
+    known = dict(before)
+    if any(version != known.get(value, value.first_version if value.source else version) for value, version in _versions(trace)):
+        raise unsupported("autograd", "a checkpointed function writes a tensor from outside", "its recomputation writes it again")
+
+
+def _parts(result: Value) -> list[Value]:
+    return result.items if isinstance(result, SequenceValue) else [result]
+
+
+def _versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
+    return [(v, v.example._version) for v in tensor_values(trace).values() if not v.example.is_inference()]

@@ -106,11 +106,10 @@ _EFFECTS = (torch.save, torch.load, torch.set_default_dtype, torch.set_default_d
             torch.clear_autocast_cache, torch.autocast_increment_nesting, torch.autocast_decrement_nesting,
             torch.set_autocast_cpu_enabled, torch.set_autocast_cpu_dtype, torch.set_autocast_gpu_dtype)
 _AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.autograd.functional.jacobian, torch.autograd.functional.hessian,
-             torch.autograd.functional.vjp, torch.autograd.functional.jvp, torch.utils.checkpoint.checkpoint,
-             torch.utils.checkpoint.checkpoint_sequential)
+             torch.autograd.functional.vjp, torch.autograd.functional.jvp)
 _TRANSFORMS = (torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap)
 _FUNCTORCH = tuple(module.__file__ for module in (apis, eager_transforms, vmap))
-_COMPILERS = (torch.func.functional_call, torch.compile, torch.jit.script, torch.jit.trace, torch.cond)
+_COMPILERS = (torch.compile, torch.jit.script, torch.jit.trace, torch.cond)
 _CONVERSIONS = (torch.from_numpy, torch.frombuffer, torch.from_dlpack, torch.from_file, torch.utils.dlpack.from_dlpack)
 
 # Function -> (kind of break, why).
@@ -119,13 +118,16 @@ REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_EFFECTS, ("side-effect", "it changes PyTorch's global state or the file system")),
     **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
     **dict.fromkeys(_TRANSFORMS, ("transform", "function transforms run as they are")),
-    **dict.fromkeys(_COMPILERS, ("unsupported-call", "functional calls and other compilers are not captured")),
+    **dict.fromkeys(_COMPILERS, ("unsupported-call", "other compilers are not captured")),
     **dict.fromkeys(_CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")),
 }
 
 # Functions of these packages run as they are: they work on gradients, files or processes, between graphs.
 _NATIVE_PACKAGES = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.optim", "torch.nn.utils.clip_grad",
                     "torch.amp.grad_scaler", "torch.utils.data", "torch.utils.tensorboard")
+
+# Functions of these packages call user code through a compiler or interpreter of PyTorch's own.
+_COMPILERS_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._higher_order_ops", "torch.nn.attention.flex_attention")
 
 # Tensor methods that need data, change autograd's or the storage's state, or hand out memory.
 REFUSED_METHODS: dict[str, tuple[str, str]] = {
@@ -212,6 +214,8 @@ def refusal(fn: Any) -> tuple[str, str] | None:
     module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
     if isinstance(fn, types.FunctionType) and fn.__code__.co_filename.startswith(_FUNCTORCH):  # `wraps` changes `__module__`
         return "transform", "function transforms run as they are"
+    if isinstance(module, str) and module.startswith(_COMPILERS_PACKAGES):
+        return "transform", f"functions of {module} compile what they are given, or run it as it is"
     if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES):
         return "unsupported-call", f"functions of {module} run between graphs, as they are"
     return REFUSED.get(fn) if _hashable(fn) else None

@@ -25,6 +25,7 @@ from .op_facts import facts
 from .sizes import Size, hint
 from .spec import CPU, TensorSpec, device_with_index
 from .sym_int import from_torch, to_torch
+from .symbolic_demands import demands
 from .symbolic_rules import Unknown, broadcast, completed, operands, require, symbolic_rules
 
 aten = torch.ops.aten
@@ -95,6 +96,8 @@ def _ambient() -> tuple[Any, ...]:
 def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     rule = shape_rules.get(func)
     try:
+        if func in demands and has_symbols((args, kwargs)):
+            demands[func](*args, **kwargs)
         if rule is None and facts(func).elementwise:
             return _infer_pointwise(func, args, kwargs)
         if func in symbolic_rules and has_symbols((args, kwargs)):

@@ -85,7 +85,7 @@ _SHAPED_LIKE: dict[int, tuple[OpOverload, ...]] = {
         aten.index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
         aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two, aten.masked_scatter.default,
         aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.logcumsumexp.default,
-        aten.native_dropout_backward.default, aten.cummax.default, aten.cummin.default),
+        aten.native_dropout_backward.default, aten.cummax.default, aten.cummin.default, aten._safe_softmax.default),
     1: (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten._adaptive_avg_pool2d_backward.default,
         aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default, aten.mse_loss_backward.default),
 }  # fmt: skip

@@ -34,7 +34,7 @@ from .ir import Lane, Meta, Node, lock
 from .layout import preserved
 from .numerics import precision_settings
 from .partition import Piece, device_of, partition, record_graph
-from .tensor import Alias, XLATensor, new_root, value, wrap, write
+from .tensor import Alias, XLATensor, maker, new_root, value, wrap, write
 
 Compiled = Callable[..., Any]
 
@@ -105,13 +105,20 @@ class Const:
     array: jax.Array
 
 
-@dataclass(frozen=True)
 class Result:
     """A graph's output: the executable's index-th result, as a new tensor with these strides (None: row-major)."""
 
-    index: int
-    meta: Meta
-    stride: tuple[int, ...] | None = None
+    def __init__(self, index: int, meta: Meta, stride: tuple[int, ...] | None, device: torch.device) -> None:
+        self.index, self.meta, self.stride = index, meta, stride
+        self._tensor = maker(meta, stride, device)
+
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
+        return Node(None, (), self.meta, lane, results[self.index])
+
+    def make(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
+        tensor = self._tensor()
+        tensor._alias = Alias(Node(None, (), self.meta, lane, results[self.index]), stride=self.stride)
+        return tensor
 
 
 @dataclass(frozen=True)
@@ -121,12 +128,24 @@ class Input:
     index: int
     stride: tuple[int, ...] | None = None
 
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
+        return value(inputs[self.index]._alias)
+
+    def make(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
+        return wrap(new_root(self.node(results, inputs, lane), self.stride))
+
 
 @dataclass(frozen=True)
 class Plain:
     """A graph's output that is not a tensor (None, a number), or a constant tensor."""
 
     value: Any
+
+    def node(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
+        return value(self.value._alias)
+
+    def make(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
+        return self.value
 
 
 class Inputs:
@@ -135,10 +154,13 @@ class Inputs:
 
     def __init__(self, lane: Lane, first: Sequence[Node | None]) -> None:
         argument = {node: index for index, node in enumerate(first) if node is not None}
-        self.slots = [Arg(argument[leaf]) if leaf in argument else Const(leaf.data) for leaf in lane.leaves]
-        self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in self.slots])
-        vector = execute.scalar_vector(lane.scalars)
-        self.scalars = [jax.device_put(vector, devices.jax_device(lane.device))] if lane.scalars else []
+        slots = [Arg(argument[leaf]) if leaf in argument else Const(leaf.data) for leaf in lane.leaves]
+        self.order = tuple([slot.index if type(slot) is Arg else -1 for slot in slots])
+        # What each call begins with, and which of it are arguments: (place, index).
+        self.arrays = [None if type(slot) is Arg else slot.array for slot in slots]
+        self.reads = [(place, slot.index) for place, slot in enumerate(slots) if type(slot) is Arg]
+        if lane.scalars:
+            self.arrays.append(jax.device_put(execute.scalar_vector(lane.scalars), devices.jax_device(lane.device)))
         moved = lane.draws or lane.after != lane.before
         self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
 
@@ -169,7 +191,7 @@ class Program:
                 return Input(argument[node], stride)
             if node.data is not None:
                 return Plain(wrap(new_root(_shared(devices.lane_of(self.device).leaf(node.data, node.meta)), stride)))
-            return Result(positions.setdefault(node.position, len(positions)), node.meta, stride)
+            return Result(positions.setdefault(node.position, len(positions)), node.meta, stride, self.device)
 
         self.outputs = [plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
         self.updates = [(index, plan(node)) for index, node in updates]
@@ -183,58 +205,47 @@ class Program:
 
     def __call__(self, *inputs: torch.Tensor) -> tuple:
         with lock:
-            return self._call(inputs)
+            arrays = self.gather(inputs)
+            if self.donated or self.inputs.draws is not None:
+                self._complete(arrays, inputs)
+            executable = self.executable
+            if executable is None or precision_settings() != self.settings:
+                executable = self._compile(arrays, inputs)
+            results = sync.execute_now(executable, arrays)
+            if self.checks:
+                raise_failed(self.checks, [results[index] for index in self.checked])
+            lane = devices.lane_of(self.device)
+            for index, update in self.updates:
+                write(inputs[index]._alias, update.node(results, inputs, lane))
+            return tuple([output.make(results, inputs, lane) for output in self.outputs])
 
-    def _call(self, inputs: Sequence[torch.Tensor]) -> tuple:
-        arrays = self.gather(inputs)
+    def gather(self, inputs: Sequence[torch.Tensor]) -> list[jax.Array]:
+        """The arrays of the input slots, in order; what is pending is flushed first."""
+        arrays: list[Any] = self.inputs.arrays.copy()
+        for place, index in self.inputs.reads:
+            tensor = inputs[index]
+            if type(tensor) is XLATensor:
+                alias = tensor._alias
+                data = alias.node.data if alias.root is None else value(alias).data
+                arrays[place] = transfer.data_of(tensor, "bridge") if data is None else data
+            else:
+                arrays[place] = transfer.upload(tensor, devices.jax_device(self.device))
+        return arrays
+
+    def _complete(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
+        """Add the keys of the draws, and copy what would be donated though somebody else holds it."""
         if self.inputs.draws is not None:
             keys = self.inputs.draws.take(self.device)
             arrays += [jax.device_put(keys, devices.jax_device(self.device))] if len(keys) else []
         for position in self.donated:
-            tensor = inputs[self.order[position]]
-            if value(tensor._alias).owners != 1:
+            if value(inputs[self.order[position]]._alias).owners != 1:
                 arrays[position] = jax.numpy.copy(arrays[position])
-        settings = precision_settings()
-        executable = self.executable
-        if executable is None or settings != self.settings:
-            self.settings = settings
-            executable = self.executable = execute.compile_graph(self.graph, arrays)
-            emit("xla.program", program=self, inputs=inputs)
-        results = sync.execute_now(executable, arrays)
-        raise_failed(self.checks, [results[index] for index in self.checked])
-        lane = devices.lane_of(self.device)
-        for index, update in self.updates:
-            write(inputs[index]._alias, self._node(update, results, inputs, lane))
-        return tuple([self._output(output, results, inputs, lane) for output in self.outputs])
 
-    def gather(self, inputs: Sequence[torch.Tensor]) -> list[jax.Array]:
-        """The arrays of the input slots, in order; what is pending is flushed first."""
-        arrays = []
-        for index, slot in zip(self.order, self.inputs.slots):
-            if index < 0:
-                arrays.append(slot.array)
-                continue
-            tensor = inputs[index]
-            if type(tensor) is XLATensor:
-                alias = tensor._alias
-                node = alias.node if alias.root is None else value(alias)
-                data = node.data
-                arrays.append(transfer.data_of(tensor, "bridge") if data is None else data)
-            else:
-                arrays.append(transfer.upload(tensor, devices.jax_device(self.device)))
-        return arrays + self.inputs.scalars
-
-    def _node(self, update: Any, results: list[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Node:
-        if type(update) is Result:
-            return lane.leaf(results[update.index], update.meta)
-        return value(inputs[update.index]._alias if type(update) is Input else update.value._alias)
-
-    def _output(self, output: Any, results: list[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
-        if type(output) is Result:
-            return wrap(Alias(lane.leaf(results[output.index], output.meta), stride=output.stride))
-        if type(output) is Input:
-            return wrap(new_root(value(inputs[output.index]._alias), output.stride))
-        return output.value
+    def _compile(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> execute.Executable:
+        self.settings = precision_settings()
+        self.executable = execute.compile_graph(self.graph, arrays)
+        emit("xla.program", program=self, inputs=inputs)
+        return self.executable
 
 
 def _shared(node: Node) -> Node:

@@ -185,11 +185,12 @@ def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], lis
     execute = getattr(executable, "execute_sharded", None)
     if execute is None:  # a jaxlib without the plain interface
         return lambda arrays: compiled(*arrays)
-
-    def run(arrays: list[jax.Array]) -> list[jax.Array]:
-        return [parts[0] for parts in execute(arrays).disassemble_into_single_device_arrays()]
-
-    return run
+    # jax's own makers of results know the shardings; without them each call makes one a result.
+    results = getattr(getattr(getattr(compiled, "_executable", None), "unsafe_call", None), "out_handler", None)
+    if results is not None:
+        handlers = results.handlers
+        return lambda arrays: execute(arrays).consume_with_handlers(handlers)
+    return lambda arrays: [parts[0] for parts in execute(arrays).disassemble_into_single_device_arrays()]
 
 
 def failure(error: BaseException, code: str, what: str) -> XlaError:

@@ -52,9 +52,12 @@ def convolution_precision(dtype: np.dtype) -> jax.lax.Precision | None:
     return jax.lax.Precision.DEFAULT if torch.backends.cudnn.allow_tf32 else jax.lax.Precision.HIGHEST
 
 
+_matmul_precision, _convolution_tf32 = torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32
+
+
 def precision_settings() -> tuple[str, bool]:
     """PyTorch's settings that the lowerings read: part of every key of an executable."""
-    return torch.get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
+    return _matmul_precision(), _convolution_tf32()
 
 
 def contract(multiply: Callable[..., jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:

@@ -145,3 +145,18 @@ def test_subclasses_are_asked_again_at_each_call():
     assert len(compiled(x)) == len(compiled(x)) == 1
     made = type("Second", (Base,), {"scale": 3.0})
     assert [t.tolist() for t in compiled(x)] == [[2.0, 2.0], [3.0, 3.0]] and made
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: (x[torch.LongTensor([0, 2])], torch.FloatTensor((1.0, 2.0)), torch.BoolTensor([True, False]), torch.Tensor([1, 2])),
+    lambda x: (tuple(torch.LongTensor(2, 3).shape), torch.Tensor(4) * 0 == 7, torch.DoubleTensor(2).zero_()),
+    lambda x: torch.func.functional_call(LINEAR, {"weight": x[0].new_ones(4, 4) * 2, "bias": x[0]}, (x,)) + LINEAR(x),
+])
+def test_constructors_of_before_and_functional_calls(function):
+    x = torch.randn(3, 4)
+    kept = dict(LINEAR.named_parameters())
+    torch.testing.assert_close(dynamotor.compile(function, backend="eager", fullgraph=True)(x), function(x))
+    assert all(after is kept[name] for name, after in LINEAR.named_parameters())
+
+
+LINEAR = torch.nn.Linear(4, 4)

@@ -16,6 +16,7 @@ LIMITS = {
     "graph": 2350,
     "lower": 4900,
     "runtime": 1250,
+    "step": 1250,
     "tools": 1550,
     "xla": 9600,
 }

@@ -21,6 +21,9 @@ class Context:
     def mark_non_differentiable(self, *tensors: Any) -> None:
         pass
 
+    def mark_dirty(self, *tensors: Any) -> None:
+        pass
+
     def set_materialize_grads(self, value: bool) -> None:
         pass
 

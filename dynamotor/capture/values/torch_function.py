@@ -233,3 +233,37 @@ def _record_enter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> 
 @builtin_rule(torch.autograd.profiler.record_function.__exit__)
 def _record_exit(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return Constant(None)
+
+
+@wrap_rule(type(torch.LongTensor))
+def _wrap_tensor_type(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard(IdIs(source, obj))
+    return TensorType(obj, source)
+
+
+class TensorType(Builtin):
+    """`torch.LongTensor` and its kin: called with numbers it makes a tensor of them, with sizes one without values."""
+
+    __slots__ = ()
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if self.value.is_sparse or self.value.is_cuda:
+            raise unsupported("unsupported-call", f"{self.value.__name__}() is called", cure="use torch.tensor or torch.empty")
+        return _typed_tensor(trace, self.value.dtype, args, kwargs)
+
+
+@builtin_rule(torch.Tensor)
+def _default_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return _typed_tensor(trace, torch.get_default_dtype(), args, kwargs)
+
+
+def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What the constructors of before `torch.tensor` make of a list of numbers, or of sizes."""
+    if args and not kwargs and all(isinstance(a, Constant) and type(a.value) is int for a in args):
+        return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
+    if kwargs or len(args) != 1 or args[0].python_type() not in (list, tuple):
+        raise unsupported("unsupported-call", "a constructor of tensors is called with anything but a list of numbers or sizes",
+                          cure="use torch.tensor or torch.empty")
+    if _holds_tensor_value(args[0]):
+        raise unsupported("data-dependent", "a tensor of a list of tensors reads their data", cure="use torch.stack")
+    return torch_call(trace, torch.tensor, args, {"dtype": Constant(dtype)})

@@ -1,0 +1,82 @@
+"""`threading.local`: what the program writes is seen by its later reads, and written for real after the graph."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .breaks import unsupported
+from .values.base import MISSING, Value, builtin_rule, wrap_rule
+from .values.user_object import UserObject
+
+if TYPE_CHECKING:
+    from .output import Codegen
+    from .trace import Trace
+
+
+class LocalValue(UserObject):
+    """A `threading.local`, from outside or made in the trace. `written` holds what the program set (None: deleted)."""
+
+    __slots__ = ("written",)
+
+    def __init__(self, cls: type, source: Any = None, obj: Any = MISSING) -> None:
+        super().__init__(cls, source, obj)
+        self.written: dict[str, Value | None] = {}
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        if name in self.written or self.obj is MISSING:
+            found = self.written.get(name)
+        elif trace.type_attr(self.cls, name) is MISSING:  # it can only be an entry of this thread's dict
+            found = trace.reader.attribute(self.source, self.obj, name)
+        else:
+            return self._of_class(trace, name)
+        return trace.getattr_hook(self, self.cls, name, None) if found is None else found
+
+    def _of_class(self, trace: Trace, name: str) -> Value:
+        if self.written:
+            raise unsupported("unsupported-value", f"attribute {name!r} of {self.describe()} that was written before")
+        return trace.foreign_getattr(self, self.cls, name)
+
+    def setattr(self, trace: Trace, name: str, value: Value) -> None:
+        self._write(trace, name, value)
+
+    def delattr(self, trace: Trace, name: str) -> None:
+        self.getattr(trace, name)
+        self._write(trace, name, None)
+
+    def _write(self, trace: Trace, name: str, value: Value | None) -> None:
+        if trace.type_attr(self.cls, name) is not MISSING or trace.type_attr(self.cls, "__setattr__") is not _SETATTR:
+            raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
+        self.written[name] = value
+        if self.obj is not MISSING:
+            trace.effects.touch(self)
+
+    def replay(self, cg: Codegen) -> None:
+        """Set and delete what the program did."""
+        name = cg.emit(self)
+        for key, value in self.written.items():
+            if value is not None:
+                cg.statement(f"setattr({name}, {key!r}, {cg.emit(value)})")
+            else:
+                cg.statement(f"{name}.__dict__.pop({key!r}, None)")
+
+    def reconstruct(self, cg: Codegen) -> str:
+        name = cg.new_object(self, f"{cg.constant(self.cls)}()")
+        self.replay(cg)
+        return name
+
+
+_SETATTR = vars(threading.local)["__setattr__"]
+
+
+@wrap_rule(threading.local)
+def _wrap_local(trace: Trace, source: Any, obj: Any) -> Value:
+    trace.reader.guard_type(source, threading.local)
+    return LocalValue(threading.local, source, obj)
+
+
+@builtin_rule(threading.local)
+def _make_local(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args or kwargs:
+        raise trace.error(TypeError, "Initialization arguments are not supported")
+    return LocalValue(threading.local)

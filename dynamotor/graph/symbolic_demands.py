@@ -1,0 +1,177 @@
+"""What kernels demand of sizes that differ between calls, beside what their result's shape says; asked, it is a guard.
+
+A program is right only where eager does not refuse the sizes: a kernel of ours would read beyond a tensor. One row an op.
+
+>>> demands[aten.gather.default](x, 0, index)     # index.shape[1] <= x.shape[1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..base.registry import Registry
+from .sizes import minimum
+from .spec import TensorSpec
+from .symbolic_rules import Shape, broadcast, require, symbolic_rules
+
+aten = torch.ops.aten
+demands: Registry[OpOverload, Callable[..., None]] = Registry("demand of sizes")
+demand = demands.register
+
+
+def _equal(a: Sequence[Any], b: Sequence[Any]) -> None:
+    require(len(a) == len(b) and all(m == n for m, n in zip(a, b)))
+
+
+def _fits(shape: Shape, into: Shape) -> None:
+    """`shape` is expanded to `into`."""
+    _equal(broadcast([shape, into]), into)
+
+
+def _channels(n: Any, *parameters: Any) -> None:
+    """Weights, biases and statistics have one number a channel."""
+    for one in parameters:
+        if type(one) is TensorSpec:
+            _equal(one.shape, (n,))
+
+
+# Positions ---------------------------------------------------------------------------------------------------------------
+@demand(aten.gather.default)
+def _gather(x: TensorSpec, dim: int, index: TensorSpec, **kwargs: Any) -> None:
+    _within(index.shape, x.shape, dim)
+
+
+@demand(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce,
+        aten.scatter.value_reduce)
+def _scatter(x: TensorSpec, dim: int, index: TensorSpec, source: Any, *args: Any, **kwargs: Any) -> None:
+    _within(index.shape, x.shape, dim)
+    if type(source) is TensorSpec:
+        _within(index.shape, source.shape, None)
+
+
+def _within(index: Shape, shape: Shape, dim: int | None) -> None:
+    """No dimension of the positions is larger, but for `dim`."""
+    if shape and index and 0 not in [n for n in index if type(n) is int]:
+        dim = None if dim is None else dim % len(shape)
+        require(len(index) == len(shape) and all(m <= n for d, (m, n) in enumerate(zip(index, shape)) if d != dim))
+
+
+@demand(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
+def _index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *args: Any, **kwargs: Any) -> None:
+    if x.shape and source.shape:
+        dim %= len(x.shape)
+        count = index.shape[0] if index.shape else 1
+        _equal(source.shape, (*x.shape[:dim], count, *x.shape[dim + 1:]))
+
+
+@demand(aten.index_put.default, aten._unsafe_index_put.default)
+def _index_put(x: TensorSpec, indices: Sequence[TensorSpec | None], values: TensorSpec, *args: Any) -> None:
+    masks, at = 0, 0
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        rank = len(index.shape) if is_mask else 1
+        if is_mask:
+            _equal(index.shape, x.shape[at:at + rank])
+        masks, at = masks + is_mask, at + rank
+    if not masks:
+        _fits(values.shape, symbolic_rules[aten.index.Tensor](x, indices))
+
+
+@demand(aten.masked_scatter.default)
+def _masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> None:
+    broadcast([x.shape, mask.shape])
+
+
+# Writes of a part --------------------------------------------------------------------------------------------------------
+@demand(aten.slice_scatter.default)
+def _slice_scatter(x: TensorSpec, source: TensorSpec, *args: Any) -> None:
+    _equal(source.shape, symbolic_rules[aten.slice.Tensor](x, *args).shape)
+
+
+@demand(aten.select_scatter.default)
+def _select_scatter(x: TensorSpec, source: TensorSpec, dim: int, index: Any) -> None:
+    _equal(source.shape, symbolic_rules[aten.select.int](x, dim, index).shape)
+
+
+@demand(aten.diagonal_scatter.default)
+def _diagonal_scatter(x: TensorSpec, source: TensorSpec, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> None:
+    dim1, dim2 = dim1 % len(x.shape), dim2 % len(x.shape)
+    rows, columns = x.shape[dim1] + min(offset, 0), x.shape[dim2] - max(offset, 0)
+    env = next((n.env for n in (rows, columns) if type(n) is not int), None)
+    length = min(rows, columns) if env is None else minimum(env, rows, columns)
+    _equal(source.shape, (*[n for d, n in enumerate(x.shape) if d not in (dim1, dim2)], length))
+
+
+# Layers ------------------------------------------------------------------------------------------------------------------
+@demand(aten.convolution.default)
+def _convolution(x: TensorSpec, weight: TensorSpec, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+                 output_padding: Any, groups: int) -> None:
+    rank = len(weight.shape) - 2
+    require(x.shape[-rank - 1] == (weight.shape[0] if transposed else weight.shape[1] * groups))
+    require(weight.shape[0] % groups == 0)
+    _channels(weight.shape[1] * groups if transposed else weight.shape[0], bias)
+    if not transposed:
+        padding, dilation = ([*v] * rank if len(v) == 1 else [*v] for v in (padding, dilation))
+        for n, k, p, d in zip(x.shape[-rank:], weight.shape[2:], padding, dilation):
+            require(n + 2 * p >= d * (k - 1) + 1)
+
+
+@demand(aten.native_layer_norm.default)
+def _layer_norm(x: TensorSpec, shape: Sequence[Any], *parameters: Any) -> None:
+    for one in parameters[:2]:
+        if type(one) is TensorSpec:
+            _equal(one.shape, shape)
+
+
+@demand(aten.native_group_norm.default)
+def _group_norm(x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float) -> None:
+    _channels(c, weight, bias)
+
+
+@demand(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default, aten._batch_norm_no_update.default,
+        aten._native_batch_norm_legit_no_training.default)
+def _batch_norm(x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> None:
+    _channels(x.shape[1], weight, bias, mean, var)
+
+
+@demand(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_without_statistics(x: TensorSpec, weight: Any, bias: Any, *args: Any) -> None:
+    _channels(x.shape[1], weight, bias)
+
+
+@demand(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(grad: TensorSpec, output: TensorSpec, *args: Any) -> None:
+    _equal(grad.shape, output.shape)
+
+
+@demand(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, attn_mask: Any = None, **kwargs: Any) -> None:
+    require(q.shape[-1] == k.shape[-1])
+    if type(attn_mask) is TensorSpec:
+        _fits(attn_mask.shape, (*q.shape[:3], k.shape[2]))
+
+
+@demand(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, *args: Any) -> None:
+    _channels(x.shape[0] if len(x.shape) == 1 else x.shape[1], weight)
+
+
+@demand(aten.normal.Tensor_Tensor)
+def _normal(mean: TensorSpec, deviation: TensorSpec, **kwargs: Any) -> None:
+    broadcast([mean.shape, deviation.shape])
+
+
+# What no shape function of PyTorch's asks --------------------------------------------------------------------------------
+@demand(aten.as_strided.default, aten.as_strided_scatter.default, aten.lu_unpack.default, aten.linalg_lu_solve.default,
+        aten.ormqr.default, aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default,
+        aten.multilabel_margin_loss_forward.default, aten.segment_reduce.default)
+def _numbers(*args: Any, **kwargs: Any) -> None:
+    """Sizes become numbers."""
+    for one in args:
+        if type(one) is TensorSpec:
+            for n in (*one.shape, *one.stride):
+                int(n)

@@ -1,0 +1,162 @@
+"""Whole training steps as one program: forward, loss, backward, gradient clipping and the optimizer's update.
+
+>>> step = dynamotor.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
+>>> for data, target in loader:
+...     loss = step(data, target)
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ..api import compile as compile_
+from ..autograd.aot import aot_compile
+from ..base.config import config
+from ..base.errors import CaptureError, UsageError
+from ..base.options import CompileOptions
+from ..capture.frontend import make_dispatcher
+from ..codegen import compile_aten
+from ..graph.info import GraphInfo
+from .whole import GraphStep, Update, warn_in_pieces
+
+__all__ = ["compile_step"]
+
+Clip = float | Callable[[list[torch.Tensor]], Any]
+
+# Marks the loss in the captured graph.
+torch.library.define("dynamotor::loss_of_step", "(Tensor loss) -> Tensor")
+torch.library.impl("dynamotor::loss_of_step", "CompositeImplicitAutograd", lambda loss: loss.view_as(loss))
+_loss_of_step = torch.ops.dynamotor.loss_of_step
+
+
+def compile_step(
+    model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, *, clip: Clip | None = None,
+    scaler: torch.amp.GradScaler | None = None, accumulate: int = 1, keep_grads: bool = False, n_inputs: int = 1,
+    backend: str = "native", mode: str | None = None, options: Mapping[str, Any] | None = None,
+) -> Callable[..., torch.Tensor]:
+    """A function `step(*batch) -> loss` that trains `model` for one step, as this loop would, in one program:
+
+        loss = loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:]); (loss / accumulate).backward()
+        clip_grad_norm_(parameters, clip); optimizer.step(); optimizer.zero_grad()
+
+    clip: the largest norm of all gradients together, or a function of the optimizer's parameters that changes their `.grad`.
+    scaler: scales the loss, skips steps whose gradients overflow, and is updated. accumulate: the parameters are updated at each
+    so many calls. keep_grads: `.grad` stays until the next step begins. mode, options: as `dynamotor.compile` has them.
+    The returned loss is detached and not divided.
+
+    Any `torch.optim.Optimizer` works: its own `step()` is traced; learning rates and other floating hyperparameters are inputs,
+    so that schedulers compile nothing. State, `state_dict` and `load_state_dict` are the optimizer's. The first step, in which
+    optimizers make their state, runs in eager PyTorch. What cannot be one program runs as a compiled forward and backward with
+    the eager optimizer, and a warning says why (DM501 to DM508). Models on the XLA device take the same call without clip,
+    scaler, accumulate and keep_grads. UsageError DM112 for wrong arguments.
+    """
+    _check(model, optimizer, accumulate)
+    if any(p.device.type == "xla" for p in model.parameters()):
+        if clip is not None or scaler is not None or accumulate != 1 or keep_grads:
+            raise UsageError("DM112", "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
+                             cure="leave them out, or train on a CPU or a GPU")
+        return importlib.import_module("dynamotor.xla.step").compile_step(model, loss_fn, optimizer, n_inputs=n_inputs)
+    clipped = clip if clip is None or callable(clip) else lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, clip)
+    scaler = scaler if scaler is not None and scaler.is_enabled() else None
+    update = Update(optimizer, clipped, scaler, accumulate, keep_grads)
+    settings = CompileOptions(True, False, mode, types.MappingProxyType(dict(options or {})))
+    return _Step(model, loss_fn, update, n_inputs, backend, settings)
+
+
+def _check(model: Any, optimizer: Any, accumulate: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError("DM112", f"compile_step() takes a module, not {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError("DM112", f"compile_step() takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("DM112", "LBFGS evaluates the model several times a step, through a closure",
+                         cure="compile the model with dynamotor.compile and call optimizer.step(closure)")
+    if type(accumulate) is not int or accumulate < 1:
+        raise UsageError("DM112", f"accumulate is a number of steps, not {accumulate!r}")
+
+
+class _Step:
+    """The callable that `compile_step` gives. `reasons`: why steps ran in pieces, (code, text) each."""
+
+    def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], update: Update, n_inputs: int, backend: str,
+                 settings: CompileOptions) -> None:
+        self.update, self.settings, self.backend, self.name = update, settings, backend, type(model).__name__
+        self.reasons: list[tuple[str, str]] = []
+        self.graphs: list[GraphStep] = []
+
+        def forward(*batch: torch.Tensor) -> torch.Tensor:
+            return _loss_of_step(loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:]))
+
+        self.model, self.loss_fn, self.n_inputs = model, loss_fn, n_inputs
+        self.captured: Any = make_dispatcher(forward, settings, self._graph)
+        self.compiled: Any = None
+        if any(isinstance(m, DistributedDataParallel) for m in model.modules()):
+            self._in_pieces("DM504", "gradients of DistributedDataParallel are reduced by its own backward")
+
+    def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
+        self.update.begin()
+        if self.captured is not None:
+            try:
+                loss = self.captured(*batch)
+            except CaptureError as error:
+                self._in_pieces("DM508", f"the forward pass is not captured as one graph: {error.what}")
+            else:
+                if loss.requires_grad:  # more variants than are kept: this one was not captured
+                    self.update.in_pieces(loss)
+                    self.update.end()
+                return loss.detach()
+        loss = self.loss_fn(self.compiled(*batch[: self.n_inputs]), *batch[self.n_inputs:])
+        self.update.in_pieces(loss)
+        self.update.end()
+        return loss.detach()
+
+    def explain(self) -> str:
+        """How the steps so far ran: programs, and why not as one."""
+        whole = sum(len(found) for graph in self.graphs for found in graph.programs.values())
+        lines = [f"{len(self.graphs)} captured forward pass(es), {whole} whole step(s) as one program"]
+        return "\n".join([*lines, *(f"in pieces [{code}]: {reason}" for code, reason in self.reasons)])
+
+    def _in_pieces(self, code: str, reason: str) -> None:
+        """From now on all steps are a compiled model and the rest in eager."""
+        self._note(code, reason)
+        self.captured = None
+        self.compiled = compile_(self.model, backend=self.backend, mode=self.settings.mode, options=self.settings.options)
+
+    def _note(self, code: str, reason: str) -> None:
+        self.reasons.append((code, reason))
+        warn_in_pieces(code, reason, self.name)
+
+    def _graph(self, gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> GraphStep:
+        output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
+        loss_at = next(i for i, node in enumerate(output.args[0]) if getattr(node, "target", None) is _loss_of_step)
+        settings = self._settings()
+
+        def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple]:
+            with config.patch(**settings):
+                if self.backend == "aot_eager":
+                    return graph.forward
+                return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+
+        def pieces(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
+            return aot_compile(gm, tensors, compile_graph, static_inputs=gm.meta.get("static_inputs", frozenset()))
+
+        whole = compile_graph if self.backend in ("native", "aot_eager") else f"the backend {self.backend!r} takes no whole steps"
+        self.graphs.append(GraphStep(gm, loss_at, self.update, whole, pieces, self._note))
+        return self.graphs[-1]
+
+    def _settings(self) -> dict[str, Any]:
+        """The configuration under which this step's graphs are compiled."""
+        implied: dict[str, Any] = {}
+        if self.settings.mode in ("reduce-overhead", "max-autotune"):
+            implied["cuda_graphs"] = True
+        if (self.settings.mode or "").startswith("max-autotune"):
+            implied["max_autotune"] = True
+        with config.patch(**{**implied, **self.settings.options}):
+            return asdict(config.snapshot())

@@ -1,0 +1,146 @@
+"""From a traced step to what runs: numbers go to the host, the rest becomes one graph with its writes at the end.
+
+>>> step = build_step(traced, example_inputs, compile_graph, "step0")
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ..autograd.aot import CompileGraph, _compile
+from ..autograd.extract import extract
+from ..autograd.joint import Joint
+from ..autograd.runtime import _rebuilder
+from ..autograd.simplify import PASSES, has_effect
+from ..graph.info import GraphInfo
+from ..graph.module import graph_module
+from ..graph.passes import run_passes
+from ..graph.spec import TensorSpec
+from . import host
+from .numbers import Question
+from .trace import NotWhole, Path, Traced
+
+aten = torch.ops.aten
+_names = itertools.count()
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """A compiled step and how to call it: `compiled(*graph inputs, *parameters, *tensors, *constants, numbers)`.
+
+    reads, writes: numbers by path. outs: how many of the results are values of the captured graph; then come gradients by
+    input (`grads`), then whether a scaled gradient overflowed.
+    """
+
+    compiled: Callable[..., tuple]
+    n_values: int
+    rebuild: Callable[[Sequence, Sequence], tuple] | None
+    parameters: tuple[int, ...]
+    tensors: tuple[Path, ...]
+    constants: tuple[torch.Tensor, ...]
+    reads: tuple[Path, ...]
+    writes: tuple[Path, ...]
+    values: Callable[[list[float]], list[float] | None]
+    n_numbers: int
+    grads: tuple[int, ...]
+    owned: frozenset[int]
+    scaled: bool
+    device: torch.device
+
+
+def build_step(traced: Traced, compile_graph: CompileGraph, static: frozenset[int], device: torch.device) -> StepProgram:
+    """Compile a traced step. `static`: the captured graph's inputs that are the same tensors at each call."""
+    graph, leaves = traced.recorder.graph, traced.leaves
+    questions = list(traced.recorder.questions.items())
+    places, paths, kept = list(traced.contents), list(traced.numbers), list(traced.grads)
+    asked = [(q.left, q.right) for q, _ in questions]
+    graph.output(([*traced.values], [traced.contents[p] for p in places], [traced.grads[i] for i in kept],
+                  [traced.numbers[p] for p in paths], [side for pair in asked for side in pair], [traced.found]))
+    gm = graph_module(graph, "Step")
+    run_passes(gm, PASSES, stage="joint")
+    output = next(iter(reversed(graph.nodes)))
+    values, contents, grads, numbers, sides, (found,) = output.args[0]
+    new = dict(zip(places, contents, strict=True))
+    questions = [(Question(q.kind, *sides[2 * k: 2 * k + 2]), answer) for k, (q, answer) in enumerate(questions)]
+
+    by_node = {node: path for path, node in (*leaves.numbers.items(), *leaves.tensors.items()) if path[0] in ("state", "group")}
+    on_host = host.on_host(graph, list(by_node), new)
+    for node in [*numbers, *(side for side in sides if isinstance(side, fx.Node))]:
+        if node not in on_host:
+            raise NotWhole("DM506", "the optimizer branches on, or keeps in Python, a number that only the step will know")
+    host_writes = [(by_node[place], node) for place, node in new.items() if place in on_host]
+    host_writes += zip(paths, numbers, strict=True)
+    crossing = _cross(graph, on_host, output, [*values, *grads], device)
+    nodes = [node for node in graph.nodes if node in on_host and node.op == "call_function"]
+    reads = [node for node in graph.nodes if node in on_host and node.op == "placeholder"]
+    wanted = [*crossing.nodes, *(node for _, node in host_writes)]
+    program = host.HostProgram.of(nodes, reads, wanted, questions)
+
+    constants = traced.recorder.constants
+    tensors = {node: path for path, node in leaves.tensors.items() if node not in on_host}
+    inputs = [*traced.placeholders, *(node for _, node in traced.parameters), *tensors, *(node for node, _ in constants),
+              *crossing.placeholder]
+    results = [*(crossing.of(v) for v in values), *(crossing.of(g) for g in grads), *([] if found is None else [found])]
+    writes = [(place, crossing.of(node)) for place, node in new.items() if place not in on_host and place is not node]
+    keep = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
+    main = extract(graph, inputs, results, writes=writes, keep=keep)
+    name = f"step{next(_names)}"
+    fixed = frozenset(i for i in range(len(inputs) - len(crossing.placeholder)) if i >= len(traced.placeholders) or i in static)
+    compiled = _compile(main, GraphInfo("forward", name, fixed, len(results)), compile_graph)
+    joint = Joint(gm, inputs, [], [], traced.plans, [], [])
+    return StepProgram(
+        compiled, len(values), _rebuilder(joint, len(values)), tuple(k for k, _ in traced.parameters), tuple(tensors.values()),
+        tuple(t for _, t in constants), tuple(by_node[node] for node in reads), tuple(path for path, _ in host_writes),
+        program.code, len(crossing.nodes), tuple(kept), traced.owned,
+        found is not None, device)
+
+
+@dataclass
+class _Crossing:
+    """Host numbers that the program reads, and what stands for each in it."""
+
+    placeholder: list[fx.Node]
+    stands: dict[fx.Node, fx.Node]
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return list(self.stands)
+
+    def of(self, node: fx.Node) -> fx.Node:
+        return self.stands.get(node, node)
+
+
+def _cross(graph: fx.Graph, on_host: set[fx.Node], output: fx.Node, results: Sequence[fx.Node],
+           device: torch.device) -> _Crossing:
+    """Let the rest of the graph read host numbers from one vector on its device."""
+    varying: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node in on_host and (node.op == "placeholder" or any(arg in varying for arg in node.all_input_nodes)):
+            varying.add(node)
+    read = [node for node in graph.nodes if node in varying and (
+        node in results or any(user not in on_host and user is not output for user in node.users))]
+    if not read:
+        return _Crossing([], {})
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    with graph.inserting_after(last):
+        vector = graph.placeholder("numbers")
+    vector.meta["val"] = TensorSpec.dense((len(read),), torch.float64, device=device)
+    stands: dict[fx.Node, fx.Node] = {}
+    at = vector
+    for k, node in enumerate(read):
+        with graph.inserting_after(at):
+            at = graph.call_function(aten.select.int, (vector, 0, k))
+            at.meta["val"] = TensorSpec((), (), torch.float64, device, k)
+        dtype = node.meta["val"].dtype
+        if dtype is not torch.float64:
+            with graph.inserting_after(at):
+                at = graph.call_function(aten._to_copy.default, (at,), {"dtype": dtype})
+                at.meta["val"] = TensorSpec.dense((), dtype, device=device)
+        stands[node] = at
+        node.replace_all_uses_with(at, delete_user_cb=lambda user: user not in on_host and user is not output)
+    return _Crossing([vector], stands)

@@ -1,0 +1,239 @@
+"""Numbers that change from step to step (learning rates, step counts), traced as `torch.SymFloat`s over graph nodes.
+
+A number is a node of the recorded graph that gives one float64. Arithmetic on it records nodes; a question about it (`n > 5`)
+is answered as it is now and noted, so that the program is used only while the answer stays the same; C++ or Python code that
+needs the plain number gets it under such a note.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from ..graph.shapes import UnsupportedOp
+
+aten = torch.ops.aten
+Operand = fx.Node | float | int
+
+
+class Recording(Protocol):
+    """What numbers need of the recorder."""
+
+    def emit(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
+        """A node for an op on nodes."""
+
+    def hint(self, node: Operand) -> float | None:
+        """The number as it is now; None where only the step itself will know."""
+
+    def note(self, question: Question, answer: bool) -> None:
+        """The program holds only while the question has this answer."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A comparison (`eq`, `lt`, `le` or `ne`) of two numbers."""
+
+    kind: str
+    left: Operand
+    right: Operand
+
+
+ANSWERS = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b}
+
+
+class NumberNode:
+    """What a `torch.SymFloat` or `SymBool` of ours holds: a node, a question or a plain number."""
+
+    __slots__ = ("value", "recorder")
+    constant = None
+
+    def __init__(self, value: Operand | Question | bool, recorder: Recording) -> None:
+        self.value, self.recorder = value, recorder
+
+    def is_int(self) -> bool:
+        return False
+
+    def is_bool(self) -> bool:
+        return type(self.value) is Question or type(self.value) is bool
+
+    def is_float(self) -> bool:
+        return not self.is_bool()
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_constant(self) -> bool:
+        return type(self.value) in (int, float, bool)
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def str(self) -> builtins.str:
+        return f"number({self.value})"
+
+    __repr__ = __str__ = _graph_repr = str
+
+    def clone(self) -> NumberNode:
+        return self
+
+    def wrap_float(self, value: float) -> NumberNode:
+        return NumberNode(value, self.recorder)
+
+    wrap_int = wrap_bool = wrap_float
+
+    def sym_float(self) -> NumberNode:
+        return self
+
+    # Becoming a plain value
+    def guard_float(self, file: builtins.str = "", line: int = 0) -> float:
+        """The number as it is now, which then is part of the program."""
+        if isinstance(self.value, fx.Node):
+            known = _known(self.recorder, self.value)
+            self.recorder.note(Question("eq", self.value, known), True)
+            return known
+        return float(self.value)  # type: ignore[arg-type]
+
+    def guard_bool(self, file: builtins.str = "", line: int = 0) -> bool:
+        """The answer as it is now, which then is assumed."""
+        if type(self.value) is Question:
+            q = self.value
+            answer = ANSWERS[q.kind](_known(self.recorder, q.left), _known(self.recorder, q.right))
+            self.recorder.note(q, answer)
+            return answer
+        return bool(self.value)
+
+    bool_ = expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+
+    def int_(self) -> int:
+        return int(self.guard_float())
+
+    def guard_int(self, file: builtins.str = "", line: int = 0) -> int:
+        return self.int_()
+
+    def sym_not(self) -> NumberNode:
+        return NumberNode(not self.guard_bool(), self.recorder)
+
+    # Arithmetic
+    def neg(self) -> NumberNode:
+        return self._emit(aten.neg.default, self.value)
+
+    def pos(self) -> NumberNode:
+        return self
+
+    def sym_max(self, other: NumberNode) -> NumberNode:
+        return _binary(aten.maximum.default)(self, other)
+
+    def sym_min(self, other: NumberNode) -> NumberNode:
+        return _binary(aten.minimum.default)(self, other)
+
+    def _emit(self, func: Any, *args: Any) -> NumberNode:
+        return NumberNode(self.recorder.emit(func, args, {}), self.recorder)
+
+
+def _known(recorder: Recording, value: Operand) -> float:
+    known = recorder.hint(value)
+    if known is None:
+        raise UnsupportedOp("DM506", "the optimizer branches on a number that only the step itself will know")
+    return known
+
+
+def _power(a: NumberNode, b: NumberNode) -> NumberNode:
+    nodes = [isinstance(x.value, fx.Node) for x in (a, b)]
+    func = aten.pow.Tensor_Tensor if all(nodes) else aten.pow.Tensor_Scalar if nodes[0] else aten.pow.Scalar
+    return a._emit(func, a.value, b.value)
+
+
+_OF_TENSORS = (aten.maximum.default, aten.minimum.default)
+
+
+def _full(recorder: Recording, value: Any, like: Any) -> fx.Node:
+    return recorder.emit(aten.full.default, ([], float(value)), {"dtype": torch.float64, "device": like.meta["val"].device})
+
+
+def _binary(func: Any) -> Any:
+    def apply(a: NumberNode, b: NumberNode) -> NumberNode:
+        x, y = a.value, b.value
+        if not isinstance(x, fx.Node):  # the first operand of an aten op is a tensor
+            x = _full(a.recorder, x, y)
+        if func in _OF_TENSORS and not isinstance(y, fx.Node):
+            y = _full(a.recorder, y, x)
+        return a._emit(func, x, y)
+
+    return apply
+
+
+def _question(kind: str, swapped: bool = False) -> Any:
+    def ask(a: NumberNode, b: NumberNode) -> NumberNode:
+        x, y = (b.value, a.value) if swapped else (a.value, b.value)
+        return NumberNode(Question(kind, x, y), a.recorder)
+
+    return ask
+
+
+_ARITHMETIC = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor, "truediv": aten.div.Tensor,
+               "float_truediv": aten.div.Tensor, "int_truediv": aten.div.Tensor}
+NumberNode.pow = NumberNode.float_pow = _power  # type: ignore[attr-defined]
+for _name, _func in _ARITHMETIC.items():
+    setattr(NumberNode, _name, _binary(_func))
+for _name, _asked in {"eq": _question("eq"), "ne": _question("ne"), "lt": _question("lt"), "le": _question("le"),
+                      "gt": _question("lt", True), "ge": _question("le", True)}.items():
+    setattr(NumberNode, _name, _asked)
+
+
+def traced(node: fx.Node, recorder: Recording) -> torch.SymFloat:
+    """The number that a node gives."""
+    return torch.SymFloat(NumberNode(node, recorder))
+
+
+def node_behind(value: Any) -> Any:
+    """The node (or plain number) of a traced number; anything else as it is."""
+    return value.node.value if type(value) is torch.SymFloat and type(value.node) is NumberNode else value
+
+
+class TensorsOfNumbers(TorchFunctionMode):
+    """While on, `torch.tensor(number)` and `torch.as_tensor(number)` take traced numbers, not what they are now."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) is torch.SymFloat:
+            return torch.full((), args[0], **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(*values: Any, **kwargs: Any) -> Any:
+        if kwargs or len(values) < 2 or not any(type(v) is torch.SymFloat for v in values):
+            return plain(*values, **kwargs)
+        return functools.reduce(symbolic, values)
+
+    return choose
+
+
+@contextlib.contextmanager
+def extremes_beside(function: Callable[..., Any]) -> Iterator[None]:
+    """While on, `max` and `min` in the functions of a function's module take traced numbers without asking which is which."""
+    module = inspect.unwrap(function).__globals__
+    names = {"max": _extreme(max, torch.sym_max), "min": _extreme(min, torch.sym_min)}
+    added = [name for name in names if name not in module]
+    module.update((name, names[name]) for name in added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del module[name]

@@ -1,0 +1,331 @@
+"""The trace of a whole training step: forward, loss, backward, what is done to gradients, and the optimizer's own Python.
+
+The result is one graph of functional aten ops from parameters, state, numbers and the batch to the loss and the new contents
+of all that the step writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..autograd.aot import _memory_groups
+from ..autograd.functional import read
+from ..autograd.joint import OutputPlan, _check_inputs, _no_autocast, _plan_outputs, _run
+from ..graph.modes import preserved_modes
+from ..graph.shape_tensor import ShapeTensor, recording
+from ..graph.spec import TensorSpec
+from . import host
+from .numbers import TensorsOfNumbers, extremes_beside, node_behind, traced
+from .recorder import StepRecorder
+
+aten = torch.ops.aten
+Path = tuple[Any, ...]  # how a tensor or number is found: ("state", parameter, key, ...), ("group", number, key, ...)
+
+
+class NotWhole(Exception):
+    """A step cannot be one program: `code` and reason."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class StateGrows(NotWhole):
+    """The optimizer makes new state in this step (its first): such a step runs in eager."""
+
+
+@dataclass
+class Leaves:
+    """What the step reads beside the captured graph's inputs: tensors by path, and numbers by path."""
+
+    tensors: dict[Path, fx.Node] = field(default_factory=dict)
+    numbers: dict[Path, fx.Node] = field(default_factory=dict)
+
+
+@dataclass
+class Traced:
+    """A traced step.
+
+    inputs: the captured graph's placeholders, then parameters and tensors by path. contents: new values of placeholders.
+    numbers: new values of Python numbers by path. grads: by input, what remains in `.grad` (of the
+    optimizer's parameters, `owned`, all of it; of others what is added). found: whether a scaled gradient
+    overflowed.
+    """
+
+    recorder: StepRecorder
+    placeholders: list[fx.Node]
+    parameters: list[tuple[int, fx.Node]]  # of the optimizer, not among the placeholders: (number, node)
+    leaves: Leaves
+    values: list[fx.Node]
+    plans: list[OutputPlan]
+    contents: dict[fx.Node, fx.Node]
+    numbers: dict[Path, fx.Node]
+    grads: dict[int, fx.Node]
+    owned: frozenset[int]
+    found: fx.Node | None
+
+
+class Shadows:
+    """Stand-ins for an optimizer's parameters, state and hyperparameters, put in their place while `step()` is traced."""
+
+    def __init__(self, recorder: StepRecorder, optimizer: torch.optim.Optimizer, known: dict[int, ShapeTensor]) -> None:
+        self.recorder, self.optimizer, self.leaves = recorder, optimizer, Leaves()
+        self.made: list[tuple[int, fx.Node]] = []
+        self.parameters: list[ShapeTensor] = []
+        self.of: dict[int, ShapeTensor] = dict(known)  # by the tensor's id
+        self.real: dict[int, torch.Tensor] = {}
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if id(p) not in self.of:
+                self.of[id(p)] = recorder.input(f"parameter_{len(self.parameters)}", TensorSpec.of(p), p.requires_grad)
+                self.made.append((len(self.parameters), self.of[id(p)].note.node))
+            self.parameters.append(self.of[id(p)])
+        self.groups = [self._group(k, group) for k, group in enumerate(optimizer.param_groups)]
+        self.state = self._state()
+
+    def _tensor(self, path: Path, tensor: torch.Tensor) -> Any:
+        known = self.of.get(id(tensor))
+        if known is None:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+                raise NotWhole("DM505", f"the optimizer keeps a {type(tensor).__name__} ({tensor.layout}) at {path[2:]}")
+            known = self.of[id(tensor)] = self.recorder.input("state", TensorSpec.of(tensor))
+            self.leaves.tensors[path] = known.note.node
+            self.real[id(tensor)] = tensor
+            if host.is_number(known.note.node):
+                self.recorder.known[known.note.node] = float(tensor)
+        return known
+
+    def _number(self, path: Path, value: float) -> torch.SymFloat:
+        node = self.recorder.input("number", TensorSpec.dense((), torch.float64)).note.node
+        self.leaves.numbers[path] = node
+        self.recorder.known[node] = float(value)
+        return traced(node, self.recorder)
+
+    def _stand_in(self, path: Path, value: Any, whole: bool) -> Any:
+        """whole: whether integers are numbers too (counts that optimizers keep) or settings."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(path, value)
+        if type(value) is float or whole and type(value) is int:
+            return self._number(path, value)
+        if type(value) in (list, tuple):
+            return type(value)([self._stand_in((*path, k), v, whole) for k, v in enumerate(value)])
+        if type(value) is dict:
+            return {k: self._stand_in((*path, k), v, whole) for k, v in value.items()}
+        return value
+
+    def _group(self, number: int, group: dict[str, Any]) -> dict[str, Any]:
+        stand_ins = {key: self._stand_in(("group", number, key), value, False) for key, value in group.items() if key != "params"}
+        if stand_ins.get("fused"):
+            stand_ins["fused"] = False
+        return {**stand_ins, "params": [self.of[id(p)] for p in group["params"]]}
+
+    def _state(self) -> defaultdict[Any, Any]:
+        numbers = {id(p): k for k, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"])}
+        made: defaultdict[Any, Any] = defaultdict(dict)
+        for key, entries in self.optimizer.state.items():
+            if isinstance(key, torch.Tensor) and id(key) not in numbers:
+                continue  # state of a parameter that has left
+            place = numbers[id(key)] if isinstance(key, torch.Tensor) else key
+            made[self.of[id(key)] if isinstance(key, torch.Tensor) else key] = self._stand_in(("state", place), entries, True)
+        return made
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The optimizer works on the stand-ins; what else it changes of itself is refused."""
+        optimizer = self.optimizer
+        kept, before = (optimizer.param_groups, optimizer.state), dict(vars(optimizer))
+        optimizer.param_groups, optimizer.state = self.groups, self.state
+        self.kept_groups = [{k: v if k == "params" else _copied(v) for k, v in g.items()} for g in self.groups]
+        self.kept_state = {k: _copied(v) for k, v in self.state.items()}
+        try:
+            yield
+        finally:
+            self.groups, self.state = optimizer.param_groups, optimizer.state  # type: ignore[assignment]
+            optimizer.param_groups, optimizer.state = kept
+        changed = [k for k, v in vars(optimizer).items()
+                   if k not in ("param_groups", "state", "_opt_called") and before.get(k, self) is not v]
+        if changed:
+            raise NotWhole("DM505", f"optimizer.step() sets {changed[0]!r} of the optimizer")
+
+    def results(self) -> tuple[dict[fx.Node, ShapeTensor], dict[Path, Any]]:
+        """What the step has put in the place of state: new tensors by placeholder, new numbers by path."""
+        if [g.keys() for g in self.groups] != [g.keys() for g in self.kept_groups] or self.state.keys() != self.kept_state.keys():
+            raise StateGrows("DM505", "the optimizer adds or removes state at each step")
+        tensors: dict[fx.Node, ShapeTensor] = {}
+        numbers: dict[Path, Any] = {}
+        for k, (group, old) in enumerate(zip(self.groups, self.kept_groups, strict=True)):
+            for key, value in group.items():
+                if key != "params":
+                    self._differences(("group", k, key), old[key], value, tensors, numbers)
+        places = {id(shadow): k for k, shadow in reversed(list(enumerate(self.parameters)))}
+        for key, entries in self.state.items():
+            path = ("state", places.get(id(key), key))
+            self._differences(path, self.kept_state[key], entries, tensors, numbers)
+        return tensors, numbers
+
+    def _differences(self, path: Path, old: Any, new: Any, tensors: dict, numbers: dict) -> None:
+        if new is old:
+            return
+        if type(new) is ShapeTensor and type(old) is ShapeTensor:
+            same = (new.spec.shape, new.spec.dtype, new.spec.device) == (old.spec.shape, old.spec.dtype, old.spec.device)
+            if not same or path not in self.leaves.tensors:
+                raise StateGrows("DM505", f"the optimizer puts another tensor at {path[2:]}")
+            tensors[self.leaves.tensors[path]] = new
+        elif path in self.leaves.numbers and isinstance(new, (float, int, torch.SymFloat)) and type(new) is not bool:
+            numbers[path] = new
+        elif type(new) is type(old) and type(new) in (list, tuple) and len(new) == len(old):
+            before = len(numbers)
+            for k, (a, b) in enumerate(zip(old, new)):
+                self._differences((*path, k), a, b, tensors, numbers)
+            if type(new) is tuple and len(numbers) > before:
+                raise NotWhole("DM505", f"the optimizer puts another tuple at {path[2:]}")
+        elif type(new) is dict and type(old) is dict and new.keys() == old.keys():
+            for k in new:
+                self._differences((*path, k), old[k], new[k], tensors, numbers)
+        elif type(new) is type(old) in (bool, int, str) and new == old:
+            return
+        else:
+            raise StateGrows("DM505", f"the optimizer changes what it keeps at {path[2:] or path}")
+
+
+def _copied(value: Any) -> Any:
+    """Containers copied, what they hold as it is."""
+    if type(value) is dict:
+        return {k: _copied(v) for k, v in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+
+
+def trace_step(gm: fx.GraphModule, examples: Sequence[torch.Tensor], loss_at: int, optimizer: torch.optim.Optimizer, *,
+               clip: Callable[[list[Any]], Any] | None, scale: torch.Tensor | None, accumulate: int,
+               held: Sequence[int] = (), keep_grads: bool = False) -> Traced:
+    """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several accumulated backwards).
+
+    Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
+    """
+    recorder = StepRecorder()
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    graded = [t.requires_grad for t in examples]
+    if any(needs and not t.is_leaf for needs, t in zip(graded, examples)):
+        raise NotWhole("DM502", "the batch has a history: its gradient flows on outside of the step")
+    feed = [recorder.input(name, TensorSpec.of(t), needs) for name, t, needs in zip(names, examples, graded, strict=True)]
+    placeholders = list(recorder.graph.nodes)[: len(feed)]
+    aliases = {i: tensor.note for i, tensor in enumerate(feed)}
+    held_grads = {i: recorder.input("grad", TensorSpec.of(examples[i].grad)) for i in held}
+    scaled = None if scale is None else recorder.input("scale", TensorSpec.of(scale))
+    shadows = Shadows(recorder, optimizer, {id(t): feed[i] for i, t in enumerate(examples)})
+    leaves = shadows.leaves
+    for i, tensor in held_grads.items():
+        leaves.tensors["grad", i] = tensor.note.node
+    if scaled is not None:
+        leaves.tensors["scale",] = scaled.note.node
+    with recording(recorder), preserved_modes():
+        results = _run(gm, recorder, feed)
+        torch.clear_autocast_cache()
+        groups = _memory_groups(examples)
+        _check_inputs(dict(enumerate(feed)), aliases, graded, groups)
+        loss = results[loss_at]
+        if loss.dim() or not loss.requires_grad or not loss.is_floating_point():
+            raise NotWhole("DM502", "the loss is not one floating number with a gradient")
+        recorder.stage, recorder.where = "backward", None
+        with _no_autocast():
+            root = loss if accumulate == 1 else loss / accumulate
+            root = root if scaled is None else root * scaled.to(root.dtype)
+            grads = _gradients(recorder, root, feed, graded)
+    for i, grad in grads.items():
+        grads[i] = _sum_with(recorder, grad, held_grads.get(i))
+    for i in held_grads:
+        grads.setdefault(i, held_grads[i])
+    found, recorder.updates = None, True
+    owned = {id(shadow) for shadow in shadows.parameters}
+    with recording(recorder), torch.no_grad(), _no_autocast():
+        mine = {i: grad for i, grad in grads.items() if id(feed[i]) in owned}
+        if scaled is not None:
+            found = _unscale(mine, scaled)
+        versions = {id(s): s.note.memory.version for s in shadows.parameters}
+        for i, grad in mine.items():
+            feed[i].grad = grad
+        with shadows.in_place(), TensorsOfNumbers(), extremes_beside(type(optimizer).step):
+            if clip is not None:
+                clip(list(dict.fromkeys(shadows.parameters)))
+            optimizer.step()
+        if any(feed[i].grad is not grad for i, grad in mine.items()):
+            raise NotWhole("DM505", "optimizer.step() replaces gradients")
+    written, numbers = shadows.results()
+    return _finish(recorder, feed, placeholders, shadows, results, grads, mine, found, written, numbers, versions, keep_grads)
+
+
+def _gradients(recorder: StepRecorder, root: ShapeTensor, feed: list[ShapeTensor], graded: list[bool]) -> dict[int, ShapeTensor]:
+    """The gradients of the inputs that want one, each in memory of its own, as autograd leaves them."""
+    wanted = [i for i, needs in enumerate(graded) if needs]
+    one = torch.ones_like(root)
+    found = torch.autograd.Variable._execution_engine.run_backward(
+        (root,), (one,), False, False, tuple(feed[i] for i in wanted), allow_unreachable=True, accumulate_grad=False)
+    return {i: recorder.tensor(recorder.node_of(g)) for i, g in zip(wanted, found, strict=True) if g is not None}
+
+
+def _sum_with(recorder: StepRecorder, grad: ShapeTensor, held: ShapeTensor | None) -> ShapeTensor:
+    if held is None:
+        return grad
+    return recorder.tensor(recorder.node_of(recorder.call(aten.add.Tensor, held, grad)))
+
+
+def _unscale(grads: dict[int, ShapeTensor], scale: ShapeTensor) -> ShapeTensor:
+    """What `GradScaler.unscale_` does; whether any gradient is not finite."""
+    inverse = scale.double().reciprocal().float()
+    overflow = None
+    for grad in grads.values():
+        bad = torch.logical_not(torch.isfinite(grad)).any()
+        overflow = bad if overflow is None else torch.logical_or(overflow, bad)
+        grad.mul_(inverse)
+    if overflow is None:
+        raise NotWhole("DM502", "no parameter of the optimizer has a gradient")
+    return overflow
+
+
+def _finish(recorder: StepRecorder, feed: list[ShapeTensor], placeholders: list[fx.Node], shadows: Shadows,
+            results: Sequence[Any], grads: dict[int, ShapeTensor], mine: dict[int, ShapeTensor], found: ShapeTensor | None,
+            written: dict[fx.Node, ShapeTensor], numbers: dict[Path, Any], versions: dict[int, int], keep_grads: bool) -> Traced:
+    """Read the new contents of everything that was written; a step that overflowed keeps the old ones."""
+    contents: dict[fx.Node, fx.Node] = {}
+    seen: dict[int, ShapeTensor] = {}
+    for tensor in [*feed, *shadows.of.values()]:
+        seen.setdefault(id(tensor), tensor)
+    state = set(shadows.leaves.tensors.values()) | {node for _, node in shadows.made}
+    with recording(recorder), torch.no_grad():
+        for tensor in seen.values():
+            place = tensor.note.memory.input
+            new = written.get(place)
+            if new is None and tensor.note.memory.version == 0:
+                continue
+            node = recorder.node_of(tensor if new is None else _like(tensor, new))
+            updated = place in state or tensor.note.memory.version > versions.get(id(tensor), tensor.note.memory.version)
+            if found is not None and updated and not host.is_number(place):
+                node = recorder.emit(aten.where.self, (recorder.node_of(found), place, node), {})
+            contents[place] = node
+    recorder.updates = False
+    with recording(recorder):
+        detached = [r.detach() if type(r) is ShapeTensor else r for r in results]
+    plans, sources = _plan_outputs(detached, dict(enumerate(feed)))
+    values = [read(alias, recorder.emit) for alias, _ in sources]
+    keep = {i: recorder.node_of(grad) for i, grad in grads.items() if keep_grads or i not in mine}
+    new_numbers = {}
+    for path, value in numbers.items():
+        node = node_behind(value)
+        if not isinstance(node, fx.Node):
+            node = recorder.emit(aten.full.default, ([], float(node)), {"dtype": torch.float64, "device": torch.device("cpu")})
+        new_numbers[path] = node
+    overflow = None if found is None else recorder.node_of(found)
+    return Traced(recorder, placeholders, shadows.made, shadows.leaves, values, plans, contents, new_numbers, keep,
+                  frozenset(mine), overflow)
+
+
+def _like(old: ShapeTensor, new: ShapeTensor) -> ShapeTensor:
+    """What `old.copy_(new)` would hold, for a tensor that was put in the place of another."""
+    old.copy_(new)
+    return old

@@ -1,0 +1,359 @@
+"""A captured forward pass and the update behind it, as it runs: one program where it can be, in pieces where not.
+
+`GraphStep` is what the dispatcher calls in the place of a captured graph. It looks at what nobody guards (the optimizer's state
+and settings, gradients that are there already), runs the program that fits, and traces one when none does.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.optim.optimizer
+
+from ..autograd.calls import call_without_autocast
+from ..base.errors import DynamotorError
+from ..base.events import counters, emit
+from ..base.log import log, warn_once
+from ..graph.info import GraphInfo
+from ..runtime.launch import data_pointers
+from .build import StepProgram, build_step
+from .trace import NotWhole, Path, StateGrows, trace_step
+
+CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple]]
+optim = sys.modules["torch.optim.optimizer"]  # torch.optim hides it behind a name of its own
+PROGRAMS = 16  # of one captured graph: other settings, other answers of the optimizer's branches
+GROWTHS = 3  # steps in a row that may make new state
+
+
+class Update:
+    """What follows a forward pass: the loss's backward, clipping, the scaler, the optimizer. `count` goes up to `accumulate`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, clip: Callable[[list[torch.Tensor]], Any] | None,
+                 scaler: torch.amp.GradScaler | None, accumulate: int, keep_grads: bool) -> None:
+        self.optimizer, self.clip, self.scaler = optimizer, clip, scaler
+        self.accumulate, self.keep_grads, self.count = accumulate, keep_grads, 0
+        self.began = False  # whether the optimizer has had a step to make its state in
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The optimizer's, in order."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def begin(self) -> None:
+        """Before a forward pass: gradients that the last step kept go."""
+        if self.keep_grads and self.count == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the parameters are updated behind this forward pass."""
+        return self.count + 1 == self.accumulate
+
+    def end(self) -> None:
+        """After a forward pass and what follows it."""
+        self.count = (self.count + 1) % self.accumulate
+
+    def in_pieces(self, loss: torch.Tensor) -> None:
+        """Backward and, behind the last of several, the update: as an eager loop does it."""
+        loss = loss if self.accumulate == 1 else loss / self.accumulate
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        if not self.is_last:
+            return
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip is not None:
+            self.clip(list(dict.fromkeys(self.parameters())))
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if not self.keep_grads:
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+@dataclass
+class _Bound:
+    """A program with the tensors and the numbers' homes that it reads and writes now."""
+
+    program: StepProgram
+    extra: list[torch.Tensor]
+    read: list[Callable[[], float]]
+    write: list[Callable[[float], None]]
+    on_host: list[torch.Tensor]
+    pointers: Any
+
+    @property
+    def moved(self) -> bool:
+        """Whether somebody has set `.data` of a number."""
+        return data_pointers(self.on_host) != self.pointers
+
+    def numbers(self) -> list[float] | None:
+        """The numbers of a step now; None where the program is not for them."""
+        return self.program.values([read() for read in self.read])
+
+
+class GraphStep:
+    """The step around one captured graph; `loss_at`: which of its outputs is the loss."""
+
+    def __init__(self, gm: torch.fx.GraphModule, loss_at: int, update: Update, compile_graph: CompileGraph | str,
+                 pieces: Callable[[Sequence[torch.Tensor]], Callable[..., Any]], note: Callable[[str, str], None]) -> None:
+        self.gm, self.loss_at, self.update, self.note = gm, loss_at, update, note
+        self.compile_graph, self.make_pieces = compile_graph, pieces
+        self.pieces: Callable[..., Any] | None = None
+        self.static = gm.meta.get("static_inputs", frozenset())
+        self.programs: dict[Any, list[StepProgram]] = {}
+        self.bound: list[_Bound] = []
+        self.key: Any = None
+        self.flat: list[Any] = []
+        self.growths, self.why_not = 0, ""
+        self.storages: set[int] = set()
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        update = self.update
+        found = self._whole(tensors) if update.is_last and not self.why_not else None
+        if found is None:
+            found = self._in_pieces(tensors)
+        update.end()
+        return found
+
+    # -- in pieces ---------------------------------------------------------------------------------------------------
+    def _in_pieces(self, tensors: Sequence[torch.Tensor], forward: Callable[..., Any] | None = None) -> list[Any]:
+        """Forward and backward compiled, the optimizer's own Python behind them."""
+        if forward is None:
+            if self.pieces is None:
+                self.pieces = self.make_pieces(tensors)
+            forward = self.pieces
+        results = list(forward(*tensors))
+        self.update.in_pieces(results[self.loss_at])
+        return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
+
+    # -- as a whole --------------------------------------------------------------------------------------------------
+    def _whole(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The step as one program; None where it is to run in pieces."""
+        optimizer = self.update.optimizer
+        held = self._held(tensors)
+        if held is None:
+            return None
+        if not optimizer.state and not self.update.began:  # optimizers make their state in the first step
+            self.update.began = True
+            return self._in_pieces(tensors, self.gm.forward)
+        key = held, self._settings()
+        flat = self._flat_state()
+        if key != self.key or len(flat) != len(self.flat) or not all(map(operator.is_, flat, self.flat)) or any(
+                bound.moved for bound in self.bound):
+            self.key, self.flat, self.bound = key, flat, []
+            structure = key, tuple([_structure(v) for v in flat]), tuple(map(id, self.update.parameters()))
+            self.bound = [self._bind(program) for program in self.programs.setdefault(structure, [])]
+            self.structure = structure
+        if self.storages.intersection([t.untyped_storage()._cdata for i, t in enumerate(tensors) if i not in self.static]):
+            return None  # the batch lies in a parameter's memory
+        for bound in self.bound:
+            numbers = bound.numbers()
+            if numbers is not None:
+                return self._run(bound, tensors, numbers)
+        if sum(map(len, self.programs.values())) >= PROGRAMS:
+            return self._refuse("DM507", f"more than {PROGRAMS} programs: settings of the optimizer, or answers of its branches "
+                                         "on numbers, differ from step to step")
+        return self._trace(tensors, held)
+
+    def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+        """The inputs that hold gradients which this step adds to; None where something wants to see the backward pass."""
+        parameters = self.update.parameters()
+        mine = set(map(id, parameters))
+        held = []
+        for i, t in enumerate(tensors):
+            if t.requires_grad and t.is_leaf:
+                if t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None):
+                    return self._refuse("DM503", "a parameter has hooks on its gradient")
+                if id(t) in mine and t.grad is not None:
+                    held.append(i)
+        if self.update.accumulate == 1 and held:
+            return None  # gradients from outside are added to, once: not worth a program
+        inputs = set(map(id, tensors))
+        if any(p.grad is not None for p in parameters if id(p) not in inputs):
+            return None
+        optimizer = self.update.optimizer
+        hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, optim._global_optimizer_pre_hooks,
+                 optim._global_optimizer_post_hooks)
+        if any(not getattr(hook, "__module__", "").startswith("dynamotor.xla") for found in hooks for hook in found.values()):
+            return self._refuse("DM503", "the optimizer has step hooks")
+        return tuple(held)
+
+    def _settings(self) -> tuple:
+        """What is part of a program: hyperparameters but for floating numbers, and plain attributes of the optimizer."""
+        attributes = vars(self.update.optimizer).items()
+        own = [(k, v) for k, v in attributes if type(v) in (bool, int, float, str) and k != "_opt_called"]
+        scale = None if self.update.scaler is None else id(self.update.scaler._scale)
+        return (tuple([tuple([(k, _setting(v)) for k, v in group.items() if k != "params"])
+                       for group in self.update.optimizer.param_groups]), tuple(own), scale)
+
+    def _flat_state(self) -> list[Any]:
+        """All that the optimizer keeps, by object; Python's own numbers by type."""
+        flat: list[Any] = []
+        for entries in self.update.optimizer.state.values():
+            for value in entries.values() if isinstance(entries, dict) else (entries,):
+                if type(value) in (list, tuple, dict):
+                    flat += torch.utils._pytree.tree_leaves(value)
+                else:
+                    flat.append(type(value) if type(value) in (int, float) else value)
+        return flat
+
+    def _refuse(self, code: str, reason: str) -> None:
+        """From now on this graph's steps run in pieces."""
+        self.why_not = reason
+        self.note(code, reason)
+
+    def _trace(self, tensors: Sequence[torch.Tensor], held: tuple[int, ...]) -> Any:
+        update = self.update
+        if isinstance(self.compile_graph, str):
+            return self._refuse("DM504", self.compile_graph)
+        scale = None
+        if update.scaler is not None:
+            device = tensors[0].device
+            scale = update.scaler._scale
+            if scale is None:
+                update.scaler._lazy_init_scale_growth_tracker(device)
+                scale = update.scaler._scale
+                self.key = None
+        try:
+            traced = trace_step(self.gm, tensors, self.loss_at, update.optimizer, clip=update.clip, scale=scale,
+                                accumulate=update.accumulate, held=held, keep_grads=update.keep_grads)
+            device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
+            program = build_step(traced, self.compile_graph, self.static, device)
+        except StateGrows as grows:
+            self.growths += 1
+            if self.growths > GROWTHS:
+                return self._refuse(grows.code, str(grows))
+            return self._in_pieces(tensors, self.gm.forward)
+        except NotWhole as no:
+            return self._refuse(no.code, str(no))
+        except Exception as error:  # the optimizer's own Python ran on stand-ins: whatever it raises, the optimizer itself can
+            code = error.code if isinstance(error, DynamotorError) else "DM501"
+            log("fallbacks", f"the step is not one program: {error!r}")
+            return self._refuse(code, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        self.growths = 0
+        self.programs[self.structure].append(program)
+        self.bound.append(self._bind(program))
+        counters["step"]["programs"] += 1
+        emit("step", whole=True)
+        bound = self.bound[-1]
+        numbers = bound.numbers()
+        assert numbers is not None, "the answers of a trace hold when it was made"
+        return self._run(bound, tensors, numbers)
+
+    def _bind(self, program: StepProgram) -> _Bound:
+        parameters = self.update.parameters()
+        extra = [parameters[k] for k in program.parameters]
+        extra += [self._tensor(path) for path in program.tensors if path[0] != "grad"]
+        read = [self._reader(path) for path in program.reads]
+        write = [self._writer(path) for path in program.writes]
+        values = [self._value(path) for path in program.reads]
+        on_host = [value for value in values if isinstance(value, torch.Tensor)]
+        self.storages = {t.untyped_storage()._cdata for t in [*parameters, *extra]}
+        return _Bound(program, extra, read, write, on_host, data_pointers(on_host))
+
+    def _tensor(self, path: Path) -> torch.Tensor:
+        return self.update.scaler._scale if path == ("scale",) else self._value(path)  # type: ignore[union-attr, return-value]
+
+    def _home(self, path: Path) -> tuple[Any, Any]:
+        """The container of what a path leads to now, and its key there."""
+        kind, place, *rest = path
+        if kind == "group":
+            home: Any = self.update.optimizer.param_groups[place]
+        else:
+            key = self.update.parameters()[place] if isinstance(place, int) else place
+            home = self.update.optimizer.state
+            rest = [key, *rest]
+        for key in rest[:-1]:
+            home = home[key]
+        return home, rest[-1]
+
+    def _value(self, path: Path) -> Any:
+        home, key = self._home(path)
+        return home[key]
+
+    def _reader(self, path: Path) -> Callable[[], float]:
+        """Reads a number: tensors where they lie (`_Bound.holds` sees to it), Python's own wherever they are at the call."""
+        value = self._value(path)
+        return value.numpy().item if isinstance(value, torch.Tensor) else functools.partial(self._value, path)
+
+    def _writer(self, path: Path) -> Callable[[float], None]:
+        home, key = self._home(path)
+        if isinstance(home[key], torch.Tensor):
+            return home[key].numpy().fill
+        kind = type(home[key])
+
+        def write(number: float) -> None:
+            home, key = self._home(path)
+            home[key] = kind(number)
+
+        return write
+
+    def _run(self, bound: _Bound, tensors: Sequence[torch.Tensor], numbers: list[float]) -> Any:
+        program, update = bound.program, self.update
+        arguments = [*tensors, *bound.extra[: len(program.parameters)]]
+        k = len(program.parameters)
+        for path in program.tensors:
+            if path[0] == "grad":
+                arguments.append(tensors[path[1]].grad)
+            else:
+                arguments.append(bound.extra[k])
+                k += 1
+        arguments += program.constants
+        if program.n_numbers:
+            vector = torch.tensor(numbers[: program.n_numbers], dtype=torch.float64)
+            arguments.append(vector if program.device.type == "cpu" else vector.to(program.device, non_blocking=True))
+        with torch.no_grad():
+            results = call_without_autocast(program.compiled, tuple(arguments))
+        update.optimizer._opt_called = True  # what schedulers ask
+        found = results[-1] if program.scaled else None
+        if bound.write and (found is None or not found.item()):
+            for write, value in zip(bound.write, numbers[program.n_numbers:], strict=True):
+                write(value)
+        if found is not None:
+            states = update.scaler._per_optimizer_states[id(update.optimizer)]  # type: ignore[union-attr]
+            states["found_inf_per_device"] = {found.device: found.float()}
+            update.scaler.update()  # type: ignore[union-attr]
+        if update.accumulate > 1 and not update.keep_grads:
+            update.optimizer.zero_grad(set_to_none=True)
+        for n, i in enumerate(program.grads):
+            _leave(tensors[i], results[program.n_values + n], i in program.owned)
+        values = results[: program.n_values]
+        return values if program.rebuild is None else program.rebuild(tensors, values)
+
+
+def _leave(tensor: torch.Tensor, grad: torch.Tensor, owned: bool) -> None:
+    """A gradient that the user may look at; what no optimizer takes adds up, as in an eager loop."""
+    if tensor.grad is None or owned:
+        tensor.grad = grad
+    else:
+        tensor.grad.add_(grad)
+
+
+def _setting(value: Any) -> Any:
+    """A hyperparameter as part of a key; floating numbers are read by the program."""
+    if isinstance(value, torch.Tensor):
+        return "tensor", id(value)
+    if type(value) in (list, tuple):
+        return tuple([_setting(v) for v in value])
+    return (type(value), None if type(value) is float else value)
+
+
+def _structure(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.device, tuple(value.shape), value.stride()
+    return value if isinstance(value, type) else (type(value), value)
+
+
+def warn_in_pieces(code: str, reason: str, name: str) -> None:
+    """Say once that a step runs in pieces."""
+    counters["fallback"][f"step.{code}"] += 1
+    emit("fallback", what="step", name=name, reason=reason, code=code)
+    warn_once(f"step.{name}.{code}.{reason}", f"[{code}] compile_step({name}): forward and backward are compiled, the optimizer "
+                                              f"runs in eager PyTorch: {reason}")
