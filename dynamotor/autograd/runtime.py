@@ -26,7 +26,7 @@ _is_grad_enabled = torch.is_grad_enabled
 def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     """Wrap a compiled graph that takes no part in autograd."""
     compiled = without_autocast(_with_constants(compiled, recipe.constants))
-    rebuild = _rebuilder(recipe)
+    rebuild = rebuilder(recipe)
     mutated = recipe.mutated
     quiet = torch.is_grad_enabled()
     if not mutated and not quiet and rebuild is None:
@@ -42,7 +42,7 @@ def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
 def training_callable(forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe) -> Compiled:
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes."""
     forward = without_autocast(_with_constants(forward, recipe.constants))
-    finish = _finisher(_rebuilder(recipe), recipe)
+    finish = _finisher(rebuilder(recipe), recipe)
     through = through_nodes(forward, nodes, recipe, finish) if len(nodes) > 1 else through_one_node(
         forward, nodes[0], recipe, finish)
     return through if torch.is_grad_enabled() else _graded(through)
@@ -81,7 +81,7 @@ def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Co
     return lambda *inputs: compiled(*inputs, *bound)
 
 
-def _rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
+def rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
     """(inputs, values) → the user's outputs; None when they are the values as they stand."""
     plans, symbols = recipe.plans, recipe.symbols
     if all(p.kind == "value" and not p.steps and not p.detach and p.index == k for k, p in enumerate(plans)) and len(

@@ -14,8 +14,8 @@ from torch import fx
 
 from ..autograd.aot import CompileGraph, _compile
 from ..autograd.extract import extract
-from ..autograd.joint import Joint
-from ..autograd.runtime import _rebuilder
+from ..autograd.recipe import Recipe
+from ..autograd.runtime import rebuilder
 from ..autograd.simplify import PASSES, has_effect
 from ..graph.info import GraphInfo
 from ..graph.module import graph_module
@@ -92,9 +92,9 @@ def build_step(traced: Traced, compile_graph: CompileGraph, static: frozenset[in
     name = f"step{next(_names)}"
     fixed = frozenset(i for i in range(len(inputs) - len(crossing.placeholder)) if i >= len(traced.placeholders) or i in static)
     compiled = _compile(main, GraphInfo("forward", name, fixed, len(results)), compile_graph)
-    joint = Joint(gm, inputs, [], [], traced.plans, [], [])
+    recipe = Recipe(len(inputs), (), {}, tuple(traced.plans), len(values), (), ())
     return StepProgram(
-        compiled, len(values), _rebuilder(joint, len(values)), tuple(k for k, _ in traced.parameters), tuple(tensors.values()),
+        compiled, len(values), rebuilder(recipe), tuple(k for k, _ in traced.parameters), tuple(tensors.values()),
         tuple(t for _, t in constants), tuple(by_node[node] for node in reads), tuple(path for path, _ in host_writes),
         program.code, len(crossing.nodes), tuple(kept), traced.owned,
         found is not None, device)

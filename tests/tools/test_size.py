@@ -13,7 +13,7 @@ LIMITS = {
     "capture": 9500,
     "codegen": 5100,
     "distributed": 1250,
-    "graph": 2350,
+    "graph": 2450,
     "lower": 4900,
     "runtime": 1250,
     "step": 1250,
