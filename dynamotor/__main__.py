@@ -1,4 +1,4 @@
-"""The command line: `python -m dynamotor demo | bench | cache | doctor | ddp-plan | run`."""
+"""The command line: `python -m dynamotor COMMAND`; `--help` lists the commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .base.errors import DynamotorError, UsageError
-from .tools import cache, checkout, ddp_plan, demo, doctor, run
+from .tools import cache, checkout, ddp_plan, demo, doctor, minify, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,6 +19,7 @@ def main(argv: list[str] | None = None) -> int:
         ("cache", cache, "what the disk cache holds; prune and verify it"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
         ("ddp-plan", ddp_plan, "the gradient buckets of a model and a simulated step of many ranks"),
+        ("minify", minify, "from a program that fails to a small script that fails in the same way"),
         ("run", run, "a program, as it is, with dynamotor.xla as its torch_xla or dynamotor.compile as its torch.compile"),
     ):
         if module is None:

@@ -20,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _C
 from ._module import compile_module
 from .backends import Backend, resolve, takes_symbols
+from .base import failures
 from .base.config import config
-from .base.errors import BackendError, DynamotorError, UsageError
+from .base.errors import BackendError, DynamotorError, InternalError, UsageError
 from .base.events import counters, emit, phase_seconds, timed
 from .base.log import forget_warnings
 from .base.options import CompileOptions
@@ -139,15 +140,21 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
         with config.patch(**{**implied, **settings.options}), timed("backend"):
             try:
                 compiled = function(gm, example_inputs)
+            except InternalError as error:
+                failures.note(gm, example_inputs, error)
+                raise
             except DynamotorError:
                 raise
             except Exception as error:
-                raise BackendError(
+                raised = BackendError(
                     "DM401",
                     f"backend {label!r} raised {type(error).__name__}: {error}",
                     where=_first_line(gm),
                     cure="see the chained traceback; backend='eager' tells whether capture or the backend is at fault",
-                ) from error
+                )
+                if label == "native":
+                    failures.note(gm, example_inputs, raised)
+                raise raised from error
         if not callable(compiled):
             raise BackendError(
                 "DM402",

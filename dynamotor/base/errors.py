@@ -35,6 +35,10 @@ class DynamotorError(RuntimeError):
         lines += [f"  what to do: {cure}"] if cure else []
         super().__init__("\n".join(lines))
 
+    def add(self, line: str) -> None:
+        """One more line of its text."""
+        self.args = (f"{self}\n  {line}",)
+
 
 class UsageError(DynamotorError, ValueError):
     """DM1xx: an argument or a setting is wrong."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..base import failures
 from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, CaptureError, DynamotorError, InternalError, UsageError, UserLine
@@ -245,6 +246,8 @@ class Compiler:
         the error happens and the error shows the user's own line. Not where the graph may have had an effect already, and
         not where saved-tensor hooks count what runs (they raise to end a checkpoint's recomputation)."""
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if isinstance(error, InternalError):
+            failures.note(entry.info.data.gm, entry.program.check(args), error)
         if entry.info.data.effects or hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             raise error
         counters["frames"]["graph raised"] += 1

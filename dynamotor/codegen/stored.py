@@ -84,7 +84,7 @@ class StoredProgram(CallProgram):
 # -- what a stored program depends on besides its graph ------------------------------------------------------------------
 _PACKAGE = Path(__file__).resolve().parents[1]
 _APART = ("xla", "distributed", "tools")  # rooms that have no part in a program that is kept
-_NOT_READ = {"cache_dir", "cache_size_limit", "debug", "log", "disk_cache"}  # settings that change no program
+_NOT_READ = {"cache_dir", "cache_size_limit", "debug", "log", "disk_cache", "trace", "report"}  # settings that change no program
 
 
 def environment() -> tuple[str, ...]:

@@ -1,9 +1,14 @@
-"""`python -m dynamotor doctor`: what this machine has, and whether a small function compiles and agrees with eager."""
+"""`python -m dynamotor doctor`: what this machine has, and whether each engine compiles a small function as eager has it."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -14,12 +19,46 @@ from ..runtime.build import find_compiler
 from .numerics import relative_error
 
 
+@dataclass(frozen=True)
+class Engine:
+    """A way to run compiled graphs: the backend's name, the device, and what is missing for it (empty: nothing)."""
+
+    name: str
+    backend: str
+    device: str
+    missing: Callable[[], str]
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _library(name: str, cure: str) -> str:
+    return "" if importlib.util.find_spec(name) else f"{name} is not installed: {cure}"
+
+
+def _gpu() -> str:
+    return "there is no NVIDIA GPU" if not torch.cuda.is_available() else _library("triton", "pip install triton")
+
+
+ENGINES = (
+    Engine("eager (capture alone)", "eager", "cpu", _nothing),
+    Engine("aot_eager (with autograd)", "aot_eager", "cpu", _nothing),
+    Engine("native, C++", "native", "cpu", _nothing),
+    Engine("native, Triton", "native", "cuda", _gpu),
+    Engine("xla", "xla", "cpu", lambda: _library("jax", "pip install dynamotor[xla]")),
+)
+# Libraries of tools: name, what it is for, what to install.
+LIBRARIES = (("matplotlib", "charts in reports", "pip install dynamotor[report]"),
+             ("safetensors", "scripts that repeat internal errors", "pip install safetensors"))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The doctor has no options."""
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the findings; 0 when the small compile agrees with eager."""
+    """Print the findings; 0 when every engine that can run agrees with eager."""
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
         f"{torch.backends.cpu.get_cpu_capability()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}"
@@ -28,18 +67,41 @@ def main(args: argparse.Namespace) -> int:
         print(f"C++ compiler: {' '.join(find_compiler())}")
     except DynamotorError as error:
         print(error)
-    print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'})")
-    x = torch.randn(64, 96, requires_grad=True)
+    print(f"cache: {config.cache_dir} ({'on' if config.disk_cache else 'off'}, {_free(config.cache_dir)})")
+    for name, purpose, cure in LIBRARIES:
+        print(f"{name} ({purpose}): {_library(name, cure) or 'there'}")
+    return max(_examine(engine) for engine in ENGINES)
+
+
+def _free(folder: str) -> str:
+    """Room on the disk of a folder, which may not be there yet."""
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder) or "/"
+    return f"{shutil.disk_usage(folder).free / 2**30:.0f} GiB free"
+
+
+def _examine(engine: Engine) -> int:
+    """Compile a small training step on an engine; 0 when it agrees with eager, or when something is missing for it."""
+    why = engine.missing()
+    if why:
+        print(f"{engine.name}: not here, {why}")
+        return 0
+    x = torch.randn(64, 96, device=engine.device, requires_grad=True)
 
     def small(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x).softmax(-1) * x.mean(0)
 
+    def step(fn: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        result = fn(x)
+        return result, torch.autograd.grad(result.square().sum(), x)[0]
+
     try:
         with config.patch(strict=True):
-            ours = compile_(small, fullgraph=True)(x)
+            ours = step(compile_(small, fullgraph=True, backend=engine.backend))
     except DynamotorError as error:
-        print(f"small compile: failed\n{error}")
+        print(f"{engine.name}: failed\n{error}")
         return 1
-    difference = relative_error(ours, small(x))
-    print(f"small compile: largest relative error {difference:.1e} ({'fine' if difference < 1e-5 else 'WRONG'})")
-    return 0 if difference < 1e-5 else 1
+    worst = max(map(relative_error, ours, step(small)))
+    verdict = "fine" if worst < 1e-5 else "WRONG"
+    print(f"{engine.name}: compiles; largest relative error of result and gradient {worst:.1e} ({verdict})")
+    return 0 if worst < 1e-5 else 1

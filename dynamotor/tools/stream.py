@@ -15,8 +15,10 @@ import threading
 import time
 from typing import IO, Any
 
+from ..base import failures
 from ..base.config import config
 from ..base.events import Event, subscribe
+from .minify import write_script
 from .record import Record
 from .report import write
 
@@ -28,7 +30,8 @@ _LARGE = frozenset(("graph", "captured", "guards", "program", "functions", "sour
 
 
 def install(terminal: IO[str] = sys.stderr) -> None:
-    """Subscribe what the settings and the terminal ask for."""
+    """Subscribe what the settings and the terminal ask for; internal errors write scripts that repeat them."""
+    failures.writer = write_script
     if config.trace:
         subscribe(Stream(_own(config.trace)), *KINDS)
     if config.report:

@@ -18,6 +18,7 @@ from torch import nn
 
 import dynamotor
 from dynamotor.base.events import _listeners
+from dynamotor.tools import torchvision_stub
 from dynamotor.tools.record import GraphNode, GraphText, Record
 from dynamotor.tools.report import drawing, write
 
@@ -168,6 +169,7 @@ def test_a_picture_of_a_graph_zooms_and_moves(browser: Any, page: Path) -> None:
 @needs_browser
 @pytest.mark.slow
 def test_the_report_of_a_bert_training_step_is_small_and_opens_soon(browser: Any, tmp_path: Path) -> None:
+    torchvision_stub.prepare()
     from transformers import BertConfig, BertForMaskedLM
 
     model, ids = BertForMaskedLM(BertConfig()), torch.randint(0, 30_000, (1, 64))
