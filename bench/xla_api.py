@@ -92,6 +92,51 @@ LATER = [
     Entry("backends.set_mat_mul_precision", "precision"),
     Entry("backends.get_mat_mul_precision", ""),
     Entry("core.xla_builder.call_jax", "jax_func, args, kwargs=None, override_name=None"),
+    Entry("core.xla_builder.Op"),
+    Entry("core.xla_builder.create_computation", "name, fn, shapes"),
+    Entry("core.xla_builder.xla_computation_as_func", "computation"),
+    Entry("core.xla_builder.get_computation_hlo", "computation"),
+    Entry("core.xla_builder.create_placeholder_tensor", "shape, dtype"),
+    Entry("core.xla_op_registry.register", "name, opfn"),
+    Entry("core.xla_model.ToXlaTensorArena"),
+    Entry("core.xla_model.optimization_barrier_", "tensors"),
+    Entry("core.xla_model.all_gather_bucketized", "input_list, dim=0, groups=None"),
+    Entry("core.xla_model.reduce_scatter_bucketized", "reduce_type, input_list, scale, scatter_dim, shard_count, groups=None"),
+    Entry("core.xla_model.xla_device_kind", "device=None"),
+    Entry("debug.model_comparator.configure", "save_dir"),
+    Entry("debug.model_comparator.save", "tensor, name=None, dir=None"),
+    Entry("debug.model_comparator.compare", "dir1, dir2, rtol=1e-05, atol=1e-08"),
+    Entry("debug.profiler.trace_me", "scope"),
+    Entry("distributed.data_parallel.DataParallel", "network, device_ids=None"),
+    Entry("distributed.fsdp.consolidate_sharded_model_checkpoints", "ckpt_prefix, ckpt_suffix='_rank-*-of-*.pth', save_path=''"),
+    Entry("distributed.spmd.api.xla_distribute_tensor", "tensor, device_mesh, placements=None"),
+    Entry("distributed.spmd.api.xla_distribute_module", "module, device_mesh=None, partition_fn=None"),
+    Entry("experimental.assume_pure.assume_pure", "fn"),
+    Entry("experimental.assume_pure.PureModule", "module"),
+    Entry("experimental.assume_pure.j2t_autograd", "fn"),
+    Entry("experimental.callback.on_ready_callback", "tensor, callback"),
+    Entry("experimental.callback.on_ready_event", "tensor"),
+    Entry(
+        "experimental.custom_kernel.flash_attention",
+        "q, k, v, causal=False, q_segment_ids=None, kv_segment_ids=None, sm_scale=1.0",
+    ),
+    Entry("experimental.custom_kernel.paged_attention", "q, k_pages, v_pages, lengths, page_indices"),
+    Entry(
+        "experimental.custom_kernel.multi_queries_paged_attention",
+        "q, k_pages, v_pages, lengths, page_indices, effective_q_lens",
+    ),
+    Entry(
+        "experimental.custom_kernel.ragged_paged_attention", "q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs"
+    ),
+    Entry("experimental.custom_kernel.gmm", "lhs, rhs, group_sizes"),
+    Entry("experimental.custom_kernel.tgmm", "lhs, rhs, group_sizes"),
+    Entry("experimental.custom_kernel.make_kernel_from_pallas", "kernel, output_shape_dtype_fn"),
+    Entry("experimental.plugins.DevicePlugin"),
+    Entry("experimental.plugins.register_plugin", "name, device_plugin"),
+    Entry("experimental.plugins.default", ""),
+    Entry("utils.closures.AsyncClosureHandler"),
+    Entry("utils.keyd_queue.Queue"),
+    Entry("utils.keyd_queue.KeydQueue"),
     Entry("core.functions.SyncBatchNorm"),
     Entry("distributed.fsdp.XlaFullyShardedDataParallel", "module"),
     Entry("distributed.fsdp.consolidate_sharded_state_dicts", "checkpoints"),
@@ -215,6 +260,33 @@ LATER = [
     Entry("stablehlo.StableHLOGraphModule.save", "directory_path, options=None"),
 ]
 
+# What torch_xla's own tests import beside all this, and why there is none of it.
+MISSING = [
+    ("`experimental.scan.value_and_grad_partitioned`", "a part of torch_xla's `scan`; here `jax.lax.scan` is its own way"),
+    (
+        "`experimental.mark_pattern_utils`, `xla_marker`, `stablehlo_custom_call`, `xla_mlir_debuginfo`",
+        "they put marks into StableHLO, which jax makes of whole functions (`jax.lax.composite`), not of a recorded graph",
+    ),
+    ("`experimental.unbounded_dynamism_export`, `xla_dynamic_reshape_ops`", "exported sizes are jax's symbols, no others"),
+    ("`tf_saved_model_integration`, `utils.stablehlo_test_utils`", "they need TensorFlow"),
+    (
+        "`experimental.quantized`, `xla_quantized_matmul`, `custom_kernel.quantized_matmul_int8`",
+        "not written; the product of the dequantized weight is the same",
+    ),
+    (
+        "`experimental.splash_attention`, `pallas_kernels`",
+        "jax has them (`jax.experimental.pallas.ops.tpu`): call them by `make_kernel_from_pallas`",
+    ),
+    ("`core.xla_builder.create_builder`, `mkop`, `mkparam`", "jax traces functions; there are no open graphs"),
+    (
+        "`debug.frame_parser_util`, `graph_saver`, `metrics_compare_utils`, `metrics_saver`",
+        "they read files of torch_xla's own debug modes",
+    ),
+    ("`distributed.fsdp.xla_flatten_params_wrapper`", "parameters are divided one by one"),
+    ("`_internal.neuron`, `xpu`", "devices that jax has no library for here"),
+    ("`_XLAC._xla_get_tensors_handle`, `_run_cached_graph` and other handles", "parts of torch_xla's own bridge"),
+]
+
 
 def find(entry: Entry) -> Any:
     """The object of an entry. AttributeError or ImportError where it is missing."""
@@ -293,6 +365,8 @@ def document() -> str:
     for title, entries in (("The documented API", DOCUMENTED), ("What later versions added", LATER)):
         lines += ["", f"## {title}", "", "| entry | where | what |", "|---|---|---|"]
         lines += [_row(entry) for entry in entries]
+    lines += ["", "## What is missing", "", "| entry | why |", "|---|---|"]
+    lines += [f"| {names} | {why} |" for names, why in MISSING]
     return "\n".join(lines) + "\n"
 
 

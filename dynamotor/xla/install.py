@@ -48,8 +48,30 @@ class _AliasFinder(MetaPathFinder, Loader):
 _finder = _AliasFinder()
 
 
+# Modules of torch_xla whose names here are in another one.
+_ELSEWHERE = {
+    "_dynamo.dynamo_bridge": "bridge",
+    "core.dynamo_bridge": "bridge",
+    "_internal.pjrt": "distributed.xla_multiprocessing",
+    "distributed.fsdp.state_dict_utils": "distributed.fsdp",
+    "distributed.fsdp.utils": "distributed.fsdp",
+    "distributed.fsdp.xla_fully_sharded_data_parallel": "distributed.fsdp",
+    "distributed.spmd.xla_sharded_tensor": "distributed.spmd.xla_sharding",
+    "experimental.distributed_checkpoint.manager": "experimental.distributed_checkpoint",
+    "experimental.distributed_checkpoint.planners": "experimental.distributed_checkpoint",
+    "experimental.distributed_checkpoint.util": "experimental.distributed_checkpoint",
+    "experimental.eager": "regions",
+    "experimental.pjrt": "runtime",
+    "experimental.pjrt_backend": "distributed.xla_backend",
+    "experimental.xla_sharding": "distributed.spmd.xla_sharding",
+    "experimental.xla_sharded_tensor": "distributed.spmd.xla_sharding",
+    "torch_xla": "toplevel",
+}
+
+
 def _real_name(alias: str) -> str:
-    return PACKAGE + alias.removeprefix(ALIAS)
+    name = alias.removeprefix(ALIAS)
+    return f"{PACKAGE}.{_ELSEWHERE[name[1:]]}" if name[1:] in _ELSEWHERE else PACKAGE + name
 
 
 def install_as_torch_xla() -> ModuleType:

@@ -45,10 +45,11 @@ from ..collectives import (
     reduce_scatter,
     rendezvous,
 )
+from ..jax_call import call_jax
 from ..replication import place, rank, size
 from ..tensor import is_xla
 from ..transfer import to_cpu
-from ..utils.utils import for_each_instance_rewrite
+from ..utils.utils import for_each_instance, for_each_instance_rewrite
 
 __all__ = [
     "REDUCE_AND",
@@ -336,3 +337,50 @@ class RateTracker:
         """Events a second since the tracker was made."""
         seconds = time.time() - self._start
         return self._total / seconds if seconds > 0 else 0.0
+
+
+# ---- buckets, barriers
+
+
+class ToXlaTensorArena:
+    """Moves the values in nested containers for which `select_fn` is true by one call of `convert_fn`, which takes a list."""
+
+    def __init__(self, convert_fn: Callable[[list[Any]], Sequence[Any]], select_fn: Callable[[Any], bool]) -> None:
+        self._convert_fn, self._select_fn = convert_fn, select_fn
+
+    def transform(self, inputs: Any) -> Any:
+        """The containers with what `convert_fn` gave."""
+        found: list[Any] = []
+        for_each_instance(inputs, self._select_fn, found.append)
+        moved = {id(value): new for value, new in zip(found, self._convert_fn(found))}
+        return for_each_instance_rewrite(inputs, self._select_fn, lambda value: moved[id(value)])
+
+
+def all_gather_bucketized(
+    input_list: Sequence[torch.Tensor], dim: int = 0, groups: Any = None, **options: Any
+) -> list[torch.Tensor]:
+    """`all_gather` of each tensor. The options that say how large a bucket is are accepted: one graph has all of them."""
+    return [all_gather(t, dim, groups) for t in input_list]
+
+
+def reduce_scatter_bucketized(
+    reduce_type: str, input_list: Sequence[torch.Tensor], scale: float, scatter_dim: int, shard_count: int, groups: Any = None,
+    **options: Any,
+) -> list[torch.Tensor]:
+    """`reduce_scatter` of each tensor. The options that say how large a bucket is are accepted: one graph has all of them."""
+    return [reduce_scatter(reduce_type, t, scale, scatter_dim, shard_count, groups) for t in input_list]
+
+
+def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
+    """XLA moves nothing over this place of the graph, as far as these tensors go."""
+    for tensor, same in zip(tensors, call_jax(_barrier, tuple(tensors))):
+        tensor.data.copy_(same)
+
+
+def _barrier(*arrays: jax.Array) -> Any:
+    return jax.lax.optimization_barrier(arrays)
+
+
+def xla_device_kind(device: str | torch.device | None = None) -> str:
+    """What jax calls the hardware behind a device: "cpu", "NVIDIA H200"."""
+    return _devices.jax_device(torch.device(device) if device else xla_device()).device_kind

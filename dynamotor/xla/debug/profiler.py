@@ -118,3 +118,8 @@ class StepTrace(jax.profiler.StepTraceAnnotation):
     def __exit__(self, *exc: Any) -> None:
         xm.mark_step()
         super().__exit__(*exc)
+
+
+def trace_me(scope: str) -> Any:
+    """A decorator: each call of the function is a named block in the profile."""
+    return lambda function: jax.profiler.annotate_function(function, name=scope)

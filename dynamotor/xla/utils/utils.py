@@ -6,9 +6,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import os
+import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -172,3 +178,71 @@ class _Rewriter:
             plain = isinstance(value, self._LEAVES) or not hasattr(value, "__dict__")
             items = value if isinstance(value, (list, tuple, set, frozenset)) else () if plain else vars(value).values()
         return self._select(value) or any(self._holds(v, seen) for v in items)
+
+
+def shape(inputs: Any) -> Any:
+    """The shape of a tensor, or of each in nested lists."""
+    return [shape(item) for item in inputs] if isinstance(inputs, (list, tuple)) else list(inputs.shape)
+
+
+def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:
+    """The items of nested tuples and lists, in order."""
+    if not isinstance(inputs, (list, tuple)):
+        return (inputs,)
+    return tuple(leaf for item in inputs for leaf in flatten_nested_tuple(item))
+
+
+def list_copy_append(ilist: list[Any], item: Any) -> list[Any]:
+    """A new list with one item more."""
+    return [*ilist, item]
+
+
+def eprint(*args: Any, **kwargs: Any) -> None:
+    """Print to the standard error."""
+    print(*args, file=sys.stderr, **kwargs)
+
+
+class TimedScope:
+    """A `with` block whose seconds are printed (`printfn` None: nowhere)."""
+
+    def __init__(self, msg: str = "", printfn: Callable[..., None] | None = eprint) -> None:
+        self._msg, self._print = msg, printfn
+
+    def __enter__(self) -> TimedScope:
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._print is not None:
+            self._print(f"{self._msg}{time.perf_counter() - self._start:.3f}sec")
+
+
+def timed(fn: Callable[[], Any], msg: str = "", printfn: Callable[..., None] | None = eprint) -> Any:
+    """`fn()`, and its seconds printed."""
+    with TimedScope(msg, printfn):
+        return fn()
+
+
+def get_free_tcp_ports(n: int = 1) -> list[int]:
+    """Ports that nobody uses at the moment."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("", 0))) for _ in range(n)]
+        return [s.getsockname()[1] for s in sockets]
+
+
+def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
+    """`fn` of the items of each iterable, on threads; the results in order."""
+    with futures.ThreadPoolExecutor(num_workers) as workers:
+        return list(workers.map(fn, *args))
+
+
+class LazyProperty:
+    """A value that is made when it is first read."""
+
+    def __init__(self, gen_fn: Callable[[], Any]) -> None:
+        self._gen_fn = gen_fn
+
+    @functools.cached_property
+    def value(self) -> Any:
+        """The value."""
+        return self._gen_fn()

@@ -8,6 +8,7 @@ averaged gradients. PyTorch's parametrizations do the wiring.
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -109,6 +110,18 @@ def consolidate_sharded_state_dicts(checkpoints: Sequence[Mapping[str, Any]]) ->
         flat = torch.cat([c["model"][key].cpu() for c in ordered])
         found[names[key]] = flat[: math.prod(shape)].reshape(shape)
     return found
+
+
+def consolidate_sharded_model_checkpoints(
+    ckpt_prefix: str, ckpt_suffix: str = "_rank-*-of-*.pth", save_path: str = "", save_model: bool = True
+) -> tuple[dict[str, torch.Tensor], str]:
+    """`consolidate_sharded_state_dicts` of the files `ckpt_prefix + ckpt_suffix`, written to a file: (state dict, its path)."""
+    paths = sorted(glob.glob(ckpt_prefix + ckpt_suffix))
+    whole = consolidate_sharded_state_dicts([torch.load(path, map_location="cpu", weights_only=False) for path in paths])
+    save_path = save_path or f"{ckpt_prefix}_consolidated.pth"
+    if save_model:
+        torch.save({"model": whole}, save_path)
+    return whole, save_path
 
 
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:

@@ -1,0 +1,1 @@
+"""Names of torch_xla's own parts that programs and its tests import."""

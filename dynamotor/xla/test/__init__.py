@@ -1,0 +1,1 @@
+"""Helpers of torch_xla's own training programs."""

@@ -1,0 +1,83 @@
+"""Queues between threads that can be closed: a reader of a closed, empty queue gets None.
+
+>>> queue = Queue(maxsize=4); queue.put(1); queue.close_write(); queue.get(), queue.get()
+(1, None)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+
+class _Closable:
+    def __init__(self, maxsize: int = 1024) -> None:
+        self._maxsize, self._ready = maxsize, threading.Condition()
+        self._open = self._writable = True
+        self._items: Any = deque()
+
+    def max_size(self) -> int:
+        """How many items are kept."""
+        return self._maxsize
+
+    def close(self) -> None:
+        """Nothing more is read or written; who waits goes on."""
+        with self._ready:
+            self._open = self._writable = False
+            self._ready.notify_all()
+
+    def close_write(self) -> None:
+        """Nothing more is written; what is there can be read."""
+        with self._ready:
+            self._writable = False
+            self._ready.notify_all()
+
+    def _room(self) -> bool:
+        """Wait for a free place; False where the queue was closed."""
+        self._ready.wait_for(lambda: not self._writable or len(self._items) < self._maxsize)
+        return self._writable
+
+
+class KeydQueue(_Closable):
+    """Items by key: each is read once, by whoever asks for its key."""
+
+    def __init__(self, maxsize: int = 1024) -> None:
+        super().__init__(maxsize)
+        self._items = {}
+
+    def put(self, key: Any, item: Any) -> bool:
+        """Add an item when there is a place; False where the queue was closed."""
+        with self._ready:
+            if not self._room():
+                return False
+            self._items[key] = item
+            self._ready.notify_all()
+            return True
+
+    def get(self, key: Any) -> Any:
+        """The item of a key, when it comes; None where the queue was closed without it."""
+        with self._ready:
+            self._ready.wait_for(lambda: not self._open or not self._writable or key in self._items)
+            self._ready.notify_all()
+            return self._items.pop(key, None) if self._open else None
+
+
+class Queue(_Closable):
+    """Items in order."""
+
+    def put(self, item: Any) -> bool:
+        """Add an item when there is a place; False where the queue was closed."""
+        with self._ready:
+            if not self._room():
+                return False
+            self._items.append(item)
+            self._ready.notify_all()
+            return True
+
+    def get(self) -> Any:
+        """The oldest item, when there is one; None where the queue was closed and nothing is left."""
+        with self._ready:
+            self._ready.wait_for(lambda: not self._open or not self._writable or self._items)
+            self._ready.notify_all()
+            return self._items.popleft() if self._open and self._items else None
