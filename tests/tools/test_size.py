@@ -18,7 +18,7 @@ LIMITS = {
     "runtime": 1250,
     "step": 1250,
     "tools": 1550,
-    "xla": 9600,
+    "xla": 10350,  # the aim is 9,500; 800 are names that programs for torch_xla import
 }
 
 
@@ -32,7 +32,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 
 def test_the_package_keeps_to_its_limit() -> None:
-    assert sum(size.rooms().values()) <= 38_800  # the aim is 34,000
+    assert sum(size.rooms().values()) <= 39_500  # the aim is 34,000
 
 
 def test_statements_are_counted_and_not_their_lines() -> None:
