@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core import xla_model as xm
+from ..debug import metrics
 
 
 def now(format: str = "%H:%M:%S") -> str:  # noqa: A002
@@ -48,8 +49,6 @@ def write_to_summary(
     """Write numbers, where there is a writer; with `write_xla_metrics` the device's counters too."""
     if summary_writer is None:
         return
-    from ..debug import metrics
-
     counters = {name: metrics.counter_value(name) for name in metrics.counter_names()} if write_xla_metrics else {}
     for name, value in {**(dict_to_write or {}), **counters}.items():
         summary_writer.add_scalar(name, value, global_step)
