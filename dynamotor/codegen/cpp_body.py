@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..graph.sizes import Size, divides, known
-from ..lower.index import Div, Index, Loaded, Number, Var, is_one, is_zero
+from ..graph.sizes import Dim, Size, divides, known
+from ..lower.index import Div, Index, Loaded, Var, is_one, is_zero
 from ..lower.ir import BOOL, Expr
 from .cpp_ops import ctype, literal, operation
 from .scopes import ValueScope
@@ -55,7 +55,7 @@ class Body:
         self.count += 1
         return f"v{self.count}"
 
-    def number(self, n: Number) -> str:
+    def number(self, n: Dim) -> str:
         """A size as C++ text."""
         if type(n) is not Size:
             return str(n)

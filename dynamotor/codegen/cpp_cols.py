@@ -5,9 +5,9 @@ for (block of columns) { for (middle rows) acc[u] += ...; final statements }    
 
 from __future__ import annotations
 
-from ..graph.sizes import Size, divides
+from ..graph.sizes import Dim, Size, divides
 from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Index, Number, Var, flatten, is_zero
+from ..lower.index import Index, Var, flatten, is_zero
 from ..lower.ir import Kernel, Reduce, Store
 from .cpp_body import Scope
 from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
@@ -50,7 +50,7 @@ class ColsEmitter(Emitter):
             self.store(s, once)
         return text + "".join(once.lines)
 
-    def _chunks(self, outer: Number, tasks: Number, first: Number) -> tuple[str, str]:
+    def _chunks(self, outer: Dim, tasks: Dim, first: Dim) -> tuple[str, str]:
         """In how many parts the rows are summed, and the line that computes it at the call."""
         work, rows = self.work(), self.rows
         nbytes = outer * self.columns * 8 * len(self.reductions)
@@ -65,7 +65,7 @@ class ColsEmitter(Emitter):
         return "chunks", f"const i64 chunks=parts({work}>={PARALLEL_WORK},{first},{least},{rows},{CHUNK_ROWS},{nbytes});"
 
     # -- summing ------------------------------------------------------------------------------------------------------
-    def _tasks(self, outer: Number, blocks: Number, unroll: int, tail: Number, chunks: str, first: Number) -> str:
+    def _tasks(self, outer: Dim, blocks: Dim, unroll: int, tail: Dim, chunks: str, first: Dim) -> str:
         per_outer = blocks + (0 if is_zero(tail) else 1)
         tasks = outer * per_outer
         every, columns = self.number(per_outer), self.number(self.columns)
@@ -150,7 +150,7 @@ class ColsEmitter(Emitter):
     def _kept(self) -> str:
         return self.number(numel(v.size for v in self.outer) * self.columns)
 
-    def _room(self, outer: Number, chunks: str) -> str:
+    def _room(self, outer: Dim, chunks: str) -> str:
         text, offset = "", "0"
         for s in self.reductions:
             t = ctype(s.expr.dtype, 1)
@@ -158,7 +158,7 @@ class ColsEmitter(Emitter):
             offset = beyond(offset, times(chunks, self._kept()))
         return f"char*room_=(char*)room({offset});{text}"
 
-    def _finish(self, outer: Number, chunks: str) -> str:
+    def _finish(self, outer: Dim, chunks: str) -> str:
         """Add the chunks' sums in order, then the final statements."""
         place = Scope(self.top, [(v, self.vars[v]) for v in self.outer])
 

@@ -13,10 +13,10 @@ import torch
 
 from ..base.config import config
 from ..base.errors import UsageError
-from ..graph.sizes import Size, divides, equal, hint, known
+from ..graph.sizes import Dim, Size, divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
 from ..lower.fusion import elements
-from ..lower.index import Index, Number, Var, determined, flatten, is_one, is_zero
+from ..lower.index import Index, Var, determined, flatten, is_one, is_zero
 from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, roots, walk
 from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
@@ -124,17 +124,17 @@ class Emitter:
         """What the function does."""
         raise NotImplementedError
 
-    def number(self, n: Number) -> str:
+    def number(self, n: Dim) -> str:
         """A size as C++ text."""
         return self.body.number(n)
 
-    def work(self) -> Number:
+    def work(self) -> Dim:
         """Additions of one call, roughly."""
         k = self.kernel
         each = sum(e.cost for e in self.exprs)
         return numel(v.size for v in (*k.outer, *k.middle, *k.inner)) * max(each, 1)
 
-    def over(self, name: str, tasks: Number, count: str, inside: str) -> str:
+    def over(self, name: str, tasks: Dim, count: str, inside: str) -> str:
         """A loop of `name` up to `count`, on several threads when that pays for `tasks` tasks.
 
         Where the call decides, a call on one thread does not pay for OpenMP, which takes as long as a small kernel.
@@ -151,7 +151,7 @@ class Emitter:
         clause = f" num_threads({config.threads})" if config.threads else ""
         return f"\n#pragma omp parallel for schedule(static){clause}\n{loop.format('0', count, inside)}"
 
-    def chunks(self, rows: Number, least: int, longest: int, nbytes: Number) -> tuple[str, str]:
+    def chunks(self, rows: Dim, least: int, longest: int, nbytes: Dim) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it at the call."""
         work = self.work()
         if all(type(n) is int for n in (work, rows, nbytes)):
@@ -258,7 +258,7 @@ class RowsEmitter(Emitter):
         names = self.vars
         row = Scope(self.top, [*((v, names[v]) for v in k.outer), (ROW, "")])
         tasks = numel(v.size for v in lead)
-        blocks: Number = (self.size + BLOCK - 1) // BLOCK if blocked else 1
+        blocks: Dim = (self.size + BLOCK - 1) // BLOCK if blocked else 1
         size = self.number(self.size)
         self._row(row, ("lo", "hi") if blocked else None)
         head = self.decode(f"(task/{self.number(blocks)})" if blocked else "task", lead, names) if lead else ""
@@ -405,7 +405,7 @@ class RowsEmitter(Emitter):
         for s in reductions:
             self._collect(s, row, unroll)
 
-    def _row_buffer(self, t: str, name: str, count: Number, row: Scope) -> None:
+    def _row_buffer(self, t: str, name: str, count: Dim, row: Scope) -> None:
         """Memory for a row of values: on the stack, or of the thread when its length is known only at the call."""
         if type(count) is int:
             row.lines.append(f"{t} {name}[{count}] __attribute__((aligned(64)));")

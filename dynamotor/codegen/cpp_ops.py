@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..lower.index import Number
+from ..graph.sizes import Dim
 from ..lower.ir import BOOL, F32, F64, I32, I64, Expr
 from .scopes import no_text
 
@@ -108,7 +108,7 @@ def _in_parentheses(number: str) -> str:
     return f"({number})" if number.startswith("-") else number
 
 
-def operation(e: Expr, operands: list[str], result: str, width: int, number: Callable[[Number], str] = str) -> str:
+def operation(e: Expr, operands: list[str], result: str, width: int, number: Callable[[Dim], str] = str) -> str:
     """Text of e over operands that are already of its width; `number` gives the text of a size."""
     name, source = e.op, e.args[0].dtype if e.args and isinstance(e.args[0], Expr) else e.dtype
     if name == "cast":

@@ -14,10 +14,12 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.nodes import arguments, find_spec, operand, spec_of
+from ..graph.sizes import Dims
 from ..graph.spec import TensorSpec
 from .gemm import is_fused
 from .layout import is_channels_last
-from .rewrite import call, only_user, spec_of, static_nodes
+from .rewrite import call, only_user, static_nodes
 
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
@@ -36,11 +38,11 @@ def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
     graph = gm.graph
     static = static_nodes(graph, info)
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.convolution.default]:
-        x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-        spec = spec_of(x)
-        if transposed or weight not in static or not is_channels_last(spec) or not is_channels_last(node.meta["val"]):
+        x, weight, bias, stride, padding, dilation, transposed, _, groups = arguments(node)
+        spec = find_spec(x)
+        if transposed or weight not in static or not is_channels_last(node.meta["val"]):
             continue
-        if spec.dtype != torch.float32 or (bias is not None and bias not in static):
+        if spec is None or not is_channels_last(spec) or spec.dtype != torch.float32 or (bias is not None and bias not in static):
             continue
         place = [list(padding), list(stride), list(dilation), groups]
         with graph.inserting_before(node):
@@ -58,10 +60,10 @@ def _unary(node: fx.Node | None) -> tuple[str, list[Any]] | None:
     if node.target in _UNARY:
         return _UNARY[node.target], []
     if node.target is aten.hardtanh.default:
-        low, high = (*node.args[1:], *(-1.0, 1.0)[len(node.args) - 1 :])[:2]
+        low, high = (*arguments(node)[1:], *(-1.0, 1.0)[len(node.args) - 1 :])[:2]
         return "hardtanh", [float(low), float(high)]
     if node.target is aten.leaky_relu.default:
-        return "leaky_relu", [float(node.args[1]) if len(node.args) > 1 else 0.01]
+        return "leaky_relu", [float(arguments(node)[1]) if len(node.args) > 1 else 0.01]
     return None
 
 
@@ -74,19 +76,20 @@ def fuse_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
     for conv in [n for n in graph.nodes if n.target is _PACKED]:
         after = only_user(conv)
         other = _added(conv, after)
-        if other is not None and order[other] < order[after]:
+        if after is not None and other is not None and order[other] < order[after]:
             last = only_user(after)
             unary = _unary(last)
             # oneDNN fuses relu behind a sum; others run as kernels of ours.
-            end = last if unary and unary[0] == "relu" else after
+            relu = last if last is not None and unary is not None and unary[0] == "relu" else None
+            end = after if relu is None else relu
             with graph.inserting_before(end):
                 new = call(graph, _PACKED_BINARY, conv.args[0], other, *conv.args[1:7], "add", 1.0,
-                           unary[0] if end is last else None, [], None, spec=conv.meta["val"])
+                           None if relu is None else "relu", [], None, spec=conv.meta["val"])
             order[new] = order[end]
-            _replace(graph, new, [end, after, conv] if end is last else [after, conv])
+            _replace(graph, new, [after, conv] if relu is None else [relu, after, conv])
             continue
         unary = _unary(after)
-        if unary is not None and after.meta["val"] == conv.meta["val"]:
+        if after is not None and unary is not None and after.meta["val"] == conv.meta["val"]:
             with graph.inserting_before(after):
                 new = call(graph, _PACKED, *conv.args[:7], *unary, "", spec=conv.meta["val"])
             order[new] = order[after]
@@ -101,7 +104,7 @@ def _added(conv: fx.Node, add: fx.Node | None) -> fx.Node | None:
     other = right if left is conv else left
     if not isinstance(other, fx.Node) or other is conv:
         return None
-    return other if spec_of(other) == conv.meta["val"] == add.meta["val"] else None
+    return other if find_spec(other) == conv.meta["val"] == add.meta["val"] else None
 
 
 def _replace(graph: fx.Graph, new: fx.Node, old: list[fx.Node]) -> None:
@@ -117,7 +120,7 @@ def multiply_weight_gradients(gm: fx.GraphModule, info: GraphInfo) -> None:
     """
     graph = gm.graph
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.convolution_backward.default]:
-        grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
+        grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = arguments(node)
         g, w = spec_of(grad), spec_of(weight)
         plain = not transposed and groups == 1 and len(g.shape) == 4 and all(d == 1 for d in dilation)
         if not plain or not mask[1] or w.shape[2:] == (1, 1):
@@ -138,7 +141,7 @@ def multiply_weight_gradients(gm: fx.GraphModule, info: GraphInfo) -> None:
             graph.erase_node(node)
 
 
-def _patches_product(graph: fx.Graph, grad: fx.Node, x: fx.Node, weight: tuple[int, ...], stride: list[int],
+def _patches_product(graph: fx.Graph, grad: fx.Node, x: fx.Node, weight: Dims, stride: list[int],
                      padding: list[int]) -> fx.Node:
     """The gradient of a weight (out, in, height, width): (out, pixels) @ (pixels, in * height * width)."""
     top, left = padding if len(padding) == 2 else (padding[0], padding[0])
@@ -160,12 +163,12 @@ def split_convolution_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
     for node in [n for n in graph.nodes if n.op == "call_function"]:
         if node.target is aten.convolution.default:
             _add_bias(graph, node)
-        elif node.target is aten.convolution_backward.default and node.args[10][2]:
+        elif node.target is aten.convolution_backward.default and arguments(node)[10][2]:
             _sum_for_bias(graph, node)
 
 
 def _add_bias(graph: fx.Graph, node: fx.Node) -> None:
-    x, weight, bias, *place = node.args
+    x, weight, bias, *place = arguments(node)
     spec = node.meta["val"]
     if bias is None or spec_of(bias).dtype is not spec.dtype or not any(is_fused(user, node) for user in node.users):
         return
@@ -178,7 +181,7 @@ def _add_bias(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _sum_for_bias(graph: fx.Graph, node: fx.Node) -> None:
-    grad, mask = node.args[0], node.args[10]
+    grad, mask = operand(node, 0), arguments(node)[10]
     of_bias = [user for user in node.users if user.args[1] == 2]
     node.update_arg(10, [mask[0], mask[1], False])
     node.meta["val"] = (*node.meta["val"][:2], None)

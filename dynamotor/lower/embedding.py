@@ -11,12 +11,13 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .ir import ExternNode
 from .lowering import Decline, Lowering, lowering
 from .ops_scatter import index_add
 from .program import ExternStep
-from .rewrite import call, only_user, spec_of
+from .rewrite import call, only_user
 from .value import Value
 
 aten = torch.ops.aten
@@ -29,14 +30,14 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
     """embedding_dense_backward → index_add into a zeroed table, or into what it would be added to."""
     graph = gm.graph
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.embedding_dense_backward.default]:
-        grad, index, rows, padding, by_frequency = node.args
+        grad, index, _, padding, by_frequency = arguments(node)
         if by_frequency or spec_of(grad).dtype not in (torch.float32, torch.float64) or spec_of(node).is_symbolic:
             continue
         total = only_user(node)
         base = _added_to(node, total) if on_gpu else _dense_gradient(node, total)
         if on_gpu and base is None:
             continue
-        end = total if base is not None else node
+        end: fx.Node = node if base is None or total is None else total
         with graph.inserting_before(end):
             places, width = numel(spec_of(index).shape), spec_of(grad).shape[-1]
             dense = [TensorSpec.dense(shape, spec_of(x).dtype, spec_of(x).device)
@@ -61,7 +62,9 @@ def _added_to(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
     if total is None or total.op != "call_function" or total.target is not aten.add.Tensor or total.kwargs.get("alpha", 1) != 1:
         return None
     other = total.args[1] if total.args[0] is node else total.args[0]
-    same = spec_of(other) == spec_of(total) == spec_of(node)
+    if not isinstance(other, fx.Node):
+        return None
+    same = find_spec(other) == find_spec(total) == find_spec(node)
     plain = other is not node and same and spec_of(node).stride == contiguous_stride(spec_of(node).shape)
     return other if plain else None
 
@@ -80,7 +83,7 @@ def _index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *
         return index_add(ctx, x, dim, index, source, alpha)
     if not numel(spec.shape) or source.dtype is not x.dtype:
         raise Decline("empty operand or mixed dtypes")
-    base = node.args[0]
+    base = operand(node, 0)
     owned = base.op == "call_function" and base.target in _OWNED and only_user(base) is node and node.args[3] is not base
     ref = ctx.realize(x, spec.stride) if owned else ctx.copy(x, contiguous_stride(spec.shape))
     rows, places = ctx.realize(source), ctx.realize(index)

@@ -13,9 +13,10 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.nodes import operand, overload, spec_of
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
-from .rewrite import call, only_user, placeholders, spec_of, static_nodes
+from .rewrite import call, placeholders, static_nodes
 
 aten = torch.ops.aten
 
@@ -39,7 +40,7 @@ class Fold:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """A node's arguments by name."""
-    schema = node.target._schema
+    schema = overload(node)._schema
     named = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
     return {**named, **node.kwargs}
 
@@ -54,7 +55,7 @@ def fold_batch_norm(gm: fx.GraphModule, info: GraphInfo) -> None:
         used = list(norm.users)
         if a.get("training", False) or any(u.args[1] != 0 for u in used) or not used:
             continue
-        if conv.op != "call_function" or conv.target is not aten.convolution.default or only_user(conv) is not norm:
+        if conv.op != "call_function" or conv.target is not aten.convolution.default or len(conv.users) > 1:
             continue
         weight, bias, transposed = conv.args[1], conv.args[2], conv.args[6]
         parameters = [n for n in (weight, bias, a["weight"], a["bias"], a["running_mean"], a["running_var"]) if n is not None]
@@ -100,7 +101,8 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
         if node in needed:
             copied[node] = part.node_copy(node, lambda n: copied[n])
     part.output(tuple(copied[node] for node in wanted))
-    last, made = inputs[-1] if inputs else None, []
+    last = inputs[-1] if inputs else None
+    made: list[int] = []
     for number, node in enumerate(wanted):
         with graph.inserting_after(last) if last else graph.inserting_before(next(iter(graph.nodes))):
             last = graph.placeholder(f"folded_{number}")
@@ -120,7 +122,7 @@ def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
         if node not in static or all(user in static for user in node.users):
             continue
         while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and facts(node.target).is_view:
-            node = node.args[0]
+            node = operand(node, 0)
         if node in static and node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) \
                 and node.target not in _CHEAP and isinstance(node.meta["val"], TensorSpec):
             found[node] = None

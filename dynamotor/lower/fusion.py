@@ -6,15 +6,15 @@ expressed by the nest's (space.match) so that whatever it reads of the group is 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..base.events import emit, listening
-from ..graph.sizes import Size, divides, hint
-from ..graph.spec import numel
-from .index import Index, Number, Var, is_one
-from .ir import Expr, ExternNode, Node, loaded_exprs, loads_of
+from ..graph.sizes import Dim, Size, divides, hint
+from .index import Index, Var, is_one
+from .ir import Expr, ExternNode, Node, Template, loaded_exprs, loads_of
 from .space import Env, Split, match
 
 MAX_PARAMS = 24
@@ -56,7 +56,7 @@ class Member:
 
 def elements(variables: Iterable[Var]) -> int:
     """Iterations of a nest of loops, at the call that is being compiled: for costs."""
-    return numel(hint(v.size) for v in variables)
+    return math.prod(hint(v.size) for v in variables)
 
 
 class Group:
@@ -67,13 +67,13 @@ class Group:
         self.vars: list[Var] = []
         self.members: list[Member] = []
         self.by_buffer: dict[str, Member] = {}
-        self.template: str | None = None  # None while there is no reduction
+        self.template: Template | None = None  # None while there is no reduction
         self.loop: frozenset[Var] = frozenset()  # rows, scan: the inner variables; cols: the middle ones
         self._names = 0
         self._accesses: dict[str, list[Index]] | None = None
 
     # -- variables ---------------------------------------------------------------------------------------------------
-    def new_var(self, size: Number) -> Var:
+    def new_var(self, size: Dim) -> Var:
         self._names += 1
         return Var(f"t{self._names - 1}", size)
 
@@ -216,7 +216,7 @@ def adopt_template(group: Group, m: Member) -> None:
         group.template, group.loop = "rows", m.reduced
         return
     fast = fast_var(group.members, everything) or (group.vars[-1] if group.vars else None)
-    if m.node.reduce.startswith("arg"):
+    if m.node.gives_position:
         group.template, group.loop = "rows", m.reduced
     elif m.reduced == everything:
         group.template = "rows"
@@ -232,7 +232,7 @@ def _choose_rows_of_total(group: Group, fast: Var | None) -> None:
     everything = group.big_vars
     if fast is None or fast not in everything:
         fast = next((v for v in reversed(group.vars) if not v.single), None)
-    if len(everything) > 1:
+    if fast is not None and len(everything) > 1:
         inner = {fast}
         for v in reversed([v for v in group.vars if v in everything and v is not fast]):
             if elements(inner) * hint(v.size) > 8192 or len(inner) + 1 >= len(everything):
@@ -241,7 +241,7 @@ def _choose_rows_of_total(group: Group, fast: Var | None) -> None:
         group.loop = frozenset(inner)
         return
     low = max((d for d in range(256, 4097) if divides(d, fast.size)), default=0) if fast and _has_factors(fast.size) else 0
-    if low and hint(fast.size) > 2 * low:
+    if fast is not None and low and hint(fast.size) > 2 * low:
         position = group.vars.index(fast)
         group.split(Split(fast, low))
         group.loop = frozenset({group.vars[position + 1]})
@@ -249,7 +249,7 @@ def _choose_rows_of_total(group: Group, fast: Var | None) -> None:
         group.loop = everything
 
 
-def _has_factors(n: Number) -> bool:
+def _has_factors(n: Dim) -> bool:
     """Whether a size may be a multiple of large numbers whatever its symbols are."""
     return type(n) is not Size or all(abs(c) >= 256 for c in n.terms.values())
 
@@ -308,7 +308,7 @@ def fits_template(group: Group, m: Member) -> Refuse | None:
 
 def _only_inner_columns(group: Group, m: Member) -> bool:
     """Whether column sums may become the across sums of a rows group."""
-    return all(x.level == FULL for x in group.members) and not m.node.reduce.startswith("arg")
+    return all(x.level == FULL for x in group.members) and not m.node.gives_position
 
 
 @rule
@@ -347,7 +347,7 @@ def one_scatter(group: Group, m: Member) -> Refuse | None:
 @rule
 def no_positions_across(group: Group, m: Member) -> Refuse | None:
     """argmax and argmin keep two numbers; across rows only values are kept."""
-    if m.is_reduction and m.node.reduce.startswith("arg") and group.template is not None:
+    if m.is_reduction and m.node.gives_position and group.template is not None:
         if group.template == "cols" or m.reduced != group.loop:
             return Refuse("a position across rows")
     return None
@@ -429,7 +429,7 @@ class Fuser:
     """Greedy fusion in program order, over a graph of groups and extern calls that stays without cycles."""
 
     def __init__(self, schedule: Sequence[Node | ExternNode]) -> None:
-        self.items: list[Group | ExternNode] = []
+        self.items: list[Group | ExternNode | None] = []  # None: a group that became part of another
         self.owner: dict[str, int] = {}  # buffer -> item that made it last
         self.before: list[int] = []  # for each item a bit set of the items that must run before it
         self.readers: dict[str, int] = {}  # buffer -> bit set of items that read it
@@ -493,8 +493,7 @@ class Fuser:
     def _place(self, node: Node) -> None:
         node.evaluate()
         direct = self._dependencies(node.reads, (node.buffer,), node.after)
-        for at in self._candidates(node):
-            group = self.items[at]
+        for at, group in self._candidates(node):
             others = direct & ~(1 << at)
             if self._closure(others) >> at & 1:
                 continue  # something that it needs runs after the group
@@ -511,17 +510,15 @@ class Fuser:
         group.start(node)
         self._note(at, node.reads, (node.buffer,))
 
-    def _candidates(self, node: Node) -> list[int]:
-        made = {self.owner[b] for b in node.reads if b in self.owner and isinstance(self.items[self.owner[b]], Group)}
+    def _candidates(self, node: Node) -> list[tuple[int, Group]]:
+        """Groups that a node may join, by position: those that made what it reads, then those that read the same."""
+        groups = {at: item for at, item in enumerate(self.items) if isinstance(item, Group)}
+        made = {self.owner[b] for b in node.reads if self.owner.get(b) in groups}
         shared = 0
         for b in node.reads:
             shared |= self.readers.get(b, 0)
-        nearby = [
-            at
-            for at in range(len(self.items))
-            if shared >> at & 1 and at not in made and isinstance(self.items[at], Group) and shares_enough(self.items[at], node)
-        ]
-        return sorted(made, reverse=True) + sorted(nearby, reverse=True)[:4]
+        nearby = [at for at, group in groups.items() if shared >> at & 1 and at not in made and shares_enough(group, node)]
+        return [(at, groups[at]) for at in sorted(made, reverse=True) + nearby[:-5:-1]]
 
     def _merge(self) -> None:
         """Make one group of two that touch the same large memory, when all members of both fit together."""
@@ -570,13 +567,13 @@ class Fuser:
         self.readers = {name: (mask & ~gone) | bit if mask & gone else mask for name, mask in self.readers.items()}
 
     def _ordered(self) -> list[Group | ExternNode]:
-        done, order = 0, []
-        left = [at for at, item in enumerate(self.items) if item is not None]
+        done = 0
+        order: list[Group | ExternNode] = []
+        left = {at: item for at, item in enumerate(self.items) if item is not None}
         while left:
             at = next(i for i in left if self.before[i] & ~done == 0)
-            left.remove(at)
             done |= 1 << at
-            order.append(self.items[at])
+            order.append(left.pop(at))
         return order
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.nodes import arguments, operand, spec_of
 from ..graph.op_facts import facts
 from .extern import BY_DESIGN
 from .lowering import lowerings
-from .rewrite import call, spec_of
+from .rewrite import call
 
 aten = torch.ops.aten
 
@@ -22,7 +23,7 @@ def split_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
     """addmm(bias, a, b) → mm(a, b) + bias, when only kernels of ours read it."""
     graph = gm.graph
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.addmm.default]:
-        bias, a, b = node.args
+        bias, a, b = arguments(node)
         plain = not node.kwargs or all(value == 1 for value in node.kwargs.values())
         if not plain or spec_of(bias).dtype != node.meta["val"].dtype or not spec_of(node).dtype.is_floating_point:
             continue
@@ -39,19 +40,20 @@ def copy_as_it_lies(gm: fx.GraphModule, info: GraphInfo) -> None:
     """bmm(q, clone(k.transpose(1, 2))) → bmm(q, clone(k).transpose(1, 2)): whole vectors move, and cuBLAS reads either."""
     graph = gm.graph
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target in (aten.bmm.default, aten.baddbmm.default)]:
-        for operand in dict.fromkeys(node.args[-2:]):
-            copy, views = operand, []
+        for factor in dict.fromkeys(arguments(node)[-2:]):
+            copy: fx.Node = factor
+            views: list[fx.Node] = []
             while copy.target in _VIEWS and copy.users.keys() == {views[-1] if views else node}:
                 views.append(copy)
-                copy = copy.args[0]
-            if _is_transposed_copy(copy, operand) and copy.users.keys() == {views[-1] if views else node}:
+                copy = operand(copy, 0)
+            if _is_transposed_copy(copy, factor) and copy.users.keys() == {views[-1] if views else node}:
                 with graph.inserting_before(node):
                     turned = call(graph, aten.transpose.int, copy.args[0], -2, -1)
                     dense = call(graph, aten.clone.default, turned, memory_format=torch.contiguous_format)
-                    batch, rows, columns = spec_of(operand).shape
+                    batch, rows, columns = spec_of(factor).shape
                     flat = call(graph, aten.view.default, dense, [batch, columns, rows])
                     back = call(graph, aten.transpose.int, flat, 1, 2)
-                node.replace_input_with(operand, back)
+                node.replace_input_with(factor, back)
                 for unused in (*views, copy):
                     graph.erase_node(unused)
 
@@ -59,12 +61,12 @@ def copy_as_it_lies(gm: fx.GraphModule, info: GraphInfo) -> None:
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
-def _is_transposed_copy(node: fx.Node, operand: fx.Node) -> bool:
+def _is_transposed_copy(node: fx.Node, factor: fx.Node) -> bool:
     """Whether a node copies matrices that are contiguous along their columns, with columns that fill 16 bytes."""
     if node.target is not aten.clone.default or node.kwargs.get("memory_format") is not torch.contiguous_format:
         return False
-    spec = spec_of(node.args[0])
-    if len(spec.shape) < 3 or spec.shape[-2:] != spec_of(operand).shape[-2:] or min(spec.shape[-2:]) < 2:
+    spec = spec_of(operand(node, 0))
+    if len(spec.shape) < 3 or spec.shape[-2:] != spec_of(factor).shape[-2:] or min(spec.shape[-2:]) < 2:
         return False
     return spec.stride[-2] == 1 and spec.stride[-1] != 1 and spec.shape[-2] * spec.dtype.itemsize % 16 == 0
 

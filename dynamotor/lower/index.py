@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from ..graph.sizes import INFINITY, Size, divides, equal, hint, known, split
+from ..graph.sizes import INFINITY, Dim, Size, divides, equal, hint, known, split
 from ..graph.spec import contiguous_stride
 
 
@@ -25,13 +25,13 @@ class Var:
 
     __slots__ = ("name", "size", "bounds", "single")
     name: str
-    size: Number
+    size: Dim
     bounds: Bounds
     single: bool  # its only value is 0
     _known: dict[tuple[str, int], Var] = {}
     _symbolic: dict[tuple[str, Size], Var] = {}  # of the graph that is being lowered
 
-    def __new__(cls, name: str, size: int | Size) -> Var:
+    def __new__(cls, name: str, size: Dim) -> Var:
         is_symbolic = type(size) is Size
         table: dict[Any, Var] = cls._symbolic if is_symbolic else cls._known
         found = table.get((name, size))
@@ -57,7 +57,7 @@ class Div:
     """`base // n` where nothing simpler is known."""
 
     base: Index
-    n: int | Size
+    n: Dim
 
     @property
     def bounds(self) -> Bounds:
@@ -74,7 +74,7 @@ class Mod:
     """`base % n` where nothing simpler is known."""
 
     base: Index
-    n: int | Size
+    n: Dim
 
     @property
     def bounds(self) -> Bounds:
@@ -90,7 +90,7 @@ class Loaded:
     """An index that is itself a value of the program (gather): 0 .. size - 1, checked by the code that computes it."""
 
     expr: Any  # lower.ir.Expr
-    size: int | Size
+    size: Dim
 
     @property
     def bounds(self) -> Bounds:
@@ -108,8 +108,7 @@ class Loaded:
 
 
 Atom = Var | Div | Mod | Loaded
-Number = int | Size
-Bounds = tuple[Number, Number]
+Bounds = tuple[Dim, Dim]
 
 
 @final
@@ -118,7 +117,7 @@ class Index:
 
     __slots__ = ("terms", "const", "_hash", "_bounds", "_vars")
 
-    def __init__(self, terms: dict[Atom, Number], const: Number = 0) -> None:
+    def __init__(self, terms: dict[Atom, Dim], const: Dim = 0) -> None:
         self.terms = {a: c for a, c in terms.items() if (type(c) is Size or c) and not _is_zero(a.bounds)}
         self.const = const
         self._hash: int | None = None
@@ -126,7 +125,7 @@ class Index:
         self._vars: frozenset[Var] | None = None
 
     @staticmethod
-    def of(value: Index | Atom | Number) -> Index:
+    def of(value: Index | Atom | Dim) -> Index:
         """An index from an atom or a number."""
         if isinstance(value, Index):
             return value
@@ -165,12 +164,12 @@ class Index:
             self._bounds = lo, hi
         return self._bounds
 
-    def within(self, n: Number) -> bool:
+    def within(self, n: Dim) -> bool:
         """Whether it provably is one of 0 .. n - 1."""
         lo, hi = self.bounds
         return known(">=", lo) and known(">=", n - hi - 1)
 
-    def __add__(self, other: Index | Number) -> Index:
+    def __add__(self, other: Index | Dim) -> Index:
         if not isinstance(other, Index):
             return Index(self.terms, self.const + other) if type(other) is Size or other else self
         terms = dict(self.terms)
@@ -180,18 +179,18 @@ class Index:
 
     __radd__ = __add__
 
-    def __sub__(self, other: Index | Number) -> Index:
+    def __sub__(self, other: Index | Dim) -> Index:
         return self + (-other)
 
     def __neg__(self) -> Index:
         return self * -1
 
-    def __mul__(self, n: Number) -> Index:
+    def __mul__(self, n: Dim) -> Index:
         return self if is_one(n) else Index({a: c * n for a, c in self.terms.items()}, self.const * n)
 
     __rmul__ = __mul__
 
-    def _split(self, n: Number) -> tuple[Index, Index]:
+    def _split(self, n: Dim) -> tuple[Index, Index]:
         """(q, r) with self == n * q + r, r holding what n does not divide."""
         whole = {a: c // n for a, c in self.terms.items() if divides(n, c)}
         rest = {a: c for a, c in self.terms.items() if a not in whole}
@@ -203,7 +202,7 @@ class Index:
             return Index(whole, q - 1), Index(rest, r + n)
         return Index(whole, q), low
 
-    def _coarse(self, n: Number) -> tuple[Number, Index, Index] | None:
+    def _coarse(self, n: Dim) -> tuple[Dim, Index, Index] | None:
         """(g, high, low) with self == g * high + low, 0 <= low < g, g dividing n: the low digits cannot carry."""
         steps = {c if known(">=", c) else -c for c in self.terms.values()}
         for g in sorted(steps, key=hint, reverse=True):
@@ -213,7 +212,7 @@ class Index:
                     return g, high, low
         return None
 
-    def __floordiv__(self, n: Number) -> Index:
+    def __floordiv__(self, n: Dim) -> Index:
         if is_one(n):
             return self
         whole, rest = self._split(n)
@@ -228,7 +227,7 @@ class Index:
                 return whole + Index.of(Div(atom.base, atom.n * n))
         return whole + Index.of(Div(rest, n))
 
-    def __mod__(self, n: Number) -> Index:
+    def __mod__(self, n: Dim) -> Index:
         if is_one(n) or type(n) is int and n == 0:  # along a dimension without elements no loop asks where it is
             return Index({}, 0)
         _, rest = self._split(n)
@@ -259,7 +258,7 @@ class Index:
         """Only loop variables, no division, remainder or loaded index."""
         return all(isinstance(a, Var) for a in self.terms)
 
-    def coefficient(self, var: Var) -> Number | None:
+    def coefficient(self, var: Var) -> Dim | None:
         """Step per unit of `var`, or None when it is not linear in it."""
         for atom in self.terms:
             if not isinstance(atom, Var):
@@ -287,12 +286,12 @@ class Index:
 ZERO = Index({}, 0)
 
 
-def is_one(n: Number | None) -> bool:
+def is_one(n: Dim | None) -> bool:
     """Whether a number is 1 and no expression that may be."""
     return type(n) is int and n == 1
 
 
-def is_zero(n: Number | None) -> bool:
+def is_zero(n: Dim | None) -> bool:
     """Whether a number is 0 and no expression that may be."""
     return type(n) is int and n == 0
 
@@ -302,9 +301,9 @@ def _is_zero(bounds: Bounds) -> bool:
     return type(high) is int and high == 0 and type(low) is int and low == 0
 
 
-def flatten(index: Sequence[Index], stride: Iterable[Number], offset: Number = 0) -> Index:
+def flatten(index: Sequence[Index], stride: Iterable[Dim], offset: Dim = 0) -> Index:
     """offset + sum of index * stride."""
-    terms: dict[Atom, Number] = {}
+    terms: dict[Atom, Dim] = {}
     for i, s in zip(index, stride, strict=True):
         if type(s) is Size or s:
             offset += i.const * s
@@ -318,7 +317,7 @@ def determined(index: Index) -> frozenset[Var]:
 
     Where the terms are digits of a mixed-radix number, each digit that is a variable is one of them.
     """
-    end: Number = 1
+    end: Dim = 1
     for atom, c in sorted(index.terms.items(), key=lambda term: hint(term[1])):
         low, high = atom.bounds
         if not known(">=", c - end) or not known(">=", low):
@@ -327,7 +326,7 @@ def determined(index: Index) -> frozenset[Var]:
     return frozenset(atom for atom in index.terms if isinstance(atom, Var))
 
 
-def unflatten(flat: Index, shape: Sequence[Number]) -> tuple[Index, ...]:
+def unflatten(flat: Index, shape: Sequence[Dim]) -> tuple[Index, ...]:
     """Row-major coordinates of a flat index in a shape."""
     coords = []
     for size, step in zip(shape, contiguous_stride(shape), strict=True):
@@ -335,7 +334,7 @@ def unflatten(flat: Index, shape: Sequence[Number]) -> tuple[Index, ...]:
     return tuple(coords)
 
 
-def reindex(index: Sequence[Index], shape: Sequence[Number], new_shape: Sequence[Number]) -> tuple[Index, ...]:
+def reindex(index: Sequence[Index], shape: Sequence[Dim], new_shape: Sequence[Dim]) -> tuple[Index, ...]:
     """Coordinates in `new_shape` of the element at `index` of `shape` (same number of elements, row-major).
 
     Dimensions that agree from the left pass through untouched, so loaded indices survive there.

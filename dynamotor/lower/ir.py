@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 
 from ..base.errors import InternalError
-from ..graph.sizes import Size, Symbol
-from .index import Index, Loaded, Number, Var, flatten
+from ..graph.sizes import Dim, Dims, Size, Symbol
+from .index import ZERO, Index, Loaded, Var, flatten
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
 
@@ -101,7 +101,7 @@ class Expr:
                 children += loaded_exprs(arg)
         if op == "acc":  # complete only where the accumulator's loop is over: a pseudo variable bound there
             found = found | {Var(f"@{args[1]}", 0)}
-        self.vars = found
+        self.vars: frozenset[Var] = found
         self.cost = COST.get(op, 1)
         self.children = tuple(children)
         self._loads: list[Expr] | None = None
@@ -347,6 +347,7 @@ def loads_of(root: Expr) -> list[Expr]:
 
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logaddexp"]
+Template = Literal["rows", "cols", "scan"]
 Body = Callable[[tuple[Index, ...]], Expr]
 
 
@@ -362,27 +363,32 @@ class Node:
     """
 
     buffer: str
-    shape: tuple[Number, ...]
+    shape: Dims
     body: Body
-    stride: tuple[Number, ...]
+    stride: Dims
     memory: torch.dtype
     reduce: ReduceKind | None = None
-    reduced: tuple[Number, ...] = ()
+    reduced: Dims = ()
     scan: ScanKind | None = None
     along: int = 0
     scatter: Callable[[tuple[Index, ...]], Index] | None = None
     add: bool = False
     in_order: bool = True
-    offset: Number = 0
+    offset: Dim = 0
     after: frozenset[str] = frozenset()
     origin: str = ""
     own: tuple[Var, ...] = ()
     expr: Expr | None = None
-    place: Index | None = None
+    place: Index = ZERO  # filled in by `evaluate`, with `reads`
     reads: frozenset[str] = frozenset()
 
     @property
-    def domain(self) -> tuple[Number, ...]:
+    def gives_position(self) -> bool:
+        """Whether it reduces to a position (argmax, argmin), not to a value."""
+        return self.reduce in ("argmax", "argmin")
+
+    @property
+    def domain(self) -> Dims:
         return self.shape + self.reduced
 
     def evaluate(self) -> Expr:
@@ -504,7 +510,7 @@ class Kernel:
     params: (buffer, memory type, written) in the order of `ptrs`. symbols: those that its sizes and indices are made of.
     """
 
-    template: Literal["rows", "cols", "scan"]
+    template: Template
     outer: tuple[Var, ...]
     middle: tuple[Var, ...]
     inner: tuple[Var, ...]

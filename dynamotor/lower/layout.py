@@ -13,9 +13,11 @@ from torch import fx
 
 from ..base.errors import DynamotorError
 from ..graph.info import GraphInfo
+from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.shapes import infer_spec
+from ..graph.sizes import Dims
 from ..graph.spec import TensorSpec, channels_last_stride
-from .rewrite import call, output_node, spec_of
+from .rewrite import call, output_node
 
 aten = torch.ops.aten
 # Where convolutions run faster channels-last: oneDNN on a CPU, the tensor cores of a GPU.
@@ -34,7 +36,7 @@ def _wants_channels_last(node: fx.Node) -> bool:
     """Whether a node is a convolution (or the backward of one) that runs faster channels-last."""
     if node.op != "call_function" or node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return False
-    x = spec_of(node.args[1 if node.target is aten.convolution_backward.default else 0])
+    x = find_spec(node.args[1 if node.target is aten.convolution_backward.default else 0])
     if x is not None and len(x.shape) == 4 and x.shape[1] == 1:
         return False  # one channel is both layouts at once, and aten takes it for row-major
     return x is not None and len(x.shape) == 4 and x.dtype in _DTYPES.get(x.device.type, ()) and x.numel > 0
@@ -45,12 +47,12 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
     graph = gm.graph
     onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     convolutions = [node for node in graph.nodes if _wants_channels_last(node)]
-    if not convolutions or (not onednn and spec_of(convolutions[0].args[0]).device.type == "cpu"):
+    if not convolutions or (not onednn and spec_of(operand(convolutions[0], 0)).device.type == "cpu"):
         return
     output = output_node(graph)
     promised = {node: node.meta["val"] for node in output.all_input_nodes}
     # Saved values arrive channels-last in a backward that was traced with eager's strides.
-    changed = {node for node in graph.nodes if node.op == "placeholder" and is_channels_last(spec_of(node))}
+    changed = {node for node in graph.nodes if node.op == "placeholder" and is_channels_last(find_spec(node))}
     converted: dict[fx.Node, fx.Node] = {}
     loose: set[fx.Node] = set()
     for node in list(graph.nodes):
@@ -76,11 +78,11 @@ def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.
     """
     activations = 2 if node.target is aten.convolution_backward.default else 1
     for position in range(activations + 1):
-        x = node.args[position]
-        if is_channels_last(spec_of(x)):
+        x = operand(node, position)
+        spec = spec_of(x)
+        if is_channels_last(spec):
             continue
         if x not in converted:
-            spec = spec_of(x)
             with graph.inserting_before(node):
                 converted[x] = call(graph, aten.clone.default, x, memory_format=torch.channels_last,
                                     spec=TensorSpec(spec.shape, channels_last_stride(spec.shape), spec.dtype, spec.device))
@@ -103,7 +105,7 @@ def _channels_last_result(node: fx.Node) -> Any:
 def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
     """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps what it had."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return node.args[0].meta["val"][node.args[1]] if len(node.args) == 2 else node.meta["val"]
+        return operand(node, 0).meta["val"][arguments(node)[1]] if len(node.args) == 2 else node.meta["val"]
     try:
         result = infer_spec(node.target, *fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
         return _with_layout_of_operands(node, result, loose) if torch.Tag.pointwise in node.target.tags else result
@@ -113,15 +115,15 @@ def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
         return node.meta["val"]
 
 
-def _full_operands(node: fx.Node, shape: tuple[int, ...], loose: set[fx.Node]) -> list[TensorSpec]:
+def _full_operands(node: fx.Node, shape: Dims, loose: set[fx.Node]) -> list[TensorSpec]:
     """Operands of a pointwise op that have the result's shape and are not broadcast: those that decide on its layout."""
-    specs = [s for n in node.all_input_nodes if n not in loose and (s := spec_of(n)) is not None and s.shape == shape]
+    specs = [s for n in node.all_input_nodes if n not in loose and (s := find_spec(n)) is not None and s.shape == shape]
     return [s for s in specs if all(step or size == 1 for size, step in zip(s.shape, s.stride, strict=True))]
 
 
 def _is_loose(node: fx.Node, loose: set[fx.Node]) -> bool:
     """Whether a 4-D pointwise result is made of broadcast operands only, such as a mean's gradient: any layout suits it."""
-    spec = spec_of(node)
+    spec = find_spec(node)
     pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
     return pointwise and spec is not None and len(spec.shape) == 4 and not _full_operands(node, spec.shape, loose)
 
@@ -138,7 +140,7 @@ def _with_layout_of_operands(node: fx.Node, result: Any, loose: set[fx.Node]) ->
 
 def restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, Any], info: GraphInfo) -> None:
     """Copy the user's outputs back into eager's strides. Saved values stay as they are: the backward reads their specs."""
-    values = list(output.args[0])
+    values = list(arguments(output)[0])
     end = output  # the writes of mutated inputs stay last
     while end.prev.target is aten.copy_.default:
         end = end.prev

@@ -22,7 +22,8 @@ from ..base.registry import Registry
 from ..graph.info import GraphInfo
 from ..graph.kernel_checks import sees_twice
 from ..graph.layout import preserved_stride
-from ..graph.sizes import ShapeEnv, Size, equal, hint
+from ..graph.nodes import arguments, function, operand, overload, spec_of
+from ..graph.sizes import Dim, ShapeEnv, Size, equal, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, Materialized, aten_call_target, is_layout_agnostic
 from .index import Index, Var, is_one, is_zero
@@ -43,7 +44,7 @@ from .ir import (
     total_cost,
     walk,
 )
-from .program import Buffer, BufRef, ExternStep
+from .program import Buffer, BufferKind, BufRef, ExternStep
 from .value import Value, expand, is_dense
 
 lowerings: Registry[Any, Callable[..., Any]] = Registry("lowering")
@@ -102,7 +103,7 @@ class Lowering:
         self.uses: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
         self.outputs: frozenset[fx.Node] = frozenset()
-        self.node: fx.Node | None = None
+        self.node: fx.Node  # that is being lowered, and its spec
         self.spec: Any = None
         self.mutated: list[str] = []
         self.values: dict[str, BufRef] = {}
@@ -111,7 +112,7 @@ class Lowering:
 
     # -- names and buffers ------------------------------------------------------------------------------------------
     def new_buffer(
-        self, spec: TensorSpec, kind: str = "temp", name: str | None = None, value: torch.Tensor | None = None
+        self, spec: TensorSpec, kind: BufferKind = "temp", name: str | None = None, value: torch.Tensor | None = None
     ) -> Buffer:
         """A buffer with a name of its own."""
         name = name or f"buf{len(self.buffers)}"
@@ -123,7 +124,7 @@ class Lowering:
         self,
         fn: Callable[..., Expr],
         *inputs: Value | Scalar,
-        shape: Sequence[int] | None = None,
+        shape: Sequence[Dim] | None = None,
         dtype: torch.dtype | None = None,
         compute: torch.dtype | None = None,
         common: torch.dtype | None = None,
@@ -167,7 +168,7 @@ class Lowering:
         return round_to(e, dtype)
 
     def generate(
-        self, fn: Callable[[tuple[Index, ...]], Expr], shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+        self, fn: Callable[[tuple[Index, ...]], Expr], shape: Sequence[Dim] | None = None, dtype: torch.dtype | None = None
     ) -> Value:
         """A value from a function of the index; the function gives the compute type of `dtype`."""
         return Value(self.spec.shape if shape is None else shape, dtype or self.spec.dtype, fn)
@@ -199,8 +200,12 @@ class Lowering:
         full = tuple(1 if d in gone else x.shape[d] for d in range(rank))
         picked = picked_element(x, gone[0]) if kind == "sum" and len(gone) == 1 and fn is None else None
         if picked is not None:  # a sum of zeros and one element is that element
-            at = (lambda i: picked((*i[: gone[0]], *i[gone[0] + 1 :]))) if keepdim else picked
-            return Value(full if keepdim else shape, dtype, lambda i: cast(at(i), COMPUTE_TYPE[dtype]))
+            at, d = picked, gone[0]
+
+            def body_of_picked(index: tuple[Index, ...]) -> Expr:
+                return cast(at((*index[:d], *index[d + 1 :]) if keepdim else index), COMPUTE_TYPE[dtype])
+
+            return Value(full if keepdim else shape, dtype, body_of_picked)
 
         def body(index: tuple[Index, ...]) -> Expr:
             e = cast(x.at(tuple(index[p] for p in order)), compute)
@@ -221,7 +226,7 @@ class Lowering:
         self.schedule.append(node)
 
     # -- making values real -----------------------------------------------------------------------------------------
-    def realize(self, x: Value, stride: Sequence[int] | None = None) -> BufRef:
+    def realize(self, x: Value, stride: Sequence[Dim] | None = None) -> BufRef:
         """Give the value memory (with these strides when it is made now) and say where it lies."""
         ref = x.ref
         if ref is not None:
@@ -242,7 +247,7 @@ class Lowering:
         x.become(ref)
         return ref
 
-    def copy(self, x: Value, stride: Sequence[int]) -> BufRef:
+    def copy(self, x: Value, stride: Sequence[Dim]) -> BufRef:
         """A new buffer with exactly these strides, holding x."""
         spec = TensorSpec(x.shape, tuple(stride), x.dtype)
         buffer = self.new_buffer(spec)
@@ -344,7 +349,7 @@ class Lowering:
                 values.append(NumberResult(buffer.name))
                 outs.append(buffer.name)
         numbers = tuple(value.name for value in values if isinstance(value, NumberResult))
-        where = self.node.meta.get("where") if self.node is not None else None
+        where = self.node.meta.get("where")
         step = ExternStep(call, new_args, new_kwargs, tuple(outs), out_variant, (), fallback, numbers, where)
         self.add(ExternNode(step, frozenset(reads), tuple(o for o in outs if o)))
         return tuple(values) if isinstance(specs, (tuple, list)) else values[0]
@@ -364,7 +369,7 @@ class Lowering:
             return self.fallback(node, args, kwargs, "no lowering")
         if any(isinstance(a, NumberResult) for a in pytree.tree_leaves((args, kwargs))):
             return self.fallback(node, args, kwargs, "a number computed at run time")
-        any_dtype = node.target.overloadpacket.__name__ in VIEW_OPS or node.target in BY_DESIGN
+        any_dtype = overload(node).overloadpacket.__name__ in VIEW_OPS or node.target in BY_DESIGN
         if not any_dtype and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
             return self.fallback(node, args, kwargs, "a dtype that loop kernels do not have")
         try:
@@ -390,12 +395,12 @@ def _dtypes(node: fx.Node, args: Any) -> list[torch.dtype]:
 
 def picked_element(x: Value, dim: int) -> Body | None:
     """For a value that is zero but at one computed position along `dim`: that element, as a function of the other indices."""
-    if x.recipe is None or Var("along", x.shape[dim]).single:
+    recipe, along = x.recipe, Var("along", x.shape[dim])
+    if recipe is None or along.single:
         return None
-    along = Var("along", x.shape[dim])
 
     def element(index: tuple[Index, ...]) -> Expr | None:
-        e = x.recipe((*index[:dim], Index.of(along), *index[dim:]))
+        e = recipe((*index[:dim], Index.of(along), *index[dim:]))
         if e.op != "select" or e.args[0].op != "eq" or e.args[2].op != "const" or e.args[2].args[0] != 0:
             return None
         (here, place), value = e.args[0].args, e.args[1]
@@ -405,7 +410,15 @@ def picked_element(x: Value, dim: int) -> Body | None:
         return select(inside, value, e.args[2])
 
     probe = tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(x.shape) if d != dim)
-    return None if element(probe) is None else element
+    if element(probe) is None:
+        return None
+
+    def body(index: tuple[Index, ...]) -> Expr:
+        found = element(index)
+        assert found is not None  # that there is one does not depend on where
+        return found
+
+    return body
 
 
 class NumberResult:
@@ -415,7 +428,7 @@ class NumberResult:
         self.name = name
 
 
-def _same_layout(ref: BufRef, stride: Sequence[int]) -> bool:
+def _same_layout(ref: BufRef, stride: Sequence[Dim]) -> bool:
     return all(equal(a, b) for n, a, b in zip(ref.shape, ref.stride, stride, strict=True) if not is_one(n))
 
 
@@ -442,7 +455,8 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
     ctx.on_gpu = ctx.on_gpu or any(_is_on_gpu(node) for node in gm.graph.nodes)
     ctx.readers = count_readers(gm.graph)
     output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
-    flat_outputs = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    returned = arguments(output)[0]
+    flat_outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
     ctx.outputs = frozenset(n for n in flat_outputs if isinstance(n, fx.Node))
     env: dict[fx.Node, Any] = {}
     inputs: list[str] = []
@@ -462,7 +476,7 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
                 env[node] = ctx.spec
         elif node.op == "get_attr":
             env[node] = _constant(ctx, gm, node)
-        elif node.op == "call_function" and node.target is COPY_ and node.args[0].op == "placeholder":
+        elif node.op == "call_function" and node.target is COPY_ and operand(node, 0).op == "placeholder":
             copies.append(node)
         elif node.op == "call_function":
             env[node] = _lower_call(ctx, node, env)
@@ -471,7 +485,7 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
                 "DM910", f"a node of kind {node.op} in an aten graph", why=str(node.format_node()), cure="report this graph"
             )
     ctx.node, ctx.spec = output, None
-    targets = {env[n.args[0]].ref.name for n in copies}
+    targets = {env[operand(n, 0)].ref.name for n in copies}
     outputs = tuple(_output(ctx, n, env, targets) for n in flat_outputs)
     _mutate(ctx, copies, env, targets)
     ctx.values = {n.name: v.ref for n, v in env.items() if isinstance(v, Value) and v.ref is not None and n.op != "placeholder"}
@@ -490,7 +504,7 @@ def _is_on_gpu(node: fx.Node) -> bool:
 
 
 def _constant(ctx: Lowering, gm: fx.GraphModule, node: fx.Node) -> Value:
-    tensor = gm
+    tensor: Any = gm
     for part in str(node.target).split("."):
         tensor = getattr(tensor, part)
     spec = TensorSpec.of(tensor)
@@ -506,7 +520,7 @@ def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     if type(node.meta.get("val")) is Size:
         value = node.meta["val"]  # a size, computed while the graph was recorded
     elif not isinstance(node.target, torch._ops.OpOverload):
-        value = node.target(*args, **kwargs)  # operator.getitem and arithmetic on numbers
+        value = function(node)(*args, **kwargs)  # operator.getitem and arithmetic on numbers
     elif node.target._schema.is_mutable:
         raise InternalError(
             "DM912",
@@ -540,27 +554,29 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
     """Trailing copies into inputs: each runs after everything that reads the input's old value."""
     values: list[Value] = []
     for node in copies:
-        ctx.node, ctx.spec = node, node.args[0].meta["val"]
-        source = env[node.args[1]]
-        own = env[node.args[0]].ref.name
+        written = operand(node, 0)
+        ctx.node, ctx.spec = node, written.meta["val"]
+        source = env[operand(node, 1)]
+        own = env[written].ref.name
         if _is_left_to_aten(node):
             ref = ctx.realize(source)
             values.append(Value(source.shape, source.dtype, ref=ctx.copy(source, source.stride) if ref.name in targets else ref))
             continue
         value = ctx.pointwise(lambda e, dtype=ctx.spec.dtype: round_to(e, dtype), source)
         if any(e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))) or _reads_elsewhere(
-            ctx, value, env[node.args[0]]
+            ctx, value, env[written]
         ):
             ctx.realize(value)
         values.append(value)
     for node, value in zip(copies, values, strict=True):
         ctx.node = node
-        target = env[node.args[0]]
-        spec, ref = node.args[0].meta["val"], target.ref
+        written = operand(node, 0)
+        spec, ref = written.meta["val"], env[written].ref
         ctx.mutated.append(ref.name)
         if _is_left_to_aten(node):
-            step = ExternStep(COPY_, (ref, value.ref), {}, (), mutates=(ref.name,))
-            ctx.add(ExternNode(step, frozenset({value.ref.name}), (), step.mutates))
+            source = ctx.realize(value)
+            step = ExternStep(COPY_, (ref, source), {}, (), mutates=(ref.name,))
+            ctx.add(ExternNode(step, frozenset({source.name}), (), step.mutates))
             continue
         after = frozenset(e.buffer for e in ctx.schedule if isinstance(e, Node) and ref.name in e.reads)
         after |= frozenset(name for e in ctx.schedule if isinstance(e, ExternNode) and ref.name in e.reads for name in e.makes)
@@ -569,7 +585,7 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
 
 def _is_left_to_aten(copy: fx.Node) -> bool:
     """Whether a copy into an input reads or writes a dtype that loop kernels do not have."""
-    return any(node.meta["val"].dtype not in COMPUTE_TYPE for node in copy.args[:2])
+    return any(spec_of(node).dtype not in COMPUTE_TYPE for node in copy.args[:2])
 
 
 def _reads_elsewhere(ctx: Lowering, value: Value, target: Value) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..graph.sizes import Dim, Dims
 from .index import Index, Loaded, Var
 from .ir import I64, Expr, cast, make, walk
 from .lowering import Decline, Lowering, lowering
@@ -17,7 +18,7 @@ INTEGERS = (torch.int64, torch.int32)
 Places = Callable[[tuple[Index, ...]], tuple[Index, ...]]
 
 
-def loaded_index(e: Expr, size: int, wrap: bool = True) -> Index:
+def loaded_index(e: Expr, size: Dim, wrap: bool = True) -> Index:
     """A value as a position along a dimension of `size`; with `wrap` negative values count from the end.
 
     A value outside is told to the caller, who raises IndexError; position 0 is read instead.
@@ -67,7 +68,7 @@ def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool =
     return read_at(ctx, x, lambda i: (*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1 :]))
 
 
-def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[tuple[int, ...], Places]:
+def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[Dims, Places]:
     """Advanced indexing of x with integer tensors: (shape of the indexed part, where in x each of its positions lies).
 
     The indexed dimensions become the indices' broadcast shape, in their place when they are adjacent, in front otherwise.

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ..graph.sizes import Size, maximum
-from ..graph.spec import numel
+from ..graph.nodes import overload
+from ..graph.sizes import Dim, Size, maximum
+from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .ir import COMPUTE_TYPE, Expr, const, op
 from .lowering import Decline, Lowering, lowering
@@ -19,7 +20,7 @@ from .value import Value
 aten = torch.ops.aten
 
 
-def _inverse_std(ctx: Lowering, squares: Value, n: int, eps: float) -> Value:
+def _inverse_std(ctx: Lowering, squares: Value, n: Dim, eps: float) -> Value:
     return ctx.pointwise(
         lambda s: op("rsqrt", add(div(s, like(n, s)), like(eps, s))), squares, shape=squares.shape, dtype=squares.dtype
     )
@@ -32,7 +33,7 @@ def _scale_shift(
     rstd: Value,
     weight: Value | None,
     bias: Value | None,
-    shape: Sequence[int],
+    shape: Sequence[Dim],
     dtype: torch.dtype,
     root: Callable[[Expr], Expr] = lambda rstd: rstd,
 ) -> Value:
@@ -51,7 +52,7 @@ def _scale_shift(
 
 @lowering(aten.native_layer_norm.default)
 def _layer_norm(
-    ctx: Lowering, x: Value, normalized: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+    ctx: Lowering, x: Value, normalized: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     out, mean_spec, rstd_spec = ctx.spec
     rank = len(x.shape)
@@ -98,7 +99,7 @@ def _layer_norm_backward(
     ctx: Lowering,
     g: Value,
     x: Value,
-    normalized: Sequence[int],
+    normalized: Sequence[Dim],
     mean: Value,
     rstd: Value,
     weight: Value | None,
@@ -134,11 +135,11 @@ def _group_norm(
     grouped = views.reshape(x, (n, group, c // group, hw))
     mean, squares = moments(ctx, grouped, [2, 3])
     rstd = _inverse_std(ctx, squares, hw * (c // group), eps)
-    affine = [None if p is None else views.reshape(p, (1, group, c // group, 1)) for p in (weight, bias)]
-    y = _scale_shift(ctx, grouped, mean, rstd, *affine, shape=grouped.shape, dtype=out.dtype)
+    w, b = (None if p is None else views.reshape(p, (1, group, c // group, 1)) for p in (weight, bias))
+    y = _scale_shift(ctx, grouped, mean, rstd, w, b, grouped.shape, out.dtype)
     ctx.keep(mean), ctx.keep(rstd)
-    flat = (views.reshape(v, (n, group)) for v in (mean, rstd))
-    return views.reshape(y, out.shape), *(narrow(ctx, v, s.dtype) for v, s in zip(flat, (mean_spec, rstd_spec), strict=True))
+    flat_mean, flat_rstd = (views.reshape(v, (n, group)) for v in (mean, rstd))
+    return views.reshape(y, out.shape), narrow(ctx, flat_mean, mean_spec.dtype), narrow(ctx, flat_rstd, rstd_spec.dtype)
 
 
 @lowering(aten.native_group_norm_backward.default)
@@ -191,8 +192,8 @@ def _batch_norm_train(
         raise Decline("empty batch")
     mean, squares = moments(ctx, x, dims)
     rstd = _inverse_std(ctx, squares, n, eps)
-    affine = [None if p is None else _channel(p, rank) for p in (weight, bias)]
-    y = _scale_shift(ctx, x, mean, rstd, *affine, shape=x.shape, dtype=dtype)
+    w, b = (None if p is None else _channel(p, rank) for p in (weight, bias))
+    y = _scale_shift(ctx, x, mean, rstd, w, b, x.shape, dtype)
     c = (x.shape[1],)
     ctx.keep(mean), ctx.keep(rstd)
     return y, views.reshape(mean, c), views.reshape(rstd, c), views.reshape(squares, c)
@@ -206,16 +207,16 @@ def _batch_norm_eval(
     compute = COMPUTE_TYPE[dtype]
     if not numel(x.shape):
         raise Decline("empty batch")
-    affine = [None if p is None else _channel(p, rank) for p in (weight, bias)]
+    w, b = (None if p is None else _channel(p, rank) for p in (weight, bias))
 
     def root(v: Expr) -> Expr:
         return op("rsqrt", add(v, like(eps, v)))
 
     if ctx.on_gpu:  # there a root for each element is free beside memory, and a launch for a few channels is not
-        return _scale_shift(ctx, x, _channel(mean, rank), _channel(var, rank), *affine, shape=x.shape, dtype=dtype, root=root)
+        return _scale_shift(ctx, x, _channel(mean, rank), _channel(var, rank), w, b, x.shape, dtype, root)
     rstd = ctx.pointwise(root, var, shape=c, dtype=compute)
     ctx.realize(rstd)
-    return _scale_shift(ctx, x, _channel(mean, rank), _channel(rstd, rank), *affine, shape=x.shape, dtype=dtype)
+    return _scale_shift(ctx, x, _channel(mean, rank), _channel(rstd, rank), w, b, x.shape, dtype)
 
 
 def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torch.dtype) -> Value:
@@ -224,8 +225,8 @@ def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torc
     )
 
 
-def _unbiased(ctx: Lowering, squares: Value, n: int) -> Value:
-    free = maximum(ctx.env, n - 1, 1) if type(n) is Size else max(n - 1, 1)
+def _unbiased(ctx: Lowering, squares: Value, n: Dim) -> Value:
+    free = maximum(n.env, n - 1, 1) if type(n) is Size else max(n - 1, 1)
     return ctx.pointwise(lambda s: div(s, like(free, s)), squares, shape=squares.shape, dtype=squares.dtype)
 
 
@@ -252,12 +253,15 @@ def _batch_norm_functional(
     return y, narrow(ctx, mean, specs[1].dtype), narrow(ctx, rstd, specs[2].dtype), new_mean, new_var
 
 
+def _nothing(spec: TensorSpec) -> Value:
+    return Value(spec.shape, spec.dtype, lambda index: const(0, COMPUTE_TYPE[spec.dtype]))
+
+
 def _eval_stats(ctx: Lowering, mean: Value, var: Value, eps: float) -> tuple[Value, Value]:
     """What evaluation gives as statistics: nothing on a CPU, the running ones elsewhere."""
     _, mean_spec, rstd_spec, *_ = ctx.spec
     if not mean_spec.numel:
-        empty = [Value(s.shape, s.dtype, lambda i, s=s: const(0, COMPUTE_TYPE[s.dtype])) for s in (mean_spec, rstd_spec)]
-        return empty[0], empty[1]
+        return _nothing(mean_spec), _nothing(rstd_spec)
     rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), var, shape=rstd_spec.shape, dtype=rstd_spec.dtype)
     return ctx.pointwise(lambda m: m, mean, shape=mean_spec.shape, dtype=mean_spec.dtype), rstd
 
@@ -267,7 +271,7 @@ def _eval_stats(ctx: Lowering, mean: Value, var: Value, eps: float) -> tuple[Val
 )
 def _batch_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, *rest: Any) -> tuple[Value, ...]:
     specs = ctx.spec
-    name = ctx.node.target.name()
+    name = overload(ctx.node).name()
     if name.endswith("no_training"):
         mean, var, _, eps = rest
         training = False
@@ -307,9 +311,13 @@ def _batch_norm_backward(
     if not numel(x.shape):
         raise Decline("empty batch")
     if not train:
+        if running_mean is None or running_var is None:
+            raise Decline("no statistics")
         mean = running_mean
         rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), running_var, shape=running_var.shape, dtype=compute)
         ctx.realize(rstd)
+    if mean is None or rstd is None:
+        raise Decline("no statistics")
     ctx.keep(g), ctx.keep(x)
     m, r = _channel(mean, rank), _channel(rstd, rank)
     w = None if weight is None else _channel(weight, rank)
@@ -326,7 +334,7 @@ def _batch_norm_backward(
 
 
 def _batch_norm_backward_input(
-    ctx: Lowering, g: Value, x: Value, m: Value, r: Value, w: Value | None, db: Value, dot: Value, n: int, train: bool
+    ctx: Lowering, g: Value, x: Value, m: Value, r: Value, w: Value | None, db: Value, dot: Value, n: Dim, train: bool
 ) -> Value:
     compute = COMPUTE_TYPE[x.dtype]
     weights = [w] if w is not None else []

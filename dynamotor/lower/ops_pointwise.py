@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..base.config import config
-from ..graph.sizes import Size
-from .index import Number
+from ..graph.nodes import operand, spec_of
+from ..graph.sizes import Dim, Size
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import Decline, Lowering, Scalar, lowering, lowerings
 from .value import Value
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 # -- helpers on expressions -------------------------------------------------------------------------------------------
-def like(value: float, e: Expr) -> Expr:
+def like(value: float | Size, e: Expr) -> Expr:
     """A constant of e's type."""
     return const(value, e.dtype)
 
@@ -44,7 +44,7 @@ def div(a: Expr, b: Expr) -> Expr:
     return op("div", a, b)
 
 
-def share(number: float, n: Number, e: Expr) -> Expr:
+def share(number: float, n: Dim, e: Expr) -> Expr:
     """number / n as a constant of e's type; n is a count."""
     return div(like(number, e), like(n, e)) if type(n) is Size else like(number / max(n, 1), e)
 
@@ -74,7 +74,7 @@ def promoted(*args: Value | Scalar) -> torch.dtype:
 
     first, *rest = [stand_in(a) for a in args]
     if not rest:
-        return args[0].dtype
+        return first.dtype
     return torch.result_type(first, rest[0])
 
 
@@ -444,7 +444,7 @@ def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
 def _to_copy(
     ctx: Lowering, x: Value, *, dtype: torch.dtype | None = None, device: Any = None, memory_format: Any = None, **other: Any
 ) -> Value:
-    source = ctx.node.args[0].meta["val"]
+    source = spec_of(operand(ctx.node, 0))
     if source.shape and source.device != ctx.spec.device:  # a single number may be read from anywhere
         raise Decline("another device")
     return convert(ctx, x, dtype or x.dtype)

@@ -5,16 +5,20 @@ No result is scattered, so gradients are sums in a fixed order. A CPU keeps aten
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..graph.sizes import Dim
 from . import value as views
 from .index import Index
 from .ir import COMPUTE_TYPE, I32, I64, Expr, cast, compare, const, index_value, masked, op, select
 from .lowering import Decline, Lowering, lowering
+from .ops_pointwise import add
 from .ops_reduce import total, wide
 from .value import Value
 
@@ -38,8 +42,8 @@ class Window:
     step: int
     before: int
     spread: int
-    size: int  # of what is read
-    results: int
+    size: Dim  # of what is read
+    results: Dim
 
     def reads(self, o: Index) -> Iterator[tuple[Index, Expr | None]]:
         """The positions that a result reads, each with the test that it is one."""
@@ -59,7 +63,7 @@ class Window:
             yield o, both(*tests)
 
 
-def within(at: Index, size: int) -> Expr | None:
+def within(at: Index, size: Dim) -> Expr | None:
     """The test that a position is one of `size`; None when it always is."""
     low, high = at.bounds
     first = compare("ge", index_value(at), const(0, I64)) if low < 0 else None
@@ -70,13 +74,10 @@ def within(at: Index, size: int) -> Expr | None:
 def both(*tests: Expr | None) -> Expr | None:
     """All of the tests that there are."""
     found = [t for t in tests if t is not None]
-    result = found[0] if found else None
-    for test in found[1:]:
-        result = op("and", result, test)
-    return result
+    return functools.reduce(functools.partial(op, "and"), found) if found else None
 
 
-def _windows(ctx: Lowering, x: Value, out: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Window]:
+def _windows(ctx: Lowering, x: Value, out: Sequence[Dim], kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Window]:
     """One for each of the two last dimensions."""
     if not (ctx.on_gpu or ON_CPU):
         raise Decline("pooling on a CPU")
@@ -153,14 +154,11 @@ def _gathered(
     ctx.keep(grad)
 
     def body(index: Place) -> Expr:
-        result: Expr | None = None
-        for h, h_test in high.covers(index[-2]):
-            for w, w_test in across.covers(index[-1]):
-                e = share((*index[:-2], h, w), index, both(h_test, w_test))
-                result = e if result is None else op("add", result, e)
-        return cast(result, COMPUTE_TYPE[ctx_dtype])
+        covering = itertools.product(high.covers(index[-2]), across.covers(index[-1]))
+        parts = [share((*index[:-2], h, w), index, both(h_test, w_test)) for (h, h_test), (w, w_test) in covering]
+        return cast(functools.reduce(add, parts), COMPUTE_TYPE[dtype])
 
-    ctx_dtype = ctx.spec.dtype
+    dtype = ctx.spec.dtype
     return ctx.generate(body)
 
 
@@ -175,7 +173,7 @@ def _counted(o: Index, window: Window, include_pad: bool) -> Expr:
 
 
 def _divisor(
-    o: tuple[Index, Index], windows: Sequence[Window], include_pad: bool, given: int | None, compute: torch.dtype
+    o: Place, windows: Sequence[Window], include_pad: bool, given: int | None, compute: torch.dtype
 ) -> Expr:
     """What the sum over a window is divided by."""
     if given is not None:
@@ -235,7 +233,7 @@ def _avg_pool_backward(
     return _gathered(ctx, grad, high, across, share)
 
 
-def _whole_windows(x: Value, out: Sequence[int]) -> tuple[int, int]:
+def _whole_windows(x: Value, out: Sequence[Dim]) -> tuple[int, int]:
     """The window when the sizes of the result divide those of the operand."""
     sizes = x.shape[-2:]
     if not x.dtype.is_floating_point or any(n == 0 or m == 0 or n % m for n, m in zip(sizes, out[-2:], strict=True)):
@@ -244,7 +242,7 @@ def _whole_windows(x: Value, out: Sequence[int]) -> tuple[int, int]:
 
 
 @lowering(aten._adaptive_avg_pool2d.default)
-def _adaptive_avg_pool(ctx: Lowering, x: Value, out: Sequence[int]) -> Value:
+def _adaptive_avg_pool(ctx: Lowering, x: Value, out: Sequence[Dim]) -> Value:
     h, w = _whole_windows(x, out)
     rank, shape = len(x.shape), ctx.spec.shape
     cut = views.reshape(x, (*x.shape[:-2], shape[-2], h, shape[-1], w))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..graph import prims  # noqa: F401  (defines torch.ops.dynamotor)
+from ..graph.sizes import Dim
 from ..graph.spec import contiguous_stride
 from .index import ZERO, flatten
 from .ir import F32, make
@@ -16,7 +17,7 @@ from .value import Value
 
 
 @lowering(torch.ops.dynamotor.rand.default)
-def _rand(ctx: Lowering, seed: Value, stream: int, size: Sequence[int], **_: Any) -> Value:
+def _rand(ctx: Lowering, seed: Value, stream: int, size: Sequence[Dim], **_: Any) -> Value:
     """A uniform float32 in [0, 1) for each element, row-major."""
     if ctx.spec.dtype is not F32:
         raise Decline("rand of another dtype")

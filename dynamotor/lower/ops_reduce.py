@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..graph.sizes import Size, maximum
+from ..graph.sizes import Dim, Size, maximum
 from ..graph.spec import numel
 from . import value as views
 from .index import Index
@@ -28,7 +28,7 @@ def all_dims(x: Value, dim: Any) -> list[int]:
     return sorted({d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])}) if rank else []
 
 
-def count(x: Value, dims: Sequence[int]) -> int:
+def count(x: Value, dims: Sequence[int]) -> Dim:
     """Elements that go into one result."""
     return numel(x.shape[d] for d in dims)
 
@@ -153,7 +153,7 @@ def _variance(
     dims = all_dims(x, dim)
     n = count(x, dims) - (1 if correction is None else correction)
     mean, ss = moments(ctx, x, dims)
-    n = maximum(ctx.env, n, 0) if type(n) is Size else max(n, 0)
+    n = maximum(n.env, n, 0) if type(n) is Size else max(n, 0)
 
     def fn(e: Expr) -> Expr:
         v = div(e, like(n, e))

@@ -69,7 +69,8 @@ def _along(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, add: 
     if not x.shape or len(index.shape) != len(x.shape) or not x.shape[dim] or index.dtype not in INTEGERS:
         raise Decline("0-d or empty operand")
     dim %= len(x.shape)
-    ctx.keep(index), ctx.keep_if_heavy(source)
+    ctx.keep(index)
+    ctx.keep_if_heavy(source)
     part = Value(index.shape, source.dtype, source.at)  # an index may be smaller than its source
     size = x.shape[dim]
     return scatter(ctx, x, part, lambda i: (*i[:dim], loaded_index(index.at(i), size, wrap=False), *i[dim + 1 :]), add)
@@ -166,7 +167,8 @@ def _embedding_dense_backward(ctx: Lowering, grad: Value, indices: Value, rows: 
     """On a CPU aten's kernel, which shares the rows of the table among threads."""
     if not ctx.on_gpu or by_frequency or indices.dtype not in INTEGERS or not rows:
         return ctx.extern(aten.embedding_dense_backward.default, (grad, indices, rows, padding, by_frequency), agnostic=True)
-    ctx.keep(indices), ctx.keep_if_heavy(grad)
+    ctx.keep(indices)
+    ctx.keep_if_heavy(grad)
     rank = len(indices.shape)
 
     def kept(i: tuple[Index, ...]) -> Expr:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..graph.sizes import is_symbolic
+from ..graph.sizes import Dim, is_symbolic, numbers
 from ..graph.spec import numel
 from .index import Index, Loaded
 from .ir import COMPUTE_TYPE, F32, F64, I32, Expr, cast, const, index_value, op
@@ -20,7 +20,7 @@ ON_CPU = False  # bilinear: aten's kernel is vectorised, ours would read element
 MAX_COPIES = 16
 
 
-def _ratio(size: int, out: int, scale: float | None) -> float:
+def _ratio(size: Dim, out: Dim, scale: float | None) -> float:
     """Eager's step in the operand for one step in the result."""
     return 1.0 / scale if scale is not None and scale > 0 else size / out
 
@@ -32,15 +32,15 @@ def _nearest_is_division(size: int, out: int, scale: float | None) -> bool:
     return bool((eager == torch.arange(out) * size // out).all())
 
 
-def _check(x: Value, sizes: Sequence[int], out: Sequence[int], scales: Sequence[float | None]) -> None:
+def _check(x: Value, sizes: Sequence[Dim], out: Sequence[Dim], scales: Sequence[float | None]) -> None:
     if is_symbolic((*sizes, *out)):
         raise Decline("sizes that differ between calls")
-    if not numel(x.shape) or not all(map(_nearest_is_division, sizes, out, scales)):
+    if not numel(x.shape) or not all(map(_nearest_is_division, numbers(sizes), numbers(out), scales)):
         raise Decline("positions that are no plain division")
 
 
 @lowering(aten.upsample_nearest2d.default)
-def _nearest(ctx: Lowering, x: Value, out: Sequence[int], scale_h: float | None = None, scale_w: float | None = None) -> Value:
+def _nearest(ctx: Lowering, x: Value, out: Sequence[Dim], scale_h: float | None = None, scale_w: float | None = None) -> Value:
     (h, w), (out_h, out_w) = x.shape[-2:], out
     _check(x, (h, w), (out_h, out_w), (scale_h, scale_w))
     ctx.keep_if_heavy(x)
@@ -51,8 +51,8 @@ def _nearest(ctx: Lowering, x: Value, out: Sequence[int], scale_h: float | None 
 def _nearest_backward(
     ctx: Lowering,
     grad: Value,
-    out: Sequence[int],
-    size: Sequence[int],
+    out: Sequence[Dim],
+    size: Sequence[Dim],
     scale_h: float | None = None,
     scale_w: float | None = None,
 ) -> Value:
@@ -76,7 +76,7 @@ def _nearest_backward(
     return ctx.generate(body)
 
 
-def _two_positions(i: Index, size: int, out: int, aligned: bool, scale: float | None, compute: torch.dtype) -> Any:
+def _two_positions(i: Index, size: Dim, out: Dim, aligned: bool, scale: float | None, compute: torch.dtype) -> Any:
     """The two positions that a result lies between, and how far it is from the first."""
     if aligned:
         step = (size - 1) / (out - 1) if out > 1 else 0.0
@@ -97,7 +97,7 @@ def _two_positions(i: Index, size: int, out: int, aligned: bool, scale: float | 
 
 @lowering(aten.upsample_bilinear2d.default)
 def _bilinear(
-    ctx: Lowering, x: Value, out: Sequence[int], aligned: bool, scale_h: float | None = None, scale_w: float | None = None
+    ctx: Lowering, x: Value, out: Sequence[Dim], aligned: bool, scale_h: float | None = None, scale_w: float | None = None
 ) -> Value:
     if not (ctx.on_gpu or ON_CPU) or not x.dtype.is_floating_point or not numel(x.shape):
         raise Decline("bilinear upsampling on a CPU, of integers or of nothing")

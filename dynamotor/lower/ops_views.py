@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ..graph.kernel_checks import sees_twice
-from ..graph.sizes import Size, divides, equal, known, maximum, minimum
+from ..graph.nodes import operand, spec_of
+from ..graph.sizes import Dim, Size, divides, equal, known, maximum, minimum
 from ..graph.spec import TensorSpec, numel
 from . import value as views
 from .extern import OwnStorage
-from .index import Index, Number, Var, flatten, is_one, is_zero
+from .index import Index, Var, flatten, is_one, is_zero
 from .ir import COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, index_value, masked, op, select
 from .lowering import Decline, Lowering, Scalar, lowering
 from .program import BufRef
@@ -27,7 +28,7 @@ def _dim(x: Value, dim: int) -> int:
 
 
 @lowering(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-def _view(ctx: Lowering, x: Value, size: Sequence[int]) -> Value:
+def _view(ctx: Lowering, x: Value, size: Sequence[Dim]) -> Value:
     return views.reshape(x, ctx.spec.shape)
 
 
@@ -56,7 +57,7 @@ def _t(ctx: Lowering, x: Value) -> Value:
 
 
 @lowering(aten.expand.default)
-def _expand(ctx: Lowering, x: Value, size: Sequence[int], implicit: bool = False) -> Value:
+def _expand(ctx: Lowering, x: Value, size: Sequence[Dim], implicit: bool = False) -> Value:
     return views.expand(x, ctx.spec.shape)
 
 
@@ -81,25 +82,29 @@ def _unsqueeze(ctx: Lowering, x: Value, dim: int) -> Value:
     return Value.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]), to_ref)
 
 
-def _first(ctx: Lowering, start: Number | None, size: Number) -> Number:
+def _first(start: Dim | None, size: Dim) -> Dim:
     """Where a slice of a dimension begins: from the end when negative, cut to the dimension."""
     if start is None:
         return 0
-    if type(start) is int and type(size) is int:
+    if type(start) is Size:
+        env = start.env
+    elif type(size) is Size:
+        env = size.env
+    else:
         return slice(start, None).indices(size)[0]
     if known(">=", -1 - start) or not known(">=", start) and start < 0:
-        start = maximum(ctx.env, start + size, 0)
-    return minimum(ctx.env, start, size)
+        start = maximum(env, start + size, 0)
+    return minimum(env, start, size)
 
 
 @lowering(aten.slice.Tensor)
 def _slice(ctx: Lowering, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
     dim = _dim(x, dim)
-    first = _first(ctx, start, x.shape[dim])
+    first = _first(start, x.shape[dim])
     return views.slice_dim(ctx.whole(x), dim, first, step, ctx.spec.shape[dim])
 
 
-def _counted(index: Number, size: Number) -> Number:
+def _counted(index: Dim, size: Dim) -> Dim:
     """A position from the start of a dimension; negative ones are counted from its end."""
     return index if known(">=", index) or index >= 0 else index + size
 
@@ -116,11 +121,11 @@ def _split(ctx: Lowering, x: Value, size: int, dim: int = 0) -> tuple[Value, ...
 
 
 @lowering(aten.split_with_sizes.default)
-def _split_with_sizes(ctx: Lowering, x: Value, sizes: Sequence[int], dim: int = 0) -> tuple[Value, ...]:
+def _split_with_sizes(ctx: Lowering, x: Value, sizes: Sequence[Dim], dim: int = 0) -> tuple[Value, ...]:
     return _pieces(ctx.whole(x), sizes, _dim(x, dim))
 
 
-def _pieces(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
+def _pieces(x: Value, sizes: Sequence[Dim], dim: int) -> tuple[Value, ...]:
     result, start = [], 0
     for size in sizes:
         result.append(views.slice_dim(x, dim, start, 1, size))
@@ -198,16 +203,16 @@ def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
     )
 
 
-def _own_offset(ctx: Lowering, storage_offset: int | None) -> int:
+def _own_offset(ctx: Lowering, storage_offset: Dim | None) -> Dim:
     """A storage offset of eager's, counted from the first element of the operand."""
-    spec = ctx.node.args[0].meta["val"]
+    spec = spec_of(operand(ctx.node, 0))
     return 0 if storage_offset is None else storage_offset - spec.offset
 
 
 @lowering(aten.as_strided.default, aten.as_strided_copy.default)
-def _as_strided(ctx: Lowering, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Value:
+def _as_strided(ctx: Lowering, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None) -> Value:
     """Where x lies in memory as in eager and nothing outside of it is seen; else a call on a copy with a storage of its own."""
-    spec = ctx.node.args[0].meta["val"]
+    spec = spec_of(operand(ctx.node, 0))
     start = _own_offset(ctx, storage_offset)
     ref = ctx.realize(x, spec.stride)
     extent = TensorSpec(tuple(size), tuple(stride), x.dtype).extent
@@ -218,10 +223,10 @@ def _as_strided(ctx: Lowering, x: Value, size: Sequence[int], stride: Sequence[i
 
 @lowering(aten.as_strided_scatter.default)
 def _as_strided_scatter(
-    ctx: Lowering, x: Value, source: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+    ctx: Lowering, x: Value, source: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
 ) -> Value:
     """A dense run of elements of a dense x is a range of positions; anything else is a call on a copy with its own storage."""
-    spec = ctx.node.args[0].meta["val"]
+    spec = spec_of(operand(ctx.node, 0))
     start, shape = _own_offset(ctx, storage_offset), tuple(size)
     if not spec.is_contiguous or not TensorSpec(shape, tuple(stride), x.dtype).is_contiguous or not numel(shape):
         return ctx.extern(OwnStorage(aten.as_strided_scatter.default), (x, source, size, stride, start), fallback=True)
@@ -236,7 +241,7 @@ def _as_strided_scatter(
 
 
 # -- joins and pads ---------------------------------------------------------------------------------------------------
-def _less(i: Index, n: int) -> Expr:
+def _less(i: Index, n: Dim) -> Expr:
     return compare("lt", index_value(i), const(n, I64))
 
 
@@ -268,10 +273,12 @@ def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
     starts = [sum(p.shape[dim] for p in parts[:k]) for k in range(len(parts))]
 
     def body(index: tuple[Index, ...]) -> Expr:
-        result: Expr | None = None
-        for part, start in reversed(list(zip(parts, starts, strict=True))):
-            here = _inside(part, (*index[:dim], index[dim] - start, *index[dim + 1 :]))
-            result = here if result is None else masked(_less(index[dim], start + part.shape[dim]), here, result)
+        def at(k: int) -> Expr:
+            return _inside(parts[k], (*index[:dim], index[dim] - starts[k], *index[dim + 1 :]))
+
+        result = at(len(parts) - 1)
+        for k in reversed(range(len(parts) - 1)):
+            result = masked(_less(index[dim], starts[k] + parts[k].shape[dim]), at(k), result)
         return result
 
     return ctx.generate(body)
@@ -336,12 +343,12 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
 
 @lowering(aten.slice_scatter.default)
 def _slice_scatter(
-    ctx: Lowering, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    ctx: Lowering, x: Value, source: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
 ) -> Value:
     if not ctx.spec.is_symbolic and sees_twice(ctx.spec):
         raise Decline("elements that share memory are written together")
     dim, source = _dim(x, dim), _cast(ctx, source)
-    first = _first(ctx, start, x.shape[dim])
+    first = _first(start, x.shape[dim])
     length = source.shape[dim]
     if step != 1:
         raise Decline("a step")
@@ -359,23 +366,23 @@ def _slice_scatter(
 @lowering(aten.select_scatter.default)
 def _select_scatter(ctx: Lowering, x: Value, source: Value, dim: int, index: int) -> Value:
     dim = _dim(x, dim)
-    index = _counted(index, x.shape[dim])
-    return _slice_scatter(ctx, x, _unsqueeze_at(source, dim), dim, index, index + 1)
+    at = _counted(index, x.shape[dim])
+    return _slice_scatter(ctx, x, _unsqueeze_at(source, dim), dim, at, at + 1)
 
 
 @lowering(aten.slice_backward.default)
-def _slice_backward(ctx: Lowering, g: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Value:
+def _slice_backward(ctx: Lowering, g: Value, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int) -> Value:
     zeros = _constant_value(ctx.spec, 0)
     return _slice_scatter(ctx, zeros, g, dim, start, end, step)
 
 
 @lowering(aten.select_backward.default)
-def _select_backward(ctx: Lowering, g: Value, sizes: Sequence[int], dim: int, index: int) -> Value:
+def _select_backward(ctx: Lowering, g: Value, sizes: Sequence[Dim], dim: int, index: int) -> Value:
     return _select_scatter(ctx, _constant_value(ctx.spec, 0), g, dim, index)
 
 
 @lowering(aten.repeat.default)
-def _repeat(ctx: Lowering, x: Value, repeats: Sequence[int]) -> Value:
+def _repeat(ctx: Lowering, x: Value, repeats: Sequence[Dim]) -> Value:
     if any(map(is_zero, x.shape)):
         raise Decline("empty operand")
     lead = len(repeats) - len(x.shape)
@@ -422,7 +429,7 @@ def _fill(ctx: Lowering, x: Value, number: Scalar) -> Value:
     return _constant_value(ctx.spec, number)
 
 
-def _whole(number: Scalar | Size) -> Number:
+def _whole(number: Scalar | Size) -> Dim:
     return number if type(number) is Size else int(number)
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
 from .layout import inferred_again, restore_outputs
-from .rewrite import call, output_node, spec_of
+from .rewrite import call, output_node
 
 aten = torch.ops.aten
 ALIGNED = 8  # elements of 2 bytes in what tensor cores load at once
@@ -53,18 +54,17 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
 
 def _missing(node: fx.Node) -> tuple[int, int, int] | None:
     """What rows, inner size and columns of a product lack to multiples of 8; None when it stays as it is."""
-    a, b = (spec_of(arg) for arg in node.args[-2:])
+    a, b = (find_spec(arg) for arg in node.args[-2:])
     if a is None or b is None or a.dtype not in HALF or min(*a.shape, *b.shape) < WORTH:
         return None
-    if node.target is aten.addmm.default and spec_of(node.args[0]).shape != b.shape[1:]:
+    if node.target is aten.addmm.default and spec_of(operand(node, 0)).shape != b.shape[1:]:
         return None
-    along = [_contiguous(a), _contiguous(b), 1]
-    if None in along[:2]:
+    first, second = _contiguous(a), _contiguous(b)
+    if first is None or second is None:
         return None
-    sizes = (*a.shape, b.shape[1])
-    lacking = {(0, 1)[along[0]], (1, 2)[along[1]], 2}
-    more = tuple(-n % ALIGNED if d in lacking else 0 for d, n in enumerate(sizes))
-    return more if any(more) else None
+    lacking = {(0, 1)[first], (1, 2)[second], 2}
+    rows, inner, columns = (int(-n % ALIGNED) if d in lacking else 0 for d, n in enumerate((*a.shape, b.shape[1])))
+    return (rows, inner, columns) if rows or inner or columns else None
 
 
 def _contiguous(spec: TensorSpec) -> int | None:
@@ -73,7 +73,7 @@ def _contiguous(spec: TensorSpec) -> int | None:
 
 
 def _padded_product(graph: fx.Graph, node: fx.Node, more: tuple[int, int, int], known: dict[Any, fx.Node]) -> fx.Node:
-    *bias, a, b = node.args
+    *bias, a, b = (operand(node, position) for position in range(len(node.args)))
     rows, inner, columns = more
     if bias and columns:
         bias = [call(graph, aten.constant_pad_nd.default, bias[0], [0, columns])]
@@ -90,7 +90,7 @@ def _padded(graph: fx.Graph, x: fx.Node, rows: int, columns: int, known: dict[An
     if not rows and not columns:
         return x
     if _contiguous(spec_of(x)) == 0:
-        turned = x.args[0] if x.target in TRANSPOSES else call(graph, aten.t.default, x)
+        turned = operand(x, 0) if x.target in TRANSPOSES else call(graph, aten.t.default, x)
         return call(graph, aten.t.default, _padded(graph, turned, columns, rows, known))
     key = x, rows, columns
     if key not in known:
@@ -100,11 +100,11 @@ def _padded(graph: fx.Graph, x: fx.Node, rows: int, columns: int, known: dict[An
 
 def _save_without_copy(output: fx.Node, info: GraphInfo) -> None:
     """Saved values were copied because the user had what they look at; now the user has a copy."""
-    values = list(output.args[0])
+    values = list(arguments(output)[0])
     memory = [_memory(value) for value in values]
     for at in range(info.n_outputs if info.kind == "forward" else len(values), len(values)):
         node = values[at]
-        if isinstance(node, fx.Node) and node.target is aten.clone.default and _is_sliced(node.args[0]):
+        if isinstance(node, fx.Node) and node.target is aten.clone.default and _is_sliced(operand(node, 0)):
             if _memory(node.args[0]) not in memory:
                 values[at], memory[at] = node.args[0], _memory(node.args[0])
     output.args = (tuple(values),)

@@ -17,8 +17,10 @@ import torch
 
 from ..base.errors import UserLine
 from ..graph.plain import plain
-from ..graph.sizes import ShapeEnv, Size
+from ..graph.sizes import Dim, Dims, ShapeEnv, Size
 from ..graph.spec import TensorSpec
+
+BufferKind = Literal["input", "temp", "output", "const"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Buffer:
 
     name: str
     spec: TensorSpec
-    kind: Literal["input", "temp", "output", "const"]
+    kind: BufferKind
     value: torch.Tensor | None = field(default=None, compare=False)
 
 
@@ -44,9 +46,9 @@ class BufRef:
     """
 
     name: str
-    shape: tuple[int | Size, ...]
-    stride: tuple[int | Size, ...]
-    offset: int | Size
+    shape: Dims
+    stride: Dims
+    offset: Dim
     dtype: torch.dtype
 
     def __repr__(self) -> str:

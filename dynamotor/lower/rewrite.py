@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
+from ..graph.nodes import overload
 from ..graph.op_facts import facts
 from ..graph.shapes import infer_spec
-from ..graph.spec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -33,12 +33,6 @@ def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: A
 def only_user(node: fx.Node) -> fx.Node | None:
     """The one node that uses this one, or None when there are none or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def spec_of(value: Any) -> TensorSpec | None:
-    """The TensorSpec of a node with one tensor result."""
-    spec = value.meta.get("val") if isinstance(value, fx.Node) else None
-    return spec if isinstance(spec, TensorSpec) else None
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
@@ -71,13 +65,15 @@ def _is_written(node: fx.Node) -> bool:
             continue  # it writes its statistics in training only
         if user.op == "call_function" and isinstance(user.target, torch._ops.OpOverload):
             written = facts(user.target).writes
-            if any((user.args[w] if isinstance(w, int) and w < len(user.args) else user.kwargs.get(w)) is node for w in written):
+            if any((user.kwargs.get(w) if isinstance(w, str) else user.args[w] if w < len(user.args) else None) is node
+                   for w in written):
                 return True
     return False
 
 
 def _has_effects(node: fx.Node) -> bool:
-    found = facts(node.target)
-    draws = found.random or node.target._schema.name == "dynamotor::new_seed"
-    writes = found.writes and not (node.target is aten.native_batch_norm.default and not node.args[5])
+    op = overload(node)
+    found = facts(op)
+    draws = found.random or op._schema.name == "dynamotor::new_seed"
+    writes = found.writes and not (op is aten.native_batch_norm.default and not node.args[5])
     return bool(writes) or draws or found.data_dependent

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
 from ..base.config import config
-from ..graph.sizes import equal, hint
+from ..graph.sizes import Dim, equal, hint
 from ..graph.spec import contiguous_stride
 from .fusion import FINAL, FULL, MAX_ACROSS, ROW, Group, Member, elements, fast_var
 from .index import Index, Var, flatten
@@ -23,6 +24,7 @@ from .ir import (
     Kernel,
     Phase,
     Reduce,
+    ReduceKind,
     Scan,
     Scratch,
     Statement,
@@ -57,6 +59,9 @@ class _Builder:
         self.duplicates: set[str] = set()  # reductions that an earlier member computes already
         if stream_rows(group):
             group.template, group.loop = "rows", group.big_vars - group.loop
+        self.outer: list[Var] = []
+        self.middle: list[Var] = []
+        self.inner: list[Var] = []
         self.order()
 
     def order(self) -> None:
@@ -69,19 +74,19 @@ class _Builder:
         fast = fast_var(g.members, g.big_vars)
         scatter = next((m for m in g.members if m.node.scatter is not None and m.node.in_order), None)
         if scatter is not None:
-            self.outer, self.middle, self.inner = [], [], _row_major(scatter, everything)
+            self.inner = _row_major(scatter, everything)
         elif g.template is None:
             if fast is not None:
                 ordered.remove(fast)
                 ordered.append(fast)
-            self.outer, self.middle, self.inner = [], [], ordered
+            self.inner = ordered
         elif g.template == "scan":
             first = next(m for m in g.members if m.node.scan is not None)
-            steps = first.env[first.node.own[first.node.along]].terms
-            self.outer, self.middle = [v for v in ordered if v not in g.loop], []
-            self.inner = sorted(g.loop, key=lambda v: -hint(steps[v]))
+            along = first.env[first.node.own[first.node.along]]
+            self.outer = [v for v in ordered if v not in g.loop]
+            self.inner = sorted(g.loop, key=lambda v: -hint(along.terms[v]))
         elif g.template == "rows":
-            self.outer, self.middle = [v for v in ordered if v not in g.loop], []
+            self.outer = [v for v in ordered if v not in g.loop]
             self.inner = _with_last([v for v in ordered if v in g.loop], fast_var(g.members, g.loop))
         else:
             kept = [v for v in ordered if v not in g.loop]
@@ -146,7 +151,7 @@ class _Builder:
         x, y = a.node, b.node
         return (
             x.reduce == y.reduce
-            and not x.reduce.startswith("arg")
+            and not x.gives_position
             and x.memory is y.memory
             and self.exprs[x.buffer] is e
             and a.reduced == b.reduced
@@ -171,8 +176,8 @@ class _Builder:
         final: list[Statement] = []
         once: list[Statement] = []
         for m in self.group.members:
-            if m.is_reduction and m.node.buffer not in self.duplicates:
-                self._reduction(m, inner, row)
+            if m.node.reduce is not None and m.node.buffer not in self.duplicates:
+                self._reduction(m, m.node.reduce, inner, row)
             elif m.node.scan is not None:
                 name, place = m.node.buffer, m.env[m.node.own[m.node.along]]
                 inner.setdefault(0, []).append(Scan(self.ids[name], m.node.scan, self.exprs[name], place))
@@ -207,14 +212,16 @@ class _Builder:
             kernel = replace(kernel, outer=kernel.inner[:-1], inner=kernel.inner[-1:])
         return replace(kernel, params=_params(kernel, {m.node.buffer: m.node.memory for m in self.stored}))
 
-    def _reduction(self, m: Member, inner: dict[int, list[Statement]], row: dict[int, list[Statement]]) -> None:
+    def _reduction(
+        self, m: Member, kind: ReduceKind, inner: dict[int, list[Statement]], row: dict[int, list[Statement]]
+    ) -> None:
         name = m.node.buffer
-        number, kind, e = self.ids[name], m.node.reduce, self.exprs[m.node.buffer]
+        number, e = self.ids[name], self.exprs[name]
         where = self.group.result_level(m)
         at = self.level(e)
         if where == ROW:
             position = None
-            if kind.startswith("arg"):
+            if m.node.gives_position:
                 own = m.node.own[len(m.node.shape) :]
                 position = flatten([m.env[v] for v in own], contiguous_stride([v.size for v in own]))
             inner.setdefault(at, []).append(Reduce(number, kind, e, position))
@@ -343,9 +350,15 @@ def merge_loops(kernel: Kernel) -> Kernel:
                 env = {high: Index({}, 0), low: Index.of(merged)}
                 kernel = subst_kernel(kernel, env)
                 loops[at - 1 : at + 1] = [merged]
-                kernel = replace(kernel, **{part: tuple(loops)})
+                kernel = _with_loops(kernel, part, tuple(loops))
             at -= 1
     return kernel
+
+
+def _with_loops(kernel: Kernel, part: Literal["outer", "middle", "inner"], loops: tuple[Var, ...]) -> Kernel:
+    if part == "inner":
+        return replace(kernel, inner=loops)
+    return replace(kernel, outer=loops) if part == "outer" else replace(kernel, middle=loops)
 
 
 def _indices(s: Statement) -> Iterable[Index]:
@@ -386,7 +399,7 @@ def build_kernel(group: Group, stored: Collection[str]) -> Kernel:
     return _Builder(group, stored).build()
 
 
-def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[int, torch.dtype]]) -> tuple[tuple[str, str], ...]:
+def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[Dim, torch.dtype]]) -> tuple[tuple[str, str], ...]:
     """(written, read) buffers that may share memory: same size, and every read happens at the index of the store,
     no later than the store. Only in kernels that compute each element on its own."""
     if kernel.template != "rows" or len(kernel.phases) > 1 or any(isinstance(s, Reduce) for s in kernel.statements()):

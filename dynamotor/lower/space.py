@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..graph.sizes import divides, equal, hint, known
+from ..graph.sizes import Dim, divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
-from .index import ZERO, Index, Number, Var, flatten
+from .index import ZERO, Index, Var, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,18 @@ class Split:
     """The nest's variable has to be split into (high, low) with `low` values in the low part before they match."""
 
     var: Var
-    low: Number
+    low: Dim
 
 
 Env = dict[Var, Index]
 
 
-def _digits(index: Index) -> list[tuple[Number, Var]] | None:
+def _digits(index: Index) -> list[tuple[Dim, Var]] | None:
     """(step, variable), smallest step first, when they are the digits of a mixed-radix number; else None."""
     if not index.is_affine:
         return None
-    terms = sorted(((c, a) for a, c in index.terms.items()), key=lambda term: hint(term[0]))
-    end: Number = 1
+    terms = sorted(((c, a) for a, c in index.terms.items() if isinstance(a, Var)), key=lambda term: hint(term[0]))
+    end: Dim = 1
     for step, var in terms:
         if not known(">=", step - end):
             return None
@@ -77,7 +77,7 @@ def _match_digits(nest: Index, node: Index) -> Env | Split | None:
     env: Env = {}
     at = 0
     for step, var in ours:
-        covered: Number = 1
+        covered: Dim = 1
         value = ZERO
         while not equal(covered, var.size):
             if at == len(theirs):

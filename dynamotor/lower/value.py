@@ -7,12 +7,13 @@ it real; from then on its element is a load. Views of values are values whose ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from ..graph.sizes import divides, equal, hint
+from ..graph.sizes import Dim, Dims, divides, equal, hint
 from ..graph.spec import TensorSpec, contiguous_stride
-from .index import ZERO, Index, Number, flatten, is_one, is_zero, reindex
+from .index import ZERO, Index, flatten, is_one, is_zero, reindex
 from .ir import Body, Expr, load
 from .program import BufRef
 
@@ -20,23 +21,27 @@ IndexMap = Callable[[tuple[Index, ...]], tuple[Index, ...]]
 RefMap = Callable[[BufRef], BufRef | None]
 
 
+def _itself(x: Any) -> Any:
+    return x
+
+
 class Value:
     """A tensor of the program. Exactly one of `ref` (memory), `body` (computed) and `base` (view) says what it is."""
 
     __slots__ = ("shape", "dtype", "body", "base", "index_map", "ref_map", "recipe", "_ref", "stride", "origin", "_memo")
 
-    def __init__(self, shape: Sequence[Number], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None) -> None:
+    def __init__(self, shape: Sequence[Dim], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None) -> None:
         self.shape, self.dtype, self.body, self._ref = tuple(shape), dtype, body, ref
         self.recipe = body  # what it was computed by, also once it is memory: for rules that can do without reading it
         self.base: Value | None = None
-        self.index_map: IndexMap | None = None
-        self.ref_map: RefMap | None = None
-        self.stride: tuple[Number, ...] | None = None  # how it is laid out when it becomes real
+        self.index_map: IndexMap = _itself  # of a view
+        self.ref_map: RefMap = _itself
+        self.stride: Dims | None = None  # how it is laid out when it becomes real
         self.origin = ""
         self._memo: dict[tuple[Index, ...], Expr] = {}
 
     @staticmethod
-    def view(base: Value, shape: Sequence[Number], index_map: IndexMap, ref_map: RefMap) -> Value:
+    def view(base: Value, shape: Sequence[Dim], index_map: IndexMap, ref_map: RefMap) -> Value:
         """A view: element `index` is the base's element `index_map(index)`."""
         value = Value(shape, base.dtype)
         value.base, value.index_map, value.ref_map = base, index_map, ref_map
@@ -60,12 +65,14 @@ class Value:
             return self.base.at(self.index_map(index))
         found = self._memo.get(index)
         if found is None:
+            assert self.body is not None
             found = self._memo[index] = self.body(index)
         return found
 
     def base_body(self) -> Body:
         """The rule of a view, bound now: what it views may become real later without changing it."""
         base, index_map = self.base, self.index_map
+        assert base is not None
         return lambda index: base.at(index_map(index))
 
     def become(self, ref: BufRef) -> None:
@@ -80,22 +87,22 @@ class Value:
         return value
 
 
-def broadcast_index(index: tuple[Index, ...], shape: tuple[Number, ...]) -> tuple[Index, ...]:
+def broadcast_index(index: tuple[Index, ...], shape: Dims) -> tuple[Index, ...]:
     """The index into a value of `shape` that is broadcast (right-aligned) to where `index` counts."""
     lead = len(index) - len(shape)
     return tuple(ZERO if is_one(n) else index[lead + d] for d, n in enumerate(shape))
 
 
-def broadcast_shape(*shapes: Sequence[Number]) -> tuple[Number, ...]:
+def broadcast_shape(*shapes: Sequence[Dim]) -> Dims:
     """The shape that aten broadcasts these to."""
-    result: list[Number] = []
+    result: list[Dim] = []
     for d in range(-max(map(len, shapes), default=0), 0):
         sizes = [shape[d] for shape in shapes if len(shape) >= -d and not is_one(shape[d])]
         result.append(sizes[0] if sizes else 1)
     return tuple(result)
 
 
-def expand(x: Value, shape: Sequence[Number]) -> Value:
+def expand(x: Value, shape: Sequence[Dim]) -> Value:
     """Right-aligned broadcast view."""
     shape = tuple(shape)
     if equal(x.shape, shape):
@@ -122,7 +129,7 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-def slice_dim(x: Value, dim: int, start: Number, step: Number, length: Number) -> Value:
+def slice_dim(x: Value, dim: int, start: Dim, step: Dim, length: Dim) -> Value:
     """Elements start, start + step, ... of one dimension."""
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     if equal(shape, x.shape) and is_one(step):
@@ -135,7 +142,7 @@ def slice_dim(x: Value, dim: int, start: Number, step: Number, length: Number) -
     return Value.view(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]), to_ref)
 
 
-def select_dim(x: Value, dim: int, at: Number) -> Value:
+def select_dim(x: Value, dim: int, at: Dim) -> Value:
     """One index of a dimension, which goes away."""
     position = Index.of(at)
     return Value.view(
@@ -152,7 +159,7 @@ def select_dim(x: Value, dim: int, at: Number) -> Value:
     )
 
 
-def reshape(x: Value, shape: Sequence[Number]) -> Value:
+def reshape(x: Value, shape: Sequence[Dim]) -> Value:
     """The same elements in row-major order under another shape."""
     shape = tuple(shape)
     if equal(shape, x.shape):
@@ -167,17 +174,17 @@ def reshape(x: Value, shape: Sequence[Number]) -> Value:
 
 def flip(x: Value, dims: Sequence[int]) -> Value:
     """Dimensions read backwards."""
-    dims = {d % max(len(x.shape), 1) for d in dims}
+    turned = {d % max(len(x.shape), 1) for d in dims}
     return Value.view(
-        x, x.shape, lambda i: tuple(-v + (x.shape[d] - 1) if d in dims else v for d, v in enumerate(i)), lambda r: None
+        x, x.shape, lambda i: tuple(-v + (x.shape[d] - 1) if d in turned else v for d, v in enumerate(i)), lambda r: None
     )
 
 
-def view_stride(shape: Sequence[Number], stride: Sequence[Number], new_shape: Sequence[Number]) -> tuple[Number, ...] | None:
+def view_stride(shape: Sequence[Dim], stride: Sequence[Dim], new_shape: Sequence[Dim]) -> Dims | None:
     """Strides under which memory of (shape, stride) can be seen as `new_shape` without a copy; None when it cannot."""
     if any(map(is_zero, shape)):
         return contiguous_stride(new_shape)
-    blocks: list[list[Number]] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
+    blocks: list[list[Dim]] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
     for n, s in zip(shape, stride, strict=True):
         if is_one(n):
             continue
@@ -185,8 +192,8 @@ def view_stride(shape: Sequence[Number], stride: Sequence[Number], new_shape: Se
             blocks[-1] = [blocks[-1][0] * n, s]
         else:
             blocks.append([n, s])
-    result: list[Number] = []
-    left: Number = 1  # elements of the current block that new dimensions have not taken yet
+    result: list[Dim] = []
+    left: Dim = 1  # elements of the current block that new dimensions have not taken yet
     position = -1
     for n in new_shape:
         if is_one(n):
@@ -211,7 +218,7 @@ def view_stride(shape: Sequence[Number], stride: Sequence[Number], new_shape: Se
 
 def is_dense(spec: TensorSpec) -> bool:
     """Whether the strides are a permutation of a gap-free layout."""
-    step: Number = 1
+    step: Dim = 1
     sizes = [(s, n) for n, s in zip(spec.shape, spec.stride, strict=True) if not is_one(n)]
     for s, n in sorted(sizes, key=lambda one: (hint(one[0]), hint(one[1]))):
         if not equal(s, step):

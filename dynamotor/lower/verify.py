@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ..base.errors import InternalError
-from ..graph.sizes import hint
+from ..graph.sizes import Dim, hint
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .fusion import Group
-from .index import Atom, Div, Index, Loaded, Var, flatten
+from .index import Atom, Bounds, Div, Index, Loaded, Mod, Var, flatten
 from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots, walk
 from .program import BufRef, LoopStep, Program
 
-Facts = tuple[tuple[Index, tuple[int, int]], ...]  # what sums of terms (without a constant) lie between, both included
+Facts = tuple[tuple[Index, Bounds], ...]  # what sums of terms (without a constant) lie between, both included
 
 
 def _wrong(what: str, why: object) -> NoReturn:
@@ -29,7 +29,7 @@ def _wrong(what: str, why: object) -> NoReturn:
 
 
 # -- positions ----------------------------------------------------------------------------------------------------------
-def bounds(index: Index, facts: Facts = ()) -> tuple[int, int]:
+def bounds(index: Index, facts: Facts = ()) -> Bounds:
     """Smallest and largest value of an index under what is known."""
     if not facts and index.is_affine:
         return index.bounds
@@ -47,7 +47,7 @@ def bounds(index: Index, facts: Facts = ()) -> tuple[int, int]:
     return low, high
 
 
-def _atom_bounds(atom: Atom, facts: Facts) -> tuple[int, int]:
+def _atom_bounds(atom: Atom, facts: Facts) -> Bounds:
     if isinstance(atom, Var):
         return atom.bounds
     if isinstance(atom, Loaded):
@@ -122,10 +122,10 @@ def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
         _wrong(f"{e} reads positions {low} to {high}", f"{name} has {specs[name].extent}; known: {facts}")
 
 
-def lattice(steps: Iterable[tuple[int, int]]) -> list[tuple[int, int]] | None:
+def lattice(steps: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]] | None:
     """(step, size) pairs in a normal form: equal forms reach the same positions, each once. None: some position twice."""
-    found: list[tuple[int, int]] = []
-    end = 1
+    found: list[tuple[Dim, Dim]] = []
+    end: Dim = 1
     for step, size in sorted((step, size) for step, size in steps if size > 1):
         if step < end:
             return None
@@ -240,7 +240,7 @@ def verify_program(program: Program) -> None:
         if isinstance(step, LoopStep):
             places = verify_kernel(step.kernel, specs, step.partial)
             stores = {s.buffer: s for s in step.kernel.statements() if isinstance(s, Store)}
-            reads, writes = places.keys(), set(step.writes)
+            reads, writes = set(places), set(step.writes)
             if step.args != tuple(p[0] for p in step.kernel.params) or not reads <= set(step.reads):
                 _wrong(f"a step's buffers are {step.args}", step.kernel)
             for name, other in step.inplace:
@@ -314,7 +314,7 @@ class _Meaning:
                 computed.append((c, value))
         return (whole, frozenset(computed)) if computed else whole
 
-    def _atom(self, atom: Atom) -> Any:
+    def _atom(self, atom: Div | Mod | Loaded) -> Any:
         if isinstance(atom, Loaded):
             return "loaded", self.of(atom.expr)
         base, name = self.place(atom.base), type(atom).__name__
@@ -345,7 +345,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
         for v, parts in loops.items():
             digits = [by_name[name] for name in parts]
             at = flatten([Index.of(d) for d in digits], contiguous_stride([d.size for d in digits]))
-            merged[v] = at.const + sum(hint(c) * chosen[d] for d, c in at.terms.items())
+            merged[v] = hint(at.const) + sum(hint(at.terms.get(d, 0)) * chosen[d] for d in digits)
         nodes, ours, stores = _Meaning(chosen), _Meaning(merged), {}
         for s in kernel.statements():
             found = ours.take(_result(s), s.kind if isinstance(s, Reduce | Scan) else None, s.expr)

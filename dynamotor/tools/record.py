@@ -177,8 +177,8 @@ class Record:
                           function.source)
 
     def _ddp(self, event: Event) -> None:
-        plan, reason = event.data.get("plan"), event.data.get("reason")
-        self.ddp.append({"mode": event.data["mode"], "text": str(plan) if plan else reason.text})
+        plan = event.data.get("plan")
+        self.ddp.append({"mode": event.data["mode"], "text": str(plan) if plan else event.data["reason"].text})
 
     def _recompile(self, event: Event) -> None:
         self.recompiles.append(event.data)
@@ -243,8 +243,10 @@ def live_bytes(program: Program) -> list[int]:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for at, step in enumerate(program.steps):
-        extern = isinstance(step, ExternStep)
-        for name in {r.name for r in refs((step.args, step.kwargs))} | {*step.outs} if extern else {*step.args}:
+        touched: set[Any] = set(step.args)
+        if isinstance(step, ExternStep):
+            touched = {r.name for r in refs((step.args, step.kwargs))} | {*step.outs}
+        for name in touched:
             first.setdefault(name, at)
             last[name] = at
     end = len(program.steps) - 1

@@ -1,0 +1,55 @@
+"""Reading the nodes of an aten graph: what is not of the kind that a pass expects is an InternalError, at that node.
+
+>>> operand(node, 0), overload(node), spec_of(node)
+(arg0_1, <OpOverload(op='aten.t', overload='default')>, TensorSpec(...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch import fx
+from torch._ops import OpOverload
+
+from ..base.errors import InternalError
+from .spec import TensorSpec
+
+
+def _wrong(node: fx.Node, what: str) -> NoReturn:
+    raise InternalError("DM901", f"an aten graph is wrong at `{node.format_node()}`: {what}", where=node.meta.get("where"),
+                        cure="this is a bug in dynamotor: please report it")
+
+
+def operand(node: fx.Node, position: int) -> fx.Node:
+    """The node that is an argument."""
+    found = node.args[position]
+    return found if isinstance(found, fx.Node) else _wrong(node, f"argument {position} is no value of the graph")
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The positional arguments, for passes that know their kinds from the op's schema: nodes, numbers, lists of them, None."""
+    return node.args
+
+
+def overload(node: fx.Node) -> OpOverload:
+    """The aten op that a node calls."""
+    target = node.target
+    return target if isinstance(target, OpOverload) else _wrong(node, "not a call of an op")
+
+
+def function(node: fx.Node) -> Callable[..., Any]:
+    """The Python function that a node calls (operator.getitem, arithmetic on numbers)."""
+    return _wrong(node, "not a call of a function") if isinstance(node.target, str) else node.target
+
+
+def find_spec(value: Any) -> TensorSpec | None:
+    """The TensorSpec of a node with one tensor result; None for anything else."""
+    spec = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return spec if isinstance(spec, TensorSpec) else None
+
+
+def spec_of(node: Any) -> TensorSpec:
+    """The TensorSpec of a node that has one tensor result."""
+    spec = node.meta.get("val")
+    return spec if isinstance(spec, TensorSpec) else _wrong(node, "its result is not one tensor")
