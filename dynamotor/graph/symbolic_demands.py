@@ -72,11 +72,11 @@ def _index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *
 def _index_put(x: TensorSpec, indices: Sequence[TensorSpec | None], values: TensorSpec, *args: Any) -> None:
     masks, at = 0, 0
     for index in indices:
-        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-        rank = len(index.shape) if is_mask else 1
-        if is_mask:
+        rank = 1
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            rank, masks = len(index.shape), masks + 1
             _equal(index.shape, x.shape[at:at + rank])
-        masks, at = masks + is_mask, at + rank
+        at += rank
     if not masks:
         _fits(values.shape, symbolic_rules[aten.index.Tensor](x, indices))
 

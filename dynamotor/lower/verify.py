@@ -78,7 +78,7 @@ def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
     return tuple(sorted(known.items(), key=lambda fact: -len(fact[0].terms)))
 
 
-def _terms_between(form: Index, found: tuple[int, int], facts: Facts) -> Iterator[tuple[Index, tuple[int, int]]]:
+def _terms_between(form: Index, found: Bounds, facts: Facts) -> Iterator[tuple[Index, Bounds]]:
     """What each term lies between when the sum of all does: `8*i + j >= 64` with j < 8 says that i is at least 8."""
     for atom, c in form.terms.items() if len(form.terms) > 1 else ():
         if hint(c) > 0:

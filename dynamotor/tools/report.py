@@ -13,7 +13,7 @@ import linecache
 import os
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,12 +124,12 @@ def _share(step: Any, peaks: dict[str, float] | None) -> float:
 
 def _totals(record: Record) -> list[tuple[str, float, int]]:
     """Seconds and how often, by phase; the longest first."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     times: Counter[str] = Counter()
     for name, _, took in record.phases:
         seconds[name] += took
         times[name] += 1
-    return [(name, took, times[name]) for name, took in seconds.most_common()]
+    return [(name, took, times[name]) for name, took in sorted(seconds.items(), key=lambda one: -one[1])]
 
 
 # -- the user's source -------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def _sources(record: Record) -> Iterator[dict[str, Any]]:
         for name, first, last in _functions(filename, lines):
             rows = [{"no": no, "text": linecache.getline(filename, no).rstrip("\n"), "nodes": count[filename, no],
                      "reason": broke.get((filename, no))} for no in range(first, last + 1)]
-            breaks = sum(row["reason"] is not None for row in rows)
-            yield {"file": filename, "name": name, "first": first, "rows": rows, "breaks": breaks}
+            broken = sum(row["reason"] is not None for row in rows)
+            yield {"file": filename, "name": name, "first": first, "rows": rows, "breaks": broken}
 
 
 def _functions(filename: str, lines: set[int]) -> Iterable[tuple[str, int, int]]:
@@ -177,8 +177,9 @@ def drawing(graph: GraphText) -> dict[str, Any]:
             return sum(above) / len(above) if above else 0.0
         for column, name in enumerate(sorted(generation, key=after)):
             places[name] = 170 * column, 46 * row
-    boxes = [{"x": places[n.name][0], "y": places[n.name][1], "label": _label(n.call), "color": _COLORS.get(n.op, "#eeeeee"),
-              "title": f"{n.name} = {n.call[:300]}\n{n.spec}\n{n.where or ''}"} for n in shown.values()]
+    boxes: list[dict[str, Any]] = [
+        {"x": places[n.name][0], "y": places[n.name][1], "label": _label(n.call), "color": _COLORS.get(n.op, "#eeeeee"),
+         "title": f"{n.name} = {n.call[:300]}\n{n.spec}\n{n.where or ''}"} for n in shown.values()]
     width, height = max((b["x"] for b in boxes), default=0) + 180, max((b["y"] for b in boxes), default=0) + 60
     return {"boxes": boxes, "lines": [(*places[a], *places[b]) for a, b in net.edges], "width": width, "height": height}
 
