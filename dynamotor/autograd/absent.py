@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..graph.module import graph_module
+from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec
 from .simplify import has_effect, remove_dead_code
 
@@ -52,10 +53,10 @@ def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
     as_view = flat.stride != tuple(spec.stride[d] for d in order)  # holes, or places that are several elements
     if as_view:
         flat = TensorSpec.dense((spec.extent,), spec.dtype, spec.device)
-    zeros = graph.call_function(aten.full.default, (list(flat.shape), 0), {"dtype": spec.dtype, "device": spec.device})
+    zeros = graph.call_function(aten.full.default, (list(numbers(flat.shape)), 0), {"dtype": spec.dtype, "device": spec.device})
     zeros.meta["val"] = flat
     if as_view:
-        view = graph.call_function(aten.as_strided.default, (zeros, list(spec.shape), list(spec.stride), 0))
+        view = graph.call_function(aten.as_strided.default, (zeros, list(numbers(spec.shape)), list(numbers(spec.stride)), 0))
         view.meta["val"] = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
         return view
     if order == list(range(len(order))):

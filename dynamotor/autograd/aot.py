@@ -103,7 +103,8 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
             return gm.forward
         compiled = functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts - 1, keeper=keeper)
         calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
-        parts = [(calls[:region[0]], compiled), (calls[slice(*region)], _as_it_is), (calls[region[1]:], compiled)]
+        parts: list[tuple[Sequence[torch.fx.Node], Callable[..., Any]]] = [
+            (calls[:region[0]], compiled), (calls[slice(*region)], _as_it_is), (calls[region[1]:], compiled)]
         return StagedCall(gm, [part for part in parts if part[0]])
     with timed("simplify joint graph"):
         run_passes(joint.gm, PASSES, stage="joint")
@@ -214,11 +215,11 @@ def _found(place: Kept, name: str, compile_graph: CompileGraph) -> Any:
     """The program as an earlier process kept it, or MISSING."""
     def build(data: dict[str, Any], forward: Compiled | None) -> Compiled:
         recipe: Recipe = decode(data["recipe"])
-        backwards = []
+        backwards: list[_Backward] = []
         for facts, text in data["backwards"]:
-            *rest, info = decode(facts)
+            inputs, outputs, gradients, tangents, reach, info = decode(facts)
             info = replace(info, name=_backward_name(name, len(backwards)))
-            backwards.append(_Backward(functools.partial(_graph_of, text), *rest, info))
+            backwards.append(_Backward(functools.partial(_graph_of, text), inputs, outputs, gradients, tangents, reach, info))
         assert forward is not None
         if not backwards:
             return inference_callable(forward, recipe)
@@ -349,13 +350,14 @@ class _BackwardCompiler:
     def compiled(self, absent: frozenset[int]) -> Compiled | None:
         """Compile it now."""
         one = self.backward
-        graph: torch.fx.GraphModule | None = one.graph()
+        graph = one.graph()
         n_saved = len(one.saved_inputs) + len(one.saved_outputs)
         if sum(node.op == "placeholder" for node in graph.graph.nodes) > n_saved + 1:  # the graph is kept for other tangents
             reached = frozenset(n for n, tangents in enumerate(one.reach) if tangents - absent)
-            graph = without_tangents(graph, frozenset(n_saved + k for k in absent), n_saved, reached)
-        if graph is None:
-            return None
+            pruned = without_tangents(graph, frozenset(n_saved + k for k in absent), n_saved, reached)
+            if pruned is None:
+                return None
+            graph = pruned
         compiled = _compile_late(graph, one.info, self.compile_graph)
         return compiled if self.around is None else self.around(compiled)
 

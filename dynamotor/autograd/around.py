@@ -34,7 +34,7 @@ class _Trial:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
         given = [self.env[n] for n in node.all_input_nodes if isinstance(self.env[n], ShapeTensor)]
         before = [tensor._version for tensor in given]
-        function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
+        function: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
         result = self.env[node] = function(*args, **kwargs)
         written = [tensor for tensor, version in zip(given, before, strict=True) if tensor._version != version]
         self.writes.append({tensor.memory for tensor in written})

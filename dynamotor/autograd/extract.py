@@ -13,6 +13,7 @@ import torch
 
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.module import graph_module
+from ..graph.nodes import operand, overload
 from ..graph.op_facts import facts
 from ..graph.size_nodes import is_size
 
@@ -26,14 +27,14 @@ def is_view(node: Node) -> bool:
     if node.op != "call_function" or is_size(node):
         return False
     if node.target is operator.getitem:
-        return is_view(node.args[0])
-    return node.target in RESHAPES or facts(node.target).is_view
+        return is_view(operand(node, 0))
+    return node.target in RESHAPES or facts(overload(node)).is_view
 
 
 def memory_root(node: Node) -> Node:
     """The node whose memory a chain of views looks at."""
     while is_view(node):
-        node = node.args[0]
+        node = operand(node, 0)
     return node
 
 
@@ -117,7 +118,7 @@ def _clone(graph: torch.fx.Graph, node: Node) -> Node:
         copied = graph.call_function(aten.clone.default, (node,))
         copied.meta["val"] = spec.with_stride(preserved_stride(spec))
         return copied
-    source = _clone(graph, node.args[0])
+    source = _clone(graph, operand(node, 0))
     return graph.node_copy(node, lambda arg: source if arg is node.args[0] else arg)
 
 

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from ..base.registry import Registry
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.shapes import UnsupportedOp
+from ..graph.sizes import Dims
 from ..graph.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -111,7 +112,7 @@ def spec_of_node(node: torch.fx.Node) -> TensorSpec:
     return node.meta["val"]
 
 
-def reshaped(emit: Emit, value: torch.fx.Node, shape: tuple[int, ...]) -> torch.fx.Node:
+def reshaped(emit: Emit, value: torch.fx.Node, shape: Dims) -> torch.fx.Node:
     """The value with another shape; it is copied first when its strides do not allow a view."""
     spec = spec_of_node(value)
     if spec.shape == tuple(shape):
@@ -127,27 +128,33 @@ view_inverses: Registry[OpOverload, Inverse] = Registry("view inverse")
 view_inverse = view_inverses.register
 
 
-def _parent(emit: Emit, alias: Alias) -> torch.fx.Node:
+def _viewed(alias: Alias) -> Alias:
     assert alias.parent is not None
-    return read(alias.parent, emit)
+    return alias.parent
+
+
+def _parent(emit: Emit, alias: Alias) -> torch.fx.Node:
+    return read(_viewed(alias), emit)
 
 
 @view_inverse(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.unsqueeze.default,
               aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _reshape(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return reshaped(emit, value, alias.parent.spec.shape)
+    return reshaped(emit, value, _viewed(alias).spec.shape)
 
 
 @view_inverse(aten.expand.default)
 def _expand(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    if alias.parent.spec.numel != alias.spec.numel:
+    if _viewed(alias).spec.numel != alias.spec.numel:
         raise UnsupportedOp("DM237", "a write into an expanded tensor", cure="clone it first")
-    return reshaped(emit, value, alias.parent.spec.shape)
+    return reshaped(emit, value, _viewed(alias).spec.shape)
 
 
 @view_inverse(aten._conj.default, aten._neg_view.default)
 def _lazy_flag(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return emit(LAZY_FLAGS[alias.func], (value,), {})
+    func = alias.func
+    assert func is not None
+    return emit(LAZY_FLAGS[func], (value,), {})
 
 
 @view_inverse(aten.t.default)

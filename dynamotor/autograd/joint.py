@@ -90,7 +90,10 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec | Size], re
     if any(differentiable):
         _check_gradients(requires_grad, mutated)
     gradient_of = [i for i, needs in enumerate(requires_grad) if needs] if any(differentiable) else []
-    tangents, grads, reach, inner = [], [], {}, []
+    tangents: list[torch.fx.Node] = []
+    grads: list[Any] = []
+    reach: dict[int, Any] = {}
+    inner: Sequence[int] = []
     if gradient_of:
         wanted, leaves = [t for t, graded in zip(roots, differentiable, strict=True) if graded], [inputs[i] for i in gradient_of]
         found, inner = reaching(wanted, leaves, results)
@@ -114,7 +117,7 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
             continue
         args = torch.fx.node.map_arg(node.args, lookup)
         if node.op == "output":
-            return args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
+            return tuple(args[0]) if isinstance(args[0], (tuple, list)) else (args[0],)
         kwargs = torch.fx.node.map_arg(node.kwargs, lookup) if node.kwargs else {}
         recorder.where, recorder.recompute = node.meta.get("where"), "recompute" in node.meta
         try:

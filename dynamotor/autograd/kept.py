@@ -195,7 +195,8 @@ def torch_settings() -> tuple[Any, ...]:
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state(), torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(), torch.get_default_device(), kernel_settings(), torch.backends.mkldnn.is_available(),
             torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision(), torch.is_anomaly_enabled())
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # the stub has no properties of modules
+            torch.get_float32_matmul_precision(), torch.is_anomaly_enabled())
 
 
 def _graph_text(gm: fx.GraphModule) -> list[Any]:
@@ -213,8 +214,8 @@ def _target_text(node: fx.Node) -> str:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_SPACES = (torch, torch._C._VariableFunctions, torch._C._nn, torch._C._fft, torch._C._linalg, torch._C._special, operator,
-           math, builtins)
+_SPACES = (torch, torch._C._VariableFunctions, torch._C._nn, operator, math, builtins,
+           *(getattr(torch._C, name) for name in ("_fft", "_linalg", "_special")))  # the stub lacks these
 _ROOTS = ("torch", "_operator", "math", "builtins", "dynamotor")
 _names: dict[Any, str] = {}
 

@@ -201,9 +201,11 @@ def _backward_runner(node: AutogradNode, recipe: Recipe, places: Sequence[int]) 
         absent = frozenset([n for n, (k, _) in enumerate(arriving) if tangents[k] is None])
         if len(absent) == len(arriving):
             return nothing
-        backward, filled = backward_for(absent), frozenset()
+        backward = backward_for(absent)
+        filled: frozenset[int] = frozenset()
         if backward is None:  # zeros have to stand in
-            backward, filled = backward_for(frozenset()), absent
+            backward, filled = backward_for(filled), absent
+            assert backward is not None
         if constants:
             saved[n_saved_inputs:n_saved_inputs] = constants
         for place, k in places_of_sizes:
@@ -226,7 +228,7 @@ def _backward_runner(node: AutogradNode, recipe: Recipe, places: Sequence[int]) 
         if not _is_grad_enabled():
             return run(saved, tangents, sizes)
         with torch.no_grad():
-            return _only_once(run(saved, tangents, sizes))
+            return _only_once(tuple(run(saved, tangents, sizes)))
 
     return unseen(backward)
 
@@ -275,6 +277,10 @@ class _Arrival:
     def __call__(self, grad: torch.Tensor | None) -> None:
         self.came = grad is not None
 
+    def has_come(self, leaf: torch.Tensor) -> bool:
+        """For the hooks that run after the gradient was added up."""
+        return self.came
+
 
 @dataclass(frozen=True)
 class _UnlessAbsent:
@@ -302,11 +308,13 @@ def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
             if watch is None:
                 watch = _Arrival()
                 leaf.register_hook(watch)
-            _wrap(leaf._post_accumulate_grad_hooks, lambda leaf, watch=watch: watch.came)
+            _wrap(leaf._post_accumulate_grad_hooks, watch.has_come)
 
 
 def _wrap(hooks: dict[int, Any] | None, has_come: Callable[[Any], bool]) -> None:
-    for key, hook in (hooks or {}).items():
+    if hooks is None:
+        return
+    for key, hook in hooks.items():
         if type(hook) not in (_UnlessAbsent, _Arrival) and _is_users(hook):
             hooks[key] = _UnlessAbsent(hook, has_come)
 
@@ -314,10 +322,10 @@ def _wrap(hooks: dict[int, Any] | None, has_come: Callable[[Any], bool]) -> None
 def _fit(tangent: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """A tangent in the layout that the backward was compiled for."""
     if tangent is None:
-        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).zero_()
+        return spec.empty().zero_()
     if tangent.stride() == spec.stride and tangent.dtype is spec.dtype:
         return tangent
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).copy_(tangent)
+    return spec.empty().copy_(tangent)
 
 
 class _SecondDerivative(torch.autograd.Function):

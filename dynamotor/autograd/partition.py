@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..graph.nodes import overload
 from ..graph.op_facts import facts
 from ..graph.size_nodes import is_size
 from ..graph.sizes import hint
@@ -53,7 +54,7 @@ def is_recomputable(node: Node) -> bool:
         return is_view(node)
     if is_view(node) or node.target in _RECOMPUTABLE:
         return True
-    about = facts(node.target)
+    about = facts(overload(node))
     return about.pointwise and not about.random
 
 
@@ -170,7 +171,7 @@ def _is_checkpointed(node: Node) -> bool:
     """Whether the program wants the op to run again in the backward, which it can where it draws from no generator."""
     if "recompute" not in node.meta or _asks_halves(node):
         return False
-    return node.target is operator.getitem or is_size(node) or not facts(node.target).random
+    return node.target is operator.getitem or is_size(node) or not facts(overload(node)).random
 
 
 def _asks_halves(node: Node) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,13 +56,14 @@ class GraphRecorder:
     def input(self, name: str, spec: TensorSpec | Size, requires_grad: bool = False) -> Any:
         """A placeholder and the ShapeTensor (for a symbol: the `torch.SymInt`) that stands for it."""
         if type(spec) is Size:
-            self.sizes.bind(spec, self._placeholder(name, spec).node)  # type: ignore[union-attr]
+            assert self.sizes is not None
+            self.sizes.bind(spec, self._placeholder(name, spec))
             return to_torch(spec)
         tensor = ShapeTensor.make(spec, requires_grad)
-        tensor.note = self._placeholder(name, spec)
+        tensor.note = self._input(name, spec)
         return tensor
 
-    def _placeholder(self, name: str, spec: TensorSpec) -> Alias:
+    def _placeholder(self, name: str, spec: TensorSpec | Size) -> torch.fx.Node:
         anchor = self._last_placeholder
         with (self.graph.inserting_after(anchor) if anchor is not None else
               self.graph.inserting_before(next(iter(self.graph.nodes)) if len(self.graph.nodes) else None)):
@@ -69,14 +71,18 @@ class GraphRecorder:
         node.target = node.name  # unique, where `name` need not be
         node.meta["val"] = spec
         self._last_placeholder = node
+        return node
+
+    def _input(self, name: str, spec: TensorSpec) -> Alias:
+        node = self._placeholder(name, spec)
         return base(spec, node, input_node=node)
 
     def _constant(self, tensor: torch.Tensor) -> Alias:
         """A real tensor met in the trace becomes an extra placeholder that is bound to it."""
         alias = self._constant_nodes.get(id(tensor))
         if alias is None:
-            alias = self._constant_nodes[id(tensor)] = self._placeholder("constant", TensorSpec.of(tensor))
-            self.constants.append((alias.node, tensor))
+            alias = self._constant_nodes[id(tensor)] = self._input("constant", TensorSpec.of(tensor))
+            self.constants.append((read(alias, self.emit), tensor))
         return alias
 
     # -- nodes ----------------------------------------------------------------------------------------------------
@@ -86,6 +92,10 @@ class GraphRecorder:
             args, kwargs = self.sizes.nodes(args), {k: self.sizes.nodes(v) for k, v in kwargs.items()}
         if val is None:
             val = infer_spec(func, _specs(args), {k: _specs(v) for k, v in kwargs.items()} if kwargs else kwargs)
+        return self.add(func, args, kwargs, val)
+
+    def add(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any) -> torch.fx.Node:
+        """A node for a call of a function, which gives `val`."""
         node = self.graph.create_node("call_function", func, args, kwargs)
         node.meta["val"] = val
         node.meta["stage"] = self.stage
@@ -256,7 +266,7 @@ class _Getter:
         self.recorder, self.node, self.index = recorder, node, index
 
     def __call__(self) -> torch.fx.Node:
-        return self.recorder.emit(operator.getitem, (self.node, self.index), {}, self.node.meta["val"][self.index])
+        return self.recorder.add(operator.getitem, (self.node, self.index), {}, self.node.meta["val"][self.index])
 
 
 def _specs(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..base.registry import Registry
+from ..graph.nodes import arguments, operand, overload
 from ..graph.op_facts import facts, is_collective
 from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec, same_sizes
@@ -49,9 +50,9 @@ def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
 def _unchanged(node: Node) -> Node | None:
     """A copy or view whose result has its source's shape, strides, type and device."""
     if node.target is aten.copy.default:
-        source = node.args[1]
+        source = operand(node, 1)
     else:
-        source = node.args[0]
+        source = operand(node, 0)
         if node.target is aten.as_strided.default and (node.meta["val"].offset != source.meta["val"].offset):
             return None
         if node.target in (aten.permute.default, aten.transpose.int) and not _same_order(node):
@@ -63,17 +64,17 @@ def _same_order(node: Node) -> bool:
     """Whether a permutation moves no dimension (sizes and strides alone do not tell)."""
     rank = len(node.meta["val"].shape)
     if node.target is aten.permute.default:
-        return all(dim % rank == i for i, dim in enumerate(node.args[1]))
-    return rank == 0 or node.args[1] % rank == node.args[2] % rank
+        return all(dim % rank == i for i, dim in enumerate(arguments(node)[1]))
+    return rank == 0 or arguments(node)[1] % rank == arguments(node)[2] % rank
 
 
 @no_op(aten.t.default)
 def _double_transpose(node: Node) -> Node | None:
-    source = node.args[0]
-    if source.op == "call_function" and source.target is aten.t.default and same_layout(
-            source.args[0].meta["val"], node.meta["val"]):
-        return source.args[0]
-    return None
+    source = operand(node, 0)
+    if source.op != "call_function" or source.target is not aten.t.default:
+        return None
+    first = operand(source, 0)
+    return first if same_layout(first.meta["val"], node.meta["val"]) else None
 
 
 def merge_views(gm: torch.fx.GraphModule) -> None:
@@ -124,15 +125,18 @@ def has_effect(node: Node) -> bool:
     """Whether a node draws from PyTorch's generator (attention without dropout only could), or takes part in a collective."""
     if is_collective(node.target):
         return True
-    if is_size(node) or node.target is operator.getitem or node.target.namespace != "aten" or not facts(node.target).random:
+    if is_size(node) or node.target is operator.getitem:
         return False
-    return not node.target.overloadpacket.__name__.startswith("_scaled_dot_product") or _draws_dropout(node)
+    op = overload(node)
+    if op.namespace != "aten" or not facts(op).random:
+        return False
+    return not op.overloadpacket.__name__.startswith("_scaled_dot_product") or _draws_dropout(node)
 
 
 def _draws_dropout(node: Node) -> bool:
     """Whether an attention op (not the CPU's, which has none) is asked to drop anything."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    names = [argument.name for argument in overload(node)._schema.arguments]
+    given = dict(zip(names, arguments(node), strict=False)) | node.kwargs
     return node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default and given.get("dropout_p", 0.0) != 0.0
 
 

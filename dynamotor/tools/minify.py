@@ -158,8 +158,7 @@ def _cut(gm: fx.GraphModule, kept: Sequence[fx.Node], outputs: Sequence[fx.Node]
             return None
         env[node] = graph.placeholder(node.name)
         env[node].meta = {**node.meta, "val": TensorSpec.of(value) if isinstance(value, torch.Tensor) else value}
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        inputs.append(value.requires_grad_() if floating else value)
+        inputs.append(value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value)
     for node in gm.graph.nodes:
         if node in needed:
             env[node] = graph.node_copy(node, env.__getitem__)
