@@ -600,7 +600,7 @@ class CallProgram:
     def _prepare(self) -> None:
         """Fill the globals that all instances share; needs the built library."""
         try:
-            shared = {**HELPERS, **SIZES, **self._constants(), **self._built()}
+            shared = {"__builtins__": builtins, **HELPERS, **SIZES, **self._constants(), **self._built()}
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ def completed(shapes: Any, like: Any) -> Any:
     spec = shapes if type(shapes) is TensorSpec else laid_out(tuple(shapes), like)
     if spec.hinted() != like:
         raise Unknown
+    if any(type(n) is Size and n.hint < 2 for n in spec.shape):  # 0 and 1 are programs of their own, computed sizes too
+        return replace(spec, shape=tuple([int(n) if hint(n) < 2 else n for n in spec.shape]))
     return spec
 
 
