@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 
 from ..base.errors import DynamotorError
@@ -176,6 +177,15 @@ def _without_elements(value: Any) -> Any:
     if kind is tuple or kind is list:
         return kind([_without_elements(v) for v in value])
     return CPU if kind is torch.device else hint(value)
+
+
+def specs_in(value: Any) -> Any:
+    """A node's arguments as `infer_spec` takes them: what nodes hold, in plain lists (fx keeps lists of a class of its own)."""
+    if isinstance(value, fx.Node):
+        return value.meta["val"]
+    if isinstance(value, (tuple, list)):
+        return (tuple if isinstance(value, tuple) else list)([specs_in(v) for v in value])
+    return {name: specs_in(v) for name, v in value.items()} if isinstance(value, dict) else value
 
 
 def at_hints(value: Any) -> Any:

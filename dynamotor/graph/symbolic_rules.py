@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from ..base.registry import Registry
 from .layout import dense_in_order
-from .sizes import Dim, Size, is_symbolic, minimum
+from .sizes import Dim, Size, hint, is_symbolic, minimum
 from .spec import TensorSpec, contiguous_stride
 
 aten = torch.ops.aten
@@ -255,6 +255,23 @@ def _pool(x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = (0,), *ar
 @symbolic_rule(aten._adaptive_avg_pool2d.default)
 def _adaptive_pool(x: TensorSpec, size: Any) -> Shape:
     return (*x.shape[:-2], *size)
+
+
+@symbolic_rule(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+               aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+               aten._upsample_nearest_exact3d.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
+               aten.upsample_trilinear3d.default, aten.upsample_bicubic2d.default)
+def _upsample(x: TensorSpec, size: Any, *args: Any) -> Shape:
+    return (*x.shape[:2], *size)
+
+
+@symbolic_rule(aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default,
+               aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
+               aten._upsample_nearest_exact2d_backward.default, aten._upsample_nearest_exact3d_backward.default,
+               aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default,
+               aten.upsample_trilinear3d_backward.default, aten.upsample_bicubic2d_backward.default)
+def _upsample_backward(grad: TensorSpec, size: Any, input_size: Any, *args: Any) -> Shape:
+    return tuple(input_size)
 
 
 @symbolic_rule(aten.constant_pad_nd.default)

@@ -14,7 +14,7 @@ from torch import fx
 from ..base.errors import DynamotorError
 from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
-from ..graph.shapes import infer_spec
+from ..graph.shapes import infer_spec, specs_in
 from ..graph.sizes import Dims
 from ..graph.spec import TensorSpec, channels_last_stride
 from .rewrite import call, output_node
@@ -107,7 +107,7 @@ def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload):
         return operand(node, 0).meta["val"][arguments(node)[1]] if len(node.args) == 2 else node.meta["val"]
     try:
-        result = infer_spec(node.target, *fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
+        result = infer_spec(node.target, specs_in(node.args), specs_in(node.kwargs))
         return _with_layout_of_operands(node, result, loose) if torch.Tag.pointwise in node.target.tags else result
     except (RuntimeError, ValueError, TypeError, DynamotorError):
         if node.target in (aten.view.default, aten._unsafe_view.default):

@@ -16,7 +16,7 @@ from torch import fx
 from ..graph.info import GraphInfo
 from ..graph.nodes import overload
 from ..graph.op_facts import facts
-from ..graph.shapes import infer_spec
+from ..graph.shapes import infer_spec, specs_in
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 def call(graph: fx.Graph, target: Any, *args: Any, spec: Any = None, **kwargs: Any) -> fx.Node:
     """A new call_function node at the graph's insertion point; its spec is inferred unless given."""
     if spec is None:
-        spec = infer_spec(target, *fx.map_arg((args, kwargs), lambda n: n.meta["val"]))
+        spec = infer_spec(target, specs_in(args), specs_in(kwargs))
     node = graph.call_function(target, args, kwargs)
     node.meta["val"] = spec
     return node

@@ -389,3 +389,21 @@ def test_a_trace_that_fails_alike_with_numbers_is_not_made_for_ever():
     for x, n in ((torch.randn(3, 4), 5), (torch.randn(6, 4)[::2], 5), (torch.randn(3, 4), 1), (torch.randn(3, 4), 0)):
         with pytest.raises(ValueError, match=str(n)):
             compiled(x, torch.randn(4), n)
+
+
+HOW = [("nearest", {"size": None}), ("bilinear", {"scale_factor": 2}), ("nearest-exact", {"scale_factor": 0.5})]
+
+
+@pytest.mark.parametrize(("mode", "how"), HOW)
+def test_interpolation_keeps_symbols(mode: str, how: dict[str, Any]) -> None:
+    """PyTorch's own entry takes plain sizes only; layouts are found again with what the graph holds of sizes."""
+    def fn(x: Any, like: Any) -> Any:
+        options = {"size": like.shape[-2:]} if "size" in how else how
+        return torch.nn.functional.interpolate(torch.nn.functional.conv2d(x, weight).relu(), mode=mode, **options) + 1
+
+    weight, compiled = torch.randn(4, 3, 3, 3), dynamotor.compile(fn, backend="native")
+    with torch.no_grad():
+        for n, m in ((9, 12), (12, 17), (14, 9), (21, 40)):
+            x, like = torch.randn(2, 3, n, n + 4), torch.randn(1, 1, m, m + 1)
+            torch.testing.assert_close(compiled(x, like), fn(x, like))
+    assert len(compiled.entries) == 2

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+aten = torch.ops.aten
+UPSAMPLING = {  # by mode and number of dimensions
+    ("nearest", 1): aten.upsample_nearest1d.default, ("nearest", 2): aten.upsample_nearest2d.default,
+    ("nearest", 3): aten.upsample_nearest3d.default, ("nearest-exact", 1): aten._upsample_nearest_exact1d.default,
+    ("nearest-exact", 2): aten._upsample_nearest_exact2d.default, ("nearest-exact", 3): aten._upsample_nearest_exact3d.default,
+    ("linear", 1): aten.upsample_linear1d.default, ("bilinear", 2): aten.upsample_bilinear2d.default,
+    ("trilinear", 3): aten.upsample_trilinear3d.default, ("bicubic", 2): aten.upsample_bicubic2d.default,
+}  # fmt: skip
 
 
 def one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
     """As eager writes it, so that a class out of range is an index out of range."""
     zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
+def interpolate(x: torch.Tensor, size: Any, scale: Any, mode: str, aligned: bool | None, recompute: bool | None) -> torch.Tensor:
+    """`interpolate` down to the op, whose C++ entry takes plain sizes only."""
+    rank = x.dim() - 2
+    shape, scales = [], []
+    for d in range(rank):
+        step = scale[d] if isinstance(scale, (tuple, list)) else scale
+        scales.append(None if step is None or recompute else float(step))
+        if step is None:
+            shape.append(size[d] if isinstance(size, (tuple, list)) else size)
+        else:
+            shape.append(_scaled(x.shape[2 + d], step))
+    op = UPSAMPLING[mode, rank]
+    if mode.startswith("nearest"):
+        return op(x, shape, *scales)
+    return op(x, shape, bool(aligned), *scales)
+
+
+def _scaled(n: int, step: float) -> int:
+    """floor(n * step); exact powers of two keep a size that is a symbol one."""
+    if step == int(step):
+        return n * int(step)
+    if step in (0.5, 0.25, 0.125):
+        return n // int(1 / step)
+    return int(float(n) * step)

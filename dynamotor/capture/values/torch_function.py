@@ -162,6 +162,26 @@ def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
 
 
+@builtin_rule(torch.nn.functional.interpolate)
+def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """PyTorch's own entry takes no symbols: with them, the call is that of the op."""
+    names = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+    given = {"mode": Constant("nearest"), **dict(zip(names, args)), **kwargs}
+    x, mode, size, scale = (given.get(name, Constant(None)) for name in ("input", "mode", "size", "scale_factor"))
+    antialias = given.get("antialias", Constant(False))
+    if isinstance(x, TensorValue) and isinstance(mode, Constant) and isinstance(antialias, Constant) and not antialias.value:
+        with_sizes = _is_none(size) is not _is_none(scale)
+        spec = x.example.spec
+        if spec.is_symbolic and with_sizes and (mode.value, len(spec.shape) - 2) in tensors.UPSAMPLING:
+            more = [given.get(name, Constant(None)) for name in names[4:6]]
+            return trace.call_python(tensors.interpolate, [x, size, scale, mode, *more])
+    return torch_call(trace, torch.nn.functional.interpolate, args, kwargs)
+
+
+def _is_none(value: Value) -> bool:
+    return isinstance(value, Constant) and type(value) is Constant and value.value is None
+
+
 @builtin_rule(torch._assert)
 def _torch_assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if not trace.truth(args[0]):
