@@ -1,7 +1,7 @@
 """One measurement of the bench in a process of its own: `python -m bench.worker '{"model": ...}'`.
 
-Tasks: "time" (first call and steady state), "first_call" (first call alone), "errors" (outputs and gradients against
-eager, dropout off). The last line printed is JSON.
+Tasks: "time" (first call and steady state), "first_call" (first call alone), "start" (first call beside an eager one), "errors"
+(outputs and gradients against eager, dropout off). The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -102,6 +102,21 @@ def time_task(job: dict[str, Any], steady: bool) -> dict[str, Any]:
     return result
 
 
+def start_task(job: dict[str, Any]) -> dict[str, Any]:
+    """The first call beside an eager one: seconds of the clock and of this process's processors."""
+    program = Program(job, dropout=True)
+
+    def seconds(model: Any) -> tuple[float, float]:
+        wall, processors = time.perf_counter(), time.process_time()
+        program.step(model)
+        return time.perf_counter() - wall, time.process_time() - processors
+
+    seconds(program.model)  # eager's own first call (library start-up) is not the compiler's
+    eager = [seconds(program.model) for _ in range(3)]
+    first = seconds(compiler_of(job["compiler"])(program.model))
+    return {"first": first, "eager": [min(column) for column in zip(*eager, strict=True)]}
+
+
 def graph_counts(compiler: str) -> dict[str, Any]:
     """Graphs and breaks of our captures (other compilers: unknown)."""
     if compiler not in ("dynamotor", "native", "aot_eager"):
@@ -133,6 +148,8 @@ def main() -> None:
     torch.manual_seed(0)
     if job["task"] == "errors":
         result = errors_task(job)
+    elif job["task"] == "start":
+        result = start_task(job)
     else:
         result = time_task(job, steady=job["task"] == "time")
     print(json.dumps(result))

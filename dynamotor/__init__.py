@@ -7,6 +7,7 @@
 from .base import platform as _platform  # noqa: F401  # isort: skip  (first: raises a coded error where nothing can work)
 from .api import compile, compile_fx, cudagraph_mark_step_begin, disable, reset
 from .backends import list_backends, register_backend
+from .base.artifacts import load_cache_artifacts, save_cache_artifacts
 from .base.config import config
 from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, UsageError
 from .base.events import counters
@@ -24,9 +25,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "allow_in_graph", "assume_constant_result",
-    "compile", "compile_fx", "compile_step", "config", "counters", "cudagraph_mark_step_begin", "disable", "disallow_in_graph",
-    "explain", "is_compiling", "list_backends", "lower", "mark_dynamic", "mark_static", "nested_compile_region",
-    "register_backend", "replace_torch_compile", "report", "reset", "run", "set_stance",
+    "compile", "compile_fx", "compile_step", "config", "counters", "cudagraph_mark_step_begin", "disable",
+    "disallow_in_graph", "explain", "is_compiling", "list_backends", "load_cache_artifacts", "lower", "mark_dynamic",
+    "mark_static", "nested_compile_region", "register_backend", "replace_torch_compile", "report", "reset", "run",
+    "save_cache_artifacts", "set_stance",
 ]
 
 _install()

@@ -25,6 +25,7 @@ from .events import counters
 from .log import warn_once
 
 _DIGEST = 32
+used: set[tuple[str, str]] = set()  # entries that this process has read or written
 _WRITING = ".writing-"  # how the names of files begin that are not whole yet
 
 
@@ -94,6 +95,7 @@ def load(kind: str, key: str) -> bytes | None:
             path.unlink()
         return None
     counters["cache"][f"{kind}.hit"] += 1
+    used.add((kind, key))
     _touch(path)
     return payload
 
@@ -207,6 +209,7 @@ def store(kind: str, key: str, payload: bytes) -> bool:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        used.add((kind, key))
         _keep_within_bounds(len(payload))
         return True
     except OSError as error:

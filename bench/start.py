@@ -1,0 +1,69 @@
+"""`python -m dynamotor bench --start`: what the first call costs, in a process that finds nothing and in one that finds a cache.
+
+Each number is a first call minus an eager call of the same process, in seconds of the clock and of the process's processors
+(which say more where others use the machine). Compilers take turns, each round with a cold process and then warm ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dynamotor.tools.tables import render
+
+COLUMNS = ("model", "phase", "compiler", "cold s", "cold cpu s", "second s", "second cpu s", "eager s")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that only `--start` has; models, phase, compilers, batch, small, timeout and json are the bench's."""
+    parser.add_argument("--start", action="store_true", help="first calls: cold and in a second process, minus an eager call")
+    parser.add_argument("--warm", type=int, default=2, help="with --start: processes that find the cache, after each cold one")
+    parser.add_argument("--start-rounds", type=int, default=1, help="with --start: rounds of all compilers")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, print a table with medians, write JSON; 0 when every process gave a result."""
+    from .command import names_of, run_worker
+
+    rows, failed = [], False
+    for name in names_of(args.models):
+        for phase in args.phase.split(","):
+            found: dict[str, dict[str, list[Any]]] = {}
+            for _ in range(args.start_rounds):
+                for compiler in args.compilers.split(","):
+                    job = {"model": name, "phase": phase, "compiler": compiler, "device": args.device, "amp": args.amp,
+                           "batch": args.batch, "small": args.small, "task": "start"}
+                    cache = tempfile.mkdtemp(prefix="dynamotor-start-")
+                    try:
+                        done = [run_worker(job, cache, args.timeout) for _ in range(1 + args.warm)]
+                    finally:
+                        shutil.rmtree(cache, ignore_errors=True)
+                    failed |= any("error" in one for one in done)
+                    mine = found.setdefault(compiler, {"cold": [], "second": []})
+                    for kind, ones in (("cold", done[:1]), ("second", done[1:])):
+                        mine[kind] += [one for one in ones if "error" not in one]
+            rows += [_row(name, phase, compiler, results) for compiler, results in found.items() if results["second"]]
+            print(render([_text(row) for row in rows[-len(found):]], COLUMNS), flush=True)
+    print("\n" + render([_text(row) for row in rows], COLUMNS))
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    return int(failed)
+
+
+def _row(name: str, phase: str, compiler: str, results: dict[str, list[Any]]) -> dict[str, Any]:
+    """Medians of first calls minus eager ones."""
+    row: dict[str, Any] = {"model": name, "phase": phase, "compiler": compiler}
+    for kind, ones in results.items():
+        for k, unit in enumerate(("s", "cpu s")):
+            row[f"{kind} {unit}"] = median(one["first"][k] - one["eager"][k] for one in ones)
+    row["eager s"] = median(one["eager"][0] for one in results["second"])
+    return row
+
+
+def _text(row: dict[str, Any]) -> list[str]:
+    return [f"{row[column]:.2f}" if isinstance(row[column], float) else row[column] for column in COLUMNS]
