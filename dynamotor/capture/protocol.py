@@ -54,6 +54,11 @@ def is_data_descriptor(raw: Any) -> bool:
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
+def _keep(error: Any, **members: Value) -> None:
+    """Set what C code keeps in an exception made in the trace besides its arguments."""
+    error.slots.update(members)
+
+
 # What CPython says of an object whose class lacks a special method.
 _LACKS = {
     "__call__": "'{}' object is not callable", "__len__": "object of type '{}' has no len()",
@@ -198,7 +203,9 @@ class Protocol:
         return self._no_attr(value, name)
 
     def _no_attr(self, value: Value, name: str) -> Value:
-        raise self.error(AttributeError, f"'{value.python_type().__name__}' object has no attribute '{name}'")
+        raised = self.error(AttributeError, f"'{value.python_type().__name__}' object has no attribute '{name}'")
+        _keep(raised.value, name=Constant(name), obj=value)
+        raise raised
 
     def generic_setattr(self, value: Value, name: str, new: Value | None) -> None:
         """`setattr(value, name, new)`; None deletes."""
@@ -261,7 +268,10 @@ class Protocol:
 
     def real_error(self, error: BaseException) -> Raised:
         """A real exception as an exception of the traced program."""
-        return self.error(type(error), *error.args)
+        raised = self.error(type(error), *error.args)
+        if isinstance(error, AttributeError | NameError | ImportError):
+            _keep(raised.value, name=Constant(error.name))
+        return raised
 
     def binary(self, op: Callable[..., Any], left: Value, right: Value) -> Value:
         """`left op right` for arithmetic, in-place and comparison operators."""

@@ -17,7 +17,7 @@ from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
 from .protocol import ObjectIterator, trusted_class
 from .source import Const
-from .values.base import MISSING, Iterator, Raised, Value, builtin_rule
+from .values.base import MISSING, CallRule, Iterator, Raised, Value, builtin_rule, call_finder
 from .values.constant import PURE_TYPES, Constant, RealIterator
 from .values.containers import (
     DictIterator,
@@ -386,6 +386,19 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     raise trace.error(StopIteration)
 
 
+@call_finder
+def _find_step(fn: Any) -> CallRule | None:
+    """`__next__` of a C iterator, called by its name."""
+    if not isinstance(fn, types.WrapperDescriptorType) or fn.__name__ != "__next__":
+        return None
+
+    def step(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        if len(args) != 1 or kwargs or not isinstance(args[0], Iterator):
+            raise unsupported("unsupported-call", f"{fn.__qualname__} is called")
+        return _next(trace, args, kwargs)
+    return step
+
+
 @builtin_rule(range)
 def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     real = []
@@ -535,6 +548,10 @@ def _round(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if all_constant(args):
         return trace.real_call(pow, *constants(args))
+    if len(args) == 3 or kwargs:
+        if isinstance(args[0], UserObject) and not kwargs and trace.has_special(args[0], "__pow__"):
+            return trace.call_special(args[0], "__pow__", args[1:], {})
+        raise unsupported("unsupported-call", "pow() with a modulus")
     return trace.binary(operator.pow, args[0], args[1])
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,14 @@ def _copy_container(value: Value, inner: Any) -> Value | None:
     return None
 
 
-def _copy_object(trace: Trace, value: UserObject, inner: Any) -> Value:
+def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) -> Value:
+    """made: called with the copy before it has attributes, which may lead back to it."""
     for name in _HOOKS:
         if isinstance(trace.type_attr(value.cls, name), types.FunctionType) or value.slots or type(value) is not UserObject:
             raise unsupported("unsupported-call", f"a copy of {value.describe()}", "its class says how to copy it")
     result = UserObject(value.cls, base=None if value.base is None else _copy_container(value.base, inner))
+    if made is not None:
+        made(result)
     attrs, target = value.dict(trace), result.dict(trace)
     if attrs is not None and target is not None:
         for hash_key, (key, attr) in attrs.load().items():
@@ -78,10 +82,13 @@ def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:
         return value if all(a is b for a, b in zip(items, value.items)) else TupleValue(items)
     # A container that holds itself is met again before its copy is known.
     memo[value] = _Cyclic()
-    if isinstance(value, ListValue | DictValue | SetValue):
+    if isinstance(value, ListValue):
+        copied = memo[value] = type(value)([])
+        copied.items.extend([_deep(trace, item, memo) for item in value.items])
+    elif isinstance(value, DictValue | SetValue):
         copied = _copy_container(value, lambda v: _deep(trace, v, memo))
     elif isinstance(value, UserObject) and not trace.has_special(value, "__deepcopy__"):
-        copied = _copy_object(trace, value, lambda v: _deep(trace, v, memo))
+        copied = _copy_object(trace, value, lambda v: _deep(trace, v, memo), functools.partial(memo.__setitem__, value))
     elif isinstance(value, UserObject):
         copied = trace.call_special(value, "__deepcopy__", [DictValue([])], {})
     else:

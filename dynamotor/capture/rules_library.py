@@ -30,7 +30,7 @@ from .polyfills import getters
 from .polyfills import itertools as polyfills
 from .source import Const
 from .trust import trusted_module
-from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, wrap_rule
+from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, makers, wrap_rule
 from .values.constant import PURE_TYPES, Constant
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.function import BoundMethod, PartialValue
@@ -79,6 +79,12 @@ builtin_rules.setdefault(operator.is_not, lambda trace, args, kwargs: Constant(n
 @builtin_rule(operator.setitem)
 def _setitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     args[0].setitem(trace, args[1], args[2])
+    return Constant(None)
+
+
+@builtin_rule(operator.delitem)
+def _delitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    args[0].delitem(trace, args[1])
     return Constant(None)
 
 
@@ -235,6 +241,7 @@ for _fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.split, re.
     _pure_rule(_fn)
 _polyfill(collections._count_elements, polyfills.count_elements)  # type: ignore[attr-defined]
 PURE_TYPES.update({re.Pattern, re.Match})
+makers[type(re.finditer("", ""))] = lambda trace, found: TupleValue([trace.make(match) for match in found]).iterate(trace)
 
 
 # contextvars ---------------------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ METADATA = _by_name({
     """,
     "asked": "is_leaf output_nr _backward_hooks",
 })
+METADATA = {name: row for name, row in METADATA.items() if hasattr(torch.Tensor, name)}
 # Functions and methods of tensors that answer with something else, by what keeps the answer true. Others break the graph.
 # "arguments": see above. "offset": the tensors from outside whose memory it is about start where they started.
 ANSWERS = _by_name({
@@ -214,7 +215,7 @@ def refusal(fn: Any) -> tuple[str, str] | None:
     module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
     if isinstance(fn, types.FunctionType) and fn.__code__.co_filename.startswith(_FUNCTORCH):  # `wraps` changes `__module__`
         return "transform", "function transforms run as they are"
-    if isinstance(module, str) and module.startswith(_COMPILERS_PACKAGES):
+    if isinstance(module, str) and module.startswith(_COMPILERS_PACKAGES) and "__marked_compile_region_fn__" not in fn.__dict__:
         return "transform", f"functions of {module} compile what they are given, or run it as it is"
     if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES):
         return "unsupported-call", f"functions of {module} run between graphs, as they are"

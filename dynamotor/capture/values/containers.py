@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -361,6 +362,8 @@ class DictValue(Value):
             mine, theirs = self.load(), contents.load()
             equal = len(mine) == len(theirs) and all(
                 k in theirs and trace.equal(v, theirs[k][1]) for k, (_, v) in mine.items())
+            if self.kind is OrderedDict and contents.kind is OrderedDict:
+                equal = equal and list(mine) == list(theirs)
             return Constant(equal == (op is operator.eq))
         if op is operator.or_ and not reflected:
             merged = DictValue([(h, k, v) for h, (k, v) in self.load().items()])
@@ -472,10 +475,13 @@ class DictIterator(Iterator):
 
     def next(self, trace: Trace) -> Value | None:
         table = self.target.table
-        if self.index >= len(self.pairs):
+        if self.index > len(self.pairs):
             return None
         if len(table) != len(self.pairs):
             raise trace.error(RuntimeError, "dictionary changed size during iteration")
+        if self.index == len(self.pairs):
+            self.index += 1
+            return None
         pair = table.get(self.pairs[self.index])
         if pair is None:
             raise trace.error(RuntimeError, "dictionary keys changed during iteration")

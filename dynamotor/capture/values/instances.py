@@ -25,6 +25,8 @@ _OWN_STATE = (OSError, ImportError, SyntaxError, UnicodeError, SystemExit, BaseE
 def instantiate(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`type.__call__(cls, ...)`, through a metaclass's `__call__` if there is one."""
     meta_call = trace.type_attr(type(cls), "__call__")
+    if isinstance(meta_call, type):  # typing.TypedDict: a call gives a plain dict
+        return trace.call(trace.make(meta_call), args, kwargs)
     if isinstance(meta_call, types.FunctionType):
         if issubclass(cls, enum.Enum):
             return trace.real_call(cls, *[a.as_constant() for a in args])
@@ -67,9 +69,7 @@ def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
     if issubclass(cls, BaseException):
         if issubclass(cls, _OWN_STATE):
             raise unsupported("unsupported-call", f"a {cls.__name__} is made", "its C code keeps more than `args`")
-        instance = UserObject(cls)
-        instance.slots["args"] = TupleValue(args)
-        return instance
+        return new_exception(trace, cls, args)
     if issubclass(cls, dict) and maker in (dict.__new__, OrderedDict.__new__, defaultdict.__new__):
         return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
     if maker is types.SimpleNamespace.__new__:
@@ -114,7 +114,7 @@ def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value
         for name, value in kwargs.items():
             instance.store_attr(trace, name, value)
     elif issubclass(instance.cls, BaseException):
-        instance.slots["args"] = TupleValue(args)
+        _set_args(instance, args)
         if kwargs:
             raise unsupported("unsupported-call", f"{instance.cls.__name__}() with keyword arguments")
     elif init is object.__init__ and (args or kwargs) and not made and trace.type_attr(instance.cls, "__new__") is object.__new__:
@@ -124,10 +124,15 @@ def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value
 def new_exception(trace: Trace, cls: type[BaseException], args: list[Value]) -> UserObject:
     """An exception instance made as C code makes it."""
     instance = UserObject(cls)
-    instance.slots["args"] = TupleValue(args)
-    if issubclass(cls, StopIteration):
-        instance.slots["value"] = args[0] if args else Constant(None)
+    _set_args(instance, args)
     return instance
+
+
+def _set_args(instance: UserObject, args: list[Value]) -> None:
+    """What the C `__init__` of exceptions keeps."""
+    instance.slots["args"] = TupleValue(args)
+    if issubclass(instance.cls, StopIteration):
+        instance.slots["value"] = args[0] if args else Constant(None)
 
 
 def link_context(trace: Trace, error: Value) -> None:
@@ -170,6 +175,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
 
 
 _PURE_MODULES = frozenset({"math", "cmath", "_operator", "_struct", "_bisect", "unicodedata"})
+_WRITING = frozenset({"insort", "insort_left", "insort_right", "delitem", "setitem", "iconcat", "pack_into"})
 pure_functions: set[Any] = set()
 
 
@@ -180,7 +186,7 @@ def is_pure(fn: Any) -> bool:
     if isinstance(fn, types.BuiltinFunctionType):
         owner = fn.__self__
         if isinstance(owner, types.ModuleType):
-            return owner.__name__ in _PURE_MODULES or fn in pure_functions
+            return owner.__name__ in _PURE_MODULES and fn.__name__ not in _WRITING or fn in pure_functions
         return isinstance(owner, type) and owner in PURE_TYPES or type(owner) in PURE_TYPES
     try:
         return fn in pure_functions
@@ -199,8 +205,11 @@ def update_dict(trace: Trace, into: Value, source: Value) -> None:
         for key in trace.call_method(source, "keys", []).unpack(trace):
             target.store(trace, key.hash_key(trace), key, source.getitem(trace, key))
     else:
-        for pair in source.unpack(trace):
-            key, value = pair.unpack(trace)
+        for i, pair in enumerate(source.unpack(trace)):
+            parts = pair.unpack(trace)
+            if len(parts) != 2:
+                raise trace.error(ValueError, f"dictionary update sequence element #{i} has length {len(parts)}; 2 is required")
+            key, value = parts
             target.store(trace, key.hash_key(trace), key, value)
 
 
@@ -323,7 +332,7 @@ def _exception_init(fn: Any) -> CallRule | None:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if not isinstance(args[0], UserObject) or args[0].obj is not MISSING or kwargs:
             raise unsupported("unsupported-call", "an exception's __init__ is called again")
-        args[0].slots["args"] = TupleValue(args[1:])
+        _set_args(args[0], args[1:])
         return Constant(None)
     return rule
 

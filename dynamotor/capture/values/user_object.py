@@ -98,7 +98,9 @@ class UserObject(Value):
         if value is None and name not in self.slots and _is_builtin_exception(descr.__objclass__):
             if name == "__suppress_context__":
                 return trace.make("__cause__" in self.slots)
-            raise unsupported("unsupported-value", f"attribute {name!r} of {self.describe()}")  # a C member is never absent
+            stop = unsupported("unsupported-value", f"attribute {name!r} of {self.describe()}")  # a C member is never absent
+            stop.whole = self.obj is MISSING  # C code would have set it, and a copy of the exception lacks it
+            raise stop
         if value is None:
             raise trace.error(AttributeError, f"'{self.cls.__name__}' object has no attribute '{name}'")
         return value
@@ -179,7 +181,7 @@ class UserObject(Value):
         args = self.slots.get("args")
         name = cg.new_object(self, f"{cg.constant(BaseException)}.__new__({cg.constant(self.cls)}, *{cg.emit(args)})"
                              if args is not None else f"{cg.constant(self.cls)}.__new__({cg.constant(self.cls)})")
-        for slot in ("__cause__", "__context__", "__traceback__"):
+        for slot in ("__cause__", "__context__", "__traceback__", "name", "obj"):
             value = self.slots.get(slot)
             if value is not None:
                 cg.statement(f"{name}.{slot} = {cg.emit(value)}")
