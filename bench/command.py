@@ -25,7 +25,7 @@ from dynamotor.tools.measure import geometric_mean
 from dynamotor.tools.numerics import Errors
 from dynamotor.tools.tables import render
 
-from . import ddp, models, shapes, start
+from . import ddp, models, shapes, start, step
 
 COLUMNS = (
     "model",
@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ddp.add_arguments(parser)
     shapes.add_arguments(parser)
     start.add_arguments(parser)
+    step.add_arguments(parser)
     parser.add_argument("--json", default=None, help="file to write (default: dynamotor-bench.json)")
 
 
@@ -186,6 +187,8 @@ def main(args: argparse.Namespace) -> int:
         return shapes.main(args)
     if args.start:
         return start.main(args)
+    if args.step:
+        return step.main(args)
     phases = [p for p in args.phase.split(",") if p]
     if bad := [p for p in phases if p not in ("infer", "train")]:
         raise UsageError("DM101", f"unknown phase {bad[0]!r}", cure="use infer, train or infer,train")

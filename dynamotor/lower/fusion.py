@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..base.events import emit, listening
@@ -428,7 +428,8 @@ def shares_enough(group: Group, node: Node) -> bool:
 class Fuser:
     """Greedy fusion in program order, over a graph of groups and extern calls that stays without cycles."""
 
-    def __init__(self, schedule: Sequence[Node | ExternNode]) -> None:
+    def __init__(self, schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()) -> None:
+        self.overwritten = set(overwritten)  # inputs
         self.items: list[Group | ExternNode | None] = []  # None: a group that became part of another
         self.owner: dict[str, int] = {}  # buffer -> item that made it last
         self.before: list[int] = []  # for each item a bit set of the items that must run before it
@@ -567,20 +568,31 @@ class Fuser:
         self.readers = {name: (mask & ~gone) | bit if mask & gone else mask for name, mask in self.readers.items()}
 
     def _ordered(self) -> list[Group | ExternNode]:
+        """In program order, but that what writes inputs runs as soon as it can: what it reads (gradients) is free then."""
         done = 0
         order: list[Group | ExternNode] = []
         left = {at: item for at, item in enumerate(self.items) if item is not None}
+        early = [at for at, item in left.items() if isinstance(item, Group) and self._is_update(item)]
+        later = [at for at in left if at not in set(early)]
         while left:
-            at = next(i for i in left if self.before[i] & ~done == 0)
+            ready = next((i for i in early if self.before[i] & ~done == 0), None)
+            at = next(i for i in later if self.before[i] & ~done == 0) if ready is None else ready
+            (later if ready is None else early).remove(at)
             done |= 1 << at
             order.append(left.pop(at))
         return order
+
+    def _is_update(self, group: Group) -> bool:
+        """Whether all that a group makes for others are new contents of inputs."""
+        made = {member.node.buffer for member in group.members}
+        read = {name for name in made if self.readers.get(name, 0) & ~(1 << self.owner[name])}
+        return bool(made & self.overwritten) and read <= self.overwritten
 
 
 def _origins(group: Group) -> str:
     return ", ".join(dict.fromkeys(m.node.origin for m in group.members))
 
 
-def fuse(schedule: Sequence[Node | ExternNode]) -> list[Group | ExternNode]:
-    """Group the loop nodes; gives groups and extern calls in an order in which they can run."""
-    return Fuser(schedule).run()
+def fuse(schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()) -> list[Group | ExternNode]:
+    """Group the loop nodes; gives groups and extern calls in an order in which they can run. `overwritten`: inputs that are."""
+    return Fuser(schedule, overwritten).run()

@@ -54,7 +54,7 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     if config.verify:
         for nodes, specs in nodes_at(ctx.env, schedule, ctx.buffers):
             verify_nodes(nodes, specs)
-    items = fuse(schedule)
+    items = fuse(schedule, ctx.mutated)
     steps = _steps(ctx, items, wanted)
     used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
     returned = {o.name for o in outputs if isinstance(o, BufRef)}

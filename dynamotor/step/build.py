@@ -68,13 +68,15 @@ def build_step(traced: Traced, compile_graph: CompileGraph, static: frozenset[in
     new = dict(zip(places, contents, strict=True))
     questions = [(Question(q.kind, *sides[2 * k: 2 * k + 2]), answer) for k, (q, answer) in enumerate(questions)]
 
-    by_node = {node: path for path, node in (*leaves.numbers.items(), *leaves.tensors.items()) if path[0] in ("state", "group")}
+    known = traced.recorder.known  # of tensors on a GPU under a scaler nothing is
+    by_node = {node: path for path, node in (*leaves.numbers.items(), *leaves.tensors.items()) if known.get(node) is not None}
     on_host = host.on_host(graph, list(by_node), new)
     for node in [*numbers, *(side for side in sides if isinstance(side, fx.Node))]:
         if node not in on_host:
             raise NotWhole("DM506", "the optimizer branches on, or keeps in Python, a number that only the step will know")
     host_writes = [(by_node[place], node) for place, node in new.items() if place in on_host]
     host_writes += zip(paths, numbers, strict=True)
+    host_writes.sort(key=lambda write: write[0] in leaves.tensors and leaves.tensors[write[0]].meta["val"].device.type != "cpu")
     crossing = _cross(graph, on_host, output, [*values, *grads], device)
     nodes = [node for node in graph.nodes if node in on_host and node.op == "call_function"]
     reads = [node for node in graph.nodes if node in on_host and node.op == "placeholder"]
@@ -85,6 +87,8 @@ def build_step(traced: Traced, compile_graph: CompileGraph, static: frozenset[in
     tensors = {node: path for path, node in leaves.tensors.items() if node not in on_host}
     inputs = [*traced.placeholders, *(node for _, node in traced.parameters), *tensors, *(node for node, _ in constants),
               *crossing.placeholder]
+    if found is not None:
+        new.update(_skipping(graph, output, found, {place: new[place] for place in traced.skipped if place not in on_host}))
     results = [*(crossing.of(v) for v in values), *(crossing.of(g) for g in grads), *([] if found is None else [found])]
     writes = [(place, crossing.of(node)) for place, node in new.items() if place not in on_host and place is not node]
     keep = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
@@ -98,6 +102,16 @@ def build_step(traced: Traced, compile_graph: CompileGraph, static: frozenset[in
         tuple(t for _, t in constants), tuple(by_node[node] for node in reads), tuple(path for path, _ in host_writes),
         program.code, len(crossing.nodes), tuple(kept), traced.owned,
         found is not None, device)
+
+
+def _skipping(graph: fx.Graph, output: fx.Node, found: fx.Node, contents: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The contents, or what was there where gradients overflowed."""
+    chosen = {}
+    with graph.inserting_before(output):
+        for place, node in contents.items():
+            chosen[place] = graph.call_function(aten.where.self, (found, place, node))
+            chosen[place].meta = dict(node.meta, val=place.meta["val"])
+    return chosen
 
 
 @dataclass

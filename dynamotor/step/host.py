@@ -1,7 +1,8 @@
 """The part of a step that is numbers on the host: read, calculated and written as plain Python, packed for the program.
 
-Step counts and the numbers that optimizers make of them and of learning rates are 0-d tensors on the CPU, or Python's own. A
-program that waited for them, or took each as an input, would spend more on them than on the update itself.
+Step counts and the numbers that optimizers make of them and of learning rates are 0-d tensors, or Python's own. A program that
+took each as an input would spend more on them than on the update itself. Of those on a GPU the host keeps what it wrote
+(`Mirror`), so that nobody waits for the GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +22,26 @@ from .numbers import ANSWERS, Operand, Question
 
 aten = torch.ops.aten
 _float = ctypes.c_float
+
+
+class Mirror:
+    """What 0-d tensors on a GPU hold: read once, then known from what was written, until somebody else writes."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[torch.Tensor, int, float]] = {}
+
+    def read(self, tensor: torch.Tensor) -> float:
+        """The tensor's number; waits for the GPU only where it is not known."""
+        found = self.known.get(id(tensor))
+        if found is None or found[1] != tensor._version:
+            found = self.known[id(tensor)] = tensor, tensor._version, tensor.item()
+        return found[2]
+
+    def write(self, tensors: Sequence[torch.Tensor], values: Sequence[float], on_device: torch.Tensor) -> None:
+        """Copy numbers that lie on the device already into the tensors."""
+        torch._foreach_copy_(list(tensors), list(on_device.unbind()))
+        for tensor, value in zip(tensors, values, strict=True):
+            self.known[id(tensor)] = tensor, tensor._version, value
 
 
 def single(value: float) -> float:
@@ -47,9 +68,9 @@ _DTYPES = (torch.float64, torch.float32)
 
 
 def is_number(node: fx.Node) -> bool:
-    """Whether a node gives one floating number on the CPU."""
+    """Whether a node gives one floating number."""
     val = node.meta.get("val")
-    return isinstance(val, TensorSpec) and not val.shape and val.dtype in _DTYPES and val.device.type == "cpu"
+    return isinstance(val, TensorSpec) and not val.shape and val.dtype in _DTYPES
 
 
 def calculate(node: fx.Node, values: dict[fx.Node, float]) -> float:

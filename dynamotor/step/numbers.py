@@ -119,7 +119,14 @@ class NumberNode:
             return answer
         return bool(self.value)
 
-    bool_ = expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+    def expect_true(self, file: builtins.str = "", line: int = 0) -> bool:
+        """Something is checked of a number (that a root is taken of nothing negative): no branch."""
+        if type(self.value) is Question:
+            left, right = self.recorder.hint(self.value.left), self.recorder.hint(self.value.right)
+            return left is None or right is None or ANSWERS[self.value.kind](left, right)
+        return bool(self.value)
+
+    bool_ = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
 
     def int_(self) -> int:
         return int(self.guard_float())

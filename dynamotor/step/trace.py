@@ -56,7 +56,7 @@ class Traced:
     inputs: the captured graph's placeholders, then parameters and tensors by path. contents: new values of placeholders.
     numbers: new values of Python numbers by path. grads: by input, what remains in `.grad` (of the
     optimizer's parameters, `owned`, all of it; of others what is added). found: whether a scaled gradient
-    overflowed.
+    overflowed; `skipped` are the places that then stay as they were.
     """
 
     recorder: StepRecorder
@@ -70,13 +70,16 @@ class Traced:
     grads: dict[int, fx.Node]
     owned: frozenset[int]
     found: fx.Node | None
+    skipped: set[fx.Node]
 
 
 class Shadows:
     """Stand-ins for an optimizer's parameters, state and hyperparameters, put in their place while `step()` is traced."""
 
-    def __init__(self, recorder: StepRecorder, optimizer: torch.optim.Optimizer, known: dict[int, ShapeTensor]) -> None:
+    def __init__(self, recorder: StepRecorder, optimizer: torch.optim.Optimizer, known: dict[int, ShapeTensor],
+                 scaled: bool) -> None:
         self.recorder, self.optimizer, self.leaves = recorder, optimizer, Leaves()
+        self.scaled = scaled  # only the GPU knows whether the step is skipped: numbers that lie there stay there
         self.made: list[tuple[int, fx.Node]] = []
         self.parameters: list[ShapeTensor] = []
         self.of: dict[int, ShapeTensor] = dict(known)  # by the tensor's id
@@ -97,7 +100,7 @@ class Shadows:
             known = self.of[id(tensor)] = self.recorder.input("state", TensorSpec.of(tensor))
             self.leaves.tensors[path] = known.note.node
             self.real[id(tensor)] = tensor
-            if host.is_number(known.note.node):
+            if host.is_number(known.note.node) and (tensor.device.type == "cpu" or not self.scaled):
                 self.recorder.known[known.note.node] = float(tensor)
         return known
 
@@ -218,7 +221,7 @@ def trace_step(gm: fx.GraphModule, examples: Sequence[torch.Tensor], loss_at: in
     aliases = {i: tensor.note for i, tensor in enumerate(feed)}
     held_grads = {i: recorder.input("grad", TensorSpec.of(examples[i].grad)) for i in held}
     scaled = None if scale is None else recorder.input("scale", TensorSpec.of(scale))
-    shadows = Shadows(recorder, optimizer, {id(t): feed[i] for i, t in enumerate(examples)})
+    shadows = Shadows(recorder, optimizer, {id(t): feed[i] for i, t in enumerate(examples)}, scale is not None)
     leaves = shadows.leaves
     for i, tensor in held_grads.items():
         leaves.tensors["grad", i] = tensor.note.node
@@ -293,6 +296,7 @@ def _finish(recorder: StepRecorder, feed: list[ShapeTensor], placeholders: list[
             written: dict[fx.Node, ShapeTensor], numbers: dict[Path, Any], versions: dict[int, int], keep_grads: bool) -> Traced:
     """Read the new contents of everything that was written; a step that overflowed keeps the old ones."""
     contents: dict[fx.Node, fx.Node] = {}
+    skipped: set[fx.Node] = set()
     seen: dict[int, ShapeTensor] = {}
     for tensor in [*feed, *shadows.of.values()]:
         seen.setdefault(id(tensor), tensor)
@@ -305,9 +309,9 @@ def _finish(recorder: StepRecorder, feed: list[ShapeTensor], placeholders: list[
                 continue
             node = recorder.node_of(tensor if new is None else _like(tensor, new))
             updated = place in state or tensor.note.memory.version > versions.get(id(tensor), tensor.note.memory.version)
-            if found is not None and updated and not host.is_number(place):
-                node = recorder.emit(aten.where.self, (recorder.node_of(found), place, node), {})
             contents[place] = node
+            if updated:
+                skipped.add(place)
     recorder.updates = False
     with recording(recorder):
         detached = [r.detach() if type(r) is ShapeTensor else r for r in results]
@@ -322,7 +326,7 @@ def _finish(recorder: StepRecorder, feed: list[ShapeTensor], placeholders: list[
         new_numbers[path] = node
     overflow = None if found is None else recorder.node_of(found)
     return Traced(recorder, placeholders, shadows.made, shadows.leaves, values, plans, contents, new_numbers, keep,
-                  frozenset(mine), overflow)
+                  frozenset(mine), overflow, skipped)
 
 
 def _like(old: ShapeTensor, new: ShapeTensor) -> ShapeTensor:

@@ -23,6 +23,7 @@ from ..base.log import log, warn_once
 from ..graph.info import GraphInfo
 from ..runtime.launch import data_pointers
 from .build import StepProgram, build_step
+from .host import Mirror
 from .trace import NotWhole, Path, StateGrows, trace_step
 
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Callable[..., tuple]]
@@ -38,6 +39,7 @@ class Update:
                  scaler: torch.amp.GradScaler | None, accumulate: int, keep_grads: bool) -> None:
         self.optimizer, self.clip, self.scaler = optimizer, clip, scaler
         self.accumulate, self.keep_grads, self.count = accumulate, keep_grads, 0
+        self.mirror = Mirror()
         self.began = False  # whether the optimizer has had a step to make its state in
 
     def parameters(self) -> list[torch.Tensor]:
@@ -85,6 +87,7 @@ class _Bound:
     extra: list[torch.Tensor]
     read: list[Callable[[], float]]
     write: list[Callable[[float], None]]
+    on_device: list[torch.Tensor]
     on_host: list[torch.Tensor]
     pointers: Any
 
@@ -252,11 +255,13 @@ class GraphStep:
         extra = [parameters[k] for k in program.parameters]
         extra += [self._tensor(path) for path in program.tensors if path[0] != "grad"]
         read = [self._reader(path) for path in program.reads]
-        write = [self._writer(path) for path in program.writes]
+        written = [(path, self._value(path)) for path in program.writes]
+        write = [self._writer(path) for path, value in written if not _is_on_device(value)]
+        on_device = [value for _, value in written if _is_on_device(value)]
         values = [self._value(path) for path in program.reads]
-        on_host = [value for value in values if isinstance(value, torch.Tensor)]
+        on_host = [value for value in values if isinstance(value, torch.Tensor) and not _is_on_device(value)]
         self.storages = {t.untyped_storage()._cdata for t in [*parameters, *extra]}
-        return _Bound(program, extra, read, write, on_host, data_pointers(on_host))
+        return _Bound(program, extra, read, write, on_device, on_host, data_pointers(on_host))
 
     def _tensor(self, path: Path) -> torch.Tensor:
         return self.update.scaler._scale if path == ("scale",) else self._value(path)  # type: ignore[union-attr, return-value]
@@ -281,6 +286,8 @@ class GraphStep:
     def _reader(self, path: Path) -> Callable[[], float]:
         """Reads a number: tensors where they lie (`_Bound.holds` sees to it), Python's own wherever they are at the call."""
         value = self._value(path)
+        if _is_on_device(value):
+            return functools.partial(self.update.mirror.read, value)
         return value.numpy().item if isinstance(value, torch.Tensor) else functools.partial(self._value, path)
 
     def _writer(self, path: Path) -> Callable[[float], None]:
@@ -306,16 +313,20 @@ class GraphStep:
                 arguments.append(bound.extra[k])
                 k += 1
         arguments += program.constants
-        if program.n_numbers:
-            vector = torch.tensor(numbers[: program.n_numbers], dtype=torch.float64)
-            arguments.append(vector if program.device.type == "cpu" else vector.to(program.device, non_blocking=True))
+        n, k = program.n_numbers, program.n_numbers + len(bound.write)
+        if n or bound.on_device:
+            vector = torch.tensor(numbers[:n] + numbers[k:], dtype=torch.float64)
+            vector = vector if program.device.type == "cpu" else vector.to(program.device, non_blocking=True)
+            arguments += [vector[:n]] if n else []
         with torch.no_grad():
             results = call_without_autocast(program.compiled, tuple(arguments))
         update.optimizer._opt_called = True  # what schedulers ask
         found = results[-1] if program.scaled else None
         if bound.write and (found is None or not found.item()):
-            for write, value in zip(bound.write, numbers[program.n_numbers:], strict=True):
+            for write, value in zip(bound.write, numbers[n:k], strict=True):
                 write(value)
+        if bound.on_device:
+            update.mirror.write(bound.on_device, numbers[k:], vector[n:])
         if found is not None:
             states = update.scaler._per_optimizer_states[id(update.optimizer)]  # type: ignore[union-attr]
             states["found_inf_per_device"] = {found.device: found.float()}
@@ -334,6 +345,10 @@ def _leave(tensor: torch.Tensor, grad: torch.Tensor, owned: bool) -> None:
         tensor.grad = grad
     else:
         tensor.grad.add_(grad)
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
 
 
 def _setting(value: Any) -> Any:

@@ -1,0 +1,205 @@
+"""`python -m dynamotor bench --step`: whole training steps (forward, loss, backward, AdamW) four ways, in turns in one process.
+
+eager: the eager loop. compiled: our compiled forward and backward, the optimizer in eager. torch.compile: model and optimizer
+compiled by it. step: `compile_step`. The optimizer is AdamW, fused on a GPU and foreach on a CPU. Each model has a process
+and caches of its own; a way's peak memory is what a step of it holds beyond what the ways built before it hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynamotor.api import compile as compile_
+from dynamotor.step import compile_step
+from dynamotor.tools.measure import geometric_mean, quartiles, turns
+from dynamotor.tools.tables import render
+
+from . import models
+
+MODELS = ("resnet18", "BertForMaskedLM", "mobilenetv3_large_100")
+WAYS = ("eager", "compiled", "torch.compile", "step")
+COLUMNS = ("model", "way", "first s", "ms", "step is", "spread", "peak MB", "loss")
+AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench --step`."""
+    parser.add_argument("--step", action="store_true", help=f"whole training steps (--models: default {','.join(MODELS)})")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"with --step: of {', '.join(WAYS)}, comma-separated")
+    parser.add_argument("--mode", default=None, help="with --step: mode of all compilers (default: reduce-overhead on a GPU)")
+
+
+class Named(torch.nn.Module):
+    """A model that takes its inputs in a row, some of them by these names."""
+
+    def __init__(self, model: torch.nn.Module, names: list[str], positional: int) -> None:
+        super().__init__()
+        self.model, self.names, self.positional = model, names, positional
+
+    def forward(self, *batch: torch.Tensor) -> Any:
+        return self.model(*batch[: self.positional], **dict(zip(self.names, batch[self.positional:])))
+
+
+class Worker:
+    """One model's ways: `build(way)` gives a function that trains for one step."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job, self.device = job, torch.device(job["device"])
+        self.case = models.load(job["model"], small=job["small"], batch=job["batch"])
+        self.cuda = self.device.type == "cuda"
+        self.sync: Callable[[], object] = torch.cuda.synchronize if self.cuda else (lambda: None)
+        args, kwargs = self.case.make_inputs(train=True)
+        self.batch = [t.to(self.device) for t in (*args, *kwargs.values())]
+        self.names, self.positional = list(kwargs), len(args)
+        self.mode = job["mode"] or ("reduce-overhead" if self.cuda else None)
+        self.amp = AMP.get(job["amp"])
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self.amp) if self.amp else contextlib.nullcontext()
+
+    def build(self, way: str) -> Callable[[], torch.Tensor]:
+        """The way's own copy of the model and optimizer, and one step of it."""
+        model = Named(copy.deepcopy(self.case.model), self.names, self.positional).to(self.device).train()
+        kind = {"fused": True} if self.cuda else {"foreach": True}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **kind)
+        loss_fn, batch = self.case.loss, self.batch
+        if way == "step":
+            whole = compile_step(model, loss_fn, optimizer, n_inputs=len(batch), mode=self.mode)
+
+            def step() -> torch.Tensor:
+                with self.autocast():
+                    return whole(*batch)
+
+            return step
+        forward: Callable[..., torch.Tensor] = lambda *b: loss_fn(model(*b))  # noqa: E731
+        update: Callable[[], Any] = optimizer.step
+        if way == "compiled":
+            forward = compile_(forward, mode=self.mode)
+        elif way == "torch.compile":
+            forward, update = torch.compile(forward, mode=self.mode), torch.compile(optimizer.step)
+
+        def train() -> torch.Tensor:
+            with self.autocast():
+                loss = forward(*batch)
+            loss.backward()
+            update()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+        return train
+
+    def run(self) -> None:
+        """Build and warm each way, measure all in turns; a line of JSON after each."""
+        row: dict[str, Any] = {"model": self.job["model"], "ways": {}}
+        calls: dict[str, Callable[[], torch.Tensor]] = {}
+        for way in self.job["ways"]:
+            before = torch.cuda.memory_allocated() if self.cuda else 0
+            start = time.perf_counter()
+            try:
+                call = self.build(way)
+                for _ in range(2):  # the first step makes the optimizer's state
+                    call()
+                self.sync()
+                first = time.perf_counter() - start
+                for _ in range(4):  # CUDA graphs are recorded after some calls
+                    loss = call()
+                self.sync()
+            except Exception as error:  # a way that cannot run this model is a row of the table
+                row["ways"][way] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+                continue
+            found = row["ways"][way] = {"first_s": first, "loss": float(loss)}
+            if self.cuda:
+                torch.cuda.reset_peak_memory_stats()
+                call()
+                self.sync()
+                found["peak_mb"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+            calls[way] = call
+            print(json.dumps(row), flush=True)
+        rounds = turns(calls, seconds=self.job["seconds"], finish=self.sync, turn=0.05)
+        for way in calls:
+            times = [r[way] for r in rounds]
+            row["ways"][way]["ms"] = statistics.median(times) * 1e3
+            if "step" in calls:
+                row["ways"][way]["over_step"] = quartiles([r[way] / r["step"] for r in rounds])
+        print(json.dumps(row), flush=True)
+
+
+def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """One model in a process of its own; what it had said when its time was up."""
+    cache = tempfile.mkdtemp(prefix="dynamotor-bench-")
+    env = dict(os.environ, DYNAMOTOR_CACHE_DIR=f"{cache}/dynamotor", TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
+               TRITON_CACHE_DIR=f"{cache}/triton")
+    command, error = [sys.executable, "-m", "bench.step", json.dumps(job)], ""
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+        out = done.stdout
+        error = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        notes = [line for line in done.stderr.splitlines() if line.startswith("dynamotor:")]
+    except subprocess.TimeoutExpired as late:
+        out = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        error, notes = f"no end within {timeout:.0f} s", []
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    row = json.loads(lines[-1]) if lines else {"model": job["model"], "ways": {}}
+    return {**row, "notes": notes, **({"error": error} if error else {})}
+
+
+def table(row: dict[str, Any]) -> list[list[str]]:
+    """The printed rows of one model."""
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    found = []
+    for way, w in row["ways"].items():
+        low, mid, high = w.get("over_step") or (None, None, None)
+        found.append([row["model"], way, number(w.get("first_s"), ".1f"), number(w.get("ms"), ".2f"),
+                      w.get("error") or f"{number(mid, '.3f')}x as fast", f"{number(low, '.2f')}-{number(high, '.2f')}",
+                      number(w.get("peak_mb"), ".0f"), number(w.get("loss"), ".4f")])
+    return found
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the bench; 0 when every way of every model ran."""
+    names = MODELS if args.models == "twelve" else [name for name in args.models.split(",") if name]
+    rows = []
+    for name in names:
+        job = {"model": name, "device": args.device, "amp": args.amp, "batch": args.batch, "small": args.small, "mode": args.mode,
+               "seconds": args.seconds, "ways": args.ways.split(",")}
+        rows.append(measure(job, args.timeout))
+        print(render(table(rows[-1]), COLUMNS))
+        print("\n".join([*rows[-1]["notes"], rows[-1].get("error", "")]).strip(), flush=True)
+    means = {}
+    for way in args.ways.split(","):
+        known = [r["ways"][way] for r in rows if "over_step" in r["ways"].get(way, {})]
+        if known and way != "step":
+            means[way] = geometric_mean([w["over_step"][1] for w in known])
+            print(f"{way:>14}: the whole step is {means[way]:.3f} times as fast (geometric mean of {len(known)})")
+    result = {"command": " ".join(sys.argv[1:]), "torch": torch.__version__, "python": platform.python_version(),
+              "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability(),
+              "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None, "rows": rows,
+              "step_is_faster_by": means}
+    path = args.json or "dynamotor-bench-step.json"
+    Path(path).write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {path}")
+    return 0 if all("error" not in w for r in rows for w in [r, *r["ways"].values()]) else 1
+
+
+if __name__ == "__main__":
+    Worker(json.loads(sys.argv[1])).run()
