@@ -583,10 +583,14 @@ class Fuser:
         return order
 
     def _is_update(self, group: Group) -> bool:
-        """Whether all that a group makes for others are new contents of inputs."""
+        """Whether all that a group makes is new contents of inputs, or is copied into one by another."""
         made = {member.node.buffer for member in group.members}
-        read = {name for name in made if self.readers.get(name, 0) & ~(1 << self.owner[name])}
-        return bool(made & self.overwritten) and read <= self.overwritten
+        readers = 0
+        for name in made - self.overwritten:
+            readers |= self.readers.get(name, 0) & ~(1 << self.owner[name])
+        return bool(made & self.overwritten) and all(
+            isinstance(other := self.items[at], Group) and {m.node.buffer for m in other.members} <= self.overwritten
+            for at in range(len(self.items)) if readers >> at & 1)
 
 
 def _origins(group: Group) -> str:

@@ -41,6 +41,7 @@ from .program import Buffer, BufRef, LoopStep, Program, Step
 from .schedule import build_kernel, in_place_pairs
 from .text import kernel_text
 from .verify import verify_nodes, verify_program, verify_schedule
+from .write_back import write_back
 
 aten = torch.ops.aten
 
@@ -56,10 +57,13 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
             verify_nodes(nodes, specs)
     items = fuse(schedule, ctx.mutated)
     steps = _steps(ctx, items, wanted)
+    if not ctx.is_symbolic:
+        steps = write_back(steps, ctx.buffers, ctx.mutated, wanted - set(ctx.mutated))
     used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
     returned = {o.name for o in outputs if isinstance(o, BufRef)}
     buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
-    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)), ctx.env, ctx.values)
+    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)), ctx.env,
+                      {name: ref for name, ref in ctx.values.items() if ref.name in buffers})
     for instance in instances(program, everywhere=config.verify):
         verify_program(instance)
     log("graphs", lambda: "\n".join([f"kernels of {info.name}\n{program}", *(kernel_text(s.kernel) for s in _loops(steps))]))

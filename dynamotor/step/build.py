@@ -27,14 +27,16 @@ from .trace import NotWhole, Path, Traced
 
 aten = torch.ops.aten
 _names = itertools.count()
+NUMBER_STEP = 2  # elements from one number to the next: pointers to multiples of 16 bytes take the quicker code on a GPU
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A compiled step and how to call it: `compiled(*graph inputs, *parameters, *tensors, *constants, numbers)`.
+    """A compiled step and how to call it: `compiled(*graph inputs, *parameters, *tensors, *constants, *numbers)`.
 
-    reads, writes: numbers by path. outs: how many of the results are values of the captured graph; then come gradients by
-    input (`grads`), then whether a scaled gradient overflowed.
+    numbers: the 0-d tensors in `room` in which the program finds them. reads, writes: numbers by path, and `values` makes the
+    new ones (those for `numbers`, then those for `writes`) of what was read. The results are `n_values` values of the captured
+    graph, gradients by input (`grads`), and whether a scaled gradient overflowed.
     """
 
     compiled: Callable[..., tuple]
@@ -46,7 +48,8 @@ class StepProgram:
     reads: tuple[Path, ...]
     writes: tuple[Path, ...]
     values: Callable[[list[float]], list[float] | None]
-    n_numbers: int
+    room: torch.Tensor
+    numbers: tuple[torch.Tensor, ...]
     grads: tuple[int, ...]
     owned: frozenset[int]
     scaled: bool
@@ -86,7 +89,7 @@ def build_step(traced: Traced, compile_graph: CompileGraph, static: frozenset[in
     constants = traced.recorder.constants
     tensors = {node: path for path, node in leaves.tensors.items() if node not in on_host}
     inputs = [*traced.placeholders, *(node for _, node in traced.parameters), *tensors, *(node for node, _ in constants),
-              *crossing.placeholder]
+              *crossing.placeholders]
     if found is not None:
         new.update(_skipping(graph, output, found, {place: new[place] for place in traced.skipped if place not in on_host}))
     results = [*(crossing.of(v) for v in values), *(crossing.of(g) for g in grads), *([] if found is None else [found])]
@@ -94,13 +97,15 @@ def build_step(traced: Traced, compile_graph: CompileGraph, static: frozenset[in
     keep = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
     main = extract(graph, inputs, results, writes=writes, keep=keep)
     name = f"step{next(_names)}"
-    fixed = frozenset(i for i in range(len(inputs) - len(crossing.placeholder)) if i >= len(traced.placeholders) or i in static)
+    held = {node for path, node in leaves.tensors.items() if path[0] == "grad"}
+    fixed = frozenset(i for i, node in enumerate(inputs) if node not in held and (i >= len(traced.placeholders) or i in static))
+    room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
     compiled = _compile(main, GraphInfo("forward", name, fixed, len(results)), compile_graph)
     recipe = Recipe(len(inputs), (), {}, tuple(traced.plans), len(values), (), ())
     return StepProgram(
         compiled, len(values), rebuilder(recipe), tuple(k for k, _ in traced.parameters), tuple(tensors.values()),
         tuple(t for _, t in constants), tuple(by_node[node] for node in reads), tuple(path for path, _ in host_writes),
-        program.code, len(crossing.nodes), tuple(kept), traced.owned,
+        program.code, room, tuple(room[:, 0].unbind()), tuple(kept), traced.owned,
         found is not None, device)
 
 
@@ -116,9 +121,9 @@ def _skipping(graph: fx.Graph, output: fx.Node, found: fx.Node, contents: dict[f
 
 @dataclass
 class _Crossing:
-    """Host numbers that the program reads, and what stands for each in it."""
+    """Host numbers that the program reads, its inputs for them, and what stands for each in it."""
 
-    placeholder: list[fx.Node]
+    placeholders: list[fx.Node]
     stands: dict[fx.Node, fx.Node]
 
     @property
@@ -131,30 +136,27 @@ class _Crossing:
 
 def _cross(graph: fx.Graph, on_host: set[fx.Node], output: fx.Node, results: Sequence[fx.Node],
            device: torch.device) -> _Crossing:
-    """Let the rest of the graph read host numbers from one vector on its device."""
+    """Let the rest of the graph read host numbers from inputs on its device: one each, so that equal kernels stay equal."""
     varying: set[fx.Node] = set()
     for node in graph.nodes:
         if node in on_host and (node.op == "placeholder" or any(arg in varying for arg in node.all_input_nodes)):
             varying.add(node)
     read = [node for node in graph.nodes if node in varying and (
         node in results or any(user not in on_host and user is not output for user in node.users))]
-    if not read:
-        return _Crossing([], {})
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    with graph.inserting_after(last):
-        vector = graph.placeholder("numbers")
-    vector.meta["val"] = TensorSpec.dense((len(read),), torch.float64, device=device)
-    stands: dict[fx.Node, fx.Node] = {}
-    at = vector
-    for k, node in enumerate(read):
-        with graph.inserting_after(at):
-            at = graph.call_function(aten.select.int, (vector, 0, k))
-            at.meta["val"] = TensorSpec((), (), torch.float64, device, k)
-        dtype = node.meta["val"].dtype
+    crossing = _Crossing([], {})
+    for _ in read:
+        with graph.inserting_after(last):
+            last = graph.placeholder("number")
+            last.target = last.name
+            last.meta["val"] = TensorSpec.dense((), torch.float64, device=device)
+        crossing.placeholders.append(last)
+    for place, node in zip(crossing.placeholders, read, strict=True):
+        stand, dtype = place, node.meta["val"].dtype
         if dtype is not torch.float64:
-            with graph.inserting_after(at):
-                at = graph.call_function(aten._to_copy.default, (at,), {"dtype": dtype})
-                at.meta["val"] = TensorSpec.dense((), dtype, device=device)
-        stands[node] = at
-        node.replace_all_uses_with(at, delete_user_cb=lambda user: user not in on_host and user is not output)
-    return _Crossing([vector], stands)
+            with graph.inserting_after(last):
+                stand = graph.call_function(aten._to_copy.default, (place,), {"dtype": dtype})
+                stand.meta["val"] = TensorSpec.dense((), dtype, device=device)
+        crossing.stands[node] = stand
+        node.replace_all_uses_with(stand, delete_user_cb=lambda user: user not in on_host and user is not output)
+    return crossing

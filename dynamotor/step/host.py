@@ -37,8 +37,9 @@ class Mirror:
             found = self.known[id(tensor)] = tensor, tensor._version, tensor.item()
         return found[2]
 
-    def write(self, tensors: Sequence[torch.Tensor], values: Sequence[float], on_device: torch.Tensor) -> None:
-        """Copy numbers that lie on the device already into the tensors."""
+    def write(self, tensors: Sequence[torch.Tensor], values: Sequence[float]) -> None:
+        """Copy the numbers into the tensors (of one device)."""
+        on_device = torch.tensor(values, dtype=torch.float64).to(tensors[0].device, non_blocking=True)
         torch._foreach_copy_(list(tensors), list(on_device.unbind()))
         for tensor, value in zip(tensors, values, strict=True):
             self.known[id(tensor)] = tensor, tensor._version, value

@@ -313,11 +313,11 @@ class GraphStep:
                 arguments.append(bound.extra[k])
                 k += 1
         arguments += program.constants
-        n, k = program.n_numbers, program.n_numbers + len(bound.write)
-        if n or bound.on_device:
-            vector = torch.tensor(numbers[:n] + numbers[k:], dtype=torch.float64)
-            vector = vector if program.device.type == "cpu" else vector.to(program.device, non_blocking=True)
-            arguments += [vector[:n]] if n else []
+        n = len(program.numbers)
+        k = n + len(bound.write)
+        if n:
+            _fill(program.room, numbers[:n])
+            arguments += program.numbers
         with torch.no_grad():
             results = call_without_autocast(program.compiled, tuple(arguments))
         update.optimizer._opt_called = True  # what schedulers ask
@@ -326,7 +326,7 @@ class GraphStep:
             for write, value in zip(bound.write, numbers[n:k], strict=True):
                 write(value)
         if bound.on_device:
-            update.mirror.write(bound.on_device, numbers[k:], vector[n:])
+            update.mirror.write(bound.on_device, numbers[k:])
         if found is not None:
             states = update.scaler._per_optimizer_states[id(update.optimizer)]  # type: ignore[union-attr]
             states["found_inf_per_device"] = {found.device: found.float()}
@@ -345,6 +345,16 @@ def _leave(tensor: torch.Tensor, grad: torch.Tensor, owned: bool) -> None:
         tensor.grad = grad
     else:
         tensor.grad.add_(grad)
+
+
+def _fill(room: torch.Tensor, numbers: list[float]) -> None:
+    """Put the numbers of a step where its program finds them."""
+    if room.device.type == "cpu":
+        room.numpy()[:, 0] = numbers
+    else:
+        on_host = torch.zeros(room.shape, dtype=room.dtype)
+        on_host.numpy()[:, 0] = numbers
+        room.copy_(on_host, non_blocking=True)
 
 
 def _is_on_device(value: Any) -> bool:

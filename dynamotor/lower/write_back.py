@@ -1,0 +1,109 @@
+"""New contents of inputs are stored where they belong: no copy behind a kernel that could have written the input itself.
+
+A value that others read as well (a momentum, of which the update is made) has a buffer of its own and is copied into the input at
+the end. Where the kernel that makes it is the last to read the input, and reads each element no later than it stores it, it
+stores into the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from .ir import Kernel, Phase, Store, loads_of, roots, walk
+from .program import Buffer, BufRef, ExternStep, LoopStep, Step
+from .schedule import in_place_pairs
+
+
+def write_back(steps: list[Step], buffers: dict[str, Buffer], inputs: Collection[str], kept: Collection[str]) -> list[Step]:
+    """The steps without copies that their makers can do. inputs: those that are overwritten; kept: buffers that must be made."""
+    touches: dict[str, list[int]] = {}
+    for at, step in enumerate(steps):
+        for name in _names(step):
+            touches.setdefault(name, []).append(at)
+    result: list[Step | None] = list(steps)
+    for at, step in enumerate(steps):
+        pair = _copied(step) if isinstance(step, LoopStep) else None
+        if pair is None:
+            continue
+        source, target = pair
+        maker, *others = touches[source]
+        if target not in inputs or source in kept or buffers[source].kind != "temp" or others != [at] or any(
+                maker < n != at for n in touches[target]):
+            continue
+        making = result[maker]
+        if isinstance(making, LoopStep) and source in making.writes:
+            made = _storing(making.kernel, source, target)
+            if made is not None:
+                result[maker], result[at] = _with_kernel(making, made, buffers), None
+    return [step for step in result if step is not None]
+
+
+def _names(step: Step) -> set[str]:
+    if isinstance(step, LoopStep):
+        return set(step.args)
+    assert isinstance(step, ExternStep)
+    found, stack = {*filter(None, step.outs), *step.mutates}, [step.args, step.kwargs]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, BufRef):
+            found.add(value.name)
+        elif isinstance(value, (tuple, list)):
+            stack += value
+        elif isinstance(value, dict):
+            stack += value.values()
+    return found
+
+
+def _only_stores(kernel: Kernel) -> bool:
+    """Whether a kernel is one pass that stores each element as it comes to it."""
+    if kernel.template != "rows" or len(kernel.phases) != 1 or kernel.final or kernel.final_once or kernel.phases[0].row:
+        return False
+    return all(isinstance(s, Store) and not s.scatters for s in kernel.phases[0].inner)
+
+
+def _copied(step: LoopStep) -> tuple[str, str] | None:
+    """(source, target) of a kernel that copies a buffer element by element and does nothing else."""
+    if len(step.args) != 2 or not _only_stores(step.kernel):
+        return None
+    store, *more = step.kernel.phases[0].inner
+    e = store.expr
+    if more or e.op != "load" or e.args[1] != store.index or len({p[1] for p in step.kernel.params}) > 1:
+        return None
+    return e.args[0], store.buffer
+
+
+def _storing(kernel: Kernel, source: str, target: str) -> Kernel | None:
+    """The kernel with its stores to `source` made into `target`, behind all that reads that; None where it reads it elsewhere."""
+    if not _only_stores(kernel):
+        return None
+    phase = kernel.phases[0]
+    moved = next(s for s in phase.inner if s.buffer == source)
+    if any(s.buffer == target for s in phase.inner) or any(e.args[0] == source for s in phase.inner for e in _loads(s)):
+        return None
+    if any(e.args[0] == target and e.args[1] != moved.index for s in phase.inner for e in _loads(s)):
+        return None
+    types = {p[0]: p[1] for p in kernel.params}
+    if types.get(target, types[source]) != types[source]:
+        return None
+    inner = (*(s for s in phase.inner if s is not moved), replace(moved, buffer=target))
+    if target in types:
+        params = tuple((n, t, w or n == target) for n, t, w in kernel.params if n != source)
+    else:
+        params = tuple((target, t, w) if n == source else (n, t, w) for n, t, w in kernel.params)
+    places = [n for n, s in enumerate(inner) if s.buffer == target]
+    if any(e.args[0] == s.buffer for n, s in enumerate(inner) for later in inner[n + 1:] for e in _loads(later)):
+        return None  # what is stored earlier would be read as it was
+    assert len(places) == 1
+    return replace(kernel, phases=(Phase(inner, phase.row),), params=params)
+
+
+def _loads(store: Store) -> list:
+    return [e for root in roots(store) for e in loads_of(root)]
+
+
+def _with_kernel(step: LoopStep, kernel: Kernel, buffers: dict[str, Buffer]) -> LoopStep:
+    reads = tuple(dict.fromkeys(e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"))
+    sizes = {name: (b.spec.numel, b.spec.dtype) for name, b in buffers.items()}
+    return replace(step, kernel=kernel, args=tuple(p[0] for p in kernel.params), reads=reads,
+                   writes=tuple(p[0] for p in kernel.params if p[2]), inplace=in_place_pairs(kernel, sizes))
