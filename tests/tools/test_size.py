@@ -14,9 +14,9 @@ LIMITS = {
     "codegen": 5100,
     "distributed": 1250,
     "graph": 2450,
-    "lower": 5000,  # annotations of locals are statements too
+    "lower": 5100,  # annotations of locals are statements too; 60 write contents of inputs in place
     "runtime": 1250,
-    "step": 1250,
+    "step": 1350,
     "tools": 1550,
     "xla": 10350,  # the aim is 9,500; 800 are names that programs for torch_xla import
 }
