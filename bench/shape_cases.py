@@ -120,7 +120,7 @@ def _last_batch() -> Case:
 
 def _function() -> Case:
     def attention(x: torch.Tensor) -> torch.Tensor:
-        scores = (x @ x.transpose(-1, -2)) / 8 + torch.arange(x.shape[1])
+        scores = (x @ x.transpose(-1, -2)) / 8 + torch.arange(x.shape[1], device=x.device)
         return torch.nn.functional.gelu(scores.softmax(-1) @ x).mean(1)
 
     given = [torch.randn(4, n, 64) for n in range(10, 70)]
@@ -138,7 +138,7 @@ def _static_cache() -> Case:
         for ids in texts:
             cache, at = transformers.StaticCache(config=config, max_cache_len=64), 0
             for _ in range(24):
-                places = torch.arange(at, at + ids.shape[1])
+                places = torch.arange(at, at + ids.shape[1], device=ids.device)
                 with torch.no_grad():
                     out = call(input_ids=ids, past_key_values=cache, cache_position=places, position_ids=places[None])
                 yield out.logits
@@ -156,7 +156,8 @@ def _beam_search() -> Case:
 
     def steps(call: Any) -> Iterable[torch.Tensor]:
         for ids in texts:
-            cache, scores = transformers.DynamicCache(config=config), torch.tensor([0.0] + [-1e9] * (beams - 1))
+            cache = transformers.DynamicCache(config=config)
+            scores = torch.tensor([0.0] + [-1e9] * (beams - 1), device=ids.device)
             for _ in range(24):
                 with torch.no_grad():
                     out = call(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -180,7 +181,7 @@ def _t5() -> Case:
 
     def steps(call: Any) -> Iterable[torch.Tensor]:
         for ids in texts:
-            answer = torch.zeros(2, 1, dtype=torch.int64)
+            answer = torch.zeros(2, 1, dtype=torch.int64, device=ids.device)
             for _ in range(10):
                 with torch.no_grad():
                     logits = call(input_ids=ids, decoder_input_ids=answer, use_cache=False).logits
@@ -250,13 +251,21 @@ def _small_calls(kernels: int) -> Case:
 
 def _listed(name: str, train: bool) -> Case:
     """A model of the list, reduced, at three batch sizes and, where it has them, three lengths or resolutions."""
+    device = torch.get_default_device()
+    with torch.device("cpu"):  # where its random numbers are drawn
+        model, batches, forward = _model_and_batches(name, train)
+    moved = [{key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in batch.items()} for batch in batches]
+    return _batches(model, moved, train, forward)
+
+
+def _model_and_batches(name: str, train: bool) -> tuple[nn.Module, list[dict[str, Any]], Callable[[Any, Any], torch.Tensor]]:
     case = models.load(name, small=True, dropout=False)
     model, generator = case.model.train(train), torch.Generator().manual_seed(0)
     if name in HUGGING_FACE:
         row = HUGGING_FACE[name]
         fixed = name.startswith("Reformer")
         sizes = [(2, 16), (3, 16 if fixed else 11), (5, 16 if fixed else 14)]
-        batches: list[Any] = [row.inputs(model.config, b, n, generator, train) for b, n in sizes]
+        batches = [row.inputs(model.config, b, n, generator, train) for b, n in sizes]
     else:
         (image,), _ = case.make_inputs()
         side = image.shape[-1]
@@ -268,7 +277,7 @@ def _listed(name: str, train: bool) -> Case:
         out = call(batch["x"]) if "x" in batch else call(**batch)
         return case.loss(out) if train else next(t for t in numerics.output_tensors(out) if t.is_floating_point())
 
-    return _batches(model, batches, train, forward)
+    return model, batches, forward
 
 
 def _transformers() -> Any:

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str, Any]:
     """The row of a case and a compiler ("ours" or "torch.compile")."""
     torch.manual_seed(0)
-    torch.set_default_device(device)
-    case = case_of(name)
+    with torch.device(device):
+        case = case_of(name)
     if isinstance(case.model, torch.nn.Module):
         case.model.to(device)
     wanted = _copies(case.steps(case.model))  # warms eager up
