@@ -15,7 +15,7 @@ import torch.utils.checkpoint as checkpointing
 from ..graph.modes import preserved_modes
 from .breaks import Unsupported, unsupported
 from .polyfills import autograd_function as polyfills
-from .values.base import Raised, Value, builtin_rule
+from .values.base import MISSING, Raised, Value, builtin_rule
 from .values.constant import Constant
 from .values.containers import SequenceValue, TupleValue
 from .values.context import ModeEffect
@@ -141,3 +141,18 @@ def _parts(result: Value) -> list[Value]:
 
 def _versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
     return [(v, v.example._version) for v in tensor_values(trace).values() if not v.example.is_inference()]
+
+
+# Gradients inside the forward ----------------------------------------------------------------------------------------------
+@builtin_rule(torch.autograd.grad)
+def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """One node: PyTorch's engine runs it in the trial, in the recording and in an eager graph. All that it may reach must lie in
+    the graph, and nobody may have hooked on to what lies at its border."""
+    for value in tensor_values(trace).values():
+        if value.obj is MISSING or not value.example.requires_grad:
+            continue
+        facts = [trace.reader.attribute(value.source, value.obj, name) for name in ("is_leaf", "_backward_hooks")]
+        if [fact.as_constant() if fact is not None and fact.is_constant() else fact for fact in facts] != [True, None]:
+            raise unsupported("autograd", "torch.autograd.grad is called", "a tensor from outside has a history or a hook",
+                              "compile what calculates it too, or call it outside the compiled function")
+    return torch_call(trace, torch.autograd.grad, args, kwargs)

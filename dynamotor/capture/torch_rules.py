@@ -106,7 +106,7 @@ _EFFECTS = (torch.save, torch.load, torch.set_default_dtype, torch.set_default_d
             torch.set_warn_always, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled,
             torch.clear_autocast_cache, torch.autocast_increment_nesting, torch.autocast_decrement_nesting,
             torch.set_autocast_cpu_enabled, torch.set_autocast_cpu_dtype, torch.set_autocast_gpu_dtype)
-_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, torch.autograd.functional.jacobian, torch.autograd.functional.hessian,
+_AUTOGRAD = (torch.autograd.backward, torch.autograd.functional.jacobian, torch.autograd.functional.hessian,
              torch.autograd.functional.vjp, torch.autograd.functional.jvp)
 _TRANSFORMS = (torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap)
 _FUNCTORCH = tuple(module.__file__ for module in (apis, eager_transforms, vmap))
