@@ -8,7 +8,7 @@ SECONDS ?= 600
 SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test test-report test-quick test-isa test-all fuzz sanitize lint bench clean
+.PHONY: all setup demo test test-report test-quick test-isa test-all fuzz sanitize lint docs wheel bench clean
 all: test
 
 $(VENV)/.packages: requirements-dev.txt Makefile
@@ -29,7 +29,7 @@ demo: setup
 	$(BIN)/python -m dynamotor demo
 
 test: setup
-	$(BIN)/ruff check dynamotor tests fuzz bench
+	$(BIN)/ruff check dynamotor tests fuzz bench docs
 	$(BIN)/mypy dynamotor
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
 
@@ -74,8 +74,18 @@ sanitize: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(SANITIZED) -n $(JOBS) --dist loadfile -k "not triton and not gpu"
 
 lint: setup
-	$(BIN)/ruff check dynamotor tests fuzz bench
+	$(BIN)/ruff check dynamotor tests fuzz bench docs
 	$(BIN)/mypy dynamotor
+
+# The site, in build/site; the test of the documents builds it too when mkdocs is there.
+docs: setup
+	$(PIP) install mkdocs-material==9.8.1
+	$(BIN)/python -m mkdocs build --strict
+
+# A wheel for this Python, in dist/, installed into a clean environment and tried as a new user would.
+wheel: $(VENV)/.packages
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	tools/try_wheel.sh $(PYTHON) dist/dynamotor-*-cp$$($(BIN)/python -c 'import sys; print("%d%d" % sys.version_info[:2])')-*.whl
 
 bench: setup
 	$(BIN)/python -m dynamotor bench --models BertForMaskedLM,resnet18 --phase infer,train --compilers eager,inductor,dynamotor

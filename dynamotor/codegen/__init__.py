@@ -1,4 +1,37 @@
-"""The native compiler: aten graph in, callable out."""
+"""The native compiler: aten graph in, callable out.
+
+## Contract 4: the program (lower → codegen), continued
+
+* `codegen/cpp.py`: `emit_kernel(kernel) -> CFunction(name, source, params)`; structural memo: kernels equal up to names share
+  one function.
+* `codegen/program.py`: `build_program(program, info) -> callable(*tensors) -> tuple`: plans memory, builds the translation
+  unit through `runtime.build`, and writes the call program as readable Python text.
+* On an NVIDIA GPU (`codegen/gpu_program.py`; `config.target = "triton"` runs the same on CPU tensors, in Triton's
+  interpreter): `codegen/triton.py` replaces each `LoopStep` by launches (`TritonStep`, with buffers for what one launch
+  leaves for the next), `triton_plan.py` chooses tiles and where rows are shared by programs, `triton_vectors.py` lets tiles
+  of long rows start at 16 bytes wherever the row does, `triton_kernel.py` and `triton_body.py` write a draft in which numbers
+  that follow from sizes are marked, `triton_sizes.py` settles which of them are literals and which arguments, `triton_ops.py`
+  has a row an op. `runtime.triton_build` makes cubins in worker processes (disk cached; no worker starts and triton is not
+  imported when all are there), `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of tensors and a stream;
+  code for aligned pointers has a twin for others, built when it is first needed. `runtime.device_memory` keeps scratch blocks
+  by device and stream. `runtime.cuda_graphs.GraphedCall` replays a warm call as one CUDA graph (docs/gpu.md says what a user
+  may rely on). `triton_gemm_sites.py` finds matrix products that a template (`triton_gemm.py`) could compute together with
+  the map behind it (operands by pointers, or through descriptors of the tensor memory accelerator, `triton_tma.py`: their
+  memory is a buffer of the program, and a launch with pointers that are no multiples of 16 takes another function, of small
+  tiles and without them; `triton_conv.py` reads channels-last images as the rows of a product), `pad_rows.py` moves rows that
+  products read apart to multiples of 16 bytes, `triton_gemm_choice.py` takes those that `gemm_table.py` names (what was
+  measured on such a GPU, also for the same layer with about as many samples) or, under `config.max_autotune`, that
+  `autotune.py` times faster.
+* Every result of an aten call passes through `_C.Expect` (sizes, strides, dtype, device); what differs is laid out anew or
+  DM404.
+* `config.check` (`DYNAMOTOR_CHECK=1`, `codegen/checked.py`): `StepChecks` poisons planned memory before a buffer's first and
+  after its last step and looks at guard bytes behind each live buffer after each step; `Checked` compares each call's results
+  and written inputs with the aten graph as it was before the passes, and on a difference repeats the call with every buffer
+  compared (`Program.values`: where the values of the graph's nodes lie). Graphs with collectives, custom ops or a
+  `torch.Generator` are not run twice. `memory.verify_plan` (`config.verify`) proves planned lifetimes apart.
+* `runtime.build.load_library(source: str, flags) -> CDLL-like`: compile with g++ (disk cached), load. `runtime.launch`: C
+  function pointers called with tensors' data pointers through `dynamotor._C` without ctypes' cost.
+"""
 
 from __future__ import annotations
 

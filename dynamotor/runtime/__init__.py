@@ -1,0 +1,1 @@
+"""What compiled programs stand on while they run: building and loading libraries, launching kernels, memory, CUDA graphs."""

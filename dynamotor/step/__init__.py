@@ -3,6 +3,22 @@
 >>> step = dynamotor.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
 >>> for data, target in loader:
 ...     loss = step(data, target)
+
+## Contract 9: whole steps (`step/`)
+
+`compile_step` captures forward and loss with capture's guards; the dispatcher's backend gives a `GraphStep`, which takes and
+gives what the graph does and does the whole step.
+* `trace.py`: one `StepRecorder` sees the forward, PyTorch's engine running the backward, what clips, and the optimizer's own
+  `step()` over `Shadows`: ShapeTensors in the place of parameters, gradients and state, `torch.SymFloat`s in the place of
+  floating numbers. A state that is put in the place of another is a new content of that one; state that appears or goes makes
+  the step run in eager (`StateGrows`); anything else that changes refuses it (`NotWhole`, a code).
+* Numbers (`numbers.py`) are 0-d float64 nodes. A branch on one is answered as it is now and becomes a question that each call
+  asks again (another answer: another program). What is made of numbers and of 0-d CPU state alone runs as Python on the host
+  (`host.py`) and crosses into the program as one vector.
+* `build.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and compiles it as a
+  "forward" without saved values.
+* `whole.py` looks at each call at what no guard sees: settings that are no numbers, identity of parameters and state,
+  gradients that are there, hooks.
 """
 
 from __future__ import annotations

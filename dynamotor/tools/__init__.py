@@ -1,0 +1,1 @@
+"""What people look through and what they start: explain, lower, the report, the event stream, and the command line."""
