@@ -41,10 +41,11 @@ class Alias:
     """A tensor of the traced program: a base (no parent), or a view of its parent by `func(parent, *args, **kwargs)`.
 
     `grad_mode` is the mode in which the view was made: it is replayed in the same. `get` makes the node on the first
-    read, for outputs of multi-output ops that may never be read.
+    read, for outputs of multi-output ops that may never be read. `one_of` is the call that such a one is replayed by: autograd
+    refuses writes into views that come several at once.
     """
 
-    __slots__ = ("memory", "spec", "node", "get", "seen", "parent", "func", "args", "kwargs", "grad_mode")
+    __slots__ = ("memory", "spec", "node", "get", "seen", "parent", "func", "args", "kwargs", "grad_mode", "one_of")
 
     def __init__(self, memory: Memory, spec: TensorSpec, node: torch.fx.Node | None, *, parent: Alias | None = None,
                  func: OpOverload | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None,
@@ -52,6 +53,7 @@ class Alias:
         self.memory, self.spec, self.node, self.get, self.seen = memory, spec, node, get, memory.version
         self.parent, self.func, self.args, self.kwargs = parent, func, args, kwargs or {}
         self.grad_mode = torch.is_grad_enabled()
+        self.one_of: tuple[int, OpOverload, tuple, dict[str, Any]] | None = None  # which result, of which call on the parent
         if parent is None:
             memory.base = self
 
@@ -105,6 +107,16 @@ def like(value: torch.fx.Node, spec: TensorSpec, old: Callable[[], torch.fx.Node
     if (have.shape, have.stride, have.dtype, have.device) != (spec.shape, spec.stride, spec.dtype, spec.device):
         return emit(aten.copy.default, (old(), value), {})
     return value
+
+
+def with_holes(value: torch.fx.Node, spec: TensorSpec, emit: Emit) -> torch.fx.Node:
+    """The value where `spec` leaves holes between elements, as eager's result does; values that ops have written have none."""
+    have = spec_of_node(value)
+    if is_dense(spec) or spec.is_symbolic or all(a == b for a, b, n in zip(have.stride, spec.stride, spec.shape) if n != 1):
+        return value
+    place = list(spec.shape), list(spec.stride), 0
+    memory = emit(aten.full.default, ([spec.extent], 0), {"dtype": spec.dtype, "device": spec.device})
+    return emit(aten.as_strided.default, (emit(aten.as_strided_scatter.default, (memory, value, *place), {}), *place), {})
 
 
 def spec_of_node(node: torch.fx.Node) -> TensorSpec:

@@ -7,6 +7,7 @@ how the user's outputs come from the values and the inputs.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec, contiguous_stride
 from ..graph.sym_int import from_torch
 from . import decompositions, randomness  # noqa: F401  (they register their rules)
-from .functional import Alias, read
+from .functional import Alias, read, with_holes
 from .reach import reaching
 from .recipe import OutputPlan, Recipe, Step
 from .recorder import GraphRecorder
@@ -82,7 +83,7 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec | Size], re
     torch.clear_autocast_cache()
     _check_inputs(inputs, aliases, requires_grad, memory_groups)
     plans, sources = _plan_outputs(results, inputs)
-    values = [read(alias, recorder.emit) for alias, _ in sources]
+    values = [with_holes(read(alias, recorder.emit), alias.spec, recorder.emit) for alias, _ in sources]
     roots = [tensor for _, tensor in sources]
     mutated = [i for i, tensor in inputs.items() if tensor.note.memory.version > 0]
     contents = [read(inputs[i].note, recorder.emit) for i in mutated]
@@ -163,7 +164,11 @@ def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
     while at is not None and at is not root:
         if at.func is None:
             return None
-        steps.append((at.func, at.args, at.kwargs, at.grad_mode))
+        if at.one_of is None:
+            steps.append((at.func, at.args, at.kwargs, at.grad_mode))
+        else:
+            index, func, args, kwargs = at.one_of
+            steps += [(operator.getitem, (index,), {}, at.grad_mode), (func, args, kwargs, at.grad_mode)]  # the last comes first
         at = at.parent
     return tuple(reversed(steps)) if at is root else None
 
@@ -237,7 +242,10 @@ def _whole(memory: Any, group: list[ShapeTensor]) -> ShapeTensor | None:
 
 
 def _root_of_one(memory: Any, tensor: ShapeTensor) -> tuple[Alias, ShapeTensor | None]:
-    """The output itself; where it leaves holes in its memory, what it is a view of, so that it keeps eager's strides."""
+    """The output itself; where it leaves holes in its memory, or is one of several views, what it is a view of, so that it keeps
+    eager's strides and refuses writes."""
+    if tensor.requires_grad and tensor.note.one_of is not None and isinstance(tensor._base, ShapeTensor):
+        return tensor._base.note, tensor._base
     if not is_dense(tensor.spec):
         if not tensor.requires_grad:
             return memory.base, _whole(memory, [tensor])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from ..graph.plain import plain
 from ..graph.sizes import Symbol
 from ..graph.spec import TensorSpec
 
-Step = tuple[OpOverload, tuple, dict[str, Any], bool]  # op, arguments after the tensor, keywords, grad mode
+Step = tuple[Callable[..., Any], tuple, dict[str, Any], bool]  # op or getitem, arguments after the tensor, keywords, grad mode
 
 
 @plain

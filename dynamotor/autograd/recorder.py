@@ -193,8 +193,14 @@ class GraphRecorder:
 
     def plain(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record the op as it is, whatever the rules say."""
-        return self._outputs(self.emit(func, tuple([self.nodes(a) for a in args]),
-                                       {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {}))
+        node = self.emit(func, tuple([self.nodes(a) for a in args]), {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {})
+        made = self._outputs(node)
+        if func in _KEEP_HOLES and self.sizes is None:  # those of the tensor, which its present value may not have
+            spec = infer_spec(func, tuple([self.alias_of(a).spec if isinstance(a, torch.Tensor) else a for a in args]), kwargs)
+            if spec != made.spec:
+                made = ShapeTensor.make(spec)
+                made.note = base(spec, node)
+        return made
 
     def call(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """`record` with the op's own calling convention: what decompositions are written with."""
@@ -209,8 +215,11 @@ class GraphRecorder:
         if isinstance(val, TensorSpec):
             return self._view(parent, memory, val, node, None, func, rest, kwargs)
         steps = slices_of(func, parent.spec, rest, kwargs, val)
-        return [self._view(parent, memory, spec, None, _Getter(self, node, index), step, step_args, {})
-                for index, (spec, (step, step_args)) in enumerate(zip(val, steps, strict=True))]
+        made = []
+        for index, (spec, (step, step_args)) in enumerate(zip(val, steps, strict=True)):
+            made.append(self._view(parent, memory, spec, None, _Getter(self, node, index), step, step_args, {}))
+            made[-1].note.one_of = (index, func, rest, kwargs)
+        return made
 
     def _view(self, parent: Alias, memory: Any, spec: TensorSpec, node: torch.fx.Node | None, get: Any,
               func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
@@ -255,6 +264,10 @@ def _with_defaults(form: OpOverload, args: tuple) -> tuple:
     if form is aten.bernoulli.p and len(args) == 1:
         return (*args, 0.5)
     return args
+
+
+# Their result lies in memory as the argument does, holes between elements included.
+_KEEP_HOLES = frozenset((aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default))
 
 
 class _Getter:

@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 
 from .op_facts import facts
-from .shapes import UnsupportedOp
+from .shapes import UnsupportedOp, infer_spec
 from .sizes import Dim, numbers
 from .spec import TensorSpec
 
@@ -28,6 +28,7 @@ Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
 # Ops that put a number into a tensor of a dtype that does not follow from the number.
 _FILLS = frozenset(("full", "full_like", "new_full", "fill", "fill_", "scalar_tensor", "constant_pad_nd", "index_fill",
                     "index_fill_", "scatter", "scatter_", "masked_fill", "masked_fill_"))
+_PUTS = frozenset(("index_put", "index_put_", "_unsafe_index_put"))
 _NUMBERS = ("value", "fill_value", "s")  # what the number is called
 _ANY_DTYPE = frozenset(("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding"))  # not worth asking
 _INDICES = frozenset(("index", "indices", "target", "mask", "attn_mask", "offs", "offsets", "offset2bag", "bag_size",
@@ -82,6 +83,8 @@ def _choose(func: OpOverload) -> tuple[Check, ...]:
         found.append(_check_memory)
     if name in _FILLS:
         found.append(_ask_fill)
+    if name in _PUTS:
+        found.append(_check_values)
     if torch.Tag.pointwise in func.tags or about.pointwise or func in _ALIKE:
         found.append(_ask_element)
     elif about.random and about.writes:
@@ -93,6 +96,18 @@ def _choose(func: OpOverload) -> tuple[Check, ...]:
 
 def _refuse_assertion(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     raise UnsupportedOp("DM213", f"{func} returns nothing: it raises or not as the data are")
+
+
+def _check_values(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Values that are put at positions have the shape of what lies there, or are broadcast to it."""
+    x, positions, values = (*args, kwargs.get("values"))[:3]
+    specs = [_spec(t) if isinstance(t, torch.Tensor) else t for t in (x, *positions, values)]
+    if any(spec is not None and spec.dtype in (torch.bool, torch.uint8) for spec in specs[1:-1]):
+        return  # how many there are is in the data
+    shape = infer_spec(aten.index.Tensor, (specs[0], specs[1:-1]), {}).shape
+    given = specs[-1].shape
+    if len(given) > len(shape) or any(n not in (1, m) for n, m in zip(reversed(given), reversed(shape))):
+        raise UnsupportedOp("DM213", f"{func} puts values of shape {tuple(given)} where {tuple(shape)} are")
 
 
 # Kernels that are asked ------------------------------------------------------------------------------------------------------

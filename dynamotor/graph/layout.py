@@ -32,16 +32,24 @@ def suggested_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
 
 
 def is_channels_last_contiguous(spec: TensorSpec) -> bool:
-    """Dense with channels innermost (4-d); sizes of 1 do not count."""
-    if len(spec.shape) != 4:
+    """Dense with channels innermost (4-d, 5-d); sizes of 1 do not count."""
+    rank = len(spec.shape)
+    if rank not in (4, 5):
         return False
     step: Dim = 1
-    for d in (1, 3, 2, 0):
+    for d in (1, *range(rank - 1, 1, -1), 0):
         if spec.shape[d] != 1:
             if spec.stride[d] != step:
                 return False
             step *= spec.shape[d]
     return True
+
+
+def packed_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
+    """As `suggested_stride` for kernels that first ask whether the tensor is contiguous in either format: sizes of 1 then say nothing."""
+    if spec.is_contiguous:
+        return contiguous_stride(shape)
+    return channels_last_stride(shape) if is_channels_last_contiguous(spec) else suggested_stride(spec, shape)
 
 
 def is_dense(spec: TensorSpec) -> bool:
@@ -61,7 +69,7 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
     if all(op.shape == shape for op in operands):
         if all(op.is_contiguous for op in operands):
             return contiguous_stride(shape)
-        if all(is_channels_last_contiguous(op) for op in operands):
+        if len(shape) == 4 and all(is_channels_last_contiguous(op) for op in operands):
             return channels_last_stride(shape)
         first = operands[0].stride
         if all(op.stride == first for op in operands) and is_dense(operands[0]):

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from .layout import dense_in_order, iterated_stride, preserved_stride, suggested_stride, suggests_channels_last
+from .layout import (
+    dense_in_order,
+    is_channels_last_contiguous,
+    iterated_stride,
+    packed_stride,
+    preserved_stride,
+    suggested_stride,
+    suggests_channels_last,
+)
 from .shapes import (
     PASS,
     ShapeRule,
@@ -54,7 +62,7 @@ def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, str
     backend = torch._C._select_conv_backend(
         *inputs, None if bias is None else bias.empty(), stride, padding, dilation, transposed, output_padding, groups)
     if len(out.shape) == 3:  # one row of an image; the input is made row-major first, the weight is not
-        row_major = TensorSpec.dense(x.shape, x.dtype, x.device).empty()
+        row_major = inputs[0] if x.is_contiguous else TensorSpec.dense(x.shape, x.dtype, x.device).empty()  # sizes of 1 lie anyhow
         layout = torch._C._conv_determine_backend_memory_format(row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend)
         shape = (*out.shape[:2], 1, out.shape[2])
         stride4 = (channels_last_stride if layout is torch.channels_last else contiguous_stride)(shape)
@@ -102,6 +110,13 @@ def _as_argument(position: int) -> Callable[[tuple, TensorSpec], Dims]:
     return lambda args, out: suggested_stride(args[position], out.shape)
 
 
+def _batch_norm_gradient(args: tuple, out: TensorSpec) -> Dims:
+    """Where gradient and input lie in one format the kernel asks for the suggested one, which sizes of 1 leave open."""
+    grad, x = args[:2]
+    alike = grad.is_contiguous if x.is_contiguous else is_channels_last_contiguous(grad) and not grad.is_contiguous
+    return suggested_stride(x, out.shape) if alike else packed_stride(x, out.shape)
+
+
 def _row_major(args: tuple, out: TensorSpec) -> Dims:
     return contiguous_stride(out.shape)
 
@@ -115,12 +130,13 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
         aten.pixel_shuffle.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
         aten.replication_pad2d.default, aten.replication_pad3d.default, aten.channel_shuffle.default, aten.max_unpool2d.default),
     _as_argument(1): (
-        aten.native_batch_norm_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
+        aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
         aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
+    _batch_norm_gradient: (aten.native_batch_norm_backward.default,),
     _row_major: (
         aten.pow.Scalar, aten.glu_backward.default, aten.mvlgamma.default,
         aten.mse_loss_backward.default, aten.huber_loss_backward.default,
-        aten.normal.Tensor_Tensor, aten.nonzero_static.default),
+        aten.normal.Tensor_Tensor, aten.nonzero_static.default, aten.nll_loss2d_forward.default),
     _reversed: (aten.rsub.Tensor, aten.leaky_relu_backward.default),
     lambda args, out: preserved_stride(args[1]): (aten.binary_cross_entropy_backward.default,),
 }
@@ -222,7 +238,7 @@ def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
             out, mean, rstd, *running = (TensorSpec.dense(shape, x.dtype, x.device) for shape in symbolic_rules[func](x, *args))
         else:
             out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
-        out = out.with_stride(suggested_stride(x, out.shape)) if suggests else out
+        out = out.with_stride(packed_stride(x, out.shape)) if suggests else out
         if x.device.type != "cuda":
             single = x.dtype.itemsize < 4 and any(type(a) is TensorSpec and a.dtype is torch.float32 for a in args)
             mean, rstd = (replace(s, dtype=torch.float32 if single else x.dtype) for s in (mean, rstd))

@@ -136,6 +136,15 @@ def lattice(steps: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]] | None:
     return found
 
 
+def _same_places(steps: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> bool:
+    """Whether loops of these steps and sizes reach the same places as a buffer's, each once; slices of slices may interleave."""
+    reached = lattice(steps)
+    if reached is not None:
+        return reached == lattice(wanted)
+    return sorted(steps) == sorted(wanted) and all(step > sum((n - 1) * s for s, n in steps if s < step) for step, _ in steps) \
+        and len({step for step, _ in steps}) == len(steps)
+
+
 def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSpec) -> None:
     """A store over these loops reaches each element of the buffer once; a scatter stays inside of it."""
     name = s.buffer
@@ -147,8 +156,8 @@ def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSp
     if s.scatter if isinstance(s, Node) else s.scatters:
         return
     big = {v for v in loops if v.size > 1}
-    reached = lattice((index.terms.get(v, 0), v.size) for v in big) if set(index.terms) <= big else None
-    if index.const or reached is None or reached != lattice(zip(spec.stride, spec.shape, strict=True)):
+    steps = [(index.terms.get(v, 0), v.size) for v in big] if set(index.terms) <= big else []
+    if index.const or not _same_places(steps, [(step, n) for step, n in zip(spec.stride, spec.shape, strict=True) if n > 1]):
         _wrong(f"{name}[{index}] over {', '.join(f'{v}<{v.size}' for v in loops)} is not each element of {name} once", spec)
 
 
