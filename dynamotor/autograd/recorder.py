@@ -193,7 +193,8 @@ class GraphRecorder:
 
     def plain(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record the op as it is, whatever the rules say."""
-        node = self.emit(func, tuple([self.nodes(a) for a in args]), {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {})
+        node = self.emit(func, tuple([self.nodes(a) for a in args]),
+                         {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {})
         made = self._outputs(node)
         if func in _KEEP_HOLES and self.sizes is None:  # those of the tensor, which its present value may not have
             spec = infer_spec(func, tuple([self.alias_of(a).spec if isinstance(a, torch.Tensor) else a for a in args]), kwargs)

@@ -96,13 +96,18 @@ def load_closure(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("LOAD_DEREF")
 def load_deref(frame: Frame, instr: Instr, target: int) -> None:
+    frame.stack.append(_contents(frame, instr))
+
+
+def _contents(frame: Frame, instr: Instr) -> Value:
+    """What the cell that the instruction names holds."""
     cell: CellValue = frame.fast[instr.arg]
     value = cell.load(frame.trace)
     if value is None:
         if instr.argval in frame.code.co_freevars:
             raise _unbound(frame, NameError, "free", instr.argval)
         raise _unbound(frame, UnboundLocalError, "local", instr.argval)
-    frame.stack.append(value)
+    return value
 
 
 @opcode("STORE_DEREF")
@@ -112,6 +117,7 @@ def store_deref(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("DELETE_DEREF")
 def delete_deref(frame: Frame, instr: Instr, target: int) -> None:
+    _contents(frame, instr)
     frame.fast[instr.arg].store(frame.trace, None)
 
 

@@ -46,7 +46,7 @@ def is_channels_last_contiguous(spec: TensorSpec) -> bool:
 
 
 def packed_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
-    """As `suggested_stride` for kernels that first ask whether the tensor is contiguous in either format: sizes of 1 then say nothing."""
+    """As `suggested_stride`, for kernels that ask whether the tensor is contiguous in either format: sizes of 1 say nothing."""
     if spec.is_contiguous:
         return contiguous_stride(shape)
     return channels_last_stride(shape) if is_channels_last_contiguous(spec) else suggested_stride(spec, shape)

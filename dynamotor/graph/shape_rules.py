@@ -62,7 +62,7 @@ def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, str
     backend = torch._C._select_conv_backend(
         *inputs, None if bias is None else bias.empty(), stride, padding, dilation, transposed, output_padding, groups)
     if len(out.shape) == 3:  # one row of an image; the input is made row-major first, the weight is not
-        row_major = inputs[0] if x.is_contiguous else TensorSpec.dense(x.shape, x.dtype, x.device).empty()  # sizes of 1 lie anyhow
+        row_major = inputs[0] if x.is_contiguous else TensorSpec.dense(x.shape, x.dtype, x.device).empty()
         layout = torch._C._conv_determine_backend_memory_format(row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend)
         shape = (*out.shape[:2], 1, out.shape[2])
         stride4 = (channels_last_stride if layout is torch.channels_last else contiguous_stride)(shape)

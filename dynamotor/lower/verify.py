@@ -136,7 +136,7 @@ def lattice(steps: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]] | None:
     return found
 
 
-def _same_places(steps: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> bool:
+def _same_places(steps: list[tuple[Dim, Dim]], wanted: list[tuple[Dim, Dim]]) -> bool:
     """Whether loops of these steps and sizes reach the same places as a buffer's, each once; slices of slices may interleave."""
     reached = lattice(steps)
     if reached is not None:

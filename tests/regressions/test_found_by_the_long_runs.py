@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import dynamotor
+from dynamotor.graph.shapes import infer_spec
+from dynamotor.graph.spec import TensorSpec
 
 INF = float("inf")
 
@@ -69,3 +71,128 @@ def test_no_gradient_arrives_at_a_loss_of_infinities():
     want, = torch.autograd.grad(both(x, y)[1].sum(), y)
     got, = torch.autograd.grad(dynamotor.compile(both)(x, y)[1].sum(), y)
     torch.testing.assert_close(got, want)
+
+
+def _scattered_twice(x):
+    return torch.slice_scatter(x, x[1:] * 2, 0, 1), torch.slice_scatter(x, x[1:] * 2, 0, 1)
+
+
+def _scattered_after_a_write(x):
+    x[[0, -1]] = 1
+    return torch.slice_scatter(x, x[1:] * 2, 0, 1)
+
+
+def _scattered_then_written(x):
+    return torch.slice_scatter(x, x[1:] * 2, 0, 1).mul_(2)
+
+
+def _scattered_between(x):
+    x = x.unsqueeze(0).as_strided((1, 2, 1, 5), (75, 3, 25, 5))
+    return torch.slice_scatter(x, x[1:] * 1, 0, 1)
+
+
+@pytest.mark.parametrize("function", [_scattered_twice, _scattered_after_a_write, _scattered_then_written])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_what_is_scattered_into_a_slice_has_its_holes(function, columns):
+    first = torch.randn(2, columns)
+    second = first.clone()
+    want, got = function(first[..., ::2]), dynamotor.compile(function)(second[..., ::2])
+    for a, b in zip(*([r] if isinstance(r, torch.Tensor) else r for r in (want, got)), strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_slices_that_interleave_in_memory():
+    x = torch.randn(80)
+    with dynamotor.config.patch(verify=True):
+        assert torch.equal(dynamotor.compile(_scattered_between)(x), _scattered_between(x))
+
+
+def _specs(*args):
+    return tuple([TensorSpec.of(a) if isinstance(a, torch.Tensor) else a for a in args])
+
+
+def _strides(x):
+    return [step for step, n in zip(x.stride() if isinstance(x, torch.Tensor) else x.stride, x.shape) if n > 1]
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 3), (2, 2, 1, 1), (2, 1, 2, 2), (1, 2, 1, 2), (2, 3, 2, 1), (1, 1, 2, 2)])
+def test_strides_of_batch_norm_where_sizes_of_one_fit_two_formats(shape):
+    aten, n = torch.ops.aten, torch.rand(shape[1])
+    for order in [(0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3), (2, 3, 0, 1), (3, 2, 1, 0)]:
+        x = torch.randn([shape[d] for d in order]).permute([order.index(d) for d in range(4)])
+        args = (x, n, n, n, n, True, 0.1, 1e-5)
+        out, mean, rstd = aten.native_batch_norm(*args)
+        assert _strides(infer_spec(aten.native_batch_norm.default, _specs(*args), {})[0]) == _strides(out)
+        for grad in (torch.randn_like(out), torch.randn(shape)):
+            args = (grad, x, n, n, n, mean, rstd, True, 1e-5, [True] * 3)
+            assert _strides(infer_spec(aten.native_batch_norm_backward.default, _specs(*args), {})[0]) == _strides(
+                aten.native_batch_norm_backward(*args)[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1), (1, 1, 3), (2, 2, 1), (2, 2, 3)])
+def test_strides_of_a_convolution_in_one_dimension(shape):
+    for x in (torch.randn(shape), torch.randn(shape[0], shape[2], shape[1]).mT):
+        args = x, torch.randn(2, shape[1], 1), None, [1], [2], [2], False, [0], 1
+        assert _strides(infer_spec(torch.ops.aten.convolution.default, _specs(*args), {})) == _strides(torch.ops.aten.convolution(*args))
+
+
+def test_a_loss_of_each_pixel_is_row_major():
+    x, y = torch.randn(2, 3, 5, 4), torch.zeros(2, 4, 5, dtype=torch.int64).mT
+    got = dynamotor.compile(lambda x, y: F.cross_entropy(x, y, reduction="none"))(x, y)
+    assert got.stride() == F.cross_entropy(x, y, reduction="none").stride()
+
+
+@pytest.mark.parametrize("values", [(3, 3), (4,), (2, 2, 3)])
+def test_values_that_do_not_fit_where_they_are_put(values):
+    def put(x, at, values):
+        return x.index_put((at,), values)
+
+    with pytest.raises((RuntimeError, IndexError), match="shape mismatch"):
+        dynamotor.compile(put)(torch.randn(5, 3), torch.tensor([0, 2]), torch.randn(values))
+
+
+def _write_all(x):
+    y = x * 2
+    a, b = y.unbind(0)
+    a.add_(1)
+    return b
+
+
+def _write_one(x):
+    a, _ = (x * 2).chunk(2)
+    a[0] = 1
+    return a
+
+
+@pytest.mark.parametrize("function", [_write_all, _write_one])
+def test_views_that_come_several_at_once_are_not_written(function):
+    errors = []
+    for call in (function, dynamotor.compile(function)):
+        with pytest.raises(RuntimeError) as error:
+            call(torch.randn(2, 2, requires_grad=True))
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+def test_integers_with_a_history():
+    def write(x, y):
+        x[0] = y
+        return x.bitwise_not()
+
+    def args():
+        return torch.zeros(1, 1, dtype=torch.int64), torch.tensor(1.5, requires_grad=True)
+
+    assert torch.equal(dynamotor.compile(write)(*args()), write(*args()))
+
+
+def test_a_name_that_a_closure_keeps_is_deleted_once():
+    def twice(x, n=2):
+        for _ in range(3):
+            def inner():
+                return n  # noqa: F821
+            del n
+        return inner
+
+    with pytest.raises(UnboundLocalError, match="'n'"):
+        dynamotor.compile(twice, backend="eager")(torch.ones(1))

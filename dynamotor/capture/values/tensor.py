@@ -287,6 +287,8 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
                           cure="only plain strided tensors are captured")
     if hasattr(obj, "has_names") and obj.has_names():  # PyTorch before 2.13
         raise unsupported("unsupported-value", "a tensor with named dimensions")
+    if obj.requires_grad and not (obj.is_floating_point() or obj.is_complex()):
+        raise unsupported("unsupported-value", f"a {obj.dtype} tensor with a history: what wants a gradient was written into it")
     if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
         raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
 
