@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +68,31 @@ def _container_text(trace: Trace, value: Value) -> Value:
     return Constant(f"{{{', '.join([f'{text(k)}: {text(v)}' for k, v in value.load().values()])}}}")
 
 
+# A directive of `%`: key, flags, width, precision, conversion.
+_DIRECTIVE = re.compile(r"%(\(.*?\))?[#0\- +]*(\*|\d+)?(\.\*|\.\d*)?[hlL]?(.)", re.DOTALL)
+
+
 def format_percent(trace: Trace, left: Constant, right: Value) -> Value:
-    """`"..." % values` with values that are not all plain: only %s and %r of texts we can build."""
-    items = right.unpack(trace) if right.python_type() is tuple else [right]
-    plain = [v.as_constant() if isinstance(v, Constant) else text_of(trace, v, str).as_constant() for v in items]
-    return trace.real_call(operator.mod, left.value, tuple(plain))
+    """`"..." % values` with values that are not all plain: %s and %r of texts that we can build."""
+    if right.is_constant():
+        return trace.real_call(operator.mod, left.value, right.as_constant())
+    rest = right.unpack(trace) if right.python_type() is tuple else [right]
+    given: list[Any] = []
+
+    def settle(found: re.Match[str]) -> str:
+        key, width, precision, kind = found.groups()
+        if kind == "%" or not rest:
+            return found.group()
+        value = rest.pop(0)
+        known = isinstance(value, Constant) and value.is_plain
+        if key or width == "*" or precision == ".*" or not known and kind not in "sr":
+            raise unsupported("unsupported-call", f"a text is formatted with {found.group()!r} and {value.describe()}",
+                              cure="build the text outside the compiled function")
+        given.append(value.as_constant() if known else text_of(trace, value, str if kind == "s" else repr).as_constant())
+        return found.group() if known else found.group()[:-1] + "s"
+
+    pattern = _DIRECTIVE.sub(settle, left.value)
+    return trace.real_call(operator.mod, pattern, (*given, *[None] * len(rest)))
 
 
 class Text:
