@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ def to_jax(value: Any) -> Any:
     value = value.detach().contiguous()
     if value.dtype is torch.bfloat16:
         return jax.numpy.asarray(value.float().numpy()).astype(jax_dtype(value.dtype))
-    return jax.numpy.asarray(value.resolve_conj().resolve_neg().numpy())
+    return jax.numpy.array(value.resolve_conj().resolve_neg().numpy())  # a copy: what is written later is not seen
 
 
 def to_torch(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
@@ -47,34 +48,97 @@ def spec_of(value: Any) -> Any:
     return Spec(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
+class Case:
+    """An op's lowering on given values: a function of arrays, and what it is compiled for (`key`)."""
+
+    def __init__(self, func: Any, rule: Any, args: Any, kwargs: Any, out: Any) -> None:
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)
+        self.arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        rest = [None if isinstance(leaf, jax.Array) else (leaf,) for leaf in leaves]
+        self.key = (func, tree, repr(rest), tuple((a.shape, a.dtype) for a in self.arrays), repr(out))
+
+        def call(*given: jax.Array) -> Any:
+            more = iter(given)
+            return apply(func, rule, *jax.tree.unflatten(tree, [next(more) if r is None else r[0] for r in rest]), out)
+
+        self.call = call
+
+
 _compiled: dict[Any, Any] = {}
+_OFTEN, _TOGETHER = 3, 40
+# What a lowering says is tested, not LLVM's work on it, which takes a third of the time; the device's own tests compile as users do.
+_QUICK = {"xla_backend_optimization_level": 0}
 
 
-def run(func: Any, rule: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """A lowering's result for these values: compiled with arrays as arguments, as in the device's graphs, once for equal shapes."""
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    rest = [None if isinstance(leaf, jax.Array) else (leaf,) for leaf in leaves]
-    key = (func, tree, repr(rest), tuple((a.shape, a.dtype) for a in arrays), repr(out))
+def run_all(cases: list[Case]) -> list[Any]:
+    """Results of lowerings, or the errors of those that failed. They are compiled with arrays as arguments, as in the device's
+    graphs: what has the same key often by itself, the rest many to a program, since XLA's time is mostly one of programs."""
+    count = Counter(case.key for case in cases)
+    results: list[Any] = [None] * len(cases)
+    rest = []
+    for number, case in enumerate(cases):
+        if count[case.key] < _OFTEN and case.key not in _compiled:
+            rest.append(number)
+        else:
+            results[number] = _run_alone(case)
+    for begin in range(0, len(rest), _TOGETHER):
+        part = rest[begin : begin + _TOGETHER]
+        for number, result in zip(part, _run_together([cases[number] for number in part])):
+            results[number] = result
+    return results
 
-    def call(*given: jax.Array) -> Any:
-        more = iter(given)
-        return apply(func, rule, *jax.tree.unflatten(tree, [next(more) if r is None else r[0] for r in rest]), out)
 
+def _run_alone(case: Case) -> Any:
     if len(_compiled) > 200:
         _compiled.clear()
-    return _compiled.setdefault(key, jax.jit(call))(*arrays)
+    try:
+        return _compiled.setdefault(case.key, jax.jit(case.call, compiler_options=_QUICK))(*case.arrays)
+    except Exception as error:  # noqa: BLE001 - collected, and asserted on by the test
+        return error
+
+
+def _run_together(cases: list[Case]) -> list[Any]:
+    errors: dict[int, Exception] = {}
+
+    def together(given: list[list[jax.Array]]) -> list[Any]:
+        found = []
+        for number, (case, arrays) in enumerate(zip(cases, given)):
+            try:
+                found.append(case.call(*arrays))
+            except Exception as error:  # noqa: BLE001 - collected, and asserted on by the test
+                errors[number] = error
+                found.append(None)
+        return found
+
+    try:
+        results = jax.jit(together, compiler_options=_QUICK)([case.arrays for case in cases])
+    except Exception:  # noqa: BLE001 - XLA refuses one of them: which one is seen alone
+        return [_run_alone(case) for case in cases]
+    return [errors.get(number, result) for number, result in enumerate(results)]
+
+
+def _kept(want: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy of a result, whatever is written to it later."""
+    if want is None:
+        return None
+    return torch.zeros(tuple(want.shape), dtype=want.dtype) if want._is_zerotensor() else want.detach().contiguous().clone()
 
 
 class LoweringMode(TorchDispatchMode):
-    """`missing`: functional ops without a rule; `refused`: reasons of Unsupported; `wrong`: the first mismatch of each op; `right`: ops checked."""
+    """`missing`: functional ops without a rule; `refused`: reasons of Unsupported; `wrong`: the first mismatch of each op; `right`:
+    ops checked. The lowerings run, many in one program, when one of these is asked for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.missing: set[str] = set()
-        self.refused: dict[str, str] = {}
-        self.wrong: dict[str, str] = {}
-        self.right: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._wrong: dict[str, str] = {}
+        self._right: set[str] = set()
+        self._pending: list[tuple[str, Case, list[torch.Tensor | None]]] = []
+
+    refused = property(lambda self: self._settled()._refused)
+    wrong = property(lambda self: self._settled()._wrong)
+    right = property(lambda self: self._settled()._right)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -87,34 +151,34 @@ class LoweringMode(TorchDispatchMode):
         if rule is None:
             self.missing.add(str(func))
         elif inputs is not None:
-            self._compare(func, rule, inputs, result)
+            flat = list(result) if isinstance(result, (tuple, list)) else [result]
+            if all(r is None or isinstance(r, torch.Tensor) for r in flat):
+                out = tuple(spec_of(r) for r in flat) if isinstance(result, (tuple, list)) else spec_of(result)
+                self._pending.append((str(func), Case(func, rule, *inputs, out), [_kept(r) for r in flat]))
         return result
 
-    def _compare(self, func, rule, inputs, result) -> None:
-        flat = list(result) if isinstance(result, (tuple, list)) else [result]
-        if not all(r is None or isinstance(r, torch.Tensor) for r in flat):
-            return
-        out = tuple(spec_of(r) for r in flat) if isinstance(result, (tuple, list)) else spec_of(result)
-        try:
-            mine = run(func, rule, *inputs, out)
-        except Unsupported as refusal:
-            self.refused[str(func)] = str(refusal)
-            return
-        except Exception as error:  # noqa: BLE001 - collected, and asserted on by the test
-            self.wrong.setdefault(str(func), f"{type(error).__name__}: {str(error)[:300]}")
-            return
-        for got, want in zip(mine if isinstance(mine, tuple) else (mine,), flat):
+    def _settled(self) -> LoweringMode:
+        pending, self._pending = self._pending, []
+        for (name, case, wanted), found in zip(pending, run_all([case for _, case, _ in pending])):
+            if isinstance(found, Unsupported):
+                self._refused[name] = str(found)
+            elif isinstance(found, Exception):
+                self._wrong.setdefault(name, f"{type(found).__name__}: {str(found)[:300]}")
+            else:
+                self._compare(name, case, found, wanted)
+        return self
+
+    def _compare(self, name: str, case: Case, found: Any, wanted: list[torch.Tensor | None]) -> None:
+        for got, want in zip(found if isinstance(found, (tuple, list)) else (found,), wanted):
             if want is None:
                 continue
-            if want._is_zerotensor():  # it has no memory to compare with
-                want = torch.zeros(tuple(want.shape), dtype=want.dtype)
             try:
                 tolerance = TOLERANCE.get(want.dtype, 0)
-                torch.testing.assert_close(to_torch(got, want.dtype), want.contiguous(), rtol=tolerance, atol=tolerance, equal_nan=True)
+                torch.testing.assert_close(to_torch(got, want.dtype), want, rtol=tolerance, atol=tolerance, equal_nan=True)
             except AssertionError as error:
-                self.wrong.setdefault(str(func), f"{[spec_of(a) for a in torch.utils._pytree.tree_leaves(inputs)]} {str(error)[:300]}")
+                self._wrong.setdefault(name, f"{[(a.shape, str(a.dtype)) for a in case.arrays]} {str(error)[:300]}")
                 return
-        self.right.add(str(func))
+        self._right.add(name)
 
 
 def check(fn, *args, **kwargs) -> LoweringMode:
