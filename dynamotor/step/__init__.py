@@ -161,10 +161,11 @@ class _Step:
                 return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
         def pieces(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-            return aot_compile(gm, tensors, compile_graph, static_inputs=gm.meta.get("static_inputs", frozenset()))
+            with config.patch(**settings):
+                return aot_compile(gm, tensors, compile_graph, static_inputs=gm.meta.get("static_inputs", frozenset()))
 
         whole = compile_graph if self.backend in ("native", "aot_eager") else f"the backend {self.backend!r} takes no whole steps"
-        self.graphs.append(GraphStep(gm, loss_at, self.update, whole, pieces, self._note))
+        self.graphs.append(GraphStep(gm, loss_at, self.update, whole, pieces, self._note, settings))
         return self.graphs[-1]
 
     def _settings(self) -> dict[str, Any]:

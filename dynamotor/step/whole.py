@@ -17,10 +17,13 @@ import torch
 import torch.optim.optimizer
 
 from ..autograd.calls import call_without_autocast
+from ..base.collector import collector_paused
+from ..base.config import config
 from ..base.errors import DynamotorError
 from ..base.events import counters, emit
 from ..base.log import log, warn_once
 from ..graph.info import GraphInfo
+from ..graph.shape_tensor import unseen_by_hooks
 from ..runtime.launch import data_pointers
 from .build import StepProgram, build_step
 from .host import Mirror
@@ -102,11 +105,12 @@ class _Bound:
 
 
 class GraphStep:
-    """The step around one captured graph; `loss_at`: which of its outputs is the loss."""
+    """The step around one captured graph; `loss_at`: which of its outputs is the loss. `settings`: under which it is compiled."""
 
     def __init__(self, gm: torch.fx.GraphModule, loss_at: int, update: Update, compile_graph: CompileGraph | str,
-                 pieces: Callable[[Sequence[torch.Tensor]], Callable[..., Any]], note: Callable[[str, str], None]) -> None:
-        self.gm, self.loss_at, self.update, self.note = gm, loss_at, update, note
+                 pieces: Callable[[Sequence[torch.Tensor]], Callable[..., Any]], note: Callable[[str, str], None],
+                 settings: dict[str, Any]) -> None:
+        self.gm, self.loss_at, self.update, self.note, self.settings = gm, loss_at, update, note, settings
         self.compile_graph, self.make_pieces = compile_graph, pieces
         self.pieces: Callable[..., Any] | None = None
         self.static = gm.meta.get("static_inputs", frozenset())
@@ -225,10 +229,11 @@ class GraphStep:
                 scale = update.scaler._scale
                 self.key = None
         try:
-            traced = trace_step(self.gm, tensors, self.loss_at, update.optimizer, clip=update.clip, scale=scale,
-                                accumulate=update.accumulate, held=held, keep_grads=update.keep_grads)
-            device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
-            program = build_step(traced, self.compile_graph, self.static, device)
+            with config.patch(**self.settings), collector_paused(), unseen_by_hooks():
+                traced = trace_step(self.gm, tensors, self.loss_at, update.optimizer, clip=update.clip, scale=scale,
+                                    accumulate=update.accumulate, held=held, keep_grads=update.keep_grads)
+                device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
+                program = build_step(traced, self.compile_graph, self.static, device)
         except StateGrows as grows:
             self.growths += 1
             if self.growths > GROWTHS:
