@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from ..graph.spec import TensorSpec
-from .numbers import ANSWERS, Operand, Question
+from .numbers import Question
 
 aten = torch.ops.aten
 _float = ctypes.c_float
@@ -123,12 +123,6 @@ class HostProgram:
         source = "def values(read):\n    " + "\n    ".join(lines) + "\n"
         exec(compile(source, "<dynamotor numbers of a step>", "exec"), scope)
         return HostProgram(scope["values"], source)
-
-
-def holds(question: Question, answer: bool, hint: Callable[[Operand], float | None]) -> bool:
-    """Whether a question still has its answer."""
-    left, right = hint(question.left), hint(question.right)
-    return left is not None and right is not None and ANSWERS[question.kind](left, right) is answer
 
 
 def _needed(wanted: set[fx.Node]) -> set[fx.Node]:
