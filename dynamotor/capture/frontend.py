@@ -180,6 +180,7 @@ class Compiler:
                                     why=miss_reason(entry, args, n_positional, kwnames),
                                     cure="report this; dynamotor.disable(fn) keeps the function out")
         except InternalError as error:
+            failures.note(self.fn, None if kwnames else args, error)
             self.failed(dispatcher, error)
             return None
         dispatcher.add(entry)

@@ -8,6 +8,7 @@ write such a script of the whole graph, and their message says where.
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import re
 import runpy
@@ -186,7 +187,7 @@ from safetensors.torch import load_file
 import dynamotor
 {imports}
 
-def graph{signature}
+{graph}
 
 
 def tensor(name, shape, stride, requires_grad):
@@ -201,7 +202,7 @@ inputs = [
 {inputs}
 ]
 with dynamotor.config.patch(check=True, verify=True):
-    outputs = dynamotor.compile(graph, fullgraph=True)(*inputs)
+    outputs = dynamotor.compile(graph{options})(*inputs)
     loss = sum(t.sum() for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad)
     if isinstance(loss, torch.Tensor):
         loss.backward()
@@ -209,32 +210,49 @@ print("it does not fail here")
 '''
 
 
-def write_script(gm: fx.GraphModule, inputs: Inputs, error: Exception, path: Path | None = None) -> Path:
-    """A script that calls the compiled graph with these inputs; its tensors lie beside it. Without a path: in the cache's folder
-    `failures`."""
+def write_script(graph: Any, inputs: Inputs, error: Exception, path: Path | None = None) -> Path:
+    """A script that calls the compiled graph, or function of a file, with these inputs; its tensors lie beside it. Without a
+    path: in the cache's folder `failures`. ValueError where a function or an input cannot be written down."""
     from safetensors.torch import save_file
 
     if path is None:
         folder = Path(config.cache_dir) / "failures"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{getattr(error, 'code', 'failure')}-{os.getpid()}-{time.time_ns() // 1000 % 10**9}.py"
-    code = gm.graph.python_code("self")
+    is_graph = isinstance(graph, fx.GraphModule)
+    imports, text = _graph_text(graph) if is_graph else _file_text(graph)
+    options = ", fullgraph=True" if is_graph else ""
     tensors = {f"input{k}": x.detach().cpu().contiguous().clone() for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
     rows = [f"    {_input(k, x)}," for k, x in enumerate(inputs)]
-    source = re.sub(r";  [\w = ]* = None", "", code.src.strip())
-    signature = source.removeprefix("def forward").replace("(self, ", "(", 1).replace("(self)", "()", 1)
-    used = [(name, value) for name, value in sorted(code.globals.items()) if re.search(rf"\b{name}\b", source)]
-    imports = "\n".join(filter(None, (_import(name, value) for name, value in used)))
     said = str(error).replace('"""', "'''").replace("\\", "/")
-    text = SCRIPT.format(error=said, imports=imports, signature=signature, inputs="\n".join(rows))
+    text = SCRIPT.format(error=said, imports=imports, graph=text, options=options, inputs="\n".join(rows))
     path.write_text(text, encoding="utf-8")
     save_file(tensors, str(path.with_suffix(".safetensors")))
     return path
 
 
+def _graph_text(gm: fx.GraphModule) -> tuple[str, str]:
+    """The imports of a graph, and the graph as a function."""
+    code = gm.graph.python_code("self")
+    source = re.sub(r";  [\w = ]* = None", "", code.src.strip())
+    used = [(name, value) for name, value in sorted(code.globals.items()) if re.search(rf"\b{name}\b", source)]
+    signature = source.removeprefix("def forward").replace("(self, ", "(", 1).replace("(self)", "()", 1)
+    return "\n".join(filter(None, (_import(name, value) for name, value in used))), f"def graph{signature}"
+
+
+def _file_text(fn: Any) -> tuple[str, str]:
+    """What imports a function of a file. ValueError for any other callable."""
+    name, file = getattr(fn, "__qualname__", ""), inspect.getsourcefile(fn) if inspect.isfunction(fn) else None
+    if file is None or not name.isidentifier() or not os.path.isfile(file):
+        raise ValueError(f"{name or type(fn).__name__} is no function at the top of a file")
+    return "import runpy\n", f"graph = runpy.run_path({os.path.abspath(file)!r})[{name!r}]"
+
+
 def _input(k: int, x: Any) -> str:
     """The expression that makes an input again."""
     if not isinstance(x, torch.Tensor):
+        if not isinstance(x, int | float | str | type(None)):
+            raise ValueError(f"argument {k} is a {type(x).__name__}")
         return repr(x)
     to = "" if x.device.type == "cpu" else f".to('{x.device}')"
     return f"tensor('input{k}', {tuple(x.shape)}, {tuple(x.stride())}, {x.requires_grad}){to}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import dynamotor
 from dynamotor import __main__, config
 from dynamotor.base.errors import InternalError
+from dynamotor.capture import frontend
 from dynamotor.codegen import cpp, cpp_ops
 
 PROGRAM = """
@@ -83,6 +85,21 @@ def test_a_backend_that_raises_leaves_a_script_too(monkeypatch: pytest.MonkeyPat
     with config.patch(cache_dir=str(tmp_path)), pytest.raises(dynamotor.BackendError, match="a script that repeats it"):
         dynamotor.compile(lambda x: x.sin() + 1)(torch.randn(8))
     assert list(tmp_path.glob("failures/DM401-*.py"))
+
+
+def test_a_capture_that_fails_leaves_a_script_of_the_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("def f(x, n):\n    return x.sin() * n\n")
+    f = runpy.run_path(str(tmp_path / "program.py"))["f"]
+    monkeypatch.setattr(frontend, "finish_trace", lambda *_: {}["planted"])
+    with config.patch(cache_dir=str(tmp_path)), pytest.raises(InternalError, match="a script that repeats it") as raised:
+        dynamotor.compile(f)(torch.randn(4), 2)
+    assert raised.value.code == "DM900"
+    monkeypatch.undo()
+    (script,) = tmp_path.glob("failures/DM900-*.py")
+    runpy.run_path(str(script))  # without the planted fault it runs
+    monkeypatch.setattr(frontend, "finish_trace", lambda *_: {}["planted"])
+    with config.patch(cache_dir=str(tmp_path)), pytest.raises(InternalError, match="no script that repeats it could be written"):
+        dynamotor.compile(lambda x: x.sin())(torch.randn(4))
 
 
 def test_errors_of_the_users_leave_none(tmp_path: Path) -> None:
