@@ -129,6 +129,7 @@ _NATIVE_PACKAGES = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.optim"
 
 # Functions of these packages call user code through a compiler or interpreter of PyTorch's own.
 _COMPILERS_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._higher_order_ops", "torch.nn.attention.flex_attention")
+_BOOKKEEPING = "torch._dynamo.mutation_guard"  # what every module's `__init__` goes through once torch.compile was used
 
 # Tensor methods that need data, change autograd's or the storage's state, or hand out memory.
 REFUSED_METHODS: dict[str, tuple[str, str]] = {
@@ -215,7 +216,8 @@ def refusal(fn: Any) -> tuple[str, str] | None:
     module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
     if isinstance(fn, types.FunctionType) and fn.__code__.co_filename.startswith(_FUNCTORCH):  # `wraps` changes `__module__`
         return "transform", "function transforms run as they are"
-    if isinstance(module, str) and module.startswith(_COMPILERS_PACKAGES) and "__marked_compile_region_fn__" not in fn.__dict__:
+    if isinstance(module, str) and module.startswith(_COMPILERS_PACKAGES) and module != _BOOKKEEPING and (
+            "__marked_compile_region_fn__" not in fn.__dict__):
         return "transform", f"functions of {module} compile what they are given, or run it as it is"
     if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES):
         return "unsupported-call", f"functions of {module} run between graphs, as they are"
