@@ -17,6 +17,7 @@ from .capture.stance import run, set_stance
 from .step import compile_step
 from .tools.explain import explain
 from .tools.lower import lower
+from .tools.package import export, load
 from .tools.replace import replace_torch_compile
 from .tools.report import report
 from .tools.stream import install as _install
@@ -26,9 +27,9 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "allow_in_graph", "assume_constant_result",
     "compile", "compile_fx", "compile_step", "config", "counters", "cudagraph_mark_step_begin", "disable",
-    "disallow_in_graph", "explain", "is_compiling", "list_backends", "load_cache_artifacts", "lower", "mark_dynamic",
-    "mark_static", "nested_compile_region", "register_backend", "replace_torch_compile", "report", "reset", "run",
-    "save_cache_artifacts", "set_stance",
+    "disallow_in_graph", "explain", "export", "is_compiling", "list_backends", "load", "load_cache_artifacts", "lower",
+    "mark_dynamic", "mark_static", "nested_compile_region", "register_backend", "replace_torch_compile", "report", "reset",
+    "run", "save_cache_artifacts", "set_stance",
 ]
 
 _install()

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .base.errors import DynamotorError, UsageError
-from .tools import cache, checkout, ddp_plan, demo, doctor, minify, run
+from .tools import cache, checkout, ddp_plan, demo, doctor, minify, package, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         ("demo", demo, "train digits, compile BERT and resnet18, print one table"),
         ("bench", None, "models x phases x compilers, first call and steady state"),
         ("cache", cache, "what the disk cache holds; prune and verify it"),
+        ("package", package, "what a package of `dynamotor.export` holds"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
         ("ddp-plan", ddp_plan, "the gradient buckets of a model and a simulated step of many ranks"),
         ("minify", minify, "from a program that fails to a small script that fails in the same way"),

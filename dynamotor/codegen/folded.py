@@ -45,8 +45,11 @@ class FoldedCall:
     def __init__(self, program: Callable[..., tuple[Any, ...]], part: Part) -> None:
         self.program, self.part, self._sources, self._specs = program, part, part.sources, part.specs
         self._compute = part.gm.forward
-        self._fingerprint: Fingerprint | None = Fingerprint([spec for _, spec in part.sources])
+        self._fingerprint = self._hash()
         self._state: tuple[Any, tuple[torch.Tensor, ...]] | None = None
+
+    def _hash(self) -> Fingerprint | None:
+        return Fingerprint([spec for _, spec in self.part.sources])
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self.program(*inputs, *self.constants(inputs))
@@ -72,6 +75,16 @@ class FoldedCall:
             except BuildError:
                 self._fingerprint = None
         return None
+
+
+class FoldedOnce(FoldedCall):
+    """The same, of inputs that nobody can write: the constants are computed once."""
+
+    def _hash(self) -> None:
+        return None
+
+    def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes]:
+        return 0, b""
 
 
 def _as_compiled(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

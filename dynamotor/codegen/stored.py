@@ -22,7 +22,7 @@ from ..base.config import config
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
 from ..runtime import build
 from .externs import Callee, is_custom
-from .folded import FoldedCall, Part
+from .folded import FoldedCall, FoldedOnce, Part
 from .program import CallProgram, Expected, Listing
 
 Compiled = Callable[..., Any]
@@ -49,16 +49,28 @@ def _constant(name: str, value: Any) -> Any:
     return encode(value)
 
 
-def restore(data: Any, name: str) -> Compiled | None:
-    """The compiled graph of which `describe` wrote this; None when a library of its kernels is not in the cache."""
+def library_keys(data: Any) -> list[str]:
+    """The keys of the libraries that `restore` needs."""
+    program = data["folded"][0] if "folded" in data else data
+    return [key for key, _ in program["program"][2]]
+
+
+def restore(data: Any, name: str, find: Callable[[str], build.Library | None] | None = None,
+            fixed: bool = False) -> Compiled | None:
+    """The compiled graph of which `describe` wrote this; None when a library of its kernels is not there.
+
+    find: gives a library by key (default: from the disk cache). fixed: what it was made static by never changes.
+    """
+    find = find or build.stored_library
     if "folded" in data:
         program, graph, sources, specs = data["folded"]
-        call = restore(program, name)
-        return None if call is None else FoldedCall(call, Part(decode_graph(graph), decode(sources), decode(specs)))
+        call = restore(program, name, find)
+        kind = FoldedOnce if fixed else FoldedCall
+        return None if call is None else kind(call, Part(decode_graph(graph), decode(sources), decode(specs)))
     listing, constants, units = data["program"]
     place: dict[str, build.Library] = {}
     for key, names in units:
-        library = build.stored_library(key)
+        library = find(key)
         if library is None:
             return None
         place.update(dict.fromkeys(names, library))

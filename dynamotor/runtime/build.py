@@ -160,6 +160,11 @@ def _open(payload: bytes, key: str) -> ctypes.CDLL:
     return ctypes.CDLL(f"/proc/self/fd/{handle}")
 
 
+def library_of(payload: bytes, key: str) -> Library:
+    """A library that was built elsewhere, for a machine like this one."""
+    return Library(_open(payload, key), key)
+
+
 def _build(source: str, flags: tuple[str, ...], key: str) -> Library:
     """Load the library from the cache or build it; a cached one that does not load is built again."""
     found = _from_cache(key)

@@ -17,7 +17,7 @@ LIMITS = {
     "lower": 5100,  # annotations of locals are statements too; 60 write contents of inputs in place
     "runtime": 1250,
     "step": 1350,
-    "tools": 1550,
+    "tools": 1750,  # packages
     "xla": 10350,  # the aim is 9,500; 800 are names that programs for torch_xla import
 }
 
@@ -32,7 +32,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 
 def test_the_package_keeps_to_its_limit() -> None:
-    assert sum(size.rooms().values()) <= 40_230  # the aim is 34,000; main stood at 39,954 before updates were written in place (158)
+    assert sum(size.rooms().values()) <= 40_600  # the aim is 34,000; packages are 250
 
 
 def test_statements_are_counted_and_not_their_lines() -> None:

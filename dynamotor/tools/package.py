@@ -1,0 +1,321 @@
+"""A model for inference as one file, and back as a callable: no capture, no model code, no compiler.
+
+>>> dynamotor.export(model, (tokens,)).package("bert.dm")
+>>> bert = dynamotor.load("bert.dm")
+>>> bert(tokens)                                    # tuples, lists and dicts of tensors, as the model gave them
+
+`python -m dynamotor package inspect FILE` lists what is inside: the program (JSON), its shared objects, weights (safetensors).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..api import compile
+from ..autograd import kept
+from ..autograd.recipe import Recipe
+from ..autograd.runtime import inference_callable
+from ..backends import native, static_inputs
+from ..base import cache
+from ..base.config import config
+from ..base.errors import BuildError, UsageError
+from ..base.events import collect
+from ..codegen import stored
+from ..graph.plain import decode, encode
+from ..graph.spec import TensorSpec
+from ..runtime import build
+
+FORMAT = "dynamotor-package-1"
+_WEIGHTS, _PROGRAM = "weights.safetensors", "program.json"
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def _refused(what: str, why: str, cure: str = "compile() takes all programs") -> UsageError:
+    return UsageError("DM114", f"this program cannot be exported: {what}", why=why, cure=cure)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program that was captured and built for example arguments; `package(path)` writes it."""
+
+    program: dict[str, Any]  # all but weights and libraries, as plain data
+    libraries: dict[str, bytes]
+    weights: list[torch.Tensor]
+
+    def package(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all."""
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with zipfile.ZipFile(temporary, "w") as archive:
+                _write_weights(archive, self.weights)
+                archive.writestr(_PROGRAM, json.dumps(self.program, allow_nan=False), zipfile.ZIP_DEFLATED)
+                for key, payload in self.libraries.items():
+                    archive.writestr(f"{key}.so", payload)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def export(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Exported:
+    """Capture and build a model (or function) for inference on arguments like these, on a CPU.
+
+    Its weights are those of now; arguments that are no tensors are part of the program. Raises UsageError (DM114) for what a
+    file cannot hold (written inputs, custom ops, results that are other objects than tuples, lists, dicts and numbers), and
+    CaptureError where the graph breaks.
+    """
+    kwargs = dict(sorted((kwargs or {}).items()))
+    found: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        keeper = kept.Keeper(stored.environment, stored.describe, stored.restore)
+        static = static_inputs(gm)
+        place = kept.kept(keeper, gm, inputs, [tensor.requires_grad for tensor in inputs], static)
+        run, given = native(gm, inputs), list(inputs)
+
+        def call(*tensors: torch.Tensor) -> Any:
+            outs = tuple(run(*tensors))
+            found[:] = [(place, given, static, outs)]
+            return outs
+
+        return call
+
+    whole = {"program_cache": True, "disk_cache": True, "verify": False, "check": False, "sanitize": False, "debug": 0, "log": ""}
+    with torch.no_grad(), collect("not kept") as events, config.patch(**whole):
+        result = compile(model, backend=backend, fullgraph=True, dynamic=False)(*args, **kwargs)
+        if not found:
+            raise _refused("it has no graph of tensors", "nothing of it runs on tensors")
+        place, inputs, static, outs = found[0]
+        payload = cache.load("program", place._name("forward")) if place is not None else None
+        if payload is None:
+            raise _refused(events[0].data["reason"] if events else "the disk cache refuses it", "a file holds plain data")
+        entry = json.loads(payload)
+        libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
+        environment = stored.environment()
+    recipe: Recipe = decode(entry["recipe"])
+    if recipe.mutated:
+        raise _refused("it writes its inputs or buffers", "the file's weights are shared by all calls", "clone what is written")
+    present = {key: data for key, data in libraries.items() if data}
+    if len(present) < len(libraries):
+        raise _refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
+    leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
+    weights: list[torch.Tensor] = []
+    places = [_place(tensor, i in static, leaves, weights) for i, tensor in enumerate(inputs)]
+    program = {
+        "format": FORMAT, "environment": list(environment), "entry": entry, "places": places,
+        "specs": [encode(TensorSpec.of(tensor)) for tensor in inputs], "structure": pytree.treespec_dumps(structure),
+        "leaves": [None if isinstance(leaf, torch.Tensor) else encode((leaf,)) for leaf in leaves],
+        "result": _structure(result, outs), "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
+    }
+    return Exported(program, present, weights)
+
+
+def _place(tensor: torch.Tensor, static: bool, leaves: Sequence[Any], weights: list[torch.Tensor]) -> list[Any]:
+    """Where a graph's input comes from: an argument, or a weight (which is noted)."""
+    if not static:
+        for k, leaf in enumerate(leaves):
+            if leaf is tensor:
+                return ["argument", k]
+    if tensor.dtype not in _NAMES:
+        raise _refused(f"a weight of type {tensor.dtype}", "safetensors has no such type")
+    weights.append(tensor.detach())
+    return ["weight", len(weights) - 1]
+
+
+def _structure(value: Any, outs: tuple[Any, ...]) -> Any:
+    """A result in terms of the graph's outputs."""
+    if isinstance(value, torch.Tensor):
+        for k, out in enumerate(outs):
+            if out is value:
+                return {"out": k}
+        raise _refused("a result that its graph does not give", "it is an input, or was made beside the graph", "return a clone")
+    if value is None or type(value) in (bool, int, float, str):
+        return {"value": encode(value)}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [_structure(item, outs) for item in value]}
+    if isinstance(value, Mapping):
+        return {"dict": [[str(key), _structure(item, outs)] for key, item in value.items()]}
+    raise _refused(f"a result that is a {type(value).__qualname__}", "another process may not have its class",
+                   "return a tuple or dict")
+
+
+def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
+    (kind, data), = structure.items()
+    if kind == "out":
+        return outs[data]
+    if kind == "value":
+        return decode(data)
+    if kind == "dict":
+        return {key: _rebuilt(item, outs) for key, item in data}
+    items = [_rebuilt(item, outs) for item in data]
+    return items if kind == "list" else tuple(items)
+
+
+# -- weights: safetensors, at a place in the file that a page can be mapped from -------------------------------------------
+def _write_weights(archive: zipfile.ZipFile, weights: Sequence[torch.Tensor]) -> None:
+    header, offset = {}, 0
+    order = sorted(range(len(weights)), key=lambda k: -weights[k].itemsize)  # so each lies at a multiple of its elements' size
+    for k in order:
+        tensor = weights[k]
+        header[str(k)] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
+                          "data_offsets": [offset, offset + tensor.numel() * tensor.itemsize]}
+        offset += tensor.numel() * tensor.itemsize
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    info = zipfile.ZipInfo(_WEIGHTS)
+    pad = -(30 + len(_WEIGHTS) + 20 + 4) % 64  # the member begins behind its name, zip64's numbers (20) and this
+    info.extra = struct.pack("<HH", 0xD935, pad) + bytes(pad)
+    with archive.open(info, "w", force_zip64=True) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for k in order:
+            file.write(memoryview(weights[k].contiguous().reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+
+def _map_weights(path: Path, info: zipfile.ZipInfo) -> list[torch.Tensor]:
+    """The weights, in memory that the system reads from the file as it is touched; writes stay in this process."""
+    with open(path, "rb") as file:
+        file.seek(info.header_offset)
+        name, extra = struct.unpack("<HH", file.read(30)[26:30])
+        start = info.header_offset + 30 + name + extra
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    (length,) = struct.unpack_from("<Q", mapped, start)
+    header = json.loads(mapped[start + 8:start + 8 + length])
+    tensors = []
+    for k in range(len(header)):
+        row = header[str(k)]
+        dtype, shape = _DTYPES[row["dtype"]], row["shape"]
+        first, last = row["data_offsets"]
+        count = math.prod(shape)
+        if last - first != count * dtype.itemsize or 8 + length + last > info.file_size or info.compress_type:
+            raise ValueError(f"the weight {k} is not whole")
+        at = start + 8 + length + first
+        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
+        tensors.append(flat.view(shape))
+    return tensors
+
+
+# -- loading -------------------------------------------------------------------------------------------------------------
+class Loaded:
+    """A packaged program: called like the model, with arguments like the examples."""
+
+    def __init__(self, program: dict[str, Any], libraries: Mapping[str, build.Library], weights: Sequence[torch.Tensor]) -> None:
+        call = stored.restore(program["entry"]["program"], "package", libraries.get, fixed=True)
+        if call is None:
+            raise ValueError("a library is missing")
+        with torch.no_grad():
+            self._run = inference_callable(call, decode(program["entry"]["recipe"]))
+        self._specs: list[TensorSpec] = [decode(spec) for spec in program["specs"]]
+        self._places, self._result = program["places"], program["result"]
+        self._structure, self._leaves = program["structure"], [leaf and decode(leaf) for leaf in program["leaves"]]
+        self._weights = [_laid_out(weights[k], spec) if kind == "weight" else None
+                         for (kind, k), spec in zip(self._places, self._specs, strict=True)]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result. UsageError (DM115) for arguments that the program was not built for."""
+        leaves, structure = pytree.tree_flatten((args, dict(sorted(kwargs.items()))))
+        if pytree.treespec_dumps(structure) != self._structure:
+            raise _not_built_for("arguments of this structure")
+        for k, (leaf, constant) in enumerate(zip(leaves, self._leaves, strict=True)):
+            fits = isinstance(leaf, torch.Tensor) if constant is None else (
+                type(leaf) is type(constant[0]) and (leaf == constant[0] or leaf != leaf and constant[0] != constant[0]))
+            if not fits:
+                raise _not_built_for(f"argument {k}, {type(leaf).__name__} {leaf!r}" if constant is not None else f"argument {k}")
+        inputs = [weight if weight is not None else _argument(leaves[k], spec, k)
+                  for weight, (_, k), spec in zip(self._weights, self._places, self._specs, strict=True)]
+        with torch.no_grad():
+            return _rebuilt(self._result, self._run(*inputs))
+
+
+def _not_built_for(what: str) -> UsageError:
+    return UsageError("DM115", f"the package was not built for {what}", cure="export again with such arguments",
+                      why="a package has one program, for arguments like its examples")
+
+
+def _argument(tensor: torch.Tensor, spec: TensorSpec, k: int) -> torch.Tensor:
+    found = tuple(tensor.shape), tensor.dtype, tensor.device
+    if found != (spec.shape, spec.dtype, spec.device) or tensor.layout is not torch.strided:
+        raise _not_built_for(f"argument {k} of shape {list(tensor.shape)} and {tensor.dtype}, but for {spec}")
+    return _laid_out(tensor.detach().resolve_conj().resolve_neg(), spec)
+
+
+def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+        raise ValueError(f"a weight of shape {list(tensor.shape)} in the place of {spec}")
+    if tensor.stride() == spec.stride:
+        return tensor
+    return torch.empty_strided([*map(int, spec.shape)], [*map(int, spec.stride)], dtype=spec.dtype).copy_(tensor)
+
+
+def load(path: str | os.PathLike[str]) -> Loaded:
+    """The callable that a package holds. A package is code: load only what comes from where your programs come from.
+
+    Raises UsageError (DM116) when the file is not whole, BuildError (DM308) when it was built for another machine or versions.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            program = json.loads(archive.read(_PROGRAM))
+            if program["format"] != FORMAT:
+                raise ValueError(f"its format is {program['format']!r}, not {FORMAT!r}")
+            _check_environment(program["environment"])
+            libraries = {}
+            for key, digest in program["sha256"].items():
+                payload = archive.read(f"{key}.so")
+                if hashlib.sha256(payload).hexdigest() != digest:
+                    raise ValueError(f"the library {key} is damaged")
+                libraries[key] = build.library_of(payload, key)
+            return Loaded(program, libraries, _map_weights(Path(path), archive.getinfo(_WEIGHTS)))
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, struct.error) as error:
+        raise UsageError("DM116", f"{os.fspath(path)} is no package of dynamotor, or not all of one",
+                         why=f"{type(error).__name__}: {error}", cure="export it again") from error
+
+
+def _check_environment(built: Sequence[str]) -> None:
+    """A package's kernels and calls are for the processor and the versions that built it (the compiler may be absent)."""
+    here = stored.environment()
+    names = ("settings", "Python", "system", "torch", "torch's revision", "dynamotor", "processor", "vectors")
+    for name, before, now in list(zip(names, built, here, strict=False))[1:]:
+        if before != now and name != "system":
+            raise BuildError("DM308", f"the package was built for another {name}", cure="export it again here",
+                             why=f"built for {before[:300]!r}; here is {now[:300]!r}")
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the package command."""
+    parser.add_argument("action", choices=("inspect",))
+    parser.add_argument("file")
+
+
+def main(args: argparse.Namespace) -> int:
+    """List what a package holds."""
+    try:
+        with zipfile.ZipFile(args.file) as archive:
+            program = json.loads(archive.read(_PROGRAM))
+            sizes = {info.filename: info.file_size for info in archive.infolist()}
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise UsageError("DM116", f"{args.file} is no package of dynamotor", why=str(error)) from error
+    kinds = [kind for kind, _ in program["places"]]
+    print(f"{args.file}: {program['format']}, torch {program['environment'][3]}")
+    for name, nbytes in sizes.items():
+        print(f"  {name}: {nbytes / 2**20:.1f} MB")
+    print(f"  {kinds.count('weight')} weights; arguments:")
+    for (kind, k), spec in zip(program["places"], program["specs"], strict=True):
+        if kind == "argument":
+            print(f"    {k}: {decode(spec)}")
+    return 0

@@ -1,0 +1,144 @@
+"""A package gives what the model gave, without the model; what does not fit it is refused with a code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+from dynamotor import BuildError, UsageError
+from dynamotor.__main__ import main
+from dynamotor.base.config import config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with config.patch(cache_dir=str(tmp_path_factory.mktemp("cache"))):
+        yield
+
+
+class Net(torch.nn.Module):
+    """Folded weights, a weight seen twice, a buffer, several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+        self.head = torch.nn.Linear(8, 8)
+        self.again = self.head
+        self.register_buffer("mask", torch.tensor([True, False] * 4))
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> dict[str, Any]:
+        y = self.conv(x).mean((2, 3)) * scale
+        z = self.again(self.head(y)).masked_fill(self.mask, 0)
+        return {"y": y, "parts": (z, [z.sum(), 3])}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory, _own_cache: None) -> tuple[Path, torch.Tensor, Any]:
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(2, 3, 9, 9)
+    path = tmp_path_factory.mktemp("package") / "net.dm"
+    dynamotor.export(model, (x,), {"scale": 0.5}).package(path)
+    with torch.no_grad():
+        return path, x, model(x, scale=0.5)
+
+
+def test_it_gives_what_the_model_gave(packed: Any) -> None:
+    path, x, expected = packed
+    found = dynamotor.load(path)
+    for given in (x, x.to(memory_format=torch.channels_last), x.clone().requires_grad_()):
+        torch.testing.assert_close(found(given, scale=0.5), expected)
+    assert list(found(x, scale=0.5)) == ["y", "parts"] and type(found(x, scale=0.5)["parts"][1]) is list
+
+
+def test_a_process_without_compiler_model_or_cache_runs_it(packed: Any, tmp_path: Path) -> None:
+    path, x, expected = packed
+    torch.save((x, expected), tmp_path / "x.pt")
+    program = ("import sys, torch, dynamotor; x, expected = torch.load(sys.argv[2])\n"
+               "torch.testing.assert_close(dynamotor.load(sys.argv[1])(x, scale=0.5), expected)\n"
+               "assert not dynamotor.counters['build'] and not dynamotor.counters['frames']")
+    env = {**os.environ, "PATH": "/nowhere", "DYNAMOTOR_CACHE_DIR": str(tmp_path / "none"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program, str(path), str(tmp_path / "x.pt")], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_arguments_are_refused(packed: Any) -> None:
+    path, x, _ = packed
+    found = dynamotor.load(path)
+    wrong: list[tuple[tuple, dict]] = [((x,), {}), ((x,), {"scale": 1.0}), ((x[:1],), {"scale": 0.5}), ((x.double(),), {"scale": 0.5}),
+                                       ((1,), {"scale": 0.5}), ((x, x), {"scale": 0.5})]
+    for args, kwargs in wrong:
+        with pytest.raises(UsageError, match="DM115"):
+            found(*args, **kwargs)
+
+
+def rewritten(path: Path, target: Path, change: Any) -> Path:
+    """The package with another program or library."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w") as new:
+        for info in old.infolist():
+            new.writestr(info.filename, change(info.filename, old.read(info)))
+    return target
+
+
+@pytest.mark.parametrize("part", [1, 3, 4, 5, 6, 7])
+def test_another_machine_or_version_is_refused(packed: Any, tmp_path: Path, part: int) -> None:
+    def change(name: str, data: bytes) -> bytes:
+        if name != "program.json":
+            return data
+        program = json.loads(data)
+        program["environment"][part] += " of another kind"
+        return json.dumps(program).encode()
+
+    with pytest.raises(BuildError, match="DM308"):
+        dynamotor.load(rewritten(packed[0], tmp_path / "other.dm", change))
+
+
+def test_a_damaged_package_is_refused(packed: Any, tmp_path: Path) -> None:
+    path = packed[0]
+    data = path.read_bytes()
+    cut = tmp_path / "cut.dm"
+    for wrong in (b"", b"nothing", data[: len(data) // 2]):
+        cut.write_bytes(wrong)
+        with pytest.raises(UsageError, match="DM116"):
+            dynamotor.load(cut)
+    for kind in (".so", ".safetensors"):
+        shorter = rewritten(path, tmp_path / f"short{kind}.dm", lambda name, data, kind=kind: data[:-9] if name.endswith(kind) else data)
+        with pytest.raises(UsageError, match="DM116"):
+            dynamotor.load(shorter)
+
+
+class Counts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * self.calls
+
+
+class Other:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize("model", [Counts(), lambda x: Other(x + 1), lambda x: (x, x + 1), lambda x: x + torch.tensor([1.0, 2.0])])
+def test_what_a_file_cannot_hold_is_refused(model: Any) -> None:
+    with pytest.raises(UsageError, match="DM114"):
+        dynamotor.export(model, (torch.randn(3, 2),))
+
+
+def test_the_command_lists_what_is_inside(packed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["package", "inspect", str(packed[0])]) == 0
+    text = capsys.readouterr().out
+    assert "weights.safetensors" in text and ".so" in text and "float32[2, 3, 9, 9]" in text
+    assert main(["package", "inspect", str(tmp_path / "none")]) == 2
