@@ -269,7 +269,8 @@ def _model_and_batches(name: str, train: bool) -> tuple[nn.Module, list[dict[str
     else:
         (image,), _ = case.make_inputs()
         side = image.shape[-1]
-        fixed = name in TIMM_IMAGE or getattr(model, "patch_embed", None) is not None
+        config = model.default_cfg
+        fixed = name in TIMM_IMAGE or config.get("fixed_input_size") or getattr(model, "patch_embed", None) is not None
         sides = [side] * 3 if fixed else [side, side + 32, side + 64]
         batches = [{"x": torch.randn(b, 3, n, n, generator=generator)} for b, n in zip((2, 3, 5), sides, strict=True)]
 

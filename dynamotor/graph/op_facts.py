@@ -49,6 +49,9 @@ class OpFacts:
     elementwise: bool
 
 
+# Elementwise ops that PyTorch does not tag.
+_UNTAGGED = {aten.hardswish.default, aten.hardswish_.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default,
+             aten.mish_.default, aten.mish_backward.default, aten.hardtanh_backward.default}
 _facts: dict[OpOverload, OpFacts] = {}
 
 
@@ -83,8 +86,8 @@ def _work_out(func: OpOverload) -> OpFacts:
         data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}) and func not in _METADATA,
         random=torch.Tag.nondeterministic_seeded in tags,
         pointwise=(torch.Tag.pointwise in tags or func in _POINTWISE) and not writers,
-        elementwise=torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags and tuple(
-            writers.values()) in ((), (0,)) and len(schema.returns) == 1 and func.namespace == "aten",
+        elementwise=(torch.Tag.pointwise in tags or func in _UNTAGGED) and torch.Tag.nondeterministic_seeded not in tags
+        and tuple(writers.values()) in ((), (0,)) and len(schema.returns) == 1 and func.namespace == "aten",
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..base.registry import Registry
-from .sizes import minimum
+from .sizes import Size, hint, minimum
 from .spec import TensorSpec
 from .symbolic_rules import Shape, broadcast, require, symbolic_rules
 
@@ -165,13 +165,23 @@ def _normal(mean: TensorSpec, deviation: TensorSpec, **kwargs: Any) -> None:
     broadcast([mean.shape, deviation.shape])
 
 
+@demand(aten.as_strided.default)
+def _as_strided(x: TensorSpec, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> None:
+    """Within the memory that the tensor shows; what goes beyond it is for these sizes alone."""
+    last = (x.offset if offset is None else offset) + sum([(n - 1) * step for n, step in zip(size, stride)])
+    end = x.offset + sum([(n - 1) * step for n, step in zip(x.shape, x.stride)])
+    if hint(last) <= hint(end):
+        require(last <= end)
+    else:
+        _numbers(x, *[n for n in (*size, *stride) if type(n) is Size])
+
+
 # What no shape function of PyTorch's asks --------------------------------------------------------------------------------
-@demand(aten.as_strided.default, aten.as_strided_scatter.default, aten.lu_unpack.default, aten.linalg_lu_solve.default,
+@demand(aten.as_strided_scatter.default, aten.lu_unpack.default, aten.linalg_lu_solve.default,
         aten.ormqr.default, aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default,
         aten.multilabel_margin_loss_forward.default, aten.segment_reduce.default)
 def _numbers(*args: Any, **kwargs: Any) -> None:
     """Sizes become numbers."""
     for one in args:
-        if type(one) is TensorSpec:
-            for n in (*one.shape, *one.stride):
-                int(n)
+        for n in (*one.shape, *one.stride) if type(one) is TensorSpec else [one] if type(one) is Size else ():
+            int(n)

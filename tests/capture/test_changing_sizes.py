@@ -407,3 +407,13 @@ def test_interpolation_keeps_symbols(mode: str, how: dict[str, Any]) -> None:
             x, like = torch.randn(2, 3, n, n + 4), torch.randn(1, 1, m, m + 1)
             torch.testing.assert_close(compiled(x, like), fn(x, like))
     assert len(compiled.entries) == 2
+
+
+def test_pools_and_activations_keep_symbols() -> None:
+    """A pool to one place is laid out by `as_strided`; PyTorch has no tag for `hardswish`."""
+    def fn(x: Any) -> Any:
+        return torch.nn.functional.hardswish(torch.nn.functional.adaptive_avg_pool2d(x, 1) * 2, inplace=True)
+
+    for form in (torch.contiguous_format, torch.channels_last):
+        compiled = check(fn, [(torch.randn(b, 4, 7, 7).to(memory_format=form),) for b in (3, 5, 4, 7)], backend="aot_eager")
+        assert len(compiled.entries) == 2
