@@ -229,7 +229,7 @@ CASES: dict[str, Case] = {
     "uneven batch": Case(backward=backward_uneven),
     "evaluation between": Case(backward=backward_evaluating),
     "weight decay in the loss": Case(backward=backward_decayed, reason="outside"),
-    "checkpoint": Case(Checkpointed, expect="split", reason="several_graphs"),
+    "checkpoint": Case(Checkpointed),
     "break": Case(Broken, expect="split", reason="several_graphs"),
     "unused": Case(Unused, find_unused_parameters=True, expect="split", reason="find_unused"),
     "static graph": Case(static_graph=True, expect="split", reason="static_graph"),

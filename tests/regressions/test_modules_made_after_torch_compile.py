@@ -1,23 +1,23 @@
-"""torch.compile patches how modules are made, for the whole process; a function that makes one is captured all the same."""
+"""Once torch.compile has run in a process, it wraps `Module.__init__`; a module that a program makes is still made in its graph."""
 
-import subprocess
-import sys
+from __future__ import annotations
 
-PROGRAM = """
-import torch, dynamotor
-torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+import torch
+from torch._dynamo.mutation_guard import install_generation_tagging_init
 
-def fn(x, y):
-    return torch.nn.CrossEntropyLoss()(x, y)
-
-x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
-patched = torch.nn.Module.__init__.__name__
-assert dynamotor.compile(fn, backend="eager", fullgraph=True)(x, y).equal(fn(x, y))
-print(patched)
-"""
+import dynamotor
 
 
-def test_a_function_that_makes_a_module_is_captured_behind_torch_compile():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "patched_init"  # or the case tests nothing
+def test_a_module_made_in_the_call_breaks_nothing(monkeypatch):
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(torch.nn.Module, name, getattr(torch.nn.Module, name))
+    monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    install_generation_tagging_init()
+    assert "patched_init" in torch.nn.Module.__init__.__qualname__
+
+    def loss(x, y):
+        return torch.nn.CrossEntropyLoss()(x, y)
+
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 3])
+    compiled = dynamotor.compile(loss, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x, y), loss(x, y))
