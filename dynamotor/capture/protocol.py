@@ -230,8 +230,7 @@ class Protocol:
             if type(raw) is property:
                 fn = raw.fset if new is not None else raw.fdel
                 if fn is None:
-                    lacks = "setter" if new is not None else "deleter"
-                    raise self.error(AttributeError, f"property '{name}' of '{cls.__name__}' object has no {lacks}")
+                    raise self.error(AttributeError, _what_a_property_lacks(raw, cls, new is not None))
                 self.call(self.make(fn), [value] + ([new] if new is not None else []))
             elif type(raw) is types.MemberDescriptorType:
                 value.store_slot(self, raw, new)
@@ -445,3 +444,12 @@ class _Indexed:
 
 
 __all__ = ["Protocol", "find_rule", "is_data_descriptor", "trusted_class"]
+
+
+def _what_a_property_lacks(found: property, cls: type, sets: bool) -> str:
+    """CPython's words for a write that a property does not take; it alone knows whether the property was told its name."""
+    try:
+        found.__set__(None, None) if sets else found.__delete__(None)
+    except AttributeError as error:
+        return str(error).replace("'NoneType'", f"'{cls.__qualname__}'")
+    return ""

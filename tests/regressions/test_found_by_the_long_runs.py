@@ -196,3 +196,24 @@ def test_a_name_that_a_closure_keeps_is_deleted_once():
 
     with pytest.raises(UnboundLocalError, match="'n'"):
         dynamotor.compile(twice, backend="eager")(torch.ones(1))
+
+
+class _Held:
+    named = property(lambda self: 4.0)
+
+
+_Held.unnamed = property(lambda self: 4.0)
+
+
+@pytest.mark.parametrize("name", ["named", "unnamed"])
+def test_a_property_without_a_setter_says_what_it_was_told(name):
+    def write(x, held):
+        setattr(held, name, 1)
+        return x
+
+    messages = []
+    for call in (write, dynamotor.compile(write, backend="eager")):
+        with pytest.raises(AttributeError) as error:
+            call(torch.ones(1), _Held())
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
