@@ -65,7 +65,8 @@ from .triton_plan import CannotPlan
 Compiled = Callable[..., tuple[Any, ...]]
 # Expressions are interned, and memos are filled, for one graph at a time: backwards compile on whatever thread runs them first.
 _lowering = threading.RLock()
-os.register_at_fork(after_in_child=_lowering._at_fork_reinit)  # the thread that held it is not in the child
+# The thread that held it is not in the child.
+os.register_at_fork(after_in_child=_lowering._at_fork_reinit)  # type: ignore[attr-defined]  # private
 
 
 def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False) -> Compiled:

@@ -14,6 +14,7 @@ import torch
 
 from ..base.errors import DynamotorError
 from ..base.events import timed
+from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec
 
 ROUNDS = 12
@@ -29,8 +30,9 @@ def random_inputs(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     """
     found = []
     for spec in specs:
-        memory = torch.zeros(spec.extent, dtype=spec.dtype, device=spec.device)
-        found.append((memory.normal_() if spec.dtype.is_floating_point else memory).as_strided(spec.shape, spec.stride))
+        memory = torch.zeros(int(spec.extent), dtype=spec.dtype, device=spec.device)
+        filled = memory.normal_() if spec.dtype.is_floating_point else memory
+        found.append(filled.as_strided(numbers(spec.shape), numbers(spec.stride)))
     return found
 
 
@@ -61,7 +63,7 @@ def _results(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[t
 
 def _copy(t: torch.Tensor) -> torch.Tensor:
     """A tensor that lies in memory of its own as this one does."""
-    return t.as_strided((TensorSpec.of(t).extent,), (1,)).clone().as_strided(t.shape, t.stride())
+    return t.as_strided((int(TensorSpec.of(t).extent),), (1,)).clone().as_strided(t.shape, t.stride())
 
 
 def _agrees(found: list[torch.Tensor] | None, wanted: list[torch.Tensor]) -> bool:

@@ -22,6 +22,7 @@ from torch import fx
 from ..base.errors import InternalError, UserLine
 from ..base.events import counters
 from ..graph.op_facts import is_collective
+from ..graph.sizes import numbers
 from ..lower.lowering import COPY_
 from ..lower.program import ExternStep, Program
 from ..runtime.memory import poison
@@ -116,9 +117,10 @@ class StepWatch:
         reference = _reference.get()
         for name, ref in self.checks.values[at] if reference is not None else ():
             buffer = made.get(ref.name)
-            if name in reference and isinstance(buffer, torch.Tensor):
+            if reference is not None and name in reference and isinstance(buffer, torch.Tensor):
                 node, want, moved = reference[name]
-                got = torch.as_strided(buffer.view(ref.dtype), ref.shape, ref.stride, buffer.storage_offset() + ref.offset)
+                start = int(buffer.storage_offset() + ref.offset)
+                got = torch.as_strided(buffer.view(ref.dtype), numbers(ref.shape), numbers(ref.stride), start)
                 if (why := difference(got, want, moved)) is not None:
                     raise _differs(f"the value of {node} = {node.target}", why, node.meta.get("where"))
         for name in self.checks.ends[at]:
@@ -302,7 +304,7 @@ def difference(got: Any, want: Any, moved: Sequence[Any] = ()) -> str | None:
         return None
     off = _far(got, want)
     if moved:
-        off &= beyond(got, want, moved)
+        off &= beyond(got, want, list(moved))
     count = int(off.sum())
     if not count:
         return None

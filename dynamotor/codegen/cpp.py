@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..base.config import config
-from ..lower.index import Index
+from ..lower.index import Div, Index, Loaded, Mod
 from ..lower.ir import Expr, Kernel, Reduce, Scan, Scratch, Store, roots, walk
 from .cpp_cols import ColsEmitter
 from .cpp_kernel import Emitter, RowsEmitter, isa
@@ -115,9 +115,9 @@ def _index_repr(i: object, ids: dict[Expr, int]) -> str:
         return repr(i)
     parts = []
     for atom, c in i.terms.items():
-        if hasattr(atom, "expr"):
+        if isinstance(atom, Loaded):
             text = f"[#{ids[atom.expr]}<{atom.size}]"
-        elif hasattr(atom, "base"):
+        elif isinstance(atom, Div | Mod):
             text = f"({_index_repr(atom.base, ids)}{type(atom).__name__}{atom.n})"
         else:
             text = repr(atom)

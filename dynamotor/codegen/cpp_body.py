@@ -18,6 +18,8 @@ from .scopes import ValueScope
 class Scope(ValueScope[tuple[str, int]]):
     """One block: its lines, the values computed in it and the C++ names of the variables it binds."""
 
+    parent: Scope | None
+
     def __init__(
         self,
         parent: Scope | None,
@@ -32,6 +34,12 @@ class Scope(ValueScope[tuple[str, int]]):
         self.bound: dict[Var, str] = {**(parent.bound if parent else {}), **self.own}
         self.lines: list[str] = []
         self.closed = closed  # nothing may be moved out of this block (it runs under a condition)
+
+    @property
+    def loop(self) -> Var:
+        """The loop whose lanes a vector holds, of a scope with vectors."""
+        assert self.vector is not None
+        return self.vector
 
 
 class Body:
@@ -165,7 +173,7 @@ class Body:
 
     # -- what has no vector form --------------------------------------------------------------------------------------
     def _needs_lanes(self, e: Expr, scope: Scope) -> bool:
-        v = scope.vector
+        v = scope.loop
         if e.op == "load" or e.op == "index":
             return e.args[1 if e.op == "load" else 0].coefficient(v) is None
         if e.op == "scratch":
@@ -180,11 +188,11 @@ class Body:
     def _by_lanes(self, e: Expr, scope: Scope, width: int) -> str:
         """A loop over the lanes around scalar code."""
         result, name, lane = ctype(e.dtype, width), self.fresh(), self.fresh()
-        inner = _LaneScope(scope, scope.vector, f"{lane}i", lane)
+        inner = _LaneScope(scope, scope.loop, f"{lane}i", lane)
         value = self.value(e, inner)
         body = "".join(inner.lines)
         scope.lines.append(
-            f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++){{const i64 {lane}i={scope.bound[scope.vector]}+{lane};"
+            f"{result} {name}; for(int {lane}=0;{lane}<{width};{lane}++){{const i64 {lane}i={scope.bound[scope.loop]}+{lane};"
             f"{body}{name}[{lane}]={value};}}"
         )
         return name
@@ -240,13 +248,13 @@ class _LaneScope(Scope):
 
     def __init__(self, parent: Scope, vector: Var, name: str, lane: str) -> None:
         super().__init__(parent, [(vector, name)], 1, None)
-        self.lane = lane
+        self.around, self.lane = parent, lane
 
     def find(self, e: Expr) -> tuple[str, int] | None:
         own = self.values.get(e)
         if own is not None:
             return own
-        outer = self.parent.find(e)
+        outer = self.around.find(e)
         if outer is not None and outer[1] > 1:
             return f"{outer[0]}[{self.lane}]", 1
         return outer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..graph.sizes import Dim, Size, divides
 from ..graph.spec import contiguous_stride, numel
 from ..lower.index import Index, Var, flatten, is_zero
-from ..lower.ir import Kernel, Reduce, Store
+from ..lower.ir import Kernel, Reduce, Store, of_kind
 from .cpp_body import Scope
 from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
 from .cpp_ops import COMBINE, ctype, reduce_start
@@ -47,7 +47,7 @@ class ColsEmitter(Emitter):
             text = head + self._room(outer, chunks) + text + self._finish(outer, chunks)
         once = Scope(self.top, [(ONCE, "")])
         for s in self.kernel.final_once:
-            self.store(s, once)
+            self.store(of_kind(s, Store), once)
         return text + "".join(once.lines)
 
     def _chunks(self, outer: Dim, tasks: Dim, first: Dim) -> tuple[str, str]:
@@ -60,9 +60,10 @@ class ColsEmitter(Emitter):
             while chunks > 1 and chunks * nbytes > 1 << 22:
                 chunks //= 2
             return str(chunks), ""
-        work, tasks, first, rows, nbytes = map(self.number, (work, tasks, first, rows, nbytes))
-        least = f"up(8,max({tasks},1))"
-        return "chunks", f"const i64 chunks=parts({work}>={PARALLEL_WORK},{first},{least},{rows},{CHUNK_ROWS},{nbytes});"
+        number = self.number
+        least = f"up(8,max({number(tasks)},1))"
+        given = f"{number(first)},{least},{number(rows)},{CHUNK_ROWS},{number(nbytes)}"
+        return "chunks", f"const i64 chunks=parts({number(work)}>={PARALLEL_WORK},{given});"
 
     # -- summing ------------------------------------------------------------------------------------------------------
     def _tasks(self, outer: Dim, blocks: Dim, unroll: int, tail: Dim, chunks: str, first: Dim) -> str:
@@ -122,7 +123,8 @@ class ColsEmitter(Emitter):
                     if isinstance(s, Store):
                         self.store(s, scope)
                     else:
-                        self.accumulate(s, f"a{s.id}_{u}", scope)
+                        reduction = of_kind(s, Reduce)
+                        self.accumulate(reduction, f"a{reduction.id}_{u}", scope)
                 parent.lines.append("{" + "".join(scope.lines) + "}")
 
         rows(self.kernel.middle, column)
@@ -137,8 +139,8 @@ class ColsEmitter(Emitter):
                 continue
             for s in self.reductions:
                 self.complete(s, end, f"a{s.id}_{u}", width)
-            for s in self.kernel.final:
-                self.store(s, end)
+            for last in self.kernel.final:
+                self.store(of_kind(last, Store), end)
             lines.append("{" + "".join(end.lines) + "}")
         return "".join(lines)
 
@@ -174,8 +176,8 @@ class ColsEmitter(Emitter):
                     f"{t} {result};{{{t} s_=ld<{t}>(acc{s.id}+{at});for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
                 )
                 self.complete(s, scope, result, width)
-            for s in self.kernel.final:
-                self.store(s, scope)
+            for last in self.kernel.final:
+                self.store(of_kind(last, Store), scope)
             return "".join(scope.lines)
 
         if self.lane is None:

@@ -17,7 +17,7 @@ from ..graph.sizes import Dim, Size, divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
 from ..lower.fusion import elements
 from ..lower.index import Index, Var, determined, flatten, is_one, is_zero
-from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, roots, walk
+from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, of_kind, roots, walk
 from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 
@@ -192,6 +192,7 @@ class Emitter:
                 f"st{bool_mark}{kind}({at},({t}){value});" if width == 1 else f"st{bool_mark}{kind}({at},{value});"
             )
         else:
+            assert step is not None  # places that are computed are taken lane by lane
             scope.lines.append(f"st{bool_mark}g{kind}({at},{self.number(step)},{value});")
 
     def decode(self, flat: str, loops: Sequence[Var], names: dict[Var, str]) -> str:
@@ -310,13 +311,13 @@ class RowsEmitter(Emitter):
             for s, per_inner in self.across:
                 if per_inner:
                     self._combine_lane(s, chunks, places[s.id], position, scope)
-            for s in k.final:
-                self.store(s, scope)
+            for last in k.final:
+                self.store(of_kind(last, Store), scope)
 
         if k.final or any(per_inner for _, per_inner in self.across):
             self.nest(k.inner, final, emit, None, 1, [(FINAL, "")])
-        for s in k.final_once:
-            self.store(s, final)
+        for last in k.final_once:
+            self.store(of_kind(last, Store), final)
         return "{" + "".join(final.lines) + "}"
 
     def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: Scope) -> None:
@@ -348,7 +349,7 @@ class RowsEmitter(Emitter):
                     value = self.body.value(s.expr, row)
                     row.lines.append(f"*a{s.id}_={COMBINE[s.kind].format(f'(*a{s.id}_)', value)};")
                 else:
-                    self.store(s, row)
+                    self.store(of_kind(s, Store), row)
 
     def _streams(self) -> list[Expr]:
         """Loads of the first pass that walk along the rows of large buffers.
@@ -394,12 +395,8 @@ class RowsEmitter(Emitter):
                 elif isinstance(s, Scratch):
                     value = self.body.operand(s.expr, scope, scope.width)
                     scope.lines.append(f"st<{ctype(s.expr.dtype, 1)}>(s{s.id}_+{self.body.index(position, scope)},{value});")
-                elif s.across:
-                    self._across(s, position, scope)
-                elif s.position is not None:
-                    self._track(s, scope)
                 else:
-                    self.accumulate(s, f"a{s.id}_{copy}" if scope.width > 1 else f"a{s.id}s", scope)
+                    self._gather(of_kind(s, Reduce), f"a{s.id}_{copy}" if scope.width > 1 else f"a{s.id}s", position, scope)
 
         self.nest(k.inner, row, emit, limits, unroll)
         for s in reductions:
@@ -452,14 +449,22 @@ class RowsEmitter(Emitter):
         row.lines.append(f"const {t} {name}={total};")
         self.complete(s, row, name, 1)
 
-    def _track(self, s: Reduce, scope: Scope) -> None:
+    def _gather(self, s: Reduce, name: str, position: Index, scope: Scope) -> None:
+        if s.across:
+            self._across(s, position, scope)
+        elif s.position is not None:
+            self._track(s, s.position, scope)
+        else:
+            self.accumulate(s, name, scope)
+
+    def _track(self, s: Reduce, position: Index, scope: Scope) -> None:
         """argmax, argmin: the first place of the largest value; NaN counts as larger than all."""
         value = self.body.value(s.expr, scope)
         sign = ">" if s.kind == "argmax" else "<"
         best, at = f"a{s.id}s", f"a{s.id}at"
         tie = f"(({value}=={best})|(({value}!={value})&({best}!={best})))"  # loops need not run in the order of positions
         scope.lines.append(
-            f"{{const i64 at_={self.body.index(s.position, scope)};"
+            f"{{const i64 at_={self.body.index(position, scope)};"
             f"if({at}<0||{value}{sign}{best}||({value}!={value}&&{best}=={best})"
             f"||({tie}&&at_<{at})){{{best}={value};{at}=at_;}}}}"
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..graph.spec import numel
 from ..lower.index import Var
-from ..lower.ir import Expr, Kernel, Scan
+from ..lower.ir import Expr, Kernel, Scan, Store, of_kind
 from .cpp_body import Scope
 from .cpp_kernel import Emitter
 from .cpp_ops import COMBINE, ctype, reduce_start
@@ -44,7 +44,7 @@ class ScanEmitter(Emitter):
                 if isinstance(s, Scan):
                     self._step(s, scope)
                 else:
-                    self.store(s, scope)
+                    self.store(of_kind(s, Store), scope)
         parent.lines.append(f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}")
 
     def _step(self, s: Scan, scope: Scope) -> None:
@@ -52,6 +52,7 @@ class ScanEmitter(Emitter):
         value, best = self.body.value(s.expr, scope), f"a{s.id}"
         if s.kind.startswith("arg"):  # the last of equal values; a NaN stays, and a later one takes its place
             sign = ">=" if s.kind == "argmax" else "<="
+            assert s.position is not None
             place = self.body.index(s.position, scope)
             scope.lines.append(f"if({value}!={value}||({best}=={best}&&{value}{sign}{best})){{{best}={value};{best}at={place};}}")
             result, kept = f"{best}at", "i64"

@@ -57,7 +57,7 @@ def _padded(program: Program, name: str) -> Program:
     """The program with one buffer's rows moved apart; _Cannot when a step cannot follow."""
     buffer = program.buffers[name]
     width, unit = buffer.spec.shape[-1], ALIGNMENT // buffer.spec.dtype.itemsize
-    rows = _Rows(name, width, -(-width // unit) * unit)
+    rows = _Rows(name, int(width), int(-(-width // unit) * unit))
     steps = [rows.step(step) for step in program.steps]
     stride = tuple(1 if s == 1 else s // width * rows.apart for s in buffer.spec.stride)
     buffers = {**program.buffers, name: replace(buffer, spec=replace(buffer.spec, stride=stride))}

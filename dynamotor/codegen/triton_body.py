@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Div, Index, Loaded, Mod, Var
+from ..lower.index import Bounds, Div, Index, Loaded, Mod, Var
 from ..lower.ir import BOOL, F32, I32, I64, Expr, Store, make
 from .scopes import ValueScope
 from .triton_ops import COMPUTE, MEMORY, literal, mark, operation, word_test
@@ -39,7 +39,7 @@ class Axis:
 
     @property
     def size(self) -> int:
-        return numel(v.size for v in self.vars)
+        return int(numel(v.size for v in self.vars))
 
     @staticmethod
     def of(name: str, variables: Iterable[Var], block: int, exact: bool | None = None) -> Axis:
@@ -65,6 +65,8 @@ class Scope(ValueScope[Name]):
     is wanted in any case.
     """
 
+    parent: Scope | None
+
     def __init__(self, parent: Scope | None = None, bound: Mapping[Var, Name] | None = None, closed: bool = False,
                  masks: tuple[Name, ...] = (), indent: int = 1, before: Scope | None = None) -> None:
         super().__init__(parent)
@@ -83,7 +85,8 @@ class Scope(ValueScope[Name]):
 
 def _met_for(condition: Expr) -> frozenset[Var]:
     """The loop variables of a condition that compares each of them with constants and holds for some of their values."""
-    tests, ranges = [condition], {}
+    tests = [condition]
+    ranges: dict[Var, Bounds] = {}
     while tests:
         test = tests.pop()
         if test.op == "and":
@@ -92,8 +95,8 @@ def _met_for(condition: Expr) -> frozenset[Var]:
         if test.op not in ("lt", "ge") or test.args[0].op != "index" or test.args[1].op != "const":
             return NO_VARS
         index = test.args[0].args[0]
-        ((v, step),) = index.terms.items() if len(index.terms) == 1 else ((None, 0),)
-        if step != 1 or not isinstance(v, Var):
+        v = next(iter(index.terms), None)
+        if len(index.terms) != 1 or not isinstance(v, Var) or index.terms[v] != 1:
             return NO_VARS
         low, high = ranges.get(v, v.bounds)
         limit = test.args[1].args[0] - index.const
@@ -185,13 +188,16 @@ class TileBody:
 
     def by_vectors(self, index: Index, memory: torch.dtype, scope: Scope) -> tuple[bool, bool]:
         """Whether an access takes whole vectors, and whether it may take those that lie in the row in part."""
-        covered = self.vectors is not None and self.vectors.covers(index)
-        return covered, covered and self.vectors.whole(memory) and any(m.text == "r_in" for m in scope.masks)
+        if self.vectors is None or not self.vectors.covers(index):
+            return False, False
+        return True, self.vectors.whole(memory) and any(m.text == "r_in" for m in scope.masks)
 
     def place(self, at: Name, covered: bool, want: Axes, scope: Scope) -> str:
         """The position of an access."""
         text = self.spread(at.text, at.axes, want)
-        return self.vectors.place(text, any(m.text == "r_in" for m in scope.masks)) if covered else f"({text})"
+        if not covered or self.vectors is None:
+            return f"({text})"
+        return self.vectors.place(text, any(m.text == "r_in" for m in scope.masks))
 
     # -- indices -----------------------------------------------------------------------------------------------------
     def index(self, index: Index, scope: Scope) -> Name:

@@ -43,15 +43,15 @@ def convolution(program: Program, step: Step) -> Product | None:
 
 
 def _product(x: BufRef, weight: BufRef, bias: BufRef | None, out: BufRef, stride: Pair, padding: Pair, dilation: Pair) -> Product:
-    images, channels, n = *x.shape[:2], weight.shape[0]
+    images, channels, n = int(x.shape[0]), int(x.shape[1]), int(weight.shape[0])
     image, kernel, result = (_pair(ref.shape[2:]) for ref in (x, weight, out))
     m, k = images * result[0] * result[1], channels * kernel[0] * kernel[1]
     window = Window(channels, image, result, kernel, stride, padding, dilation, _steps(x))
     row = _row(x)
     plain = k == channels and stride == (1, 1) and padding == (0, 0) and row is not None
-    a = Operand(x.name, x.dtype, x.offset, (0, _step(m, row or 0), 1))
-    b = Operand(weight.name, x.dtype, weight.offset, (0, 1, _step(n, k)))
-    added = Operand(bias.name, x.dtype, bias.offset, (0, 0, _step(n, bias.stride[0]))) if bias is not None else None
+    a = Operand(x.name, x.dtype, int(x.offset), (0, _step(m, row or 0), 1))
+    b = Operand(weight.name, x.dtype, int(weight.offset), (0, 1, _step(n, k)))
+    added = Operand(bias.name, x.dtype, int(bias.offset), (0, 0, _step(n, int(bias.stride[0])))) if bias is not None else None
     to = Operand(out.name, x.dtype, 0, (0, _step(m, n), _step(n, 1)))
     return Product((1, m, n, k), a, b, added, to, x.dtype, window=None if plain else window)
 
@@ -76,7 +76,7 @@ def _pair(given: Any) -> Pair:
 
 def _steps(x: BufRef) -> tuple[int, int, int]:
     """Elements from one image, row and column to the next; 0 where one is repeated."""
-    down, _, row, column = (step or int(size == 1) for size, step in zip(x.shape, x.stride, strict=True))
+    down, _, row, column = (int(step) or int(size == 1) for size, step in zip(x.shape, x.stride, strict=True))
     return down, row, column
 
 

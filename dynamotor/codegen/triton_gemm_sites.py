@@ -105,7 +105,7 @@ def _product(program: Program, step: Step, tf32: bool) -> Product | None:
     a, b, bias = (None if n is None else step.args[n] for n in _PRODUCTS[step.target])
     plain = all(value == 1 for value in step.kwargs.values()) and len(step.args) == (2 if bias is None else 3)
     out = step.outs[0]
-    if not plain or out is None:
+    if not plain or out is None or a is None or b is None:
         return None
     result = BufRef.whole(program.buffers[out])
     operands = [a, b, result, *([bias] if bias is not None else [])]
@@ -115,7 +115,7 @@ def _product(program: Program, step: Step, tf32: bool) -> Product | None:
     if 0 in (*a.shape, *b.shape) or any(r.name == out for r in operands if r is not result):
         return None
     batch = a.shape[0] if len(a.shape) == 3 else 1
-    m, k, n = *a.shape[-2:], b.shape[-1]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     shapes = [(batch, m, k), (batch, k, n), (batch, m, n), (batch, m, n)]
     found = [_operand(r, shape) for r, shape in zip(operands, shapes)]
     return Product((batch, m, n, k), found[0], found[1], found[3] if bias is not None else None, found[2], result.dtype)

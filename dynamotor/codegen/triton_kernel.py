@@ -12,30 +12,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from ..lower.index import Var
-from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, roots, walk
+from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, of_kind, roots, walk
 from .scopes import title
 from .triton_body import NOTHING, Axis, Name, Scope, TileBody
 from .triton_ops import COMPUTE, POINTER, across_tile, combine, mark, reduce_start
 from .triton_vectors import Vectors
 
 ROW, FINAL, ONCE = Var("@row", 0), Var("@final", 0), Var("@once", 0)
-Params = tuple[tuple[str, object, bool], ...]
+Params = tuple[tuple[str, torch.dtype, bool], ...]
+
+
+Form = Literal["map", "rows", "across", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a kernel's loops become programs of a grid.
 
-    r: the second axis (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs that share a
+    second: the axis `r` (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs that share a
     row (rows) or a tile of columns (across); per_chunk: positions of r, or of x, that each takes. vectors: where the tiles of
     a loop over r start; None: at the row's start. run: neighbours of a row that a thread loads together. fold: sums across are
     taken of each tile of rows at once. stages: loads of a loop run ahead of it, by way of shared memory.
     """
 
-    form: Literal["map", "rows", "across", "scan"]
+    form: Form
     x: Axis
-    r: Axis | None = None
+    second: Axis | None = None
     looped: bool = False
     chunks: int = 1
     per_chunk: int = 0
@@ -45,6 +50,12 @@ class Plan:
     run: int = 1
     fold: bool = False
     stages: int = 0
+
+    @property
+    def r(self) -> Axis:
+        """The second axis, of a plan that has one."""
+        assert self.second is not None
+        return self.second
 
     @property
     def columns(self) -> int:
@@ -57,7 +68,7 @@ class Plan:
         across_x = -(-self.x.size // self.x.block)
         if self.form == "across":
             return self.chunks * self.columns
-        if self.form == "map" and self.r is not None:
+        if self.form == "map" and self.second is not None:
             return across_x * -(-self.r.size // self.r.block)
         return across_x * self.chunks
 
@@ -104,7 +115,7 @@ class TileEmitter:
         for e in self.exprs:
             if e.op == "acc":
                 self.accs.setdefault(e.args[0], []).append(e)
-        axes = (self.plan.x,) if self.plan.r is None else (self.plan.x, self.plan.r)
+        axes = (self.plan.x,) if self.plan.second is None else (self.plan.x, self.plan.r)
         self.streams = self.kernel.streams()
         self.body = TileBody(self.pointers, self.streams, axes, self.exprs, self.plan.wide, self.plan.vectors)
         self.written: set[str] = set()
@@ -118,7 +129,7 @@ class TileEmitter:
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(self.streams)))]
         name = title(self.kernel)
         text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *top.lines]) + "\n"
-        signature = (*(POINTER[p[1]] for p in self.params), *("i64" for _ in self.streams))
+        signature = (*(POINTER[memory] for _, memory, _ in self.params), *("i64" for _ in self.streams))
         return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
 
     # -- forms -------------------------------------------------------------------------------------------------------
@@ -128,7 +139,7 @@ class TileEmitter:
 
     def _map(self, top: Scope) -> None:
         plan = self.plan
-        if plan.r is None:
+        if plan.second is None:
             bound, masks = self.body.bind(plan.x, f"pid * {plan.x.block}", top)
         else:
             tiles = -(-plan.r.size // plan.r.block)
@@ -137,7 +148,7 @@ class TileEmitter:
             bound, masks = {**bound, **more}, (*masks, *more_masks)
         scope = self.open(top, bound, masks, 1, FINAL, ONCE, ROW)
         for s in self.kernel.statements():
-            self.body.store(s, scope, known=True)
+            self.body.store(of_kind(s, Store), scope, known=True)
         top.lines += scope.lines
 
     def _rows(self, top: Scope) -> None:
@@ -277,13 +288,16 @@ class TileEmitter:
     def _statement(self, s: Statement, scope: Scope, row: Scope | None = None) -> None:
         if isinstance(s, Store):
             self.body.store(s, scope, known=not self.plan.looped)
-        elif s.across:
+            return
+        s = of_kind(s, Reduce)
+        if s.across:
             value = self._masked_tile(s, scope, lanes=row is not None)
             if self.plan.fold and row is not None:
                 value = across_tile(s.kind, s.expr.dtype, value, 0)
             scope.line(f"a{s.id} = {combine(s.kind, s.expr.dtype, f'a{s.id}', value)}")
         else:
             value = self._masked_tile(s, scope, lanes=True)
+            assert row is not None  # a value of each row is known to the row
             if s.position is None:
                 self._complete(s, across_tile(s.kind, s.expr.dtype, value, 1), row)
                 return

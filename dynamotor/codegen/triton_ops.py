@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from ..graph.sizes import Dim
 from ..lower.ir import BOOL, COMPUTE_TYPE, F32, F64, I32, I64, Expr
 from .scopes import no_text
 
@@ -210,7 +211,7 @@ def normal_cdf(x):
 '''
 
 
-def mark(number: int | str) -> str:
+def mark(number: Dim | str) -> str:
     """The text of a number that other sizes may change (an integer, or a float32 as text), for triton_sizes.py to settle."""
     return f"⟦{number}⟧"
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,7 @@ from ..lower.ir import (
     load,
     loads_of,
     make,
+    of_kind,
     op,
     rebuild,
     rewrite,
@@ -32,7 +33,7 @@ from ..lower.ir import (
 )
 from ..lower.schedule import merge_loops
 from .triton_body import Axis
-from .triton_kernel import Piece, Plan
+from .triton_kernel import Form, Piece, Plan
 from .triton_vectors import vectors_of
 
 PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
@@ -55,6 +56,11 @@ NewBuffer = Callable[[TensorSpec], str]
 
 class CannotPlan(Exception):
     """This kernel has no Triton form; the text says why."""
+
+
+def _count(loops: Iterable[Var]) -> int:
+    """Iterations of a nest of loops."""
+    return int(numel(v.size for v in loops))
 
 
 def power_of_two(n: int) -> int:
@@ -159,7 +165,7 @@ def _piece(kernel: Kernel, plan: Plan, partial: Mapping[int, tuple[str, torch.dt
 def _map(kernel: Kernel) -> Plan:
     """Elementwise: one axis, or two where some accesses are contiguous along another variable than the last."""
     loops = (*kernel.outer, *kernel.middle, *kernel.inner)
-    total = numel(v.size for v in loops)
+    total = _count(loops)
     wide = is_wide(kernel)
     last = loops[-1] if loops else None
     if last is not None and last.size >= 16:
@@ -198,8 +204,8 @@ def with_exp_sums(kernel: Kernel) -> Kernel:
     for n in range(len(phases) - 2, -1, -1):
         first, second = phases[n], phases[n + 1]
         tops = {s.id: s for s in first.inner if isinstance(s, Reduce) and s.kind == "max" and not s.across}
-        sums = [(s, _relative_to(s, tops)) for s in second.inner]
-        if not sums or any(top is None for _, top in sums):
+        sums = [(s, top) for s in second.inner if isinstance(s, Reduce) and (top := _relative_to(s, tops)) is not None]
+        if not sums or len(sums) < len(second.inner):
             continue
         added = tuple(Reduce(s.id, "exp_sum", tops[top].expr, top=top) for s, top in sums)
         phases[n : n + 2] = [Phase((*added, *first.inner), (*first.row, *second.row))]
@@ -218,11 +224,11 @@ def _relative_to(s: Statement, tops: Mapping[int, Reduce]) -> int | None:
 
 
 # -- rows and columns ---------------------------------------------------------------------------------------------------
-def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows") -> Plan:
+def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows") -> Plan:
     """Tile sizes for rows `x` over `r`."""
     if _strided(kernel, x, r):
         return _strided_tile(kernel, x, r, form)
-    rows, row = numel(v.size for v in x), numel(v.size for v in r)
+    rows, row = _count(x), _count(r)
     passes = sum(1 for p in kernel.phases if p.inner)
     looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE)
     r_block = _loop_tile(row) if looped else power_of_two(row)
@@ -235,9 +241,9 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str = "rows"
     return Plan(form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=is_wide(kernel))
 
 
-def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: str) -> Plan:
+def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> Plan:
     """Tile sizes for rows that lie across memory."""
-    rows, row = numel(v.size for v in x), numel(v.size for v in r)
+    rows, row = _count(x), _count(r)
     passes = sum(1 for p in kernel.phases if p.inner)
     sums = passes == 1 and form == "rows"
     each = _each(kernel, r, x) if sums else THREAD
@@ -261,7 +267,7 @@ def _loop_tile(row: int) -> int:
 
 def _loop_plan(x: Sequence[Var], r: Sequence[Var], wide: bool) -> Plan:
     """A program a row that goes through it in a loop."""
-    tile = _loop_tile(numel(v.size for v in r))
+    tile = _loop_tile(_count(r))
     return Plan("rows", Axis.of("x", x, 1), Axis.of("r", r, tile), True, warps=max(1, tile // LOOP_WARP), wide=wide)
 
 
@@ -310,7 +316,7 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     per = -(-plan.r.size // chunks)
     per = -(-per // plan.r.block) * plan.r.block
     chunks = -(-plan.r.size // per)
-    plan = replace(plan, chunks=chunks, per_chunk=per, r=replace(plan.r, exact=per * chunks == plan.r.size))
+    plan = replace(plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=per * chunks == plan.r.size))
     plan = _by_vectors(kernel, plan)
     partial = _room(reductions, chunks * plan.x.size, new_buffer)
     first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
@@ -419,7 +425,7 @@ def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> 
 
 def _columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
     """Sums over columns alone need no whole rows: small tiles, each program a few of them one below the other."""
-    rows, row = numel(v.size for v in x), numel(v.size for v in r)
+    rows, row = _count(x), _count(r)
     r_block = min(row & -row, COLUMNS)
     if r_block < COLUMNS // 4:
         r_block = min(power_of_two(row), COLUMNS)
@@ -436,9 +442,9 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
 
     Each step waits for sums of rows in its middle, so loads run ahead of the loop.
     """
-    if _strided(kernel, x, r) or numel(v.size for v in r) > WHOLE_ROW:
+    if _strided(kernel, x, r) or _count(r) > WHOLE_ROW:
         return replace(_tile(kernel, x, r), form="across"), PROGRAMS
-    rows, r_block = numel(v.size for v in x), power_of_two(numel(v.size for v in r))
+    rows, r_block = _count(x), power_of_two(_count(r))
     loads, stores = _places(kernel, (), r)
     run = 16 // max(loads + stores, default=4)
     warps = min(32, max(1, min(ROW_WARPS, r_block // (32 * run)), r_block // (32 * THREAD)))
@@ -493,8 +499,8 @@ def _finish(kernel: Kernel, lanes: Sequence[Reduce], numbers: Sequence[Reduce], 
     """Kernels that add up what the chunks have gathered and do the final statements."""
     pieces: list[Piece] = []
     chunk = Var("chunk", chunks)
-    final = list(kernel.final)
-    once = list(kernel.final_once)
+    final = [of_kind(s, Store) for s in kernel.final]
+    once = [of_kind(s, Store) for s in kernel.final_once]
     if numbers:
         sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], Index.of(chunk), partial[s.id][1])) for s in numbers)
         totals: list[Store] = []
@@ -526,7 +532,7 @@ def _read_total(s: Store, number: int, name: str, dtype: torch.dtype) -> Store:
     return replace(s, expr=rewrite(s.expr, lambda e: total if e.op == "acc" and e.args[0] == number else None))
 
 
-def _maps_of(kernel: Kernel, final: Sequence[Store], once: Sequence[Store]) -> list[Piece]:
+def _maps_of(kernel: Kernel, final: Sequence[Statement], once: Sequence[Statement]) -> list[Piece]:
     """Final statements that read no sum."""
     pieces = []
     for statements, loops in ((final, kernel.inner), (once, ())):

@@ -6,7 +6,7 @@ s = plus(carry, s); carry = last column      # a loop over tiles
 
 from __future__ import annotations
 
-from ..lower.ir import Expr, Kernel, Scan
+from ..lower.ir import Expr, Kernel, Scan, Store, of_kind
 from .triton_body import NOTHING, Name, Scope
 from .triton_kernel import Piece, TileEmitter
 from .triton_ops import COMPUTE, SCAN_BY, mark, reduce_start
@@ -35,7 +35,7 @@ class ScanTiles(TileEmitter):
             if isinstance(s, Scan):
                 self._scan(s, inner)
             else:
-                self.body.store(s, inner, known=True)
+                self.body.store(of_kind(s, Store), inner, known=True)
         if plan.looped:
             row.line(f"for base in range(0, {mark(plan.r.size)}, {plan.r.block}):")
             row.lines += [*head.lines, *inner.lines]
@@ -70,6 +70,7 @@ class ScanTiles(TileEmitter):
         return found
 
     def _positions(self, s: Scan, tile: str, scope: Scope) -> str:
+        assert s.position is not None
         places = self.body.full_tile(self.body.integer(s.position, self.position_type, scope))
         places = self.body.define(places, NOTHING, scope).text
         best, found = self.body.fresh(), self.body.fresh()

@@ -96,4 +96,4 @@ def stored_plane(product: Product, s: Store) -> Plane | None:
     others += [o.buffer for o in product.operands()]
     if s.buffer in others:
         return None
-    return Plane(s.buffer, s.index.const, 0, (m.size, n.size), row, False)
+    return Plane(s.buffer, int(s.index.const), 0, (int(m.size), int(n.size)), int(row), False)

@@ -101,6 +101,7 @@ def vectors_of(kernel: Kernel, along: Sequence[Var]) -> Vectors | None:
     weight: dict[Index, tuple[int, bool]] = {}
     for index, memory, stored in accesses:
         start = _start(index, along, unit)
+        assert start is not None  # as modulo all of a vector
         nbytes, any_stored = weight.get(start, (0, False))
         weight[start] = (nbytes + memory.itemsize, any_stored or stored)
     return Vectors(unit, max(weight, key=lambda start: weight[start]), tuple(along), itemsize)

@@ -12,7 +12,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..base.errors import InternalError
 from ..graph.spec import numel
@@ -130,7 +130,7 @@ def _parts(pays: bool, n: int, least: int, total: int, longest: int, nbytes: int
 
 def _numbers(text: str, values: dict[str, int]) -> dict[str, int]:
     """The symbols' values, and the numbers that a function computes from them first."""
-    names = {**values, "parts": _parts, "up": _up, "floordiv": operator.floordiv, "mod": operator.mod}
+    names: dict[str, Any] = {**values, "parts": _parts, "up": _up, "floordiv": operator.floordiv, "mod": operator.mod}
     for name, expression in re.findall(r"const i64 (z\d+|chunks)=([^;]*);", text):
         names[name] = eval(expression, {}, names)
     return names
@@ -188,7 +188,8 @@ def verify_triton(stored: Collection[int], text: str) -> None:
             axes[name] = set().union(*(axes.get(word, ()) for word in re.findall(r"\w+", value))) | axes.get(name, set())
             masks |= {name: indent} if name in ("x_in", "r_in") else {}
         elif code.startswith(("tl.store(p", "tl.atomic_add(p")):
-            place, _, *mask = ast.parse(code).body[0].value.args
+            call: Any = ast.parse(code, mode="eval").body
+            place, _, *mask = call.args
             words = {node.id for node in ast.walk(place) if isinstance(node, ast.Name)}
             spans = set().union(*(axes.get(word, ()) for word in words))
             under = {node.id.replace("r_all", "r_in") for m in mask for node in ast.walk(m) if isinstance(node, ast.Name)}

@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -474,6 +474,17 @@ class Scan:
 
 
 Statement = Store | Reduce | Scratch | Scan
+
+
+Kind = TypeVar("Kind", Store, Reduce, Scratch, Scan)
+
+
+def of_kind(s: Statement, kind: type[Kind]) -> Kind:
+    """The statement, which must be of this kind where it stands; InternalError when it is not."""
+    if isinstance(s, kind):
+        return s
+    raise InternalError("DM910", f"the statement {s} where only a {kind.__name__} may stand",
+                        cure="this is a bug in dynamotor: please report it")
 
 
 def roots(*statements: Statement) -> Iterator[Expr]:
