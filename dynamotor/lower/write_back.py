@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from .ir import Kernel, Phase, Store, loads_of, roots, walk
+from .ir import Expr, Kernel, Phase, Store, loads_of, roots, walk
 from .program import Buffer, BufRef, ExternStep, LoopStep, Step
 from .schedule import in_place_pairs
 
@@ -55,38 +55,39 @@ def _names(step: Step) -> set[str]:
     return found
 
 
-def _only_stores(kernel: Kernel) -> bool:
-    """Whether a kernel is one pass that stores each element as it comes to it."""
+def _stores(kernel: Kernel) -> list[Store]:
+    """The stores of a kernel that is one pass and stores each element as it comes to it; none of any other."""
     if kernel.template != "rows" or len(kernel.phases) != 1 or kernel.final or kernel.final_once or kernel.phases[0].row:
-        return False
-    return all(isinstance(s, Store) and not s.scatters for s in kernel.phases[0].inner)
+        return []
+    found = [s for s in kernel.phases[0].inner if isinstance(s, Store) and not s.scatters]
+    return found if len(found) == len(kernel.phases[0].inner) else []
 
 
 def _copied(step: LoopStep) -> tuple[str, str] | None:
     """(source, target) of a kernel that copies a buffer element by element and does nothing else."""
-    if len(step.args) != 2 or not _only_stores(step.kernel):
+    stores = _stores(step.kernel)
+    if len(step.args) != 2 or len(stores) != 1:
         return None
-    store, *more = step.kernel.phases[0].inner
-    e = store.expr
-    if more or e.op != "load" or e.args[1] != store.index or len({p[1] for p in step.kernel.params}) > 1:
+    store, e = stores[0], stores[0].expr
+    if e.op != "load" or e.args[1] != store.index or len({p[1] for p in step.kernel.params}) > 1:
         return None
     return e.args[0], store.buffer
 
 
 def _storing(kernel: Kernel, source: str, target: str) -> Kernel | None:
     """The kernel with its stores to `source` made into `target`, behind all that reads that; None where it reads it elsewhere."""
-    if not _only_stores(kernel):
+    stores = _stores(kernel)
+    if not stores:
         return None
-    phase = kernel.phases[0]
-    moved = next(s for s in phase.inner if s.buffer == source)
-    if any(s.buffer == target for s in phase.inner) or any(e.args[0] == source for s in phase.inner for e in _loads(s)):
+    moved = next(s for s in stores if s.buffer == source)
+    if any(s.buffer == target for s in stores) or any(e.args[0] == source for s in stores for e in _loads(s)):
         return None
-    if any(e.args[0] == target and e.args[1] != moved.index for s in phase.inner for e in _loads(s)):
+    if any(e.args[0] == target and e.args[1] != moved.index for s in stores for e in _loads(s)):
         return None
     types = {p[0]: p[1] for p in kernel.params}
     if types.get(target, types[source]) != types[source]:
         return None
-    inner = (*(s for s in phase.inner if s is not moved), replace(moved, buffer=target))
+    inner = (*(s for s in stores if s is not moved), replace(moved, buffer=target))
     if target in types:
         params = tuple((n, t, w or n == target) for n, t, w in kernel.params if n != source)
     else:
@@ -95,10 +96,10 @@ def _storing(kernel: Kernel, source: str, target: str) -> Kernel | None:
     if any(e.args[0] == s.buffer for n, s in enumerate(inner) for later in inner[n + 1:] for e in _loads(later)):
         return None  # what is stored earlier would be read as it was
     assert len(places) == 1
-    return replace(kernel, phases=(Phase(inner, phase.row),), params=params)
+    return replace(kernel, phases=(Phase(inner),), params=params)
 
 
-def _loads(store: Store) -> list:
+def _loads(store: Store) -> list[Expr]:
     return [e for root in roots(store) for e in loads_of(root)]
 
 
