@@ -11,7 +11,7 @@ LIMITS = {
     "autograd": 2440,  # views that come several at once, holes of results
     "base": 560,
     "capture": 9500,
-    "codegen": 5100,
+    "codegen": 5130,  # the checker asks for statements that narrow
     "distributed": 1250,
     "graph": 2500,  # 14 statements over at the landing of interpolation with symbols
     "lower": 5100,  # annotations of locals are statements too; 60 write contents of inputs in place
