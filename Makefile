@@ -30,6 +30,7 @@ demo: setup
 
 test: setup
 	$(BIN)/ruff check dynamotor tests fuzz bench docs
+	$(BIN)/ruff format -q --check dynamotor tests fuzz bench docs examples
 	$(BIN)/mypy dynamotor
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
 
@@ -75,6 +76,7 @@ sanitize: setup
 
 lint: setup
 	$(BIN)/ruff check dynamotor tests fuzz bench docs
+	$(BIN)/ruff format -q --check dynamotor tests fuzz bench docs examples
 	$(BIN)/mypy dynamotor
 
 # The site, in build/site; the test of the documents builds it too when mkdocs is there.

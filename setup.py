@@ -1,4 +1,6 @@
-"""Builds the C extension `dynamotor._C` (frame hook, guards, dispatch, launch); everything else is in pyproject.toml."""
+"""Builds the C extension `dynamotor._C` (frame hook, guards, dispatch, launch); everything else is in
+pyproject.toml.
+"""
 
 from glob import glob
 

@@ -1,7 +1,7 @@
 """`python -m dynamotor bench`: models × phases × compilers, each pair in a fresh process with fresh caches.
 
-First call cold and warm (a second process on the same cache), steady state interleaved with eager, errors against
-eager, graphs and breaks. Prints a table, writes JSON.
+First call cold and warm (a second process on the same cache), steady state interleaved with eager, errors
+against eager, graphs and breaks. Prints a table, writes JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ TOLERANCE = {"none": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the bench command."""
-    parser.add_argument("--models", default="twelve", help="names, comma-separated; a list file; 'twelve' or 'all'")
+    parser.add_argument(
+        "--models", default="twelve", help="names, comma-separated; a list file; 'twelve' or 'all'"
+    )
     parser.add_argument("--phase", default="infer,train", help="infer, train or both, comma-separated")
     parser.add_argument(
         "--compilers",
@@ -62,12 +64,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="time for the steady state of each pair")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds allowed to each process")
     parser.add_argument("--no-warm", action="store_true", help="skip the second process")
-    parser.add_argument("--precision", choices=("highest", "high", "medium"), default="highest",
-                        help="torch.set_float32_matmul_precision, with --xla")
-    parser.add_argument("--merge", action="append", default=[], metavar="EARLIER.json",
-                        help="with --xla: start from these rows; with --models '' only merge")
-    parser.add_argument("--xla", action="store_true", help="lazy XLA device against the bridges (models: small, seed, or names)")
-    parser.add_argument("--overhead", action="store_true", help="with --xla: what recording an operation and a bridge call cost")
+    parser.add_argument(
+        "--precision",
+        choices=("highest", "high", "medium"),
+        default="highest",
+        help="torch.set_float32_matmul_precision, with --xla",
+    )
+    parser.add_argument(
+        "--merge",
+        action="append",
+        default=[],
+        metavar="EARLIER.json",
+        help="with --xla: start from these rows; with --models '' only merge",
+    )
+    parser.add_argument(
+        "--xla",
+        action="store_true",
+        help="lazy XLA device against the bridges (models: small, seed, or names)",
+    )
+    parser.add_argument(
+        "--overhead",
+        action="store_true",
+        help="with --xla: what recording an operation and a bridge call cost",
+    )
     ddp.add_arguments(parser)
     shapes.add_arguments(parser)
     start.add_arguments(parser)
@@ -76,7 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def names_of(spec: str) -> list[str]:
-    """Model names of `--models`: a keyword, a list file ("timm NAME" / "hf NAME" lines) or comma-separated names."""
+    """Model names of `--models`: a keyword, a list file ("timm NAME" / "hf NAME" lines) or comma-separated
+    names.
+    """
     if spec == "twelve":
         return list(models.TWELVE)
     if spec == "all":
@@ -193,7 +214,15 @@ def main(args: argparse.Namespace) -> int:
     if bad := [p for p in phases if p not in ("infer", "train")]:
         raise UsageError("DM101", f"unknown phase {bad[0]!r}", cure="use infer, train or infer,train")
     jobs = [
-        {"model": m, "phase": p, "compiler": c, "device": args.device, "amp": args.amp, "batch": args.batch, "small": args.small}
+        {
+            "model": m,
+            "phase": p,
+            "compiler": c,
+            "device": args.device,
+            "amp": args.amp,
+            "batch": args.batch,
+            "small": args.small,
+        }
         | {"seconds": args.seconds}
         for m in names_of(args.models)
         for p in phases
@@ -203,12 +232,18 @@ def main(args: argparse.Namespace) -> int:
     rows = []
     for i, job in enumerate(jobs):
         if sys.stderr.isatty():
-            print(f"\r\033[K[{i + 1}/{len(jobs)}] {job['model']} {job['phase']} {job['compiler']}", end="", file=sys.stderr)
+            print(
+                f"\r\033[K[{i + 1}/{len(jobs)}] {job['model']} {job['phase']} {job['compiler']}",
+                end="",
+                file=sys.stderr,
+            )
         rows.append(measure(job, warm=not args.no_warm, timeout=args.timeout))
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr)
         print(
-            render([table_row(rows[-1])], COLUMNS) if i == 0 else render([table_row(rows[-1])], COLUMNS).splitlines()[1],
+            render([table_row(rows[-1])], COLUMNS)
+            if i == 0
+            else render([table_row(rows[-1])], COLUMNS).splitlines()[1],
             flush=True,
         )
     print("\n" + render([table_row(r) for r in rows], COLUMNS))

@@ -16,14 +16,17 @@ Stamps = Sequence[Mapping[str, float]]
 
 
 def timeline(cells: Sequence[tuple[str, Mapping[str, Stamps]]]) -> str:
-    """One panel a cell, one group of rows a mode: the backward in grey, each bucket from ready to done in orange.
+    """One panel a cell, one group of rows a mode: the backward in grey, each bucket from ready to done in
+    orange.
 
     Times are seconds from the start of the backward; the modes of a panel share its scale.
     """
     parts: list[str] = []
     y = 34
     for title, modes in cells:
-        scale = WIDTH / max((max(s.get("done", 0.0), s["backward"]) for rows in modes.values() for s in rows), default=1.0)
+        scale = WIDTH / max(
+            (max(s.get("done", 0.0), s["backward"]) for rows in modes.values() for s in rows), default=1.0
+        )
         parts.append(_text(10, y, title, bold=True))
         y += 8
         for mode, rows in modes.items():
@@ -37,7 +40,8 @@ def timeline(cells: Sequence[tuple[str, Mapping[str, Stamps]]]) -> str:
 
 
 def lanes(cells: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> str:
-    """One panel a model, two lanes a mode: when kernels ran (grey) and when collectives did (orange), one training step.
+    """One panel a model, two lanes a mode: when kernels ran (grey) and when collectives did (orange), one
+    training step.
 
     A mode is what `ddp_overlap.evidence` gives; the modes of a panel share its scale.
     """
@@ -48,7 +52,11 @@ def lanes(cells: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> str:
         parts.append(_text(10, y, title, bold=True))
         y += 8
         for mode, about in modes.items():
-            share = "" if about["share"] is None else f", {about['share']:.0%} of {about['collectives_ms']:.2f} ms covered"
+            share = (
+                ""
+                if about["share"] is None
+                else f", {about['share']:.0%} of {about['collectives_ms']:.2f} ms covered"
+            )
             parts.append(_text(20, y + ROW, mode + share))
             for lane, colour in (("kernels", _COMPUTE), ("collectives", _WAIT)):
                 spans = [(LEFT + a * scale, LEFT + b * scale) for a, b in about["lanes"][lane]]
@@ -78,11 +86,15 @@ def _mode(parts: list[str], y: int, rows: Stamps, scale: float) -> int:
 
 
 def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" fill="{colour}"/>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" fill="{colour}"/>'
+    )
 
 
 def _bars(spans: Sequence[tuple[float, float]], y: float, height: float, colour: str) -> str:
-    """All bars of a lane as one path. Bars less than half a pixel apart, which no screen shows apart, are drawn as one."""
+    """All bars of a lane as one path. Bars less than half a pixel apart, which no screen shows apart, are
+    drawn as one.
+    """
     drawn: list[list[float]] = []
     for start, end in spans:
         end = max(end, start + 0.5)
@@ -90,7 +102,9 @@ def _bars(spans: Sequence[tuple[float, float]], y: float, height: float, colour:
             drawn[-1][1] = max(drawn[-1][1], end)
         else:
             drawn.append([start, end])
-    outline = "".join(f"M{start:.1f} {y:.1f}h{end - start:.1f}v{height:.1f}h-{end - start:.1f}z" for start, end in drawn)
+    outline = "".join(
+        f"M{start:.1f} {y:.1f}h{end - start:.1f}v{height:.1f}h-{end - start:.1f}z" for start, end in drawn
+    )
     return f'<path d="{outline}" fill="{colour}"/>'
 
 

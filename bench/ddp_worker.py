@@ -1,8 +1,9 @@
 """One rank of the data-parallel bench: `python -m bench.ddp_worker '{"rank": 0, ...}'`.
 
-All modes train copies of one model in turns. Rank 0 prints a line of JSON as soon as it knows more: times of each round (the
-slowest rank's), bucket time stamps, measured all-reduces, how much of the communication ran beside computation. With a
-`deadline` (seconds since 1970) what no longer fits is left out, and first figures of each mode are printed as it starts.
+All modes train copies of one model in turns. Rank 0 prints a line of JSON as soon as it knows more: times of
+each round (the slowest rank's), bucket time stamps, measured all-reduces, how much of the communication ran
+beside computation. With a `deadline` (seconds since 1970) what no longer fits is left out, and first figures
+of each mode are printed as it starts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ LINK_SIZES = (512 << 10, 1 << 20, 2 << 20, 5 << 20, 10 << 20, 25 << 20)
 
 
 def load(name: str, small: bool, batch: int | None) -> models.ModelCase:
-    """A model of the bench's list, or "bert4": BERT-base's first four layers, or "mlp": six linear layers, to try things."""
+    """A model of the bench's list, or "bert4": BERT-base's first four layers, or "mlp": six linear layers, to
+    try things.
+    """
     if name == "mlp":
         return _mlp(batch or 4)
     if name != "bert4":
@@ -50,7 +53,9 @@ def _mlp(batch: int) -> models.ModelCase:
     def make_inputs(seed: int = 0, train: bool = False) -> models.Inputs:
         return (torch.randn(batch, 256, generator=torch.Generator().manual_seed(seed)),), {}
 
-    return models.ModelCase("mlp", torch.nn.Sequential(*layers), make_inputs, lambda out: out.square().mean(), "-")
+    return models.ModelCase(
+        "mlp", torch.nn.Sequential(*layers), make_inputs, lambda out: out.square().mean(), "-"
+    )
 
 
 def compiler_of(mode: str) -> Callable[[Any], Any]:
@@ -79,8 +84,11 @@ class Rank:
 
     def wrap(self, mode: str, hook: Any = None) -> torch.nn.Module:
         """A fresh copy of the model under DDP, compiled as the mode says."""
-        ddp = DistributedDataParallel(copy.deepcopy(self.model), device_ids=[self.rank] if self.cuda else None,
-                                      bucket_cap_mb=self.job["bucket_mb"])
+        ddp = DistributedDataParallel(
+            copy.deepcopy(self.model),
+            device_ids=[self.rank] if self.cuda else None,
+            bucket_cap_mb=self.job["bucket_mb"],
+        )
         if hook is not None:
             ddp.register_comm_hook(None, hook)
         return compiler_of(mode)(ddp)
@@ -95,8 +103,8 @@ class Rank:
             return self.case.loss(module(*self.args, **self.kwargs))
 
     def step(self, module: Any, sync: bool = True) -> tuple[float, float]:
-        """Seconds of the forward and of the backward, from a common start of all ranks. A GPU is not waited for in between:
-        all of its step counts as backward."""
+        """Seconds of the forward and of the backward, from a common start of all ranks. A GPU is not waited
+        for in between: all of its step counts as backward."""
         dist.barrier()
         began = time.perf_counter()
         with contextlib.nullcontext() if sync else module.no_sync():
@@ -114,7 +122,7 @@ class Rank:
         dist.broadcast_object_list(found, src=0, device=self.device)
         return found[0]
 
-    # Measurements ----------------------------------------------------------------------------------------------------------
+    # Measurements -------------------------------------------------------------------------------------------
     def start(self, mode: str) -> tuple[torch.nn.Module | None, str]:
         """A compiled module, or what its first two steps raised on any rank."""
         module, text = None, ""
@@ -146,21 +154,29 @@ class Rank:
                 errors[mode] = text
             else:
                 modules[mode] = module
-            say({"errors": errors, "start_seconds": seconds, "compiled": dict(counters["ddp"]),
-                 "fallback": dict(counters["fallback"])})
+            say(
+                {
+                    "errors": errors,
+                    "start_seconds": seconds,
+                    "compiled": dict(counters["ddp"]),
+                    "fallback": dict(counters["fallback"]),
+                }
+            )
             if self.job.get("deadline") is not None and len(modules) > 1:
                 say({"times": slowest(self.rounds(modules, 5))})
         return modules
 
     def rounds(self, modules: dict[str, torch.nn.Module], count: int) -> dict[str, dict[str, list[float]]]:
-        """Seconds a step for each mode, in turns whose order changes from round to round; on a CPU also of a step without
-        synchronisation. Stops early when a quarter of a minute is left."""
+        """Seconds a step for each mode, in turns whose order changes from round to round; on a CPU also of a
+        step without synchronisation. Stops early when a quarter of a minute is left."""
         modes = list(modules)
-        times: dict[str, dict[str, list[float]]] = {mode: {"step": [], "alone": [], "forward": []} for mode in modes}
+        times: dict[str, dict[str, list[float]]] = {
+            mode: {"step": [], "alone": [], "forward": []} for mode in modes
+        }
         for turn in range(-2, count):
             if turn > 3 and self.left() < 15.0:
                 break
-            for mode in (*modes[turn % len(modes):], *modes[:turn % len(modes)]):
+            for mode in (*modes[turn % len(modes) :], *modes[: turn % len(modes)]):
                 step = sum(self.step(modules[mode]))
                 alone = (0.0, 0.0) if self.cuda else self.step(modules[mode], sync=False)
                 if turn >= 0:
@@ -171,7 +187,9 @@ class Rank:
         return times
 
     def stamps(self, mode: str) -> list[dict[str, float]]:
-        """When each bucket was ready and reduced, from the start of the backward; of the last of three steps."""
+        """When each bucket was ready and reduced, from the start of the backward; of the last of three
+        steps.
+        """
         seen: list[tuple[str, int, float]] = []
 
         def hook(state, bucket):  # DDP checks annotations, and these are texts here
@@ -218,7 +236,9 @@ class Rank:
         return found
 
     def profile(self, module: torch.nn.Module) -> dict[str, Any]:
-        """The second of two steps as the profiler sees it: what of the communication runs beside computation."""
+        """The second of two steps as the profiler sees it: what of the communication runs beside
+        computation.
+        """
         activity = torch.profiler.ProfilerActivity.CUDA if self.cuda else torch.profiler.ProfilerActivity.CPU
         self.step(module)
         dist.barrier()
@@ -235,8 +255,10 @@ def slowest(times: Any) -> Any:
     """The same structure with each number the largest of all ranks."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, times)
-    return {mode: {key: [max(column) for column in zip(*(g[mode][key] for g in gathered))] for key in times[mode]}
-            for mode in times}
+    return {
+        mode: {key: [max(column) for column in zip(*(g[mode][key] for g in gathered))] for key in times[mode]}
+        for mode in times
+    }
 
 
 def say(part: dict[str, Any]) -> None:
@@ -252,16 +274,25 @@ def main() -> None:
     cuda = job["device"] == "cuda"
     if cuda:
         torch.cuda.set_device(job["rank"])
-    dist.init_process_group("nccl" if cuda else "gloo", init_method=job["init"], rank=job["rank"], world_size=job["world"],
-                            timeout=timedelta(seconds=job["timeout"]),
-                            device_id=torch.device("cuda", job["rank"]) if cuda else None)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=job["init"],
+        rank=job["rank"],
+        world_size=job["world"],
+        timeout=timedelta(seconds=job["timeout"]),
+        device_id=torch.device("cuda", job["rank"]) if cuda else None,
+    )
     rank = Rank(job)
     say({"link": rank.link()})
     with collect("ddp") as events:
         modules = rank.start_all(say)
     plans = [e.data["plan"] for e in events if "plan" in e.data]
-    say({"times": slowest(rank.rounds(modules, job["rounds"])),
-         "nbytes": [bucket.nbytes for bucket in plans[0].buckets] if plans else []})
+    say(
+        {
+            "times": slowest(rank.rounds(modules, job["rounds"])),
+            "nbytes": [bucket.nbytes for bucket in plans[0].buckets] if plans else [],
+        }
+    )
     if job["profile"]:
         found: dict[str, Any] = {}
         for mode, module in modules.items():
@@ -274,7 +305,9 @@ def main() -> None:
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # all is said: threads of the backends that still run must not abort the process on its way out
+    os._exit(
+        0
+    )  # all is said: threads of the backends that still run must not abort the process on its way out
 
 
 if __name__ == "__main__":

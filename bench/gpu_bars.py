@@ -25,7 +25,9 @@ def errors_hold(row: Row) -> bool:
     """Whether our errors are no worse than torch.compile's."""
     peers = row["errors"]["peer"]
     return all(
-        ours <= 1e-6 + NO_WORSE * peers.get(k, 0.0) for k, ours in row["errors"]["ours"].items() if k in ("out", "grad")
+        ours <= 1e-6 + NO_WORSE * peers.get(k, 0.0)
+        for k, ours in row["errors"]["ours"].items()
+        if k in ("out", "grad")
     )
 
 
@@ -42,20 +44,26 @@ def _of_mode(rows: dict[str, Row], mode: str) -> dict[str, Any]:
         "ratio": round(geometric_mean([r["ratio"] for r in found]), 4),
         "speedup": round(geometric_mean([r["speedup"] for r in found]), 4),
         "peer_speedup": round(geometric_mean([r["peer_speedup"] for r in found]), 4),
-        "cold of peer": round(geometric_mean([r["cold_s"]["ours"] / r["cold_s"]["peer"] for r in cold]), 4) if cold else None,
+        "cold of peer": round(geometric_mean([r["cold_s"]["ours"] / r["cold_s"]["peer"] for r in cold]), 4)
+        if cold
+        else None,
         "behind": sorted((r["ratio"], r["model"]) for r in found if r["ratio"] < 1),
     }
 
 
 def summary(rows: dict[str, Row]) -> dict[str, Any]:
     """Means and bars; a bar without all its rows says so."""
-    found: dict[str, Any] = {mode: _of_mode(rows, mode) for mode in ("train", "infer", "infer_amp") if _models(rows, mode)}
+    found: dict[str, Any] = {
+        mode: _of_mode(rows, mode) for mode in ("train", "infer", "infer_amp") if _models(rows, mode)
+    }
     bars: dict[str, Any] = {}
     for mode in ("train", "infer"):
         models = _models(rows, mode)
         if not models:
             continue
-        whole = "" if {r["model"] for r in models} >= set(BATCH) else f" ({len(models)} of {len(BATCH)} models)"
+        whole = (
+            "" if {r["model"] for r in models} >= set(BATCH) else f" ({len(models)} of {len(BATCH)} models)"
+        )
         bars[f"{mode}: geometric mean >= {ALL_MODELS}{whole}"] = found[mode]["ratio"] >= ALL_MODELS
         bars[f"{mode}: every model >= {ONE_MODEL}{whole}"] = min(r["ratio"] for r in models) >= ONE_MODEL
         bars[f"{mode}: every model above eager{whole}"] = min(r["speedup"] for r in models) > 1
@@ -102,10 +110,16 @@ def line(key: str, row: Row) -> str:
 
 
 NAMES = {"BertForMaskedLM": "BERT-base", "vit_base_patch16_224": "ViT-B/16", "GPT2LMHeadModel": "GPT-2"}
-NAMES |= {"swin_base_patch4_window7_224": "swin_base", "T5ForConditionalGeneration": "T5", "LlamaForCausalLM": "Llama, 8 layers"}
+NAMES |= {
+    "swin_base_patch4_window7_224": "swin_base",
+    "T5ForConditionalGeneration": "T5",
+    "LlamaForCausalLM": "Llama, 8 layers",
+}
 HEAD = (
     "| model | training: times eager | times `torch.compile` | first call, s: ours | `torch.compile` "
-    "| inference: times eager | times `torch.compile` | first call, s: ours | `torch.compile` |\n|" + "---|" * 9
+    "| inference: times eager | times `torch.compile` | first call, s: ours | `torch.compile` |\n|"
+    + "---|"
+    * 9
 )
 
 
@@ -115,7 +129,10 @@ def markdown(rows: dict[str, Row]) -> str:
     def cells(row: Row) -> list[str]:
         if "ratio" not in row:
             return ["-"] * 4
-        spread = [f"{row[k]:.2f} ({row[f'{k}_spread'][0]:.2f}-{row[f'{k}_spread'][1]:.2f})" for k in ("speedup", "ratio")]
+        spread = [
+            f"{row[k]:.2f} ({row[f'{k}_spread'][0]:.2f}-{row[f'{k}_spread'][1]:.2f})"
+            for k in ("speedup", "ratio")
+        ]
         cold = row.get("cold_s") or {}
         return spread + [f"{cold[p]:.1f}" if p in cold else "-" for p in ("ours", "peer")]
 
@@ -130,10 +147,14 @@ def _profile(row: Row) -> list[str]:
     """Where the time of a model goes, for each program."""
     lines = []
     for program, found in row["profile"].items():
-        lines.append(f"  {program:6} {found['gpu_ms']:8.3f} ms on the device, {found['launches']} launches, {found['groups']}")
+        lines.append(
+            f"  {program:6} {found['gpu_ms']:8.3f} ms on the device, {found['launches']} launches, {found['groups']}"
+        )
         for kernel in found["top"][:8] if program != "eager" else ():
             rate = f"{kernel['GB/s']} GB/s, {kernel['fuses'][:60]}" if "GB/s" in kernel else ""
-            lines.append(f"         {kernel['ms']:8.4f} ms {kernel['calls']:5.1f} x {kernel['name'][:60]} {rate}")
+            lines.append(
+                f"         {kernel['ms']:8.4f} ms {kernel['calls']:5.1f} x {kernel['name'][:60]} {rate}"
+            )
     return lines
 
 

@@ -1,9 +1,10 @@
-"""The GPU bench: whole models, kernels and host cost, each beside eager and torch.compile, with the bars that they must pass.
+"""The GPU bench: whole models, kernels and host cost, each beside eager and torch.compile, with the bars that
+they must pass.
 
 python -m bench.gpu_bench --modes train,infer --models resnet50,GPT2LMHeadModel --budget 480 --json out.json
 
-JSON is written after each row. Several short runs give one file: `--merge EARLIER.json` (repeatable) starts from what was
-measured before, and `--modes ""` only merges and reports. docs/gpu.md has the commands.
+JSON is written after each row. Several short runs give one file: `--merge EARLIER.json` (repeatable) starts
+from what was measured before, and `--modes ""` only merges and reports. docs/gpu.md has the commands.
 """
 
 from __future__ import annotations
@@ -52,10 +53,14 @@ class Worker(JsonWorker):
             TRITON_CACHE_DIR=f"{self.folder}/triton",
             HF_HUB_OFFLINE="1",
         )
-        super().__init__([sys.executable, "-X", "faulthandler", "-m", "bench.gpu_bench_worker", json.dumps(job)], env)
+        super().__init__(
+            [sys.executable, "-X", "faulthandler", "-m", "bench.gpu_bench_worker", json.dumps(job)], env
+        )
 
     def wait_ready(self, deadline: float) -> None:
-        """Until its libraries are imported and its model is built (and compiled, when first calls are not measured)."""
+        """Until its libraries are imported and its model is built (and compiled, when first calls are not
+        measured).
+        """
         if not self.is_ready:
             self.first = self.next(deadline)
             self.is_ready = True
@@ -84,7 +89,11 @@ class Session:
         for path in args.merge:
             if Path(path).exists():
                 earlier = json.loads(Path(path).read_text())
-                rows = {key: row for key, row in earlier["rows"].items() if "error" not in row or key not in self.report["rows"]}
+                rows = {
+                    key: row
+                    for key, row in earlier["rows"].items()
+                    if "error" not in row or key not in self.report["rows"]
+                }
                 self.report |= {"rows": {**self.report["rows"], **rows}, "device": earlier["device"]}
         self.device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         self.spent: dict[str, float] = {}
@@ -108,10 +117,17 @@ class Session:
         for mode in filter(None, a.modes.split(",")):
             every = WITH_DROPOUT if mode == "errors" else list(BATCH)
             names = [""] if mode in WITHOUT_MODEL else every if a.models == "all" else a.models.split(",")
-            group = "errors" if mode == "errors" else "models" if a.no_cold and mode not in WITHOUT_MODEL else ""
-            found += [{**common, "mode": mode, "model": name, "batch": BATCH.get(name, 32), "group": group} for name in names]
+            group = (
+                "errors" if mode == "errors" else "models" if a.no_cold and mode not in WITHOUT_MODEL else ""
+            )
+            found += [
+                {**common, "mode": mode, "model": name, "batch": BATCH.get(name, 32), "group": group}
+                for name in names
+            ]
         if a.kernels:
-            found = [{**job, "only": a.kernels.split(",")} if job["mode"] == "kernels" else job for job in found]
+            found = [
+                {**job, "only": a.kernels.split(",")} if job["mode"] == "kernels" else job for job in found
+            ]
         return found
 
     def run(self) -> int:
@@ -128,7 +144,9 @@ class Session:
                 ready += self._measure(worker, waiting if alone else [])
         self.write()
         print(gpu_bars.markdown(self.report["rows"]) if self.args.markdown else gpu_bars.text(self.report))
-        return int(bool(self.report["not run"]) or any("error" in row for row in self.report["rows"].values()))
+        return int(
+            bool(self.report["not run"]) or any("error" in row for row in self.report["rows"].values())
+        )
 
     def _start(self, waiting: list[Job]) -> list[Worker]:
         """Workers for the next job, or the next few that go side by side, as far as time allows."""
@@ -152,7 +170,9 @@ class Session:
         return self.spent.get(job["mode"], guess if job["cold"] else guess / 2)
 
     def _measure(self, worker: Worker, waiting: list[Job]) -> list[Worker]:
-        """One worker to its end; once it has compiled, the next one imports and builds its model meanwhile."""
+        """One worker to its end; once it has compiled, the next one imports and builds its model
+        meanwhile.
+        """
         job, preloaded, last = worker.job, [], {"mode": worker.job["mode"], "model": worker.job["model"]}
         failure: dict[str, Any] | None = None
         started = time.monotonic()
@@ -190,7 +210,12 @@ class Session:
 
     def _add(self, row: dict[str, Any]) -> None:
         key = f"{row['mode']}/{row['model']}"
-        self.report["rows"][key] = {**row, "device": self.device, "torch": torch.__version__, "python": platform.python_version()}
+        self.report["rows"][key] = {
+            **row,
+            "device": self.device,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
         self.write()
         print(gpu_bars.line(key, row), flush=True)
 
@@ -208,25 +233,42 @@ class Session:
 
 def arguments() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_bench", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu_bench", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
-        "--modes", default="train,infer,errors,kernels,overhead", help="also infer_amp, products, shapes; '' only reports"
+        "--modes",
+        default="train,infer,errors,kernels,overhead",
+        help="also infer_amp, products, shapes; '' only reports",
     )
     parser.add_argument("--models", default="all", help=f"of {', '.join(BATCH)}")
     parser.add_argument("--kernels", default="", help="only kernels whose names start so")
-    parser.add_argument("--budget", type=float, default=540.0, help="seconds after which nothing new is started; late jobs end")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=540.0,
+        help="seconds after which nothing new is started; late jobs end",
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="steady state of each model")
     parser.add_argument("--json", default="gpu-bench.json")
     parser.add_argument("--merge", action="append", default=[], help="an earlier report to start from")
-    parser.add_argument("--no-cold", action="store_true", help="no cold figures: models compile side by side, then are timed")
+    parser.add_argument(
+        "--no-cold", action="store_true", help="no cold figures: models compile side by side, then are timed"
+    )
     parser.add_argument("--side", type=int, default=4, help="processes that compile side by side")
     parser.add_argument("--no-profile", action="store_true")
-    parser.add_argument("--optimizer", default="", choices=("", "sgd", "adamw", "adamw-fused"), help="inside the step")
+    parser.add_argument(
+        "--optimizer", default="", choices=("", "sgd", "adamw", "adamw-fused"), help="inside the step"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="reduced models")
     parser.add_argument("--peer", default="inductor", help="the backend of torch.compile to compare with")
-    parser.add_argument("--target", default="", help="config.target: 'triton' runs kernels in the interpreter on a CPU")
-    parser.add_argument("--markdown", action="store_true", help="end with the README's table instead of the report")
+    parser.add_argument(
+        "--target", default="", help="config.target: 'triton' runs kernels in the interpreter on a CPU"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="end with the README's table instead of the report"
+    )
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     return parser
 

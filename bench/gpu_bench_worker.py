@@ -1,7 +1,8 @@
-"""One job of the GPU bench in a process of its own: `python -m bench.gpu_bench_worker '{"mode": "train", ...}'`.
+"""One job of the GPU bench in a process of its own: `python -m bench.gpu_bench_worker '{"mode": "train",
+...}'`.
 
-It prints JSON lines: "ready" once libraries are imported and the model is built, then (when a line was sent to it) rows,
-again whenever more is known, so that a job which is cut off leaves what it had.
+It prints JSON lines: "ready" once libraries are imported and the model is built, then (when a line was sent
+to it) rows, again whenever more is known, so that a job which is cut off leaves what it had.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def sync(job: Job) -> None:
 
 
 class ModelJob:
-    """The three programs of one model: `compile()`, then `time()`, `errors()`, `profiles()`, each adding to the row."""
+    """The three programs of one model: `compile()`, then `time()`, `errors()`, `profiles()`, each adding to
+    the row.
+    """
 
     def __init__(self, job: Job, dropout: bool = True) -> None:
         self.job = job
@@ -52,7 +55,9 @@ class ModelJob:
         self.kernels: dict[str, Any] = {}
 
     def compile(self) -> None:
-        """First calls (cold when the caches are), one program after the other; eager first, so that libraries are warm."""
+        """First calls (cold when the caches are), one program after the other; eager first, so that libraries
+        are warm.
+        """
         self.work.to_device()
         for program in PROGRAMS:
             before = self._start_peak()
@@ -63,7 +68,9 @@ class ModelJob:
                 self.row["cold_s"][program] = round(seconds, 3)
             if program == "ours":
                 self.row["phases"] = {k: round(v, 3) for k, v in phase_seconds.items()}
-                self.kernels = {name: facts for e in events for name, facts in e.data.get("kernels", {}).items()}
+                self.kernels = {
+                    name: facts for e in events for name, facts in e.data.get("kernels", {}).items()
+                }
             for _ in range(4):
                 self.work.step(call)
             sync(self.job)
@@ -99,20 +106,32 @@ class ModelJob:
         """Steady state: wall clock of steps in turns."""
         programs = {name: (lambda call=call: self.work.step(call)) for name, call in self.calls.items()}
         rounds = turns(programs, seconds=self.job["seconds"], finish=lambda: sync(self.job))
-        self.row["ms"] = {name: round(statistics.median(r[name] for r in rounds) * 1e3, 4) for name in programs}
-        self.row["quartiles_ms"] = {name: [round(v * 1e3, 4) for v in quartiles([r[name] for r in rounds])] for name in programs}
+        self.row["ms"] = {
+            name: round(statistics.median(r[name] for r in rounds) * 1e3, 4) for name in programs
+        }
+        self.row["quartiles_ms"] = {
+            name: [round(v * 1e3, 4) for v in quartiles([r[name] for r in rounds])] for name in programs
+        }
         self.row["rounds"] = len(rounds)
-        for key, (a, b) in {"speedup": ("eager", "ours"), "peer_speedup": ("eager", "peer"), "ratio": ("peer", "ours")}.items():
+        for key, (a, b) in {
+            "speedup": ("eager", "ours"),
+            "peer_speedup": ("eager", "peer"),
+            "ratio": ("peer", "ours"),
+        }.items():
             low, middle, high = quartiles([r[a] / r[b] for r in rounds])
             self.row[key], self.row[f"{key}_spread"] = round(middle, 4), [round(low, 4), round(high, 4)]
 
     def errors(self) -> None:
         """Each program against eager in float32."""
         wanted = self.work.reference()
-        self.row["errors"] = {name: distance(self.work.results(call), wanted) for name, call in self.calls.items()}
+        self.row["errors"] = {
+            name: distance(self.work.results(call), wanted) for name, call in self.calls.items()
+        }
 
     def profiles(self) -> None:
-        """Where the GPU's time goes; our kernels with what they fuse and the rate at which they move their bytes."""
+        """Where the GPU's time goes; our kernels with what they fuse and the rate at which they move their
+        bytes.
+        """
         self.row["profile"] = {}
         for name, call in self.calls.items():
             found = profile(lambda: self.work.step(call), self.job["device"])  # noqa: B023
@@ -120,12 +139,19 @@ class ModelJob:
                 facts = self.kernels.get(kernel["name"]) if name == "ours" else None
                 if facts:
                     rate = facts["bytes"] * kernel["calls"] / kernel["ms"] / 1e6
-                    kernel |= {"fuses": facts["note"], "GB/s": round(rate), "grid": facts["grid"], "warps": facts["warps"]}
+                    kernel |= {
+                        "fuses": facts["note"],
+                        "GB/s": round(rate),
+                        "grid": facts["grid"],
+                        "warps": facts["warps"],
+                    }
             self.row["profile"][name] = found
 
 
 def model_rows(job: Job) -> Callable[[], Iterator[dict[str, Any]]]:
-    """Training or inference: compiled before it is ready unless first calls are to be measured cold and alone."""
+    """Training or inference: compiled before it is ready unless first calls are to be measured cold and
+    alone.
+    """
     task = ModelJob(job)
     if not job["cold"]:
         task.compile()

@@ -1,4 +1,5 @@
-"""Are kernels and models right on this machine's GPU? Writes JSON as it goes; tools/gpu_bench measures how fast they are.
+"""Are kernels and models right on this machine's GPU? Writes JSON as it goes; tools/gpu_bench measures how
+fast they are.
 
 python -m bench.gpu_check --json gpu.json --sections kernels,dropout,graphs,templates,sizes,models
 
@@ -84,7 +85,10 @@ def cases(device: str) -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]
         "column sums": (lambda x: (x.sum(0), x.amax(0), x.mean(0)), [randn(20000, 96)]),
         "total": (lambda x: (x.sum(), (x * x).mean(), x.amax()), [randn(3000, 1001)]),
         "softmax": (lambda x: torch.softmax(x * 0.125, -1), [randn(12, 128, 128, dtype=bf16)]),
-        "layer norm": (lambda x, w, b: F.layer_norm(x, (768,), w, b), [randn(500, 768), randn(768), randn(768)]),
+        "layer norm": (
+            lambda x, w, b: F.layer_norm(x, (768,), w, b),
+            [randn(500, 768), randn(768), randn(768)],
+        ),
         "gradients of layer norm": (
             lambda x, w, b: F.layer_norm(x, (768,), w, b) * x,
             [randn(1000, 768), randn(768), randn(768)],
@@ -101,18 +105,33 @@ def cases(device: str) -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
             [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)],
         ),
-        "group norm": (lambda x, w, b: F.group_norm(x, 8, w, b), [randn(4, 64, 14, 14), randn(64), randn(64)]),
-        "batch norm": (lambda x, m, v: F.batch_norm(x, m, v, training=False), [randn(4, 64, 9, 9), randn(64), randn(64).abs()]),
-        "cross entropy": (lambda x, t: F.cross_entropy(x, t), [randn(200, 1000), torch.randint(0, 1000, (200,), device=device)]),
+        "group norm": (
+            lambda x, w, b: F.group_norm(x, 8, w, b),
+            [randn(4, 64, 14, 14), randn(64), randn(64)],
+        ),
+        "batch norm": (
+            lambda x, m, v: F.batch_norm(x, m, v, training=False),
+            [randn(4, 64, 9, 9), randn(64), randn(64).abs()],
+        ),
+        "cross entropy": (
+            lambda x, t: F.cross_entropy(x, t),
+            [randn(200, 1000), torch.randint(0, 1000, (200,), device=device)],
+        ),
         "embedding": (lambda i, w: F.embedding(i, w) * 2, [index, randn(300, 64)]),
         "gather": (lambda x, i: x.gather(1, i[:, :20] % 30), [randn(4, 30), index]),
         "padding": (lambda x: F.pad(x, (1, 2, 3, 4)) + 1, [randn(5, 60, 70)]),
-        "products": (lambda x, w, b: F.relu(F.linear(x, w, b)) @ w, [randn(64, 32), randn(48, 32), randn(48)]),
+        "products": (
+            lambda x, w, b: F.relu(F.linear(x, w, b)) @ w,
+            [randn(64, 32), randn(48, 32), randn(48)],
+        ),
         "attention": (
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
             [randn(2, 4, 64, 32, dtype=bf16) for _ in range(3)],
         ),
-        "convolution": (lambda x, w: F.relu(F.conv2d(x, w, padding=1)), [randn(4, 16, 20, 20), randn(32, 16, 3, 3)]),
+        "convolution": (
+            lambda x, w: F.relu(F.conv2d(x, w, padding=1)),
+            [randn(4, 16, 20, 20), randn(32, 16, 3, 3)],
+        ),
         "exotic": (lambda x: (x.cumsum(1), x.sort(1)[0], torch.topk(x, 5).values), [randn(30, 40)]),
         "flat float16": (lambda x: (x.half() * 3).float() + x, [randn(5000)]),
         "large": (lambda x: x + 1, [torch.zeros(huge, dtype=torch.int8, device=device)]),
@@ -135,8 +154,15 @@ def row(label: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         lines = traceback.format_exc().strip().splitlines()
         result = {"error": f"{type(error).__name__}: {str(error)[:1500]}", "trace": lines[-12:]}
     fallbacks = dict(counters["fallback"])
-    print(f"  {label}: {result.get('error', result.get('ok', ''))} {time.perf_counter() - start:.1f} s", flush=True)
-    return {**result, "seconds": round(time.perf_counter() - start, 2), **({"fallbacks": fallbacks} if fallbacks else {})}
+    print(
+        f"  {label}: {result.get('error', result.get('ok', ''))} {time.perf_counter() - start:.1f} s",
+        flush=True,
+    )
+    return {
+        **result,
+        "seconds": round(time.perf_counter() - start, 2),
+        **({"fallbacks": fallbacks} if fallbacks else {}),
+    }
 
 
 def check_kernels(device: str) -> dict[str, Any]:
@@ -146,7 +172,10 @@ def check_kernels(device: str) -> dict[str, Any]:
         run = gradients if name.startswith("gradients") else lambda call, given: call(*given)
         want, got = flat(run(fn, inputs)), flat(run(compile_(fn), inputs))
         error = largest_error(got, want)
-        same = all(a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride() for a, b in zip(got, want))
+        same = all(
+            a.dtype == b.dtype and a.device == b.device and a.stride() == b.stride()
+            for a, b in zip(got, want)
+        )
         half = "float16" in name or any(t.dtype in (torch.bfloat16, torch.float16) for t in (*inputs, *want))
         return {"error_out": error, "ok": error < (2e-2 if half else 1e-4) and same, "metadata": same}
 
@@ -168,15 +197,22 @@ def check_dropout(device: str) -> dict[str, Any]:
 
 
 def check_model(name: str, train: bool, amp: bool, device: str) -> dict[str, Any]:
-    """A reduced model against eager in float64 (float32 where it cannot run in float64), beside eager's own error."""
+    """A reduced model against eager in float64 (float32 where it cannot run in float64), beside eager's own
+    error.
+    """
     case = models.load(name, small=True, dropout=False)
     start = case.model.to(device).train(train)
-    given = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), case.make_inputs(train=train))
+    given = torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(device), case.make_inputs(train=train)
+    )
 
     def step(model: torch.nn.Module, call: Callable[..., Any], exact: bool = False) -> list[torch.Tensor]:
         wide = (lambda t: t.double() if t.is_floating_point() else t) if exact else lambda t: t
         args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, wide, given)
-        with torch.set_grad_enabled(train), torch.autocast(device, torch.bfloat16, enabled=amp and model is not reference):
+        with (
+            torch.set_grad_enabled(train),
+            torch.autocast(device, torch.bfloat16, enabled=amp and model is not reference),
+        ):
             out = call(*args, **kwargs)
             loss = case.loss(out) if train else None
         if loss is not None:
@@ -235,8 +271,12 @@ def main() -> int:
     parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     parser.add_argument("--models", default=",".join(SMALL_MODELS), help="'all': every one of models.txt")
-    parser.add_argument("--part", default="1/1", help="of these: '2/8' takes the second of eight, for processes side by side")
-    parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no further model is started")
+    parser.add_argument(
+        "--part", default="1/1", help="of these: '2/8' takes the second of eight, for processes side by side"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=400.0, help="seconds after which no further model is started"
+    )
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     part, parts = (int(n) for n in args.part.split("/"))
@@ -253,9 +293,14 @@ def main() -> int:
         "templates": lambda: {name: row(name, work) for name, work in gpu_template_checks.rows(device)},
         "sizes": lambda: {name: row(name, work) for name, work in gpu_size_checks.rows(device)},
     }
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else device, "torch": torch.__version__}
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "torch": torch.__version__,
+    }
     wrong = 0
-    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # or float32 convolutions err by more than is looked for
+    exact = torch.backends.cudnn.flags(
+        enabled=True, allow_tf32=False
+    )  # or float32 convolutions err by more than is looked for
     with config.patch(strict=args.strict), exact:
         for name in args.sections.split(","):
             report[name] = sections[name]()

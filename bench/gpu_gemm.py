@@ -1,8 +1,10 @@
-"""Times the matrix products of the bench's models against generated kernels, and writes those that win as the stored table.
+"""Times the matrix products of the bench's models against generated kernels, and writes those that win as the
+stored table.
 
 python -m bench.gpu_gemm --budget 400 --json gemm.json        # then, anywhere: --rows gemm.json --table
 
-The table (dynamotor/codegen/gemm_table.json) is what the default mode follows; `mode="max-autotune"` measures by itself.
+The table (dynamotor/codegen/gemm_table.json) is what the default mode follows; `mode="max-autotune"` measures
+by itself.
 """
 
 from __future__ import annotations
@@ -26,14 +28,22 @@ from .gpu_programs import BATCH, Workload
 
 
 def rows_of(events: Iterable[Event]) -> dict[str, dict[str, Any]]:
-    """A row for each product that was timed: the library's milliseconds, the best template's, and its tiling."""
+    """A row for each product that was timed: the library's milliseconds, the best template's, and its
+    tiling.
+    """
     keys = ("tiling", "wins", "library_ms", "template_ms")
     return {f"{e.data['gpu']} {e.data['label']}": {k: e.data[k] for k in keys} for e in events}
 
 
 def measure(model: str, mode: str, device: str, tiny: bool, times: float = 1.0) -> dict[str, dict[str, Any]]:
     """One step of a model with every product timed. times: of the usual number of samples."""
-    job = {"mode": mode, "model": model, "batch": round(times * BATCH.get(model, 32)), "device": device, "tiny": tiny}
+    job = {
+        "mode": mode,
+        "model": model,
+        "batch": round(times * BATCH.get(model, 32)),
+        "device": device,
+        "tiny": tiny,
+    }
     work = Workload(job)
     work.to_device()
     with gemm_table.ignored(), collect("autotune") as events:
@@ -42,18 +52,28 @@ def measure(model: str, mode: str, device: str, tiny: bool, times: float = 1.0) 
 
 
 def foretold(rows: dict[str, dict[str, Any]]) -> str:
-    """How often the table says of products that it does not have whether a template wins, and how often it is right."""
+    """How often the table says of products that it does not have whether a template wins, and how often it is
+    right.
+    """
     said = {key: gemm_table.nearest(key) for key in rows if key not in gemm_table.table()}
     right = sum((tiling is not None) == rows[key]["wins"] for key, tiling in said.items())
-    taken = [rows[key]["template_ms"] / rows[key]["library_ms"] for key, tiling in said.items() if tiling is not None]
+    taken = [
+        rows[key]["template_ms"] / rows[key]["library_ms"]
+        for key, tiling in said.items()
+        if tiling is not None
+    ]
     worst = f", at worst {max(taken):.3f} of the library's time" if taken else ""
     return f"{right} of {len(said)} new products foretold; {len(taken)} templates{worst} (each with its own best tiling)"
 
 
 def write_table(rows: dict[str, dict[str, Any]], path: Path) -> int:
-    """Add what was measured to the table: tilings of winners, null where the library was faster; how many won."""
+    """Add what was measured to the table: tilings of winners, null where the library was faster; how many
+    won.
+    """
     report = json.loads(path.read_text())
-    report["rows"] |= {key: Tiling(**row["tiling"]).row() if row["wins"] else None for key, row in rows.items()}
+    report["rows"] |= {
+        key: Tiling(**row["tiling"]).row() if row["wins"] else None for key, row in rows.items()
+    }
     path.write_text(_as_text(report["about"], report["rows"]))
     return sum(row["wins"] for row in rows.values())
 
@@ -69,11 +89,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_gemm")
     parser.add_argument("--models", default=",".join(BATCH))
     parser.add_argument("--modes", default="train,infer")
-    parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no further model is started")
+    parser.add_argument(
+        "--budget", type=float, default=400.0, help="seconds after which no further model is started"
+    )
     parser.add_argument("--json", default="gpu-gemm.json")
     parser.add_argument("--rows", default="", help="a file of measured rows: nothing is measured")
     parser.add_argument("--table", action="store_true", help="write them into the stored table")
-    parser.add_argument("--times", type=float, default=1.0, help="of the usual samples: what does the table say of others?")
+    parser.add_argument(
+        "--times", type=float, default=1.0, help="of the usual samples: what does the table say of others?"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
@@ -91,9 +115,13 @@ def main() -> int:
             rows |= measure(model, mode, args.device, args.tiny, args.times)
             reset()
             Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
-            print(f"{mode}/{model}: {len(rows)} products so far, {time.monotonic() - start:.1f} s", flush=True)
+            print(
+                f"{mode}/{model}: {len(rows)} products so far, {time.monotonic() - start:.1f} s", flush=True
+            )
     for key, row in sorted(rows.items(), key=lambda item: item[1]["template_ms"] / item[1]["library_ms"]):
-        print(f"{row['template_ms'] / row['library_ms']:.3f} of the library's {row['library_ms']:.4f} ms: {key} {row['tiling']}")
+        print(
+            f"{row['template_ms'] / row['library_ms']:.3f} of the library's {row['library_ms']:.4f} ms: {key} {row['tiling']}"
+        )
     print(foretold(rows))
     if args.table:
         print(f"{write_table(rows, gemm_table.PATH)} rows of {gemm_table.PATH}")

@@ -46,7 +46,9 @@ def check(label: str) -> Callable[[Callable[[str], dict[str, Any]]], Check]:
 def _net(device: str) -> torch.nn.Module:
     torch.manual_seed(0)
     linear = torch.nn.Linear
-    return torch.nn.Sequential(linear(32, 64), torch.nn.GELU(), torch.nn.BatchNorm1d(64), linear(64, 8)).to(device)
+    return torch.nn.Sequential(linear(32, 64), torch.nn.GELU(), torch.nn.BatchNorm1d(64), linear(64, 8)).to(
+        device
+    )
 
 
 def _batches(device: str, count: int, rows: int = 16) -> list[torch.Tensor]:
@@ -84,14 +86,18 @@ def _inference(device: str) -> dict[str, Any]:
 def _held(device: str) -> dict[str, Any]:
     plain, _, call = _pair(device)
     plain.eval(), call.eval()
-    batches = _batches(device, 12, rows=40_000 if device != "cpu" else 50)  # results larger than what is copied out
+    batches = _batches(
+        device, 12, rows=40_000 if device != "cpu" else 50
+    )  # results larger than what is copied out
     with torch.no_grad():
         kept = [call(x) for x in batches]
         error = max(largest_error([a], [plain(x)]) for a, x in zip(kept, batches))
     return {"error_out": error, "ok": error < 1e-4}
 
 
-def _train(device: str, make: Callable[[Any], torch.optim.Optimizer], steps: int = 8, set_to_none: bool = True) -> dict[str, Any]:
+def _train(
+    device: str, make: Callable[[Any], torch.optim.Optimizer], steps: int = 8, set_to_none: bool = True
+) -> dict[str, Any]:
     plain, ours, call = _pair(device)
     for model, step in ((plain, plain), (ours, call)):
         optimizer = make(model.parameters())
@@ -127,7 +133,9 @@ def _accumulation(device: str) -> dict[str, Any]:
             model.zero_grad()
             for x in _batches(device, 3):
                 step(x).square().mean().backward()
-        error = max(error, largest_error([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()]))
+        error = max(
+            error, largest_error([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+        )
     return {"error_grad": error, "ok": error < 1e-3}
 
 
@@ -212,14 +220,18 @@ def _mutated(device: str) -> dict[str, Any]:
     for n in range(5):
         x = torch.full((8,), float(n), device=device)
         y = call(x)
-        error = max(error, largest_error([x, y], [torch.full_like(x, n + 1.0), torch.full_like(x, 2 * n + 2.0)]))
+        error = max(
+            error, largest_error([x, y], [torch.full_like(x, n + 1.0), torch.full_like(x, 2 * n + 2.0)])
+        )
     return {"error_out": error, "ok": error == 0, "replays": 0}
 
 
 @check("what cannot be recorded runs plainly")
 def _refused(device: str) -> dict[str, Any]:
     def fn(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.inv(x + 4 * torch.eye(8, device=x.device)) * 2  # the host waits for it, to see whether there is one
+        return (
+            torch.linalg.inv(x + 4 * torch.eye(8, device=x.device)) * 2
+        )  # the host waits for it, to see whether there is one
 
     call, error = compile_(fn, mode=MODE), 0.0
     before = torch.cuda.current_stream() if device != "cpu" else None

@@ -22,7 +22,9 @@ Rows = Callable[[], Iterator[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class KernelCase:
-    """A function with its inputs and the fewest bytes that it can move; with `gradients` forward and backward count."""
+    """A function with its inputs and the fewest bytes that it can move; with `gradients` forward and backward
+    count.
+    """
 
     run: Callable[..., torch.Tensor]
     inputs: list[torch.Tensor]
@@ -42,7 +44,9 @@ class KernelCase:
         def both() -> tuple[torch.Tensor, ...]:
             out = compiled(*leaves)
             if not tangents:
-                ramp = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)  # the same for every program
+                ramp = torch.linspace(-1, 1, out.numel(), device=out.device).view(
+                    out.shape
+                )  # the same for every program
                 tangents.append(ramp.bfloat16().to(out.dtype) if out.dim() else torch.ones_like(out))
             return (out.detach(), *torch.autograd.grad(out, wanted, tangents[0]))
 
@@ -119,7 +123,14 @@ def copy_rate(clock: Clock, device: str) -> float:
 
 def kernel_row(name: str, case: KernelCase, clock: Clock, rate: float, job: Job) -> dict[str, Any]:
     """One kernel by the three programs."""
-    row: dict[str, Any] = {"mode": "kernels", "model": name, "bar": case.bar, "copy GB/s": round(rate), "ms": {}, "GB/s": {}}
+    row: dict[str, Any] = {
+        "mode": "kernels",
+        "model": name,
+        "bar": case.bar,
+        "copy GB/s": round(rate),
+        "ms": {},
+        "GB/s": {},
+    }
     results = {}
     for program in PROGRAMS:
         call = case.call(compiler(program, job)(case.run))
@@ -131,7 +142,9 @@ def kernel_row(name: str, case: KernelCase, clock: Clock, rate: float, job: Job)
     if not case.random:
         exact = [t.float() if t.is_floating_point() else t for t in case.inputs]
         wanted = {f"out{n}": t.detach() for n, t in enumerate(replace(case, inputs=exact).call(case.run)())}
-        row["errors"] = {p: distance({k: t.float() for k, t in found.items()}, wanted) for p, found in results.items()}
+        row["errors"] = {
+            p: distance({k: t.float() for k, t in found.items()}, wanted) for p, found in results.items()
+        }
     return row
 
 
@@ -147,17 +160,28 @@ def kernel_rows(job: Job) -> Rows:
             try:
                 yield kernel_row(name, case, clock, rate, job)
             except Exception as error:
-                yield {"mode": "kernels", "model": name, "error": f"{type(error).__name__}: {str(error)[:600]}"}
+                yield {
+                    "mode": "kernels",
+                    "model": name,
+                    "error": f"{type(error).__name__}: {str(error)[:600]}",
+                }
             torch.compiler.reset()
 
     return rows
 
 
 def overhead_rows(job: Job) -> Rows:
-    """Host microseconds of a call of a 12-layer BERT with 32 channels: the device has next to nothing to do."""
+    """Host microseconds of a call of a 12-layer BERT with 32 channels: the device has next to nothing to
+    do.
+    """
     case = models.load("BertForMaskedLM", small=True, batch=1)
     config = case.model.config
-    config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads = 12, 32, 64, 2
+    config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads = (
+        12,
+        32,
+        64,
+        2,
+    )
     model = type(case.model)(config).eval()
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -177,17 +201,25 @@ def overhead_rows(job: Job) -> Rows:
                     if n > 3 or not cuda:
                         times[name].append(time.perf_counter() - start)
         us = {name: round(statistics.median(found) * 1e6, 1) for name, found in times.items()}
-        yield {"mode": "overhead", "model": "BERT 12x32", "host_us": us, "of peer": round(us["ours"] / us["peer"], 4)}
+        yield {
+            "mode": "overhead",
+            "model": "BERT 12x32",
+            "host_us": us,
+            "of peer": round(us["ours"] / us["peer"], 4),
+        }
 
     return rows
 
 
-# Rows, k and words of products whose rows do not start at multiples of 16 bytes: GPT-2's and BERT's vocabularies.
+# Rows, k and words of products whose rows do not start at multiples of 16 bytes: GPT-2's and BERT's
+# vocabularies.
 VOCABULARIES = ((2048, 768, 50257), (4096, 768, 30522))
 
 
 def product_rows(job: Job) -> Rows:
-    """The library's products over a vocabulary, with rows as they are and moved apart to multiples of 16 bytes."""
+    """The library's products over a vocabulary, with rows as they are and moved apart to multiples of 16
+    bytes.
+    """
     cut = 64 if job.get("tiny") else 1
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -198,7 +230,9 @@ def product_rows(job: Job) -> Rows:
             x, w = (torch.randn(size, k, device=job["device"], dtype=torch.bfloat16) for size in (n, words))
             ms: dict[str, dict[str, float]] = {"forward": {}, "gradient of x": {}, "gradient of w": {}}
             for label, step in (("as it is", words), ("aligned", apart)):
-                out = torch.empty_strided((n, words), (step, 1), device=job["device"], dtype=torch.bfloat16).normal_()
+                out = torch.empty_strided(
+                    (n, words), (step, 1), device=job["device"], dtype=torch.bfloat16
+                ).normal_()
                 ms["gradient of x"][label] = clock.milliseconds(lambda: torch.mm(out, w))  # noqa: B023
                 ms["gradient of w"][label] = clock.milliseconds(lambda: torch.mm(out.t(), x))  # noqa: B023
                 ms["forward"][label] = clock.milliseconds(lambda: torch.mm(x, w.t(), out=out))  # noqa: B023

@@ -2,9 +2,9 @@
 
 >>> python -m bench.gpu_opinfo --dtypes float32,bfloat16 --samples 3 --json docs/results/h200-gpu-opinfo.json
 
-Worker processes take op after op, so that one that dies (a failed assertion ends a CUDA context) or hangs costs one cell.
-A run that `--budget` ends goes on where it stopped with `--merge EARLIER.json`. `--device cpu` runs the kernels in
-Triton's interpreter (set TRITON_INTERPRET=1).
+Worker processes take op after op, so that one that dies (a failed assertion ends a CUDA context) or hangs
+costs one cell. A run that `--budget` ends goes on where it stopped with `--merge EARLIER.json`. `--device
+cpu` runs the kernels in Triton's interpreter (set TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
@@ -32,14 +32,19 @@ from dynamotor.base.events import collect, counters
 
 from .json_worker import JsonWorker
 
-TOLERANCE = {"float64": (1e-7, 1e-7), "float32": (1e-4, 1e-4), "bfloat16": (2e-2, 2e-2), "float16": (5e-3, 5e-3)}
+TOLERANCE = {
+    "float64": (1e-7, 1e-7),
+    "float32": (1e-4, 1e-4),
+    "bfloat16": (2e-2, 2e-2),
+    "float16": (5e-3, 5e-3),
+}
 # Ops whose results are random or uninitialised: compared by shape and dtype.
 UNCERTAIN = re.compile(
     "rand|bernoulli|multinomial|normal|dropout|empty|rrelu|uniform|cauchy|exponential|geometric|svd|pca|"
     "resize_|fractional|eig|qr|lu_|householder|ldl"
 )
-# Ops of whose results only the first few mean something: behind attention and its logsumexp come the random generator's seed and
-# offset, which stay uninitialised memory when there is no dropout.
+# Ops of whose results only the first few mean something: behind attention and its logsumexp come the random
+# generator's seed and offset, which stay uninitialised memory when there is no dropout.
 MEANINGFUL = {"torch.ops.aten._efficient_attention_forward": 2, "torch.ops.aten._flash_attention_forward": 2}
 Cell = dict[str, Any]
 
@@ -59,8 +64,12 @@ def in_double(op: Any, sample: Any) -> list[torch.Tensor]:
     return tensors(op.op(*tree_map(up, (sample.input, *sample.args)), **tree_map(up, sample.kwargs)))
 
 
-def assert_right(got: torch.Tensor, want: torch.Tensor, exact: Callable[[], torch.Tensor], rtol: float, atol: float) -> None:
-    """Close to eager; an element that is not must lie no farther from float64 than eager's, which may be rough, but not wild."""
+def assert_right(
+    got: torch.Tensor, want: torch.Tensor, exact: Callable[[], torch.Tensor], rtol: float, atol: float
+) -> None:
+    """Close to eager; an element that is not must lie no farther from float64 than eager's, which may be
+    rough, but not wild.
+    """
     try:
         torch.testing.assert_close(got, want, rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError:
@@ -85,10 +94,16 @@ def run_sample(op: Any, sample: Any, dtype: str, target: str) -> Counter[str]:
     rtol, atol = TOLERANCE.get(dtype, (0, 0))
     assert len(got) == len(want), f"{len(got)} results, eager gives {len(want)}"
     for n, (a, b) in enumerate(zip(got, want, strict=True)):
-        assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype}{list(a.shape)}, eager gives {b.dtype}{list(b.shape)}"
+        assert a.shape == b.shape and a.dtype == b.dtype, (
+            f"{a.dtype}{list(a.shape)}, eager gives {b.dtype}{list(b.shape)}"
+        )
         if not UNCERTAIN.search(op.name) and n < MEANINGFUL.get(op.name, len(want)):
             assert_right(a, b, lambda n=n: in_double(op, sample)[n], rtol, atol)
-    return Counter(kernels=len(kernels), fell_back=sum(counters["fallback"].values()), breaks=sum(counters["breaks"].values()))
+    return Counter(
+        kernels=len(kernels),
+        fell_back=sum(counters["fallback"].values()),
+        breaks=sum(counters["breaks"].values()),
+    )
 
 
 def run_cell(op: Any, dtype: str, device: str, samples: int) -> Cell:
@@ -97,7 +112,9 @@ def run_cell(op: Any, dtype: str, device: str, samples: int) -> Cell:
     target = "triton" if device == "cpu" else ""
     total: Counter[str] = Counter()
     try:
-        given = list(itertools.islice(op.sample_inputs(device, getattr(torch, dtype), requires_grad=False), samples))
+        given = list(
+            itertools.islice(op.sample_inputs(device, getattr(torch, dtype), requires_grad=False), samples)
+        )
         for sample in given:
             try:
                 op.op(sample.input, *sample.args, **sample.kwargs)
@@ -110,7 +127,11 @@ def run_cell(op: Any, dtype: str, device: str, samples: int) -> Cell:
         return {**cell, "status": "error", "reason": f"{type(error).__name__}: {error}"[:300]}
     finally:
         reset()
-    return {**cell, "status": "pass", **{key: total[key] for key in ("kernels", "fell_back", "breaks") if total[key]}}
+    return {
+        **cell,
+        "status": "pass",
+        **{key: total[key] for key in ("kernels", "fell_back", "breaks") if total[key]},
+    }
 
 
 def label(op: Any) -> str:
@@ -180,7 +201,9 @@ class Driver:
         tail = worker.end(0.0)
         if died or time.monotonic() < self.deadline:
             dtype = line.split()[1]
-            reason = f"the worker died: {tail[-200:]}" if died else f"no answer within {self.args.patience:.0f} s"
+            reason = (
+                f"the worker died: {tail[-200:]}" if died else f"no answer within {self.args.patience:.0f} s"
+            )
             self.rows[f"{op} {dtype}"] = {"op": op, "dtype": dtype, "status": "error", "reason": reason}
 
     def report(self) -> dict[str, Any]:
@@ -189,7 +212,11 @@ class Driver:
         dtypes = sorted({r["dtype"] for r in rows})
         summary = {d: dict(Counter(r["status"] for r in rows if r["dtype"] == d)) for d in dtypes}
         rates = {d: round(counts.get("pass", 0) / sum(counts.values()), 4) for d, counts in summary.items()}
-        device = torch.cuda.get_device_name() if self.args.device == "cuda" and torch.cuda.is_available() else self.args.device
+        device = (
+            torch.cuda.get_device_name()
+            if self.args.device == "cuda" and torch.cuda.is_available()
+            else self.args.device
+        )
         return {
             "torch": torch.__version__,
             "device": device,
@@ -211,9 +238,13 @@ def main() -> int:
     parser.add_argument("--ops", default="", help="a regular expression of names")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--budget", type=float, default=480.0, help="seconds after which nothing new is started")
+    parser.add_argument(
+        "--budget", type=float, default=480.0, help="seconds after which nothing new is started"
+    )
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that one cell may take")
-    parser.add_argument("--merge", action="append", default=[], help="an earlier report: what it holds is not run again")
+    parser.add_argument(
+        "--merge", action="append", default=[], help="an earlier report: what it holds is not run again"
+    )
     parser.add_argument("--json", default="gpu-opinfo.json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -231,7 +262,9 @@ def main() -> int:
     Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
     for row in report["not passed"]:
         print(f"{row['status']}: {row['op']} {row['dtype']}: {row['reason']}")
-    print(f"{report['summary']}, pass rate {report['pass rate']}, {report['not run']} cells not run; written to {args.json}")
+    print(
+        f"{report['summary']}, pass rate {report['pass rate']}, {report['not run']} cells not run; written to {args.json}"
+    )
     return int(any(row["status"] == "wrong" for row in report["not passed"]))
 
 

@@ -1,4 +1,5 @@
-"""The programs of the GPU bench: a model's training step or inference, run by eager, by torch.compile and by us alike.
+"""The programs of the GPU bench: a model's training step or inference, run by eager, by torch.compile and by
+us alike.
 
 >>> work = Workload({"mode": "train", "model": "resnet50", "batch": 32, "device": "cuda"}); work.to_device()
 >>> out = work.step(compiler("ours", work.job)(work.model))
@@ -31,7 +32,12 @@ BATCH = {
     "LlamaForCausalLM": 16,
 }
 # Those that draw random numbers in training: their errors need a run of their own, without dropout.
-WITH_DROPOUT = ("BertForMaskedLM", "GPT2LMHeadModel", "swin_base_patch4_window7_224", "T5ForConditionalGeneration")
+WITH_DROPOUT = (
+    "BertForMaskedLM",
+    "GPT2LMHeadModel",
+    "swin_base_patch4_window7_224",
+    "T5ForConditionalGeneration",
+)
 PROGRAMS = ("eager", "ours", "peer")  # peer: torch.compile
 Job = dict[str, Any]
 
@@ -39,8 +45,8 @@ Job = dict[str, Any]
 def compiler(program: str, job: Job) -> Callable[[Any], Any]:
     """The function that compiles a module for one of the programs.
 
-    Training uses the default modes, inference `mode="reduce-overhead"` on both sides. job["peer"] names another backend of
-    torch.compile (for tests), job["target"] our config.target.
+    Training uses the default modes, inference `mode="reduce-overhead"` on both sides. job["peer"] names
+    another backend of torch.compile (for tests), job["target"] our config.target.
     """
     if program == "eager":
         return lambda model: model
@@ -54,13 +60,17 @@ def compiler(program: str, job: Job) -> Callable[[Any], Any]:
 
 
 class Workload:
-    """A model with its inputs. Modes: train (bf16 autocast), infer (bf16 weights), infer_amp (float32 weights, autocast)."""
+    """A model with its inputs. Modes: train (bf16 autocast), infer (bf16 weights), infer_amp (float32
+    weights, autocast).
+    """
 
     def __init__(self, job: Job, dropout: bool = True) -> None:
         self.job = job
         self.train = job["mode"] in ("train", "errors")
         tiny = bool(job.get("tiny"))
-        self.case = models.load(job["model"], small=tiny, batch=None if tiny else job["batch"], dropout=dropout)
+        self.case = models.load(
+            job["model"], small=tiny, batch=None if tiny else job["batch"], dropout=dropout
+        )
         self.model = self.case.model.train(self.train)
         self.args, self.kwargs = self.case.make_inputs(train=self.train)
         self.optimizer: torch.optim.Optimizer | None = None
@@ -83,7 +93,9 @@ class Workload:
     def has_dropout(self) -> bool:
         """Whether a step draws random numbers, so that two programs cannot be compared."""
         return self.train and any(
-            isinstance(value, float) and value > 0 and (key == "p" and "Drop" in type(m).__name__ or "drop" in key)
+            isinstance(value, float)
+            and value > 0
+            and (key == "p" and "Drop" in type(m).__name__ or "drop" in key)
             for m in self.model.modules()
             for key, value in vars(m).items()
         )
@@ -112,9 +124,15 @@ class Workload:
     def results(self, call: Callable[..., Any]) -> dict[str, torch.Tensor]:
         """Outputs and gradients of one step, by name."""
         tensors = models.output_tensors(self.step(call))
-        found = {f"out{n}": t.detach().float().clone() for n, t in enumerate(tensors) if t.is_floating_point()}
+        found = {
+            f"out{n}": t.detach().float().clone() for n, t in enumerate(tensors) if t.is_floating_point()
+        }
         if self.train:
-            found |= {f"grad {n}": p.grad.detach().float() for n, p in self.model.named_parameters() if p.grad is not None}
+            found |= {
+                f"grad {n}": p.grad.detach().float()
+                for n, p in self.model.named_parameters()
+                if p.grad is not None
+            }
             self.model.zero_grad(set_to_none=True)
         return found
 
@@ -164,9 +182,11 @@ def _no_autocast() -> Any:
 
 
 def distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:
-    """How far results are from the reference: ‖a - b‖ / ‖b‖ of the outputs (the worst) and of all gradients together.
+    """How far results are from the reference: ‖a - b‖ / ‖b‖ of the outputs (the worst) and of all gradients
+    together.
 
-    `worst gradient` is the largest of a single parameter's, where parameters with next to no gradient do not count.
+    `worst gradient` is the largest of a single parameter's, where parameters with next to no gradient do not
+    count.
     """
     if found.keys() != wanted.keys() or any(found[k].shape != wanted[k].shape for k in wanted):
         return {"out": float("inf"), "grad": float("inf")}
@@ -211,11 +231,16 @@ def profile(step: Callable[[], Any], device: str, steps: int = 3, top: int = 12)
             torch.cuda.synchronize()
     totals: dict[str, list[float]] = {}
     for event in report.events() or ():
-        if cuda and (event.device_type != torch.autograd.DeviceType.CUDA or getattr(event, "is_user_annotation", False)):
+        if cuda and (
+            event.device_type != torch.autograd.DeviceType.CUDA or getattr(event, "is_user_annotation", False)
+        ):
             continue
         us = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
         totals.setdefault(event.name, []).append(us)
-    rows = [{"name": name[:100], "ms": sum(us) / steps / 1e3, "calls": len(us) / steps} for name, us in totals.items()]
+    rows = [
+        {"name": name[:100], "ms": sum(us) / steps / 1e3, "calls": len(us) / steps}
+        for name, us in totals.items()
+    ]
     groups: dict[str, float] = {}
     for row in rows:
         groups[group_of(row["name"])] = groups.get(group_of(row["name"]), 0.0) + row["ms"]

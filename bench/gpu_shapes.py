@@ -1,7 +1,8 @@
-"""The GPU bench's "shapes": BERT trains on batches of changing sizes; what each new one costs, and what arguments cost a kernel.
+"""The GPU bench's "shapes": BERT trains on batches of changing sizes; what each new one costs, and what
+arguments cost a kernel.
 
-ours: sizes become arguments with the second shape; literal: `dynamic=False`, each shape's kernels are built for it;
-peer: torch.compile, which compiles for all sizes when it sees the second.
+ours: sizes become arguments with the second shape; literal: `dynamic=False`, each shape's kernels are built
+for it; peer: torch.compile, which compiles for all sizes when it sees the second.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Rows = Callable[[], Iterator[dict[str, Any]]]
 
 
 def shape_rows(job: Job) -> Rows:
-    """First calls and steady steps of each shape in turn; torch.compile's behind all others, as far as time allows."""
+    """First calls and steady steps of each shape in turn; torch.compile's behind all others, as far as time
+    allows.
+    """
     work = Workload({**job, "mode": "train", "model": MODEL, "batch": BATCH[MODEL]})
     options = {"target": job["target"]} if job.get("target") else {}
     cuts = TINY_CUTS if job.get("tiny") else CUTS
@@ -55,8 +58,12 @@ def shape_rows(job: Job) -> Rows:
             steps = {name: (lambda call=call: work.step(call)) for name, call in calls.items()}
             rounds = turns(steps, seconds=job["seconds"] / 2, finish=finish)
             for name in calls:
-                row["ms"].setdefault(name, []).append(round(statistics.median(r[name] for r in rounds) * 1e3, 4))
-            row["of literal"].append([round(q, 4) for q in quartiles([r["literal"] / r["ours"] for r in rounds])])
+                row["ms"].setdefault(name, []).append(
+                    round(statistics.median(r[name] for r in rounds) * 1e3, 4)
+                )
+            row["of literal"].append(
+                [round(q, 4) for q in quartiles([r["literal"] / r["ours"] for r in rounds])]
+            )
             yield row
         peer = compiler("peer", job)(model)
         for cut in cuts:

@@ -1,4 +1,5 @@
-"""Kernels that take sizes as arguments, on a GPU against eager: results and gradients for one shape after the other.
+"""Kernels that take sizes as arguments, on a GPU against eager: results and gradients for one shape after the
+other.
 
 >>> [work() for _, work in rows("cuda")]
 """
@@ -33,7 +34,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cross entropy": lambda x: F.cross_entropy(x, torch.arange(len(x), device=x.device) % x.shape[1]),
     "running sums": lambda x: x.cumsum(1) / x.shape[1],
     "reversed": lambda x: x[torch.arange(len(x) - 1, -1, -1, device=x.device)] * 2,
-    "dropout": lambda x: _twice(x, F.dropout(x, 0.5)),  # 2x whatever is dropped, unless the backward drops something else
+    "dropout": lambda x: _twice(
+        x, F.dropout(x, 0.5)
+    ),  # 2x whatever is dropped, unless the backward drops something else
 }
 
 
@@ -51,7 +54,11 @@ def check(fn: Callable[[torch.Tensor], torch.Tensor], device: str) -> dict[str, 
             results.append([out.detach(), leaf.grad])
         worst = max(worst, largest_error(*results))
     taken = counters["kernels"]["with size arguments"]
-    return {"error_out": worst, "kernels with arguments": taken, "ok": worst < 1e-4 and (taken > 0 or device == "cpu")}
+    return {
+        "error_out": worst,
+        "kernels with arguments": taken,
+        "ok": worst < 1e-4 and (taken > 0 or device == "cpu"),
+    }
 
 
 def rows(device: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:

@@ -1,4 +1,5 @@
-"""Generated matrix products on a GPU against eager in float64: every tiling that may be chosen, operands and epilogues.
+"""Generated matrix products on a GPU against eager in float64: every tiling that may be chosen, operands and
+epilogues.
 
 >>> check("gelu", *cases("cuda")["gelu"], tiling=Tiling(128, 64, 64))["ok"]
 """
@@ -21,7 +22,11 @@ from dynamotor.lower.program import Program
 from dynamotor.tools.numerics import largest_error
 
 Case = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
-TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}  # float32 rounds its operands to TF32
+TOLERANCE = {
+    torch.bfloat16: 2e-2,
+    torch.float16: 4e-3,
+    torch.float32: 4e-3,
+}  # float32 rounds its operands to TF32
 USUAL = Tiling(128, 64, 64, warps=4, stages=4)
 
 
@@ -37,10 +42,16 @@ def cases(device: str) -> dict[str, Case]:
 
     return {
         "gelu": (lambda x, w, b: F.gelu(F.linear(x, w, b)), [randn(512, 320), randn(640, 320), randn(640)]),
-        "odd sizes": (lambda x, w, b: F.relu(F.linear(x, w, b)), [randn(333, 77), randn(201, 77), randn(201)]),
+        "odd sizes": (
+            lambda x, w, b: F.relu(F.linear(x, w, b)),
+            [randn(333, 77), randn(201, 77), randn(201)],
+        ),
         "one row": (lambda x, w: F.silu(x @ w) * 2, [randn(1, 256), randn(256, 512)]),
         "gradient layouts": (lambda g, x: (g.t() @ x).float(), [randn(1000, 192), randn(1000, 256)]),
-        "batches": (lambda a, b: torch.bmm(a, b.transpose(1, 2)) * 0.125, [randn(24, 128, 64), randn(24, 128, 64)]),
+        "batches": (
+            lambda a, b: torch.bmm(a, b.transpose(1, 2)) * 0.125,
+            [randn(24, 128, 64), randn(24, 128, 64)],
+        ),
         "residual and permuted": (
             lambda x, w, r: (x @ w).view(8, 64, 4, 32).transpose(1, 2).contiguous() + r,
             [randn(512, 96), randn(96, 128), randn(8, 4, 64, 32)],
@@ -54,10 +65,19 @@ def cases(device: str) -> dict[str, Case]:
             lambda x, w: F.silu(F.conv2d(x, w, stride=2, padding=(2, 1), dilation=(2, 1))),
             [last(randn(3, 40, 31, 23)), last(randn(72, 40, 3, 3))],
         ),
-        "convolution of 1x1": (lambda x, w: F.relu(F.conv2d(x, w)), [last(randn(8, 64, 14, 14)), last(randn(128, 64, 1, 1))]),
-        "float32 with TF32": (lambda x, w: F.relu(x @ w), [randn(256, 128, dtype=f32), randn(128, 256, dtype=f32)]),
+        "convolution of 1x1": (
+            lambda x, w: F.relu(F.conv2d(x, w)),
+            [last(randn(8, 64, 14, 14)), last(randn(128, 64, 1, 1))],
+        ),
+        "float32 with TF32": (
+            lambda x, w: F.relu(x @ w),
+            [randn(256, 128, dtype=f32), randn(128, 256, dtype=f32)],
+        ),
         "rows of 49": (lambda q, k: torch.bmm(q, k.transpose(1, 2)), [randn(64, 49, 32), randn(64, 49, 32)]),
-        "turned rows of 49": (lambda p, g: torch.bmm(p.transpose(1, 2), g), [randn(64, 49, 49), randn(64, 49, 32)]),
+        "turned rows of 49": (
+            lambda p, g: torch.bmm(p.transpose(1, 2), g),
+            [randn(64, 49, 49), randn(64, 49, 32)],
+        ),
         "convolution of 2x2 with stride": (
             lambda x, w, b: F.conv2d(x, w, stride=2) + b.view(1, -1, 1, 1),
             [last(randn(4, 64, 28, 28)), last(randn(128, 64, 2, 2)), randn(128)],
@@ -74,7 +94,9 @@ def forced(tiling: Tiling) -> Iterator[list[str]]:
     labels: list[str] = []
 
     def choose(program: Program, gpu: str, tune: Any = None) -> Program:
-        sites = [site.variants()[-1] for site in find_sites(program, tf32=triton_gemm_choice.tf32_is_allowed())]
+        sites = [
+            site.variants()[-1] for site in find_sites(program, tf32=triton_gemm_choice.tf32_is_allowed())
+        ]
         labels.extend(site.label() for site in sites)
         return put(program, [(site, tiling) for site in sites])
 
@@ -85,7 +107,9 @@ def forced(tiling: Tiling) -> Iterator[list[str]]:
         triton_gemm_choice.choose = real
 
 
-def check(name: str, fn: Callable[..., torch.Tensor], inputs: list[torch.Tensor], tiling: Tiling) -> dict[str, Any]:
+def check(
+    name: str, fn: Callable[..., torch.Tensor], inputs: list[torch.Tensor], tiling: Tiling
+) -> dict[str, Any]:
     """One product under a tiling."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = "TF32" in name
@@ -97,7 +121,11 @@ def check(name: str, fn: Callable[..., torch.Tensor], inputs: list[torch.Tensor]
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     error = largest_error([got], [want])
-    return {"error_out": error, "labels": labels, "ok": error < TOLERANCE[inputs[0].dtype] and len(labels) == 1}
+    return {
+        "error_out": error,
+        "labels": labels,
+        "ok": error < TOLERANCE[inputs[0].dtype] and len(labels) == 1,
+    }
 
 
 def rows(device: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:

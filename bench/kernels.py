@@ -38,7 +38,9 @@ def add_layer_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor
     return F.layer_norm(x + y, (x.shape[-1],), weight, bias)
 
 
-def embedding_layer_norm(index: Tensor, table: Tensor, position: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def embedding_layer_norm(
+    index: Tensor, table: Tensor, position: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
     return F.layer_norm(table[index] + position, (table.shape[-1],), weight, bias)
 
 
@@ -70,7 +72,9 @@ def batch_norm_relu(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: 
     return F.relu(_batch_norm(x, mean, var, weight, bias))
 
 
-def batch_norm_add_relu(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+def batch_norm_add_relu(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, other: Tensor
+) -> Tensor:
     return F.relu(_batch_norm(x, mean, var, weight, bias) + other)
 
 
@@ -79,7 +83,9 @@ def transpose_add(x: Tensor, y: Tensor) -> Tensor:
 
 
 def cases(seed: int = 0) -> dict[str, Case]:
-    """The functions with their inputs, sizes of BERT-base at 512 tokens and of a ResNet's first stage at batch 8."""
+    """The functions with their inputs, sizes of BERT-base at 512 tokens and of a ResNet's first stage at
+    batch 8.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def r(*size: int) -> Tensor:
@@ -152,10 +158,14 @@ def report(table: dict[str, dict[str, float]], compilers: list[str]) -> str:
     lines = [f"{'microseconds':22s}" + "".join(f"{c:>11s}" for c in compilers) + f"{'error':>10s}"]
     sums = {c: sum(row[c] for row in table.values()) for c in compilers}
     for name, row in table.items():
-        lines.append(f"{name:22s}" + "".join(f"{row[c]:11.0f}" for c in compilers) + f"{row.get('error', 0):10.1e}")
+        lines.append(
+            f"{name:22s}" + "".join(f"{row[c]:11.0f}" for c in compilers) + f"{row.get('error', 0):10.1e}"
+        )
     lines.append(f"{'sum':22s}" + "".join(f"{sums[c]:11.0f}" for c in compilers))
     if "dynamotor" in sums:
-        lines += [f"dynamotor / {c}: {sums['dynamotor'] / sums[c]:.2f}" for c in compilers if c != "dynamotor"]
+        lines += [
+            f"dynamotor / {c}: {sums['dynamotor'] / sums[c]:.2f}" for c in compilers if c != "dynamotor"
+        ]
     return "\n".join(lines)
 
 

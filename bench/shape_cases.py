@@ -22,7 +22,8 @@ from .model_configs import HUGGING_FACE, TIMM_IMAGE
 
 @dataclass
 class Case:
-    """What is compiled, and a loop over it: `steps(call)` gives the results of one call after another, the same at each run.
+    """What is compiled, and a loop over it: `steps(call)` gives the results of one call after another, the
+    same at each run.
 
     single(n)(call) makes the call with the n-th sizes alone; count: how many there are.
     """
@@ -35,16 +36,29 @@ class Case:
 
 def _bert(train: bool) -> Case:
     transformers = _transformers()
-    config = transformers.BertConfig(vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
-                                     intermediate_size=512, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = transformers.BertConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=512,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     model, pick = transformers.BertForMaskedLM(config).train(train), random.Random(0)
     sizes = [(pick.randint(2, 12), pick.randint(8, 64)) for _ in range(20 if train else 40)]
     batches = [torch.randint(0, 1000, size) for size in sizes]
     return _batches(model, batches, train, lambda call, ids: call(input_ids=ids).logits)
 
 
-def _batches(model: nn.Module, batches: Sequence[torch.Tensor], train: bool, forward: Callable[[Any, Any], torch.Tensor]) -> Case:
+def _batches(
+    model: nn.Module,
+    batches: Sequence[torch.Tensor],
+    train: bool,
+    forward: Callable[[Any, Any], torch.Tensor],
+) -> Case:
     """A model over batches: its results, in training all gradients' sums."""
+
     def one(call: Any, batch: torch.Tensor) -> torch.Tensor:
         if not train:
             with torch.no_grad():
@@ -80,12 +94,21 @@ def _decode(config: Any, prompts: Sequence[int] = (5, 9, 14), tokens: int = 24) 
 
 
 def _gpt2() -> Case:
-    return _decode(_transformers().GPT2Config(vocab_size=1000, n_embd=128, n_layer=2, n_head=4, n_positions=128))
+    return _decode(
+        _transformers().GPT2Config(vocab_size=1000, n_embd=128, n_layer=2, n_head=4, n_positions=128)
+    )
 
 
 def _llama_config(places: int = 128) -> Any:
-    return _transformers().LlamaConfig(vocab_size=1000, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
-                                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=places)
+    return _transformers().LlamaConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=places,
+    )
 
 
 class _Block(nn.Module):
@@ -93,7 +116,10 @@ class _Block(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.a, self.b = (
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+        )
         self.norm_a, self.norm_b = nn.BatchNorm2d(out), nn.BatchNorm2d(out)
         self.short = nn.Conv2d(channels, out, 1, stride, bias=False)
 
@@ -103,8 +129,18 @@ class _Block(nn.Module):
 
 
 def _residual_network() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1), _Block(16, 16, 1),
-                         _Block(16, 32, 2), _Block(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 100))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 7, 2, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        _Block(16, 16, 1),
+        _Block(16, 32, 2),
+        _Block(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 100),
+    )
 
 
 def _resnet() -> Case:
@@ -124,7 +160,9 @@ def _function() -> Case:
         return torch.nn.functional.gelu(scores.softmax(-1) @ x).mean(1)
 
     given = [torch.randn(4, n, 64) for n in range(10, 70)]
-    return Case(attention, lambda call: (call(x) for x in given), lambda n: lambda call: call(given[n]), len(given))
+    return Case(
+        attention, lambda call: (call(x) for x in given), lambda n: lambda call: call(given[n]), len(given)
+    )
 
 
 def _static_cache() -> Case:
@@ -140,7 +178,9 @@ def _static_cache() -> Case:
             for _ in range(24):
                 places = torch.arange(at, at + ids.shape[1], device=ids.device)
                 with torch.no_grad():
-                    out = call(input_ids=ids, past_key_values=cache, cache_position=places, position_ids=places[None])
+                    out = call(
+                        input_ids=ids, past_key_values=cache, cache_position=places, position_ids=places[None]
+                    )
                 yield out.logits
                 at, ids = at + ids.shape[1], out.logits[:, -1:].argmax(-1)
 
@@ -174,8 +214,16 @@ def _beam_search() -> Case:
 def _t5() -> Case:
     """Texts of many lengths, answers that grow without a cache."""
     transformers = _transformers()
-    config = transformers.T5Config(vocab_size=1000, d_model=128, d_kv=32, d_ff=256, num_layers=2, num_heads=4, dropout_rate=0.0,
-                                   decoder_start_token_id=0)
+    config = transformers.T5Config(
+        vocab_size=1000,
+        d_model=128,
+        d_kv=32,
+        d_ff=256,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
     model = transformers.T5ForConditionalGeneration(config).eval()
     texts = [torch.randint(0, 1000, (2, n)) for n in (7, 12, 19, 26)]
 
@@ -196,7 +244,11 @@ class _UNet(nn.Module):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.first, self.down_a, self.down_b = _Block(3, width, 1), _Block(width, 2 * width, 2), _Block(2 * width, 4 * width, 2)
+        self.first, self.down_a, self.down_b = (
+            _Block(3, width, 1),
+            _Block(width, 2 * width, 2),
+            _Block(2 * width, 4 * width, 2),
+        )
         self.up_a, self.up_b = _Block(6 * width, 2 * width, 1), _Block(3 * width, width, 1)
         self.last = nn.Conv2d(width, 2, 1)
 
@@ -221,7 +273,7 @@ def _packed() -> Case:
     def model(ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         x, start, parts = embed(ids), 0, []
         for n in lengths:
-            part = mix(x[start:start + n])
+            part = mix(x[start : start + n])
             parts.append((part @ part.t() / 8).softmax(-1) @ part)
             start += n
         return torch.cat(parts)
@@ -240,25 +292,35 @@ def _packed() -> Case:
 
 def _small_calls(kernels: int) -> Case:
     """A graph of so many tiny kernels: what a call costs beside them."""
+
     def model(x: torch.Tensor) -> torch.Tensor:
         for _ in range(kernels // 3):
             x = (x - x.cumsum(0)[-1:]).softmax(-1).softmax(0)
         return x.tanh()
 
     given = [torch.randn(n, 8) for n in (4, 5, 6, 7)]
-    return Case(model, lambda call: (call(x) for x in given), lambda n: lambda call: call(given[n]), len(given))
+    return Case(
+        model, lambda call: (call(x) for x in given), lambda n: lambda call: call(given[n]), len(given)
+    )
 
 
 def _listed(name: str, train: bool) -> Case:
-    """A model of the list, reduced, at three batch sizes and, where it has them, three lengths or resolutions."""
+    """A model of the list, reduced, at three batch sizes and, where it has them, three lengths or
+    resolutions.
+    """
     device = torch.get_default_device()
     with torch.device("cpu"):  # where its random numbers are drawn
         model, batches, forward = _model_and_batches(name, train)
-    moved = [{key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in batch.items()} for batch in batches]
+    moved = [
+        {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in batch.items()}
+        for batch in batches
+    ]
     return _batches(model, moved, train, forward)
 
 
-def _model_and_batches(name: str, train: bool) -> tuple[nn.Module, list[dict[str, Any]], Callable[[Any, Any], torch.Tensor]]:
+def _model_and_batches(
+    name: str, train: bool
+) -> tuple[nn.Module, list[dict[str, Any]], Callable[[Any, Any], torch.Tensor]]:
     case = models.load(name, small=True, dropout=False)
     model, generator = case.model.train(train), torch.Generator().manual_seed(0)
     if name in HUGGING_FACE:
@@ -270,13 +332,23 @@ def _model_and_batches(name: str, train: bool) -> tuple[nn.Module, list[dict[str
         (image,), _ = case.make_inputs()
         side = image.shape[-1]
         config = model.default_cfg
-        fixed = name in TIMM_IMAGE or config.get("fixed_input_size") or getattr(model, "patch_embed", None) is not None
+        fixed = (
+            name in TIMM_IMAGE
+            or config.get("fixed_input_size")
+            or getattr(model, "patch_embed", None) is not None
+        )
         sides = [side] * 3 if fixed else [side, side + 32, side + 64]
-        batches = [{"x": torch.randn(b, 3, n, n, generator=generator)} for b, n in zip((2, 3, 5), sides, strict=True)]
+        batches = [
+            {"x": torch.randn(b, 3, n, n, generator=generator)} for b, n in zip((2, 3, 5), sides, strict=True)
+        ]
 
     def forward(call: Any, batch: Any) -> torch.Tensor:
         out = call(batch["x"]) if "x" in batch else call(**batch)
-        return case.loss(out) if train else next(t for t in numerics.output_tensors(out) if t.is_floating_point())
+        return (
+            case.loss(out)
+            if train
+            else next(t for t in numerics.output_tensors(out) if t.is_floating_point())
+        )
 
     return model, batches, forward
 

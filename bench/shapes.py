@@ -1,9 +1,10 @@
-"""`python -m dynamotor bench --shapes`: loops whose sizes change from call to call, beside eager and torch.compile in one run.
+"""`python -m dynamotor bench --shapes`: loops whose sizes change from call to call, beside eager and
+torch.compile in one run.
 
-Each (case, compiler) has a process and caches of its own. The loop runs in eager, then compiled from nothing, each step's
-results compared; `beyond` is what compiling cost beyond eager's time. Then the loop runs again and again, in turns with eager:
-`again` is eager's time over the compiled one's. For our compiler, `of special` is the speed at a few of the sizes beside graphs
-that are compiled for each alone (`dynamic=False`).
+Each (case, compiler) has a process and caches of its own. The loop runs in eager, then compiled from nothing,
+each step's results compared; `beyond` is what compiling cost beyond eager's time. Then the loop runs again
+and again, in turns with eager: `again` is eager's time over the compiled one's. For our compiler, `of
+special` is the speed at a few of the sizes beside graphs that are compiled for each alone (`dynamic=False`).
 """
 
 from __future__ import annotations
@@ -32,19 +33,36 @@ from .shape_cases import CASES, Case, case_of, names_of
 
 TOLERANCE = 2e-3  # of the largest element; sums in other orders
 SPECIALS = 3  # sizes that are compared with graphs of their own
-COLUMNS = ("case", "compiler", "calls", "eager s", "loop s", "beyond s", "compiles", "again", "of special", "error")
-BARS = {**dict.fromkeys(("bert-infer", "bert-train", "decode-gpt2", "decode-llama", "decode-long"), 12),
-        **dict.fromkeys(("resnet", "u-net", "last-batch", "packed", "function"), 8)}
+COLUMNS = (
+    "case",
+    "compiler",
+    "calls",
+    "eager s",
+    "loop s",
+    "beyond s",
+    "compiles",
+    "again",
+    "of special",
+    "error",
+)
+BARS = {
+    **dict.fromkeys(("bert-infer", "bert-train", "decode-gpt2", "decode-llama", "decode-long"), 12),
+    **dict.fromkeys(("resnet", "u-net", "last-batch", "packed", "function"), 8),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench --shapes`."""
     parser.add_argument("--shapes", action="store_true", help="loops whose sizes change from call to call")
-    parser.add_argument("--cases", default="", help=f"with --shapes: of {', '.join(CASES)}, model:NAME[:train], models "
-                        "(the model list), comma-separated (default: all but the models)")
+    parser.add_argument(
+        "--cases",
+        default="",
+        help=f"with --shapes: of {', '.join(CASES)}, model:NAME[:train], models "
+        "(the model list), comma-separated (default: all but the models)",
+    )
 
 
-# One measurement, in a process of its own --------------------------------------------------------------------------------
+# One measurement, in a process of its own -------------------------------------------------------------------
 def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str, Any]:
     """The row of a case and a compiler ("ours" or "torch.compile")."""
     torch.manual_seed(0)
@@ -65,12 +83,27 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
     loop_s = time.perf_counter() - start
     compiles = counters["frames"]["captured"] if compiler == "ours" else _dynamo_compiles()
     error = max(_error(w, g) for w, g in zip(wanted, got, strict=True))
-    row = {"case": name, "compiler": compiler, "calls": len(wanted), "eager_s": eager_s, "loop_s": loop_s,
-           "beyond_s": loop_s - eager_s, "compiles": compiles, "error": error}
-    rounds = turns({"eager": lambda: _drain(case, case.model), "again": lambda: _drain(case, call)},
-                   seconds=seconds, finish=finish, least=3, turn=0.0)
+    row = {
+        "case": name,
+        "compiler": compiler,
+        "calls": len(wanted),
+        "eager_s": eager_s,
+        "loop_s": loop_s,
+        "beyond_s": loop_s - eager_s,
+        "compiles": compiles,
+        "error": error,
+    }
+    rounds = turns(
+        {"eager": lambda: _drain(case, case.model), "again": lambda: _drain(case, call)},
+        seconds=seconds,
+        finish=finish,
+        least=3,
+        turn=0.0,
+    )
     row["again"] = statistics.median(r["eager"] / r["again"] for r in rounds)
-    row["eager_again_s"], row["again_s"] = (statistics.median(r[k] for r in rounds) for k in ("eager", "again"))
+    row["eager_again_s"], row["again_s"] = (
+        statistics.median(r[k] for r in rounds) for k in ("eager", "again")
+    )
     if compiler == "ours" and case.single is not None:
         row["of_special"] = _of_special(case, call, seconds, finish)
     return row
@@ -84,8 +117,12 @@ def _of_special(case: Case, call: Any, seconds: float, finish: Callable[[], obje
         step = case.single(n)
         special = compile_(case.model, dynamic=False)
         step(special)
-        rounds = turns({"special": lambda: step(special), "general": lambda: step(call)},  # noqa: B023
-                       seconds=seconds / SPECIALS, finish=finish, turn=0.01)
+        rounds = turns(
+            {"special": lambda: step(special), "general": lambda: step(call)},  # noqa: B023
+            seconds=seconds / SPECIALS,
+            finish=finish,
+            turn=0.01,
+        )
         found.append(statistics.median(r["special"] / r["general"] for r in rounds))
     return found
 
@@ -113,11 +150,15 @@ def _dynamo_compiles() -> int:
     return sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]
 
 
-# The bench ---------------------------------------------------------------------------------------------------------------
+# The bench --------------------------------------------------------------------------------------------------
 def _row(name: str, compiler: str, args: argparse.Namespace) -> dict[str, Any]:
     """A row from a fresh process with fresh caches."""
     with tempfile.TemporaryDirectory(prefix="dynamotor-bench-") as cache:
-        env = {**os.environ, "DYNAMOTOR_CACHE_DIR": f"{cache}/dynamotor", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
+        env = {
+            **os.environ,
+            "DYNAMOTOR_CACHE_DIR": f"{cache}/dynamotor",
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+        }
         command = [sys.executable, "-m", __spec__.name, name, compiler, str(args.seconds), args.device]
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=args.timeout)
@@ -134,14 +175,26 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if "failed" in row:
         return [row["case"], row["compiler"], row["failed"][:100]]
     special = " ".join(f"{x:.2f}" for x in row.get("of_special", ())) or "-"
-    return [row["case"], row["compiler"], str(row["calls"]), f"{row['eager_s']:.2f}", f"{row['loop_s']:.2f}",
-            f"{row['beyond_s']:.2f}", str(row["compiles"]), f"{row['again']:.2f}", special, f"{row['error']:.0e}"]
+    return [
+        row["case"],
+        row["compiler"],
+        str(row["calls"]),
+        f"{row['eager_s']:.2f}",
+        f"{row['loop_s']:.2f}",
+        f"{row['beyond_s']:.2f}",
+        str(row["compiles"]),
+        f"{row['again']:.2f}",
+        special,
+        f"{row['error']:.0e}",
+    ]
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the cases; 0 when every result was right."""
     names = names_of(args.cases)
-    compilers = [{"dynamotor": "ours", "inductor": "torch.compile"}.get(c, c) for c in args.compilers.split(",")]
+    compilers = [
+        {"dynamotor": "ours", "inductor": "torch.compile"}.get(c, c) for c in args.compilers.split(",")
+    ]
     rows: list[dict[str, Any]] = []
     print("  ".join(COLUMNS))
     for name in names:
@@ -151,23 +204,35 @@ def main(args: argparse.Namespace) -> int:
                 print("  ".join(_cells(rows[-1])), flush=True)
                 _write(rows, args.json or "dynamotor-bench.json")
     for name, ratio in _beside(rows).items():
-        print(f"{name}: {ratio:.1f} times less beyond eager's time than torch.compile (bar: {BARS.get(name, 'none')})")
+        print(
+            f"{name}: {ratio:.1f} times less beyond eager's time than torch.compile (bar: {BARS.get(name, 'none')})"
+        )
     return int(any("failed" in row or row["error"] > TOLERANCE for row in rows))
 
 
 def _write(rows: Sequence[dict[str, Any]], path: str) -> None:
     """What there is so far: torch.compile takes minutes."""
-    result = {"command": " ".join(sys.argv[1:]), "torch": torch.__version__, "python": platform.python_version(),
-              "threads": torch.get_num_threads(), "load": os.getloadavg()[0], "cpu": torch.backends.cpu.get_cpu_capability(),
-              "rows": rows, "beyond_of_ours": _beside(rows)}
+    result = {
+        "command": " ".join(sys.argv[1:]),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "rows": rows,
+        "beyond_of_ours": _beside(rows),
+    }
     Path(path).write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _beside(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """torch.compile's time beyond eager's over ours, by case."""
     beyond = {(r["case"], r["compiler"]): r["beyond_s"] for r in rows if "failed" not in r}
-    return {case: beyond[case, "torch.compile"] / max(beyond[case, "ours"], 1e-3) for case, compiler in beyond
-            if compiler == "ours" and (case, "torch.compile") in beyond}
+    return {
+        case: beyond[case, "torch.compile"] / max(beyond[case, "ours"], 1e-3)
+        for case, compiler in beyond
+        if compiler == "ours" and (case, "torch.compile") in beyond
+    }
 
 
 if __name__ == "__main__":

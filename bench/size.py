@@ -1,6 +1,7 @@
 """Python statements by room, so that formatting does not matter: `python -m bench size`.
 
-A statement is a node of `ast` that is one; a docstring is one too. tests/tools/test_size.py has each room's limit.
+A statement is a node of `ast` that is one; a docstring is one too. tests/tools/test_size.py has each room's
+limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`python -m dynamotor bench --start`: what the first call costs, in a process that finds nothing and in one that finds a cache.
+"""`python -m dynamotor bench --start`: what the first call costs, in a process that finds nothing and in one
+that finds a cache.
 
-Each number is a first call minus an eager call of the same process, in seconds of the clock and of the process's processors
-(which say more where others use the machine). Compilers take turns, each round with a cold process and then warm ones.
+Each number is a first call minus an eager call of the same process, in seconds of the clock and of the
+process's processors (which say more where others use the machine). Compilers take turns, each round with a
+cold process and then warm ones.
 """
 
 from __future__ import annotations
@@ -20,9 +22,15 @@ COLUMNS = ("model", "phase", "compiler", "cold s", "cold cpu s", "second s", "se
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that only `--start` has; models, phase, compilers, batch, small, timeout and json are the bench's."""
-    parser.add_argument("--start", action="store_true", help="first calls: cold and in a second process, minus an eager call")
-    parser.add_argument("--warm", type=int, default=2, help="with --start: processes that find the cache, after each cold one")
+    """The options that only `--start` has; models, phase, compilers, batch, small, timeout and json are the
+    bench's.
+    """
+    parser.add_argument(
+        "--start", action="store_true", help="first calls: cold and in a second process, minus an eager call"
+    )
+    parser.add_argument(
+        "--warm", type=int, default=2, help="with --start: processes that find the cache, after each cold one"
+    )
     parser.add_argument("--start-rounds", type=int, default=1, help="with --start: rounds of all compilers")
 
 
@@ -36,8 +44,16 @@ def main(args: argparse.Namespace) -> int:
             found: dict[str, dict[str, list[Any]]] = {}
             for _ in range(args.start_rounds):
                 for compiler in args.compilers.split(","):
-                    job = {"model": name, "phase": phase, "compiler": compiler, "device": args.device, "amp": args.amp,
-                           "batch": args.batch, "small": args.small, "task": "start"}
+                    job = {
+                        "model": name,
+                        "phase": phase,
+                        "compiler": compiler,
+                        "device": args.device,
+                        "amp": args.amp,
+                        "batch": args.batch,
+                        "small": args.small,
+                        "task": "start",
+                    }
                     cache = tempfile.mkdtemp(prefix="dynamotor-start-")
                     try:
                         done = [run_worker(job, cache, args.timeout) for _ in range(1 + args.warm)]
@@ -47,8 +63,12 @@ def main(args: argparse.Namespace) -> int:
                     mine = found.setdefault(compiler, {"cold": [], "second": []})
                     for kind, ones in (("cold", done[:1]), ("second", done[1:])):
                         mine[kind] += [one for one in ones if "error" not in one]
-            rows += [_row(name, phase, compiler, results) for compiler, results in found.items() if results["second"]]
-            print(render([_text(row) for row in rows[-len(found):]], COLUMNS), flush=True)
+            rows += [
+                _row(name, phase, compiler, results)
+                for compiler, results in found.items()
+                if results["second"]
+            ]
+            print(render([_text(row) for row in rows[-len(found) :]], COLUMNS), flush=True)
     print("\n" + render([_text(row) for row in rows], COLUMNS))
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,8 +1,10 @@
-"""`python -m dynamotor bench --step`: whole training steps (forward, loss, backward, AdamW) four ways, in turns in one process.
+"""`python -m dynamotor bench --step`: whole training steps (forward, loss, backward, AdamW) four ways, in
+turns in one process.
 
-eager: the eager loop. compiled: our compiled forward and backward, the optimizer in eager. torch.compile: model and optimizer
-compiled by it. step: `compile_step`. The optimizer is AdamW, fused on a GPU and foreach on a CPU. Each model has a process
-and caches of its own; a way's peak memory is what a step of it holds beyond what the ways built before it hold.
+eager: the eager loop. compiled: our compiled forward and backward, the optimizer in eager. torch.compile:
+model and optimizer compiled by it. step: `compile_step`. The optimizer is AdamW, fused on a GPU and foreach
+on a CPU. Each model has a process and caches of its own; a way's peak memory is what a step of it holds
+beyond what the ways built before it hold.
 """
 
 from __future__ import annotations
@@ -40,9 +42,15 @@ AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench --step`."""
-    parser.add_argument("--step", action="store_true", help=f"whole training steps (--models: default {','.join(MODELS)})")
-    parser.add_argument("--ways", default=",".join(WAYS), help=f"with --step: of {', '.join(WAYS)}, comma-separated")
-    parser.add_argument("--mode", default=None, help="with --step: mode of all compilers (default: reduce-overhead on a GPU)")
+    parser.add_argument(
+        "--step", action="store_true", help=f"whole training steps (--models: default {','.join(MODELS)})"
+    )
+    parser.add_argument(
+        "--ways", default=",".join(WAYS), help=f"with --step: of {', '.join(WAYS)}, comma-separated"
+    )
+    parser.add_argument(
+        "--mode", default=None, help="with --step: mode of all compilers (default: reduce-overhead on a GPU)"
+    )
 
 
 class Named(torch.nn.Module):
@@ -53,7 +61,7 @@ class Named(torch.nn.Module):
         self.model, self.names, self.positional = model, names, positional
 
     def forward(self, *batch: torch.Tensor) -> Any:
-        return self.model(*batch[: self.positional], **dict(zip(self.names, batch[self.positional:])))
+        return self.model(*batch[: self.positional], **dict(zip(self.names, batch[self.positional :])))
 
 
 class Worker:
@@ -143,13 +151,21 @@ class Worker:
 def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
     """One model in a process of its own; what it had said when its time was up."""
     cache = tempfile.mkdtemp(prefix="dynamotor-bench-")
-    env = dict(os.environ, DYNAMOTOR_CACHE_DIR=f"{cache}/dynamotor", TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
-               TRITON_CACHE_DIR=f"{cache}/triton")
+    env = dict(
+        os.environ,
+        DYNAMOTOR_CACHE_DIR=f"{cache}/dynamotor",
+        TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor",
+        TRITON_CACHE_DIR=f"{cache}/triton",
+    )
     command, error = [sys.executable, "-m", "bench.step", json.dumps(job)], ""
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
         out = done.stdout
-        error = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        error = (
+            ""
+            if done.returncode == 0
+            else (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        )
         notes = [line for line in done.stderr.splitlines() if line.startswith("dynamotor:")]
     except subprocess.TimeoutExpired as late:
         out = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
@@ -163,15 +179,25 @@ def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 def table(row: dict[str, Any]) -> list[list[str]]:
     """The printed rows of one model."""
+
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
     found = []
     for way, w in row["ways"].items():
         low, mid, high = w.get("over_step") or (None, None, None)
-        found.append([row["model"], way, number(w.get("first_s"), ".1f"), number(w.get("ms"), ".2f"),
-                      w.get("error") or f"{number(mid, '.3f')}x as fast", f"{number(low, '.2f')}-{number(high, '.2f')}",
-                      number(w.get("peak_mb"), ".0f"), number(w.get("loss"), ".4f")])
+        found.append(
+            [
+                row["model"],
+                way,
+                number(w.get("first_s"), ".1f"),
+                number(w.get("ms"), ".2f"),
+                w.get("error") or f"{number(mid, '.3f')}x as fast",
+                f"{number(low, '.2f')}-{number(high, '.2f')}",
+                number(w.get("peak_mb"), ".0f"),
+                number(w.get("loss"), ".4f"),
+            ]
+        )
     return found
 
 
@@ -180,8 +206,16 @@ def main(args: argparse.Namespace) -> int:
     names = MODELS if args.models == "twelve" else [name for name in args.models.split(",") if name]
     rows = []
     for name in names:
-        job = {"model": name, "device": args.device, "amp": args.amp, "batch": args.batch, "small": args.small, "mode": args.mode,
-               "seconds": args.seconds, "ways": args.ways.split(",")}
+        job = {
+            "model": name,
+            "device": args.device,
+            "amp": args.amp,
+            "batch": args.batch,
+            "small": args.small,
+            "mode": args.mode,
+            "seconds": args.seconds,
+            "ways": args.ways.split(","),
+        }
         rows.append(measure(job, args.timeout))
         print(render(table(rows[-1]), COLUMNS))
         print("\n".join([*rows[-1]["notes"], rows[-1].get("error", "")]).strip(), flush=True)
@@ -190,11 +224,19 @@ def main(args: argparse.Namespace) -> int:
         known = [r["ways"][way] for r in rows if "over_step" in r["ways"].get(way, {})]
         if known and way != "step":
             means[way] = geometric_mean([w["over_step"][1] for w in known])
-            print(f"{way:>14}: the whole step is {means[way]:.3f} times as fast (geometric mean of {len(known)})")
-    result = {"command": " ".join(sys.argv[1:]), "torch": torch.__version__, "python": platform.python_version(),
-              "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability(),
-              "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None, "rows": rows,
-              "step_is_faster_by": means}
+            print(
+                f"{way:>14}: the whole step is {means[way]:.3f} times as fast (geometric mean of {len(known)})"
+            )
+    result = {
+        "command": " ".join(sys.argv[1:]),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "rows": rows,
+        "step_is_faster_by": means,
+    }
     path = args.json or "dynamotor-bench-step.json"
     Path(path).write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")

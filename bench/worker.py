@@ -1,7 +1,7 @@
 """One measurement of the bench in a process of its own: `python -m bench.worker '{"model": ...}'`.
 
-Tasks: "time" (first call and steady state), "first_call" (first call alone), "start" (first call beside an eager one), "errors"
-(outputs and gradients against eager, dropout off). The last line printed is JSON.
+Tasks: "time" (first call and steady state), "first_call" (first call alone), "start" (first call beside an
+eager one), "errors" (outputs and gradients against eager, dropout off). The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -63,7 +63,13 @@ class Program:
 
     def exact(self, reference: torch.nn.Module) -> Any:
         """The step of a float64 model on float64 inputs, without autocast."""
-        saved, self.model, self.args, amp, self.amp = (self.model, self.args), reference, self.double_args(), self.amp, None
+        saved, self.model, self.args, amp, self.amp = (
+            (self.model, self.args),
+            reference,
+            self.double_args(),
+            self.amp,
+            None,
+        )
         out = self.step(reference)
         (self.model, self.args), self.amp = saved, amp
         return out
@@ -72,7 +78,9 @@ class Program:
         return [a.double() if a.is_floating_point() else a for a in self.args]
 
     def step(self, model: torch.nn.Module) -> Any:
-        """Inference: the outputs. Training: forward, loss and backward; the gradients stay on the parameters."""
+        """Inference: the outputs. Training: forward, loss and backward; the gradients stay on the
+        parameters.
+        """
         if not self.train:
             with torch.no_grad(), self.autocast():
                 out = model(*self.args, **self.kwargs)
@@ -96,7 +104,9 @@ def time_task(job: dict[str, Any], steady: bool) -> dict[str, Any]:
     program.step(compiled)
     result: dict[str, Any] = {"first_call_s": time.perf_counter() - start}
     if steady:
-        timing = interleave(lambda: program.step(program.model), lambda: program.step(compiled), seconds=job["seconds"])
+        timing = interleave(
+            lambda: program.step(program.model), lambda: program.step(compiled), seconds=job["seconds"]
+        )
         result["timing"] = timing.as_dict()
         result |= graph_counts(job["compiler"])
     return result
@@ -129,7 +139,9 @@ def graph_counts(compiler: str) -> dict[str, Any]:
 
 
 def errors_task(job: dict[str, Any]) -> dict[str, Any]:
-    """Errors of the compiled program and of eager against eager in float64, dropout off, from the same parameters and buffers."""
+    """Errors of the compiled program and of eager against eager in float64, dropout off, from the same
+    parameters and buffers.
+    """
     program = Program(job, dropout=False)
     start = program.model
     reference = copy.deepcopy(start).double()

@@ -1,9 +1,9 @@
-"""`python -m dynamotor bench --xla`: the lazy device, both bridges and jax itself run the same programs, in turns, in one
-process.
+"""`python -m dynamotor bench --xla`: the lazy device, both bridges and jax itself run the same programs, in
+turns, in one process.
 
-Columns of a row: the median milliseconds of each way, and the median of the ratios lazy / way with its quartiles. `jax` calls
-the bridge's own executable through jax (`jax.stages.Compiled`), `jit` calls `jax.jit` of the same program; training also runs
-`compile_step`.
+Columns of a row: the median milliseconds of each way, and the median of the ratios lazy / way with its
+quartiles. `jax` calls the bridge's own executable through jax (`jax.stages.Compiled`), `jit` calls `jax.jit`
+of the same program; training also runs `compile_step`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ from dynamotor.xla.sync import sync
 from .xla_models import SEED, SMALL, Case, cases
 
 Way = Callable[[], Any]
-ABOUT = ("torch", "jax", "python", "device", "threads", "xla_flags", "float32_matmul_precision")  # the machine and its settings
+ABOUT = (
+    "torch",
+    "jax",
+    "python",
+    "device",
+    "threads",
+    "xla_flags",
+    "float32_matmul_precision",
+)  # the machine and its settings
 
 
 def names_of(text: str) -> list[Case]:
@@ -87,7 +95,10 @@ def _through_jax(program: Any, inputs: tuple) -> dict[str, Way]:
     if program.inputs.draws is not None:
         arrays.append(jax.device_put(program.inputs.draws.take(program.device)))
     compiled, jitted = program.executable.compiled, jax.jit(execute.to_function(program.graph))
-    return {"jax": lambda: jax.block_until_ready(compiled(*arrays)), "jit": lambda: jax.block_until_ready(jitted(*arrays))}
+    return {
+        "jax": lambda: jax.block_until_ready(compiled(*arrays)),
+        "jit": lambda: jax.block_until_ready(jitted(*arrays)),
+    }
 
 
 def training(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
@@ -100,7 +111,8 @@ def training(case: Case, small: bool) -> tuple[dict[str, Way], dict[str, Any]]:
         rng.set_state(0)
         losses[name] = [float(ways[name]()) for _ in range(3)]
     errors = {
-        name: max(abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses["lazy"], values)) for name, values in losses.items()
+        name: max(abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses["lazy"], values))
+        for name, values in losses.items()
     }
     return ways, {"loss_error": errors, "fallbacks": _fallbacks()}
 
@@ -142,7 +154,9 @@ def _training_way(name: str, model: torch.nn.Module, inputs: tuple) -> Way:
 
 def _error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference over the largest expected value."""
-    return float((result.cpu().float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-6))
+    return float(
+        (result.cpu().float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-6)
+    )
 
 
 def _fallbacks() -> dict[str, int]:
@@ -150,9 +164,11 @@ def _fallbacks() -> dict[str, int]:
 
 
 def rounds(ways: dict[str, Way], seconds: float) -> dict[str, dict[str, float]]:
-    """Run all ways in turns for about `seconds`, after warm-up: medians in ms, and the ratios to lazy of each round.
+    """Run all ways in turns for about `seconds`, after warm-up: medians in ms, and the ratios to lazy of each
+    round.
 
-    A way runs for a tenth of a second in its turn, as it does in a program, where nothing else fills the processor's caches.
+    A way runs for a tenth of a second in its turn, as it does in a program, where nothing else fills the
+    processor's caches.
     """
     for way in ways.values():
         for _ in range(3):
@@ -167,7 +183,13 @@ def rounds(ways: dict[str, Way], seconds: float) -> dict[str, dict[str, float]]:
     table = {}
     for name, times in samples.items():
         low, mid, high = quartiles([a / b for a, b in zip(samples["lazy"], times)])
-        table[name] = {"ms": statistics.median(times) * 1e3, "over_lazy": mid, "low": low, "high": high, "rounds": len(times)}
+        table[name] = {
+            "ms": statistics.median(times) * 1e3,
+            "over_lazy": mid,
+            "low": low,
+            "high": high,
+            "rounds": len(times),
+        }
     if "jax" in samples:
         extra = [(a - b) * 1e6 for a, b in zip(samples["trace_once"], samples["jax"])]
         table["trace_once"]["us_over_jax"] = statistics.median(extra)
@@ -190,7 +212,9 @@ def measure(case: Case, phase: str, small: bool, seconds: float) -> dict[str, An
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the bench; 0 when every row was measured. The result is written after each row: one that dies loses no other."""
+    """Run the bench; 0 when every row was measured. The result is written after each row: one that dies loses
+    no other.
+    """
     earlier = [json.loads(Path(name).read_text()) for name in args.merge]
     rows: list[dict[str, Any]] = [row for result in earlier for row in result["rows"]]
     phases = args.phase.split(",")
@@ -206,12 +230,19 @@ def main(args: argparse.Namespace) -> int:
                 print(f"{case.name:>24} {phase:>5}  failed: {str(error)[:500]}", flush=True)
             rows = [r for r in rows if (r["model"], r["phase"]) != (row["model"], row["phase"])] + [row]
             path.write_text(json.dumps(_result(rows), indent=1) + "\n")
-    result = {**_result(rows), "merged": [{k: r[k] for k in ("command", *ABOUT)} for r in earlier]} if earlier else _result(rows)
+    result = (
+        {**_result(rows), "merged": [{k: r[k] for k in ("command", *ABOUT)} for r in earlier]}
+        if earlier
+        else _result(rows)
+    )
     if earlier and not args.models:  # nothing was measured here
         result |= {key: earlier[-1][key] for key in ABOUT}
     path.write_text(json.dumps(result, indent=1) + "\n")
     for phase, means in result["summary"].items():
-        print(f"{phase}: geometric means over lazy: " + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items()))
+        print(
+            f"{phase}: geometric means over lazy: "
+            + ", ".join(f"{way} {mean:.2f}x" for way, mean in means.items())
+        )
     print(f"written to {path}")
     return 0 if not any("failed" in row for row in rows) else 1
 
@@ -221,7 +252,9 @@ def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for phase in dict.fromkeys(row["phase"] for row in rows):
         measured = [row["ways"] for row in rows if row["phase"] == phase and "ways" in row]
         names = dict.fromkeys(name for ways in measured for name in ways if name != "lazy")
-        summary[phase] = {name: geometric_mean([w[name]["over_lazy"] for w in measured if name in w]) for name in names}
+        summary[phase] = {
+            name: geometric_mean([w[name]["over_lazy"] for w in measured if name in w]) for name in names
+        }
     return {
         "command": " ".join(sys.argv[1:]),
         "torch": torch.__version__,
@@ -239,4 +272,6 @@ def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _line(row: dict[str, Any]) -> str:
     ways = "  ".join(f"{name} {t['ms']:.3f} ms ({t['over_lazy']:.2f}x)" for name, t in row["ways"].items())
     extra = row["ways"]["trace_once"].get("us_over_jax")
-    return f"{row['model']:>24} {row['phase']:>5}  {ways}" + (f"  trace_once - jax: {extra:.0f} us" if extra is not None else "")
+    return f"{row['model']:>24} {row['phase']:>5}  {ways}" + (
+        f"  trace_once - jax: {extra:.0f} us" if extra is not None else ""
+    )

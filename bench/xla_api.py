@@ -1,7 +1,8 @@
-"""Writes docs/xla-api.md: where each entry of torch_xla's API is, with one line about it. The rows below are the list of entries.
+"""Writes docs/xla-api.md: where each entry of torch_xla's API is, with one line about it. The rows below are
+the list of entries.
 
-    python -m bench.xla_api           # write the file
-    python -m bench.xla_api --check   # only say whether it is up to date
+python -m bench.xla_api           # write the file
+python -m bench.xla_api --check   # only say whether it is up to date
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "xla-api.md"
 
 
 class Entry(NamedTuple):
-    """`name` below `torch_xla`, and the parameters that users rely on ("" for what is no function; None: not fixed)."""
+    """`name` below `torch_xla`, and the parameters that users rely on ("" for what is no function; None: not
+    fixed).
+    """
 
     name: str
     parameters: str | None = None
@@ -59,13 +62,16 @@ DOCUMENTED = [
     Entry("distributed.parallel_loader.ParallelLoader.per_device_loader", "device"),
     Entry("distributed.parallel_loader.MpDeviceLoader"),
     Entry(
-        "distributed.xla_multiprocessing.spawn", "fn, args=(), nprocs=None, join=True, daemon=False, start_method='spawn'"
+        "distributed.xla_multiprocessing.spawn",
+        "fn, args=(), nprocs=None, join=True, daemon=False, start_method='spawn'",
     ),
     Entry("distributed.xla_multiprocessing.MpModelWrapper", "model"),
     Entry("distributed.xla_multiprocessing.MpModelWrapper.to", "device"),
     Entry("distributed.xla_multiprocessing.MpSerialExecutor", ""),
     Entry("distributed.xla_multiprocessing.MpSerialExecutor.run", "fn"),
-    Entry("utils.tf_record_reader.TfRecordReader", "path, compression='', buffer_size=16777216, transforms=None"),
+    Entry(
+        "utils.tf_record_reader.TfRecordReader", "path, compression='', buffer_size=16777216, transforms=None"
+    ),
     Entry("utils.tf_record_reader.TfRecordReader.read_record", ""),
     Entry("utils.tf_record_reader.TfRecordReader.read_example", ""),
     Entry("utils.utils.SampleGenerator", "data, sample_count"),
@@ -101,14 +107,20 @@ LATER = [
     Entry("core.xla_model.ToXlaTensorArena"),
     Entry("core.xla_model.optimization_barrier_", "tensors"),
     Entry("core.xla_model.all_gather_bucketized", "input_list, dim=0, groups=None"),
-    Entry("core.xla_model.reduce_scatter_bucketized", "reduce_type, input_list, scale, scatter_dim, shard_count, groups=None"),
+    Entry(
+        "core.xla_model.reduce_scatter_bucketized",
+        "reduce_type, input_list, scale, scatter_dim, shard_count, groups=None",
+    ),
     Entry("core.xla_model.xla_device_kind", "device=None"),
     Entry("debug.model_comparator.configure", "save_dir"),
     Entry("debug.model_comparator.save", "tensor, name=None, dir=None"),
     Entry("debug.model_comparator.compare", "dir1, dir2, rtol=1e-05, atol=1e-08"),
     Entry("debug.profiler.trace_me", "scope"),
     Entry("distributed.data_parallel.DataParallel", "network, device_ids=None"),
-    Entry("distributed.fsdp.consolidate_sharded_model_checkpoints", "ckpt_prefix, ckpt_suffix='_rank-*-of-*.pth', save_path=''"),
+    Entry(
+        "distributed.fsdp.consolidate_sharded_model_checkpoints",
+        "ckpt_prefix, ckpt_suffix='_rank-*-of-*.pth', save_path=''",
+    ),
     Entry("distributed.spmd.api.xla_distribute_tensor", "tensor, device_mesh, placements=None"),
     Entry("distributed.spmd.api.xla_distribute_module", "module, device_mesh=None, partition_fn=None"),
     Entry("experimental.assume_pure.assume_pure", "fn"),
@@ -126,7 +138,8 @@ LATER = [
         "q, k_pages, v_pages, lengths, page_indices, effective_q_lens",
     ),
     Entry(
-        "experimental.custom_kernel.ragged_paged_attention", "q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs"
+        "experimental.custom_kernel.ragged_paged_attention",
+        "q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs",
     ),
     Entry("experimental.custom_kernel.gmm", "lhs, rhs, group_sizes"),
     Entry("experimental.custom_kernel.tgmm", "lhs, rhs, group_sizes"),
@@ -167,7 +180,9 @@ LATER = [
     Entry("manual_seed", "seed, device=None"),
     Entry("launch", "fn, args=(), start_method='spawn', debug_single_process=False"),
     Entry("initialize_cache", "path, readonly=False"),
-    Entry("core.xla_model.reduce_scatter", "reduce_type, input, scale, scatter_dim, shard_count, groups=None"),
+    Entry(
+        "core.xla_model.reduce_scatter", "reduce_type, input, scale, scatter_dim, shard_count, groups=None"
+    ),
     Entry("core.xla_model.collective_permute", "value, pairs"),
     Entry("core.xla_model.collective_broadcast", "tensors, root_ordinal=0, groups=None"),
     Entry("core.xla_model.all_reduce_bucketized_gradients"),
@@ -248,9 +263,12 @@ LATER = [
     Entry("experimental.eager_mode_context", "enable"),
     Entry("experimental.scan.scan", "fn, init, xs, partition_fn=None"),
     Entry(
-        "experimental.gradient_accumulation.gradient_accumulation", "train_step, iterable_tensors, model, carried_tensors=None"
+        "experimental.gradient_accumulation.gradient_accumulation",
+        "train_step, iterable_tensors, model, carried_tensors=None",
     ),
-    Entry("experimental.scan_layers.scan_layers", "layers, input_data, partition_fn=None, is_layer_pure=False"),
+    Entry(
+        "experimental.scan_layers.scan_layers", "layers, input_data, partition_fn=None, is_layer_pure=False"
+    ),
     Entry("stablehlo.exported_program_to_stablehlo", "exported_model, options=None"),
     Entry("stablehlo.save_as_stablehlo", "exported_model, stablehlo_dir, options=None"),
     Entry("stablehlo.save_torch_model_as_stablehlo", "torchmodel, args, path, options=None"),
@@ -262,12 +280,18 @@ LATER = [
 
 # What torch_xla's own tests import beside all this, and why there is none of it.
 MISSING = [
-    ("`experimental.scan.value_and_grad_partitioned`", "a part of torch_xla's `scan`; here `jax.lax.scan` is its own way"),
+    (
+        "`experimental.scan.value_and_grad_partitioned`",
+        "a part of torch_xla's `scan`; here `jax.lax.scan` is its own way",
+    ),
     (
         "`experimental.mark_pattern_utils`, `xla_marker`, `stablehlo_custom_call`, `xla_mlir_debuginfo`",
         "they put marks into StableHLO, which jax makes of whole functions (`jax.lax.composite`), not of a recorded graph",
     ),
-    ("`experimental.unbounded_dynamism_export`, `xla_dynamic_reshape_ops`", "exported sizes are jax's symbols, no others"),
+    (
+        "`experimental.unbounded_dynamism_export`, `xla_dynamic_reshape_ops`",
+        "exported sizes are jax's symbols, no others",
+    ),
     ("`tf_saved_model_integration`, `utils.stablehlo_test_utils`", "they need TensorFlow"),
     (
         "`experimental.quantized`, `xla_quantized_matmul`, `custom_kernel.quantized_matmul_int8`",
@@ -277,14 +301,20 @@ MISSING = [
         "`experimental.splash_attention`, `pallas_kernels`",
         "jax has them (`jax.experimental.pallas.ops.tpu`): call them by `make_kernel_from_pallas`",
     ),
-    ("`core.xla_builder.create_builder`, `mkop`, `mkparam`", "jax traces functions; there are no open graphs"),
+    (
+        "`core.xla_builder.create_builder`, `mkop`, `mkparam`",
+        "jax traces functions; there are no open graphs",
+    ),
     (
         "`debug.frame_parser_util`, `graph_saver`, `metrics_compare_utils`, `metrics_saver`",
         "they read files of torch_xla's own debug modes",
     ),
     ("`distributed.fsdp.xla_flatten_params_wrapper`", "parameters are divided one by one"),
     ("`_internal.neuron`, `xpu`", "devices that jax has no library for here"),
-    ("`_XLAC._xla_get_tensors_handle`, `_run_cached_graph` and other handles", "parts of torch_xla's own bridge"),
+    (
+        "`_XLAC._xla_get_tensors_handle`, `_run_cached_graph` and other handles",
+        "parts of torch_xla's own bridge",
+    ),
 ]
 
 
@@ -320,21 +350,33 @@ def problem(entry: Entry) -> str | None:
 
 
 def wrong_parameters(found: Any, wanted: str) -> str | None:
-    """How a function's parameters differ from those that users rely on; more parameters and more defaults are allowed."""
+    """How a function's parameters differ from those that users rely on; more parameters and more defaults are
+    allowed.
+    """
     expected = list(inspect.signature(eval(f"lambda {wanted}: None")).parameters.values())  # noqa: S307 - the rows above
     actual = [p for p in inspect.signature(found).parameters.values() if p.name != "self"]
     for index, parameter in enumerate(expected):
         if index >= len(actual) or actual[index].name != parameter.name:
             return f"parameter {index} is {actual[index].name if index < len(actual) else 'absent'}, not {parameter.name}"
-        if parameter.default is not parameter.empty and _plain(actual[index].default) != _plain(parameter.default):
+        if parameter.default is not parameter.empty and _plain(actual[index].default) != _plain(
+            parameter.default
+        ):
             return f"the default of {parameter.name} is {actual[index].default!r}, not {parameter.default!r}"
-    rest = [p.name for p in actual[len(expected) :] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    rest = [
+        p.name
+        for p in actual[len(expected) :]
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
     return f"further parameters without defaults: {rest}" if rest else None
 
 
 def _plain(default: Any) -> Any:
     """Empty containers are one and the same default, None or not: none of them is ever changed."""
-    return () if default is None or default in ([], {}, ()) and not isinstance(default, (str, bytes)) else default
+    return (
+        ()
+        if default is None or default in ([], {}, ()) and not isinstance(default, (str, bytes))
+        else default
+    )
 
 
 def is_stub(found: Any) -> bool:
@@ -389,18 +431,28 @@ def _file(module: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write or check the document; the exit status is 1 where it is not up to date or an entry has a problem."""
+    """Write or check the document; the exit status is 1 where it is not up to date or an entry has a
+    problem.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench.xla_api", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; say whether the file is up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; say whether the file is up to date"
+    )
     args = parser.parse_args(argv)
-    problems = [f"torch_xla.{entry.name}: {found}" for entry in DOCUMENTED + LATER if (found := problem(entry))]
+    problems = [
+        f"torch_xla.{entry.name}: {found}" for entry in DOCUMENTED + LATER if (found := problem(entry))
+    ]
     print(*problems, sep="\n", end="\n" if problems else "")
     if problems:
         return 1
     text = document()
     if args.check:
         same = DOCUMENT.read_text() == text
-        print("docs/xla-api.md is up to date" if same else "docs/xla-api.md is out of date: python -m bench.xla_api")
+        print(
+            "docs/xla-api.md is up to date"
+            if same
+            else "docs/xla-api.md is out of date: python -m bench.xla_api"
+        )
         return 0 if same else 1
     DOCUMENT.write_text(text)
     return 0

@@ -1,4 +1,5 @@
-"""The models of the XLA bench and its tests: two small transformers, and the ten of PyTorch's bridge to XLA (full or small).
+"""The models of the XLA bench and its tests: two small transformers, and the ten of PyTorch's bridge to XLA
+(full or small).
 
 >>> case = cases["resnet18"]
 >>> model, inputs = case.make(small=True, phase="infer")
@@ -18,8 +19,8 @@ from dynamotor.tools.torchvision_stub import prepare
 
 @dataclass(frozen=True)
 class Case:
-    """A model by name. `batch`, `train_batch`: the batch sizes at which PyTorch's bridge was measured; `small`: (model, inputs)
-    for tests."""
+    """A model by name. `batch`, `train_batch`: the batch sizes at which PyTorch's bridge was measured;
+    `small`: (model, inputs) for tests."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -30,7 +31,9 @@ class Case:
     small_inputs: Callable[[], tuple[torch.Tensor, ...]]
 
     def make(self, small: bool, phase: str, batch: int = 0) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        """The model in the mode of a phase ("infer", "train") with random weights, and a batch of inputs, on the CPU."""
+        """The model in the mode of a phase ("infer", "train") with random weights, and a batch of inputs, on
+        the CPU.
+        """
         torch.manual_seed(0)
         model = self.small_build() if small else self.build()
         size = batch or (self.batch if phase == "infer" else self.train_batch)
@@ -38,7 +41,9 @@ class Case:
 
 
 class Block(nn.Module):
-    """A transformer layer; `first` normalises before attention and feed-forward (ViT), else after them (BERT)."""
+    """A transformer layer; `first` normalises before attention and feed-forward (ViT), else after them
+    (BERT).
+    """
 
     def __init__(self, width: int, heads: int, inner: int, first: bool) -> None:
         super().__init__()
@@ -91,7 +96,9 @@ class Bert(nn.Module):
 class ViT(nn.Module):
     """ViT 4x128: 8x8 patches of 64x64 images, a class token, four layers of width 128."""
 
-    def __init__(self, layers: int = 4, width: int = 128, image: int = 64, patch: int = 8, classes: int = 10) -> None:
+    def __init__(
+        self, layers: int = 4, width: int = 128, image: int = 64, patch: int = 8, classes: int = 10
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
@@ -150,7 +157,9 @@ def _bert(**sizes: int) -> nn.Module:
     return FirstOutput(transformers.BertModel(config, add_pooling_layer=False))
 
 
-def _vision(name: str, batch: int, train_batch: int, size: int = 64, options: dict[str, Any] | None = None) -> Case:
+def _vision(
+    name: str, batch: int, train_batch: int, size: int = 64, options: dict[str, Any] | None = None
+) -> Case:
     small = {"num_classes": 10, **(options or {})}
     return Case(
         name,
@@ -173,7 +182,8 @@ _small_bert = {
 }
 _small_vit = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
 
-# Batch sizes: TorchBench's defaults as PyTorch's bridge to XLA ran them in inference; in training it reduced four of them.
+# Batch sizes: TorchBench's defaults as PyTorch's bridge to XLA ran them in inference; in training it reduced
+# four of them.
 SEED = [
     _vision("resnet18", 16, 16),
     _vision("resnet50", 32, 16),

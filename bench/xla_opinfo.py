@@ -2,10 +2,10 @@
 
 >>> python -m bench.xla_opinfo --dtypes float32,int64,bool,bfloat16 --samples 3 --json docs/results/xla-opinfo.json
 
-A cell is an op (with its variant) and a dtype. It passes when results, and gradients where the op has them, equal the CPU's
-within the worker's tolerances for every sample; ops that draw random numbers or return uninitialised memory are compared by shape
-and dtype. `fell back` cells ran at least one op on the CPU. Workers write a line per cell, so that one that dies costs one
-cell.
+A cell is an op (with its variant) and a dtype. It passes when results, and gradients where the op has them,
+equal the CPU's within the worker's tolerances for every sample; ops that draw random numbers or return
+uninitialised memory are compared by shape and dtype. `fell back` cells ran at least one op on the CPU.
+Workers write a line per cell, so that one that dies costs one cell.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def run_all(todo: list[tuple[str, str, str]], samples: int, timeout: float) -> I
                     break
 
 
-def _drive(worker: subprocess.Popen, todo: list[tuple[str, str, str]], timeout: float) -> Iterator[dict[str, Any]]:
+def _drive(
+    worker: subprocess.Popen, todo: list[tuple[str, str, str]], timeout: float
+) -> Iterator[dict[str, Any]]:
     while todo:
         cell = todo.pop(0)
         watchdog = threading.Timer(timeout, worker.kill)
@@ -86,7 +88,9 @@ def _drive(worker: subprocess.Popen, todo: list[tuple[str, str, str]], timeout: 
 
 def main() -> int:
     """Run the cells and write the summary and every cell that is not a plain pass."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dtypes", default="float32,int64,bool,bfloat16")
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--only", default="", help="regular expression of op names")
@@ -110,7 +114,10 @@ def _shard(todo: list[tuple[str, str, str]], args: argparse.Namespace) -> list[d
         if row["samples"]:
             rows.append(row)
         if row["status"] != "pass":
-            print(f"{row['status']:>6} {row['op']} {row['dtype']}: {row['reason'].splitlines()[0][:160]}", flush=True)
+            print(
+                f"{row['status']:>6} {row['op']} {row['dtype']}: {row['reason'].splitlines()[0][:160]}",
+                flush=True,
+            )
     return rows
 
 
@@ -139,7 +146,6 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace, seconds: float)
             "torch": torch.__version__,
             "python": platform.python_version(),
             "seconds": round(seconds),
-
             "summary": table,
             "not_passed": [r for r in rows if r["status"] != "pass"],
             "fell_back": sorted({f"{r['op']}: {', '.join(r['fell_back'])}" for r in rows if r["fell_back"]}),

@@ -1,4 +1,5 @@
-"""One worker of `xla_opinfo`: checks cells (an op and a dtype) that it reads as JSON lines, and writes a row for each.
+"""One worker of `xla_opinfo`: checks cells (an op and a dtype) that it reads as JSON lines, and writes a row
+for each.
 
 >>> check_cell("add", "", "float32", samples=2)["status"]
 'pass'
@@ -38,7 +39,12 @@ def check_cell(name: str, variant: str, dtype: str, samples: int) -> dict[str, A
     kind = getattr(torch, dtype)
     gradient = kind in info.dtypes and kind.is_floating_point and info.supports_autograd
     metrics.clear()
-    row: dict[str, Any] = {"op": name + (f".{variant}" if variant else ""), "dtype": dtype, "status": "pass", "samples": 0}
+    row: dict[str, Any] = {
+        "op": name + (f".{variant}" if variant else ""),
+        "dtype": dtype,
+        "status": "pass",
+        "samples": 0,
+    }
     torch.manual_seed(0)
     for index, sample in enumerate(info.sample_inputs("cpu", kind, requires_grad=gradient)):
         if index >= samples:
@@ -49,19 +55,24 @@ def check_cell(name: str, variant: str, dtype: str, samples: int) -> dict[str, A
             continue
         row["samples"] += 1
         try:
-            compare(run_sample(info, sample, "xla", gradient), expected, shape_only=bool(SHAPE_ONLY.search(name)))
+            compare(
+                run_sample(info, sample, "xla", gradient), expected, shape_only=bool(SHAPE_ONLY.search(name))
+            )
         except AssertionError as error:
             row.update(status="wrong", reason=f"sample {index}: {str(error)[:300]}")
             break
         except Exception as error:  # noqa: BLE001 - reported
             row.update(status="error", reason=f"sample {index}: {type(error).__name__}: {str(error)[:300]}")
             break
-    row["fell_back"] = sorted(n.removeprefix("aten::") for n in metrics.all_counters() if n.startswith("aten::"))
+    row["fell_back"] = sorted(
+        n.removeprefix("aten::") for n in metrics.all_counters() if n.startswith("aten::")
+    )
     return row
 
 
 def run_sample(info: Any, sample: Any, device: str, gradient: bool) -> tuple[list[Any], list[Any]]:
     """(results, gradients) of one sample on a device, as CPU values."""
+
     def place(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             moved = value.detach().clone() if device == "cpu" else value.detach().to(device)
@@ -75,7 +86,9 @@ def run_sample(info: Any, sample: Any, device: str, gradient: bool) -> tuple[lis
     outputs = tree_leaves(result)
     grads: list[Any] = []
     if gradient:
-        wanting = [t for t in tree_leaves(moved) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+        wanting = [
+            t for t in tree_leaves(moved) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
+        ]
         graded = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
         if wanting and graded:
             weights = [torch.ones_like(t) for t in graded]
@@ -90,9 +103,12 @@ def compare(mine: tuple, expected: tuple, shape_only: bool) -> None:
         assert len(left) == len(right), f"{len(left)} {what}s, the CPU gives {len(right)}"
         for index, (a, b) in enumerate(zip(left, right)):
             if not isinstance(b, torch.Tensor):
-                assert shape_only or a == b or (a != a and b != b) or (isinstance(b, float) and abs(a - b) <= 1e-4 * abs(b)), (
-                    f"{what} {index}: {a} is not {b}"
-                )
+                assert (
+                    shape_only
+                    or a == b
+                    or (a != a and b != b)
+                    or (isinstance(b, float) and abs(a - b) <= 1e-4 * abs(b))
+                ), f"{what} {index}: {a} is not {b}"
                 continue
             assert a.shape == b.shape and a.dtype == b.dtype, (
                 f"{what} {index}: {a.dtype}{list(a.shape)}, the CPU gives {b.dtype}{list(b.shape)}"

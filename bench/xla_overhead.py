@@ -1,8 +1,10 @@
 """`python -m dynamotor bench --xla --overhead`: what recording an operation costs on the host, beside eager's
-CPU, what a call of the bridge costs beside `jax.jit` of the same program, and the first training step of short and long LSTMs.
+CPU, what a call of the bridge costs beside `jax.jit` of the same program, and the first training step of
+short and long LSTMs.
 
-Recording: the least of many short runs in turns, since on a shared machine anything else measures the neighbours. Calls: in each
-round the least of a few calls of each way; the medians of the rounds, and of their ratios.
+Recording: the least of many short runs in turns, since on a shared machine anything else measures the
+neighbours. Calls: in each round the least of a few calls of each way; the medians of the rounds, and of their
+ratios.
 """
 
 from __future__ import annotations
@@ -54,9 +56,14 @@ def recording(operation: Callable, seconds: float) -> dict[str, float]:
 
 
 def bridge_call(width: int, seconds: float) -> dict[str, float]:
-    """Microseconds of a call of an MLP that waits for its result: through the bridge, and through `jax.jit`."""
+    """Microseconds of a call of an MLP that waits for its result: through the bridge, and through
+    `jax.jit`.
+    """
     layers = [torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()]
-    model, x = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)).to("xla"), torch.randn(32, width).to("xla")
+    model, x = (
+        torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)).to("xla"),
+        torch.randn(32, width).to("xla"),
+    )
     fast = dynamotor_compile(model, backend="xla")
     with torch.no_grad(), collect("xla.program") as programs:
         fast(x)
@@ -70,7 +77,9 @@ def bridge_call(width: int, seconds: float) -> dict[str, float]:
     end = time.perf_counter() + seconds
     with torch.no_grad():
         while time.perf_counter() < end:
-            rounds.append({name: min(_seconds(way) for _ in range(_CALLS)) * 1e6 for name, way in ways.items()})
+            rounds.append(
+                {name: min(_seconds(way) for _ in range(_CALLS)) * 1e6 for name, way in ways.items()}
+            )
     ratio = statistics.median([found["bridge"] / found["jit"] for found in rounds])
     return {**{name: statistics.median([found[name] for found in rounds]) for name in ways}, "ratio": ratio}
 
@@ -82,8 +91,13 @@ def _seconds(way: Callable[[], Any]) -> float:
 
 
 def first_lstm_step(length: int) -> float:
-    """Seconds of CPU for the first forward and backward pass of an LSTM on xla: recording, compiling and running them."""
-    model, x = torch.nn.LSTM(16, 32, num_layers=2, batch_first=True).to("xla"), torch.randn(4, length, 16).to("xla")
+    """Seconds of CPU for the first forward and backward pass of an LSTM on xla: recording, compiling and
+    running them.
+    """
+    model, x = (
+        torch.nn.LSTM(16, 32, num_layers=2, batch_first=True).to("xla"),
+        torch.randn(4, length, 16).to("xla"),
+    )
     start = time.process_time()
     model(x)[0].square().mean().backward()
     sync(wait=True)
@@ -96,16 +110,25 @@ def main(args: argparse.Namespace) -> int:
     for name, operation in OPERATIONS.items():
         row = recording(operation, args.seconds / 4)
         rows.append({"recording": name, **row})
-        print(f"{name:>16}  cpu {row['cpu']:6.2f} us  recorded {row['xla']:6.2f} us  {row['ratio']:.2f}x", flush=True)
+        print(
+            f"{name:>16}  cpu {row['cpu']:6.2f} us  recorded {row['xla']:6.2f} us  {row['ratio']:.2f}x",
+            flush=True,
+        )
     for width in (64, 256):
         row = bridge_call(width, args.seconds)
         rows.append({"mlp": width, **row})
         name = f"MLP of {width}"
-        print(f"{name:>16}  jit {row['jit']:6.1f} us  bridge {row['bridge']:6.1f} us  {row['ratio']:.2f}x", flush=True)
+        print(
+            f"{name:>16}  jit {row['jit']:6.1f} us  bridge {row['bridge']:6.1f} us  {row['ratio']:.2f}x",
+            flush=True,
+        )
     first_lstm_step(5)  # what any first step loads
     steps = {length: first_lstm_step(length) for length in (12, 500)}
     rows.append({"lstm": steps})
-    print(f"  first LSTM step  12 steps {steps[12]:.2f} s  500 steps {steps[500]:.2f}s {steps[500] / steps[12]:.2f}x", flush=True)
+    print(
+        f"  first LSTM step  12 steps {steps[12]:.2f} s  500 steps {steps[500]:.2f}s {steps[500] / steps[12]:.2f}x",
+        flush=True,
+    )
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
     return 0

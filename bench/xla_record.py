@@ -1,7 +1,7 @@
 """What recording one op on the xla device costs: `python -m bench.xla_record`.
 
-Microseconds an op, from the call to the returned tensor, without running anything: the best of 15 rounds of 1,000
-calls, and the median.
+Microseconds an op, from the call to the returned tensor, without running anything: the best of 15 rounds of
+1,000 calls, and the median.
 """
 
 from __future__ import annotations

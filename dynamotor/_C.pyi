@@ -15,25 +15,55 @@ def set_frame_hook(hook: FrameHook | None) -> FrameHook | None: ...
 
 class Kernel:
     n_tensors: int
-    def __init__(self, address: int, n_tensors: int, numbers: Sequence[int] = ..., release_gil: bool = ...,
-                 owner: Any = ...) -> None: ...
+    def __init__(
+        self,
+        address: int,
+        n_tensors: int,
+        numbers: Sequence[int] = ...,
+        release_gil: bool = ...,
+        owner: Any = ...,
+    ) -> None: ...
     def __call__(self, *arguments: Any) -> None: ...
 
 class Expect:
-    def __init__(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device,
-                 otherwise: Callable[[Any], Any]) -> None: ...
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        otherwise: Callable[[Any], Any],
+    ) -> None: ...
     def __call__(self, value: Any) -> Any: ...
 
 class GpuKernel:
-    def __init__(self, launch: int, set_context: int, context: int, function: int, grid: int, threads: int, shared_bytes: int,
-                 n_tensors: int, numbers: tuple[int, ...], n_extra: int, unaligned: Callable[..., None] | None,
-                 owner: Any, scratch: bool = False) -> None: ...
+    def __init__(
+        self,
+        launch: int,
+        set_context: int,
+        context: int,
+        function: int,
+        grid: int,
+        threads: int,
+        shared_bytes: int,
+        n_tensors: int,
+        numbers: tuple[int, ...],
+        n_extra: int,
+        unaligned: Callable[..., None] | None,
+        owner: Any,
+        scratch: bool = False,
+    ) -> None: ...
     def __call__(self, *tensors_and_stream: Any) -> None: ...
 
 class GuardProgram:
     sizes: dict[str, int]
-    def __init__(self, nodes: list[tuple[str, int, Any]], checks: list[tuple[str, int, Any, Any]], inputs: Sequence[int],
-                 ambient: Any = ...) -> None: ...
+    def __init__(
+        self,
+        nodes: list[tuple[str, int, Any]],
+        checks: list[tuple[str, int, Any, Any]],
+        inputs: Sequence[int],
+        ambient: Any = ...,
+    ) -> None: ...
     def check(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 
 class Entry:
@@ -44,8 +74,15 @@ class Entry:
     info: Any
     n_positional: int
     hits: int
-    def __init__(self, program: GuardProgram, run: Callable[..., Any], finish: Callable[[Any, tuple[Any, ...]], Any] | None,
-                 n_positional: int, kwnames: tuple[str, ...], info: Any = ...) -> None: ...
+    def __init__(
+        self,
+        program: GuardProgram,
+        run: Callable[..., Any],
+        finish: Callable[[Any, tuple[Any, ...]], Any] | None,
+        n_positional: int,
+        kwnames: tuple[str, ...],
+        info: Any = ...,
+    ) -> None: ...
 
 class Dispatcher:
     entries: tuple[Entry, ...]
@@ -55,8 +92,12 @@ class Dispatcher:
     disabled: bool
     hits: int
     misses: int
-    def __init__(self, miss: Callable[[Dispatcher, tuple[Any, ...], tuple[str, ...]], Any] | None, original: Any,
-                 name: str = ...) -> None: ...
+    def __init__(
+        self,
+        miss: Callable[[Dispatcher, tuple[Any, ...], tuple[str, ...]], Any] | None,
+        original: Any,
+        name: str = ...,
+    ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: Any, owner: Any = ...) -> Any: ...
     def add(self, entry: Entry) -> None: ...
@@ -65,7 +106,10 @@ class Dispatcher:
 
 class FrameHook:
     answers: dict[int, tuple[CodeType, Any, Any]]
-    def __init__(self, callback: Callable[[CodeType, Any], Dispatcher | bool | None],
-                 classes: tuple[type, ...] | None = ...) -> None: ...
+    def __init__(
+        self,
+        callback: Callable[[CodeType, Any], Dispatcher | bool | None],
+        classes: tuple[type, ...] | None = ...,
+    ) -> None: ...
     def call(self, function: Callable[..., Any], *args: Any) -> Any: ...
     def skip(self, code: CodeType) -> None: ...

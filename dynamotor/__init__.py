@@ -11,7 +11,13 @@ from .base.artifacts import load_cache_artifacts, save_cache_artifacts
 from .base.config import config
 from .base.errors import BackendError, BuildError, CaptureError, DynamotorError, UsageError
 from .base.events import counters
-from .capture.marks import allow_in_graph, assume_constant_result, disallow_in_graph, is_compiling, nested_compile_region
+from .capture.marks import (
+    allow_in_graph,
+    assume_constant_result,
+    disallow_in_graph,
+    is_compiling,
+    nested_compile_region,
+)
 from .capture.sizes import mark_dynamic, mark_static
 from .capture.stance import run, set_stance
 from .step import compile_step
@@ -25,11 +31,38 @@ from .tools.stream import install as _install
 __version__ = "0.1.0"
 
 __all__ = [
-    "BackendError", "BuildError", "CaptureError", "DynamotorError", "UsageError", "allow_in_graph", "assume_constant_result",
-    "compile", "compile_fx", "compile_step", "config", "counters", "cudagraph_mark_step_begin", "disable",
-    "disallow_in_graph", "explain", "export", "is_compiling", "list_backends", "load", "load_cache_artifacts", "lower",
-    "mark_dynamic", "mark_static", "nested_compile_region", "register_backend", "replace_torch_compile", "report", "reset",
-    "run", "save_cache_artifacts", "set_stance",
+    "BackendError",
+    "BuildError",
+    "CaptureError",
+    "DynamotorError",
+    "UsageError",
+    "allow_in_graph",
+    "assume_constant_result",
+    "compile",
+    "compile_fx",
+    "compile_step",
+    "config",
+    "counters",
+    "cudagraph_mark_step_begin",
+    "disable",
+    "disallow_in_graph",
+    "explain",
+    "export",
+    "is_compiling",
+    "list_backends",
+    "load",
+    "load_cache_artifacts",
+    "lower",
+    "mark_dynamic",
+    "mark_static",
+    "nested_compile_region",
+    "register_backend",
+    "replace_torch_compile",
+    "report",
+    "reset",
+    "run",
+    "save_cache_artifacts",
+    "set_stance",
 ]
 
 _install()

@@ -11,7 +11,9 @@ from .tools import cache, checkout, ddp_plan, demo, doctor, minify, package, run
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status is 0 when it did what it says."""
-    parser = argparse.ArgumentParser(prog="python -m dynamotor", description="A compiler for PyTorch that you can read.")
+    parser = argparse.ArgumentParser(
+        prog="python -m dynamotor", description="A compiler for PyTorch that you can read."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module, text in (
         ("demo", demo, "train digits, compile BERT and resnet18, print one table"),
@@ -21,7 +23,11 @@ def main(argv: list[str] | None = None) -> int:
         ("doctor", doctor, "what this machine has and whether a small compile works"),
         ("ddp-plan", ddp_plan, "the gradient buckets of a model and a simulated step of many ranks"),
         ("minify", minify, "from a program that fails to a small script that fails in the same way"),
-        ("run", run, "a program, as it is, with dynamotor.xla as its torch_xla or dynamotor.compile as its torch.compile"),
+        (
+            "run",
+            run,
+            "a program, as it is, with dynamotor.xla as its torch_xla or dynamotor.compile as its torch.compile",
+        ),
     ):
         if module is None:
             try:

@@ -1,4 +1,5 @@
-"""A compiled module is the module: the same class, parameters, buffers, hooks and keys; only its call is compiled.
+"""A compiled module is the module: the same class, parameters, buffers, hooks and keys; only its call is
+compiled.
 
 >>> compiled = compile_module(model, dispatcher, again)
 >>> isinstance(compiled, type(model)) and compiled.state_dict().keys() == model.state_dict().keys()
@@ -33,21 +34,26 @@ def _entry(module: torch.nn.Module, dispatcher: Callable[..., Any]) -> dict[str,
 
 
 def compile_module(
-    module: torch.nn.Module, dispatcher: Callable[..., Any], again: Callable[[torch.nn.Module], torch.nn.Module]
+    module: torch.nn.Module,
+    dispatcher: Callable[..., Any],
+    again: Callable[[torch.nn.Module], torch.nn.Module],
 ) -> torch.nn.Module:
     """A twin of `module` that shares its `__dict__` and calls `dispatcher`.
 
-    Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either are seen
-    by both; what lies outside of it (`__slots__`, the class) is the module's. Of a DistributedDataParallel module only the
-    module inside is compiled: synchronisation stays DDP's own Python.
-    `again(module)` compiles a copy: `copy.deepcopy` of the twin gives a compiled copy; pickling gives the plain module.
+    Sharing the very dictionary means that attributes, parameters, buffers, hooks and `training` set on either
+    are seen by both; what lies outside of it (`__slots__`, the class) is the module's. Of a
+    DistributedDataParallel module only the module inside is compiled: synchronisation stays DDP's own Python.
+    `again(module)` compiles a copy: `copy.deepcopy` of the twin gives a compiled copy; pickling gives the
+    plain module.
     """
     members = {
         **_entry(module, dispatcher),
         "__deepcopy__": lambda self, memo: again(copy.deepcopy(module, memo)),
         "__copy__": lambda self: again(copy.copy(module)),
         "__reduce_ex__": lambda self, protocol: (_itself, (module,)),
-        "__getattr__": lambda self, name: getattr(module, name),  # parameters and the like, and what the module's class got later
+        "__getattr__": lambda self, name: getattr(
+            module, name
+        ),  # parameters and the like, and what the module's class got later
         "_orig_mod": property(lambda self: module),
         "_dynamotor": dispatcher,
     }
@@ -57,7 +63,9 @@ def compile_module(
         object.__dict__["__class__"].__set__(twin, _twin_class(cls, module, members))
 
     members["__class__"] = property(lambda self: type(module), set_class)
-    twin: Any = object.__new__(_twin_class(type(module), module, members))  # a `__new__` is for new modules, and this is not one
+    twin: Any = object.__new__(
+        _twin_class(type(module), module, members)
+    )  # a `__new__` is for new modules, and this is not one
     object.__setattr__(twin, "__dict__", module.__dict__)
     return twin
 
@@ -69,10 +77,18 @@ def _twin_class(cls: type, module: torch.nn.Module, members: dict[str, Any]) -> 
 
 def _forwarded(cls: type, module: torch.nn.Module) -> dict[str, property]:
     """The slots of a class, which lie in the module and not in its `__dict__`."""
-    names = [name for base in cls.__mro__ for name, member in vars(base).items()
-             if isinstance(member, types.MemberDescriptorType)]
+    names = [
+        name
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
 
     def forward(name: str) -> property:
-        return property(lambda self: getattr(module, name), lambda self, value: setattr(module, name, value),
-                        lambda self: delattr(module, name))
+        return property(
+            lambda self: getattr(module, name),
+            lambda self, value: setattr(module, name, value),
+            lambda self: delattr(module, name),
+        )
+
     return {name: forward(name) for name in names}

@@ -49,19 +49,22 @@ def compile(
 ) -> Any:
     """Compile a function or module; also a decorator, with and without arguments.
 
-    model: a function, method, `torch.nn.Module` or any callable. Returns a callable of the same kind: a module gives a module
+    model: a function, method, `torch.nn.Module` or any callable. Returns a callable of the same kind: a
+    module gives a module
       that shares parameters, buffers, hooks and `state_dict` keys with it.
-    backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs) -> callable`.
-    fullgraph: raise CaptureError instead of breaking the graph.
-    dynamic: None: the first program is special to the sizes that it sees; sizes and integers that differ at a later call become
-        symbols, and one general program serves all sizes that its guards admit (0 and 1 are programs of their own). True:
-        symbols from the first call on. False: never. `mark_dynamic` and `mark_static` choose single dimensions. Graphs on
-        a GPU, of other backends and inside DDP hold numbers: each shape is captured anew, and a GPU's kernels take sizes as
-        arguments from a callable's second shape on, so that further shapes build few or none (True: from the first, and
-        eight times as many shapes are kept; False: never).
+    backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs)
+    -> callable`. fullgraph: raise CaptureError instead of breaking the graph. dynamic: None: the first
+    program is special to the sizes that it sees; sizes and integers that differ at a later call become
+        symbols, and one general program serves all sizes that its guards admit (0 and 1 are programs of their
+        own). True: symbols from the first call on. False: never. `mark_dynamic` and `mark_static` choose
+        single dimensions. Graphs on a GPU, of other backends and inside DDP hold numbers: each shape is
+        captured anew, and a GPU's kernels take sizes as arguments from a callable's second shape on, so that
+        further shapes build few or none (True: from the first, and eight times as many shapes are kept;
+        False: never).
     mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
       "max-autotune-no-cudagraphs" time matrix products there against generated kernels. "default" is None.
-    options: fields of `dynamotor.config` that hold for this callable. Those of torch.compile's inductor are accepted: the few
+    options: fields of `dynamotor.config` that hold for this callable. Those of torch.compile's inductor are
+    accepted: the few
       that mean the same set ours, others change nothing and say so once.
     disable: return `model` unchanged.
 
@@ -71,10 +74,18 @@ def compile(
     settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(options))
     if model is None:
         return lambda fn: compile(
-            fn, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable
+            fn,
+            backend=backend,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            mode=mode,
+            options=options,
+            disable=disable,
         )
     if not callable(model):
-        raise UsageError("DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}")
+        raise UsageError(
+            "DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}"
+        )
     if disable:
         return model
     symbolic: Callable[[str], bool] = functools.partial(takes_symbols, backend, settings)
@@ -84,20 +95,27 @@ def compile(
         inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
         if inside is not plain:  # a plan of buckets is settled for sizes that every rank knows
             symbolic = no_symbols
-        dispatcher = make_dispatcher(types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic)
+        dispatcher = make_dispatcher(
+            types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic
+        )
         _dispatchers.add(dispatcher)
-        again = functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
+        again = functools.partial(
+            compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
+        )
         return compile_module(plain, dispatcher, again)
     dispatcher = make_dispatcher(model, settings, backend_call, symbolic)
     _dispatchers.add(dispatcher)
     functools.update_wrapper(dispatcher, model, updated=())
     dispatcher.compiled_again = functools.partial(
-        compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
+        compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
+    )
     return dispatcher
 
 
 def _reduce(dispatcher: Any) -> str | tuple[Any, ...]:
-    """How a compiled function is copied and pickled: as the name that leads to it, as functions are, or compiled again."""
+    """How a compiled function is copied and pickled: as the name that leads to it, as functions are, or
+    compiled again.
+    """
     module, name = getattr(dispatcher, "__module__", None), getattr(dispatcher, "__qualname__", "")
     found: Any = sys.modules.get(module or "")
     for part in name.split("."):
@@ -175,19 +193,21 @@ def _first_line(gm: torch.fx.GraphModule) -> Any:
 def compile_fx(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
     """Compile an FX graph that you already hold with the native backend.
 
-    Parameters and submodules of the graph are read at each call, so they may be trained or replaced; other shapes or dtypes than
-    those of the example inputs compile anew.
+    Parameters and submodules of the graph are read at each call, so they may be trained or replaced; other
+    shapes or dtypes than those of the example inputs compile anew.
     """
     return compile(gm, fullgraph=True)
 
 
 def cudagraph_mark_step_begin() -> None:
-    """For programs written for torch.compile. Nothing has to be marked here: the memory of a replayed graph's results is used
-    again when nobody holds them (docs/gpu.md)."""
+    """For programs written for torch.compile. Nothing has to be marked here: the memory of a replayed graph's
+    results is used again when nobody holds them (docs/gpu.md)."""
 
 
 def reset() -> None:
-    """Forget all compiled code, counters and pooled memory; the next call of each compiled callable compiles again."""
+    """Forget all compiled code, counters and pooled memory; the next call of each compiled callable compiles
+    again.
+    """
     for dispatcher in list(_dispatchers):
         dispatcher.clear()
         dispatcher.miss.__self__.forget()

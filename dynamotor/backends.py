@@ -39,10 +39,11 @@ def register_backend(fn: None = None, name: str | None = None) -> Callable[[Back
 
 
 def register_backend(fn: Backend | None = None, name: str | None = None) -> Any:
-    """Make a backend known by name (default: the function's); usable as a decorator with or without arguments.
+    """Make a backend known by name (default: the function's); usable as a decorator with or without
+    arguments.
 
-    The backend gets the captured graph and real example tensors and returns a callable that takes the same tensors and returns
-    the graph's outputs as a tuple or list. Raises KeyError when the name is taken.
+    The backend gets the captured graph and real example tensors and returns a callable that takes the same
+    tensors and returns the graph's outputs as a tuple or list. Raises KeyError when the name is taken.
     """
     if fn is None:
         return lambda f: register_backend(f, name)
@@ -57,10 +58,16 @@ def list_backends() -> list[str]:
 
 
 # Backends of rooms that need a library which not everybody has: imported when they are asked for.
-LATE = {"xla": "dynamotor.xla.bridge:trace_once", "xla_trace_once": "dynamotor.xla.bridge:trace_once",
-        "xla_trace_everytime": "dynamotor.xla.bridge:trace_everytime", "openxla": "dynamotor.xla.bridge:trace_once",
-        "torchxla_trace_once": "dynamotor.xla.bridge:trace_once", "aot_torchxla_trace_once": "dynamotor.xla.bridge:trace_once",
-        "torchxla_trivial": "dynamotor.xla.bridge:trivial", "aot_torchxla_trivial": "dynamotor.xla.bridge:trivial"}
+LATE = {
+    "xla": "dynamotor.xla.bridge:trace_once",
+    "xla_trace_once": "dynamotor.xla.bridge:trace_once",
+    "xla_trace_everytime": "dynamotor.xla.bridge:trace_everytime",
+    "openxla": "dynamotor.xla.bridge:trace_once",
+    "torchxla_trace_once": "dynamotor.xla.bridge:trace_once",
+    "aot_torchxla_trace_once": "dynamotor.xla.bridge:trace_once",
+    "torchxla_trivial": "dynamotor.xla.bridge:trivial",
+    "aot_torchxla_trivial": "dynamotor.xla.bridge:trivial",
+}
 
 
 def _elsewhere(name: str) -> Backend | None:
@@ -104,7 +111,8 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
 
     def run_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
         def run(*inputs: torch.Tensor) -> tuple:
-            # What the graph returns is new to the caller: PyTorch must not know it as a view, or refuses to write in place.
+            # What the graph returns is new to the caller: PyTorch must not know it as a view, or refuses to
+            # write in place.
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 return graph.forward(*inputs)
 
@@ -115,15 +123,21 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
 
 @register_backend
 def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
-    """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix products."""
+    """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix
+    products.
+    """
     settings = asdict(config.snapshot())
 
     def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
-        with config.patch(**settings):  # a backward is compiled when it is first run, outside of what held for its forward
+        with config.patch(
+            **settings
+        ):  # a backward is compiled when it is first run, outside of what held for its forward
             return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
     keeper = None if config.cuda_graphs else Keeper(stored.environment, stored.describe, stored.restore)
-    return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm), keeper=keeper)
+    return aot_compile(
+        gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm), keeper=keeper
+    )
 
 
 @register_backend

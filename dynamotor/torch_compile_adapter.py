@@ -21,13 +21,17 @@ from .base.log import warn_once
 from .codegen import compile_aten
 
 
-def backend_for_torch_compile(backend: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+def backend_for_torch_compile(
+    backend: Callable[..., Callable[..., Any]],
+) -> Callable[..., Callable[..., Any]]:
     """A backend `(gm, example_inputs) -> callable` of ours in the form that `torch.compile` calls.
 
     Graphs with symbolic sizes run their captured operations in eager PyTorch (counted as a fallback).
     """
 
-    def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    def compile_graph(
+        gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+    ) -> Callable[..., Any]:
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
             counters["fallback"]["torch.compile: symbolic sizes"] += 1
             return gm.forward
@@ -53,14 +57,19 @@ def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:
 
 # Options of inductor that set a field of ours, and how a value is read.
 _SAME_OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "triton.cudagraphs": ("cuda_graphs", bool), "max_autotune_gemm": ("max_autotune", bool),
-    "layout_optimization": ("layout_opt", bool), "emulate_precision_casts": ("exact", bool),
-    "force_disable_caches": ("disk_cache", lambda value: not value), "cpp.threads": ("threads", lambda value: max(int(value), 0)),
+    "triton.cudagraphs": ("cuda_graphs", bool),
+    "max_autotune_gemm": ("max_autotune", bool),
+    "layout_optimization": ("layout_opt", bool),
+    "emulate_precision_casts": ("exact", bool),
+    "force_disable_caches": ("disk_cache", lambda value: not value),
+    "cpp.threads": ("threads", lambda value: max(int(value), 0)),
 }
 
 
 def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as fields of `config`: inductor's names are translated, or left out with a hint. Unknown names stay."""
+    """Options as fields of `config`: inductor's names are translated, or left out with a hint. Unknown names
+    stay.
+    """
     found: dict[str, Any] = {}
     for name, value in options.items():
         key = name.replace("-", "_")
@@ -70,7 +79,10 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
             field, read = _SAME_OPTIONS[key]
             found[field] = read(value)
         elif _is_of_inductor(key):
-            warn_once(f"option {key}", f"option {name!r} is one of torch.compile's inductor and changes nothing here")
+            warn_once(
+                f"option {key}",
+                f"option {name!r} is one of torch.compile's inductor and changes nothing here",
+            )
         else:
             found[name] = value
     return found

@@ -1,7 +1,7 @@
 """Train scikit-learn's digits over two processes: eager DDP and compiled DDP side by side, loss by loss.
 
-    python examples/ddp_digits.py [--epochs 3]          # starts two processes itself
-    torchrun --nproc-per-node 2 examples/ddp_digits.py  # or as a launched program
+python examples/ddp_digits.py [--epochs 3]          # starts two processes itself
+torchrun --nproc-per-node 2 examples/ddp_digits.py  # or as a launched program
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ def network() -> nn.Module:
     """A small convolutional classifier of 8x8 images."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 16, 128), nn.ReLU(), nn.Linear(128, 10),
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 16, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     )
 
 
@@ -58,13 +66,16 @@ def main(epochs: int = 3, batch: int = 48) -> None:
         for part in range(0, len(x), batch):
             for name, module in modules.items():
                 optimizers[name].zero_grad()
-                loss = nn.functional.cross_entropy(module(x[part:part + batch]), y[part:part + batch])
+                loss = nn.functional.cross_entropy(module(x[part : part + batch]), y[part : part + batch])
                 loss.backward()
                 optimizers[name].step()
                 total[name] += loss.item() * batch / len(x)
         if rank == 0:
-            print(f"{epoch:>5}  {total['eager']:>10.6f}  {total['compiled']:>13.6f}  "
-                  f"{abs(total['eager'] - total['compiled']):>10.1e}", flush=True)
+            print(
+                f"{epoch:>5}  {total['eager']:>10.6f}  {total['compiled']:>13.6f}  "
+                f"{abs(total['eager'] - total['compiled']):>10.1e}",
+                flush=True,
+            )
     for module in modules.values():
         module.eval()
     with torch.no_grad():
@@ -82,5 +93,17 @@ if __name__ == "__main__":
         main(parser.parse_args().epochs)
     else:
         parser.parse_args()
-        sys.exit(subprocess.call([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                                  __file__, *sys.argv[1:]]))
+        sys.exit(
+            subprocess.call(
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    "--nproc-per-node",
+                    "2",
+                    __file__,
+                    *sys.argv[1:],
+                ]
+            )
+        )

@@ -1,9 +1,9 @@
 """Trains a small convolutional network on scikit-learn's digits, written for torch_xla, run by dynamotor.
 
-    python examples/xla_mnist_like.py                        # one XLA device
-    python examples/xla_mnist_like.py --processes 2          # one process a device, gradients averaged
-    python examples/xla_mnist_like.py --device cpu           # PyTorch's eager mode, to compare with
-    python examples/xla_mnist_like.py --checkpoint run.ckpt  # saves each epoch there, and goes on from what is there
+    python examples/xla_mnist_like.py                        # one XLA device python
+    examples/xla_mnist_like.py --processes 2          # one process a device, gradients averaged python
+    examples/xla_mnist_like.py --device cpu           # PyTorch's eager mode, to compare with python
+    examples/xla_mnist_like.py --checkpoint run.ckpt  # saves each epoch there, and goes on from what is there
 
 Prints one line an epoch; `--losses FILE` writes the loss of every step as JSON.
 """
@@ -85,7 +85,9 @@ def train(index, flags):
 
     def note(loss):
         value = loss.item()
-        losses.append(xm.mesh_reduce("loss", value, lambda values: sum(values) / len(values)) if world > 1 else value)
+        losses.append(
+            xm.mesh_reduce("loss", value, lambda values: sum(values) / len(values)) if world > 1 else value
+        )
 
     for epoch in range(first, flags.epochs):
         loader = Epoch(epoch, rank, world)
@@ -101,7 +103,12 @@ def train(index, flags):
                 note(loss)
         xm.mark_step()
         if flags.checkpoint:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses, "epoch": epoch}
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "losses": losses,
+                "epoch": epoch,
+            }
             xser.save(state, flags.checkpoint)
         xm.master_print(f"epoch {epoch}: loss {sum(losses[-len(loader) :]) / len(loader):.5f}", flush=True)
     if flags.losses and rank == 0:
@@ -110,7 +117,9 @@ def train(index, flags):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=["xla", "cpu"], default="xla", help="where to train")
     parser.add_argument("--processes", type=int, default=1, help="replicas, a process each")
     parser.add_argument("--epochs", type=int, default=5)

@@ -44,10 +44,11 @@ _ROUGH = (
 class Jiggle(TorchDispatchMode):
     """Moves the float result of each op that rounds, as if its operands had been rounded otherwise.
 
-    Seed 0 also hands each op row-major operands, seed 1 ones with holes between elements (eager's loops take those
-    one by one), and seed 2 gives exact results, rounded once: where eager then gives something else (the gradients of
-    `hardshrink` at NaN and of `instance_norm` are such), nobody can say what it means. Seed 3 computes maps in vectors: the
-    gradient of `hardtanh` at NaN is 0 in a vector and what came in behind the last full one.
+    Seed 0 also hands each op row-major operands, seed 1 ones with holes between elements (eager's loops take
+    those one by one), and seed 2 gives exact results, rounded once: where eager then gives something else
+    (the gradients of `hardshrink` at NaN and of `instance_norm` are such), nobody can say what it means. Seed
+    3 computes maps in vectors: the gradient of `hardtanh` at NaN is 0 in a vector and what came in behind the
+    last full one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -62,7 +63,11 @@ class Jiggle(TorchDispatchMode):
         kwargs = kwargs or {}
         returns = func._schema.returns
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        if is_view or not _rounds(func) or any(t.is_meta for t in tree_leaves(args) if isinstance(t, torch.Tensor)):
+        if (
+            is_view
+            or not _rounds(func)
+            or any(t.is_meta for t in tree_leaves(args) if isinstance(t, torch.Tensor))
+        ):
             return func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
         if self.relaid is _lanes:
             return _in_vectors(func, args, kwargs) if facts(func).pointwise else func(*args, **kwargs)
@@ -70,7 +75,11 @@ class Jiggle(TorchDispatchMode):
         moved = self._wide(func, args, kwargs, 4.0) if exact is not None else None
         result = self._result(func, args, kwargs)
         results = result if isinstance(result, (tuple, list)) else (result,)
-        self.made |= {r.untyped_storage().data_ptr() for r in results if isinstance(r, torch.Tensor) and r.dtype in _HALVES}
+        self.made |= {
+            r.untyped_storage().data_ptr()
+            for r in results
+            if isinstance(r, torch.Tensor) and r.dtype in _HALVES
+        }
         if exact is None:
             for one in results:
                 self._move(one, None)
@@ -108,7 +117,9 @@ class Jiggle(TorchDispatchMode):
             wide = value.double().clone()
             if by:
                 unit = by * (2.0**-23 if value.dtype is not torch.float64 else 2.0**-52)
-                if value.untyped_storage().data_ptr() in self.made:  # a use may see a half before it was rounded
+                if (
+                    value.untyped_storage().data_ptr() in self.made
+                ):  # a use may see a half before it was rounded
                     unit = max(unit, _UNIT[value.dtype] / 2)
                 wide *= 1 + unit * self._noise(wide)
             return wide if self.relaid is None else self.relaid(wide)
@@ -120,11 +131,15 @@ class Jiggle(TorchDispatchMode):
         except (RuntimeError, NotImplementedError, TypeError, IndexError):
             return None
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        narrow = any(r.dtype in _UNIT and r.dtype is not torch.float64 for r in results if isinstance(r, torch.Tensor))
+        narrow = any(
+            r.dtype in _UNIT and r.dtype is not torch.float64 for r in results if isinstance(r, torch.Tensor)
+        )
         return None if narrow else results  # of integers: rounded as the result itself is
 
     def _sees_halves(self, args: Any) -> bool:
-        """Whether an operand is a half that an op has rounded: a compiler may go on with what it was before."""
+        """Whether an operand is a half that an op has rounded: a compiler may go on with what it was
+        before.
+        """
         tensors = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.dtype in _HALVES]
         return any(t.untyped_storage().data_ptr() in self.made for t in tensors)
 
@@ -139,7 +154,9 @@ class Jiggle(TorchDispatchMode):
         if not self.exact:
             wide = wide * (1 + 2 * _UNIT[result.dtype] * self._noise(wide))
         moves = torch.isfinite(result)
-        if self.row_major and result.dtype is torch.float16:  # a compiler may keep what overflows or vanishes there
+        if (
+            self.row_major and result.dtype is torch.float16
+        ):  # a compiler may keep what overflows or vanishes there
             moves |= torch.isfinite(wide)
             lost = (wide != 0) & (wide.abs() < 2.0**-24)
             wide = torch.where(lost, wide.sign() * 2.0**-24, wide.clamp(-65504, 65504))
@@ -193,7 +210,11 @@ def _apart(value: Any) -> Any:
 
 
 def _lanes(value: Any) -> Any:
-    return value.unsqueeze(-1).expand(*value.shape, 64).contiguous() if isinstance(value, torch.Tensor) else value
+    return (
+        value.unsqueeze(-1).expand(*value.shape, 64).contiguous()
+        if isinstance(value, torch.Tensor)
+        else value
+    )
 
 
 def _in_vectors(func: Any, args: Any, kwargs: Any) -> Any:
@@ -204,11 +225,16 @@ def _in_vectors(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _infinite(args: Any) -> bool:
-    return any(isinstance(a, torch.Tensor) and a.is_floating_point() and bool(a.isinf().any()) for a in tree_leaves(args))
+    return any(
+        isinstance(a, torch.Tensor) and a.is_floating_point() and bool(a.isinf().any())
+        for a in tree_leaves(args)
+    )
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether a result has no more digits than its type holds; one of float64 with no more than float32 holds has none lost."""
+    """Whether a result has no more digits than its type holds; one of float64 with no more than float32 holds
+    has none lost.
+    """
     if not isinstance(a, torch.Tensor):
         return True
     known = a.detach().float() if a.dtype is torch.float64 else a.detach()

@@ -19,7 +19,9 @@ CLOSE = {
     torch.complex64: (4e-6, 1e-6),
     torch.complex128: (1e-12, 1e-13),
 }
-MORE_RUNS = range(10, 50)  # seeds where elements still lie outside: of thousands, one may be moved little by ten runs
+MORE_RUNS = range(
+    10, 50
+)  # seeds where elements still lie outside: of thousands, one may be moved little by ten runs
 # What a call runs in; inputs are made outside of it.
 AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [contextlib.nullcontext]
 
@@ -103,9 +105,9 @@ def differences(
 ) -> list[str]:
     """What a compiled call did otherwise than eager, most telling first; empty when it is right.
 
-    spread: eager again and again with all roundings moved about, by default and for more seeds (`bounds.spread`);
-    asked only where numbers differ.
-    settled: numbers are compared too (random ones are not).
+    spread: eager again and again with all roundings moved about, by default and for more seeds
+    (`bounds.spread`); asked only where numbers differ. settled: numbers are compared too (random ones are
+    not).
     """
     if (want.error is None) != (got.error is None):
         return [f"eager raised {_said(want.error)}, compiled raised {_said(got.error)}"]
@@ -129,7 +131,9 @@ def differences(
 
 
 class _Moved:
-    """Runs of eager with other roundings, made when they are asked for, and more of them before something is called wrong."""
+    """Runs of eager with other roundings, made when they are asked for, and more of them before something is
+    called wrong.
+    """
 
     def __init__(self, spread: Callable[..., list[Outcome]] | None) -> None:
         self.ways = [] if spread is None else [spread, lambda: spread(MORE_RUNS)]

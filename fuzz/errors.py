@@ -1,9 +1,11 @@
-"""Whatever eager raises, a compiled function raises: PyTorch's own error inputs, and operators' samples in other dtypes.
+"""Whatever eager raises, a compiled function raises: PyTorch's own error inputs, and operators' samples in
+other dtypes.
 
     python -m fuzz.errors            # all of it, some minutes; `--part 0/4` a quarter
     python -m fuzz.errors add roll   # these operators
 
-A program that is captured although eager raises is compiled for real; what then raises another class of error is printed.
+A program that is captured although eager raises is compiled for real; what then raises another class of error
+is printed.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ class Captured(Exception):
 
 def only_capture(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
     """A backend whose graphs say that there is one."""
+
     def run(*tensors: torch.Tensor) -> Any:
         raise KeyboardInterrupt(Captured())  # no class of error that a program or the capture handles
+
     return run
 
 
@@ -87,8 +91,10 @@ def calls_of(op: Any) -> Iterator[tuple[str, Call]]:
 
 def check(op: Any, counts: Counter[str]) -> Iterator[str]:
     """The operator's findings, one a way of changing it."""
+
     def fn(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return op.op(x, *args, **kwargs)
+
     told = set()
     for what, call in calls_of(op):
         want = error_of(fn, *call)
@@ -104,8 +110,10 @@ def check(op: Any, counts: Counter[str]) -> Iterator[str]:
         if type(got) is not type(want):
             counts["wrong"] += 1
             told.add(what)
-            yield (f"{op.name} {op.variant_test_name}, {what}: eager {type(want).__name__} ({str(want)[:90]}), "
-                   f"ours {type(got).__name__}")
+            yield (
+                f"{op.name} {op.variant_test_name}, {what}: eager {type(want).__name__} ({str(want)[:90]}), "
+                f"ours {type(got).__name__}"
+            )
 
 
 def main() -> None:

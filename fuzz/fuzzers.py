@@ -242,7 +242,9 @@ def run_sizes(job: Job) -> Answer:
             found = sizes.problems([small], target)[0] or family.problems
             told_ops = finding(small, found)
             text = f"# {job['seed']}:{n} {target}\n{sizes.test_of(small, found)}"
-            answer["findings"].append({**told_ops, "signature": "sizes " + told_ops["signature"], "text": text})
+            answer["findings"].append(
+                {**told_ops, "signature": "sizes " + told_ops["signature"], "text": text}
+            )
     return answer
 
 

@@ -30,7 +30,8 @@ LAYOUTS = ("transposed", "strided", "expanded", "flipped", "channels_last", "off
 UNCERTAIN = re.compile(
     "empty|svd|pca|resize|eig|qr|lu|householder|ldl|lobpcg|lstsq|fractional|cholesky_inverse|geqrf"
 )
-# Ops left out: they hand out shared memory and say that nobody may write it; a compiled one gives memory of its own.
+# Ops left out: they hand out shared memory and say that nobody may write it; a compiled one gives memory of
+# its own.
 UNSHARED = re.compile("^unsafe_(chunk|split)")
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
 
@@ -176,7 +177,8 @@ def trials(number: int, dtype: str, most: int = 6) -> Iterator[Trial]:
                 continue
             text = writer.call(op.op, args, kwargs)
             name = f"{label} {dtype} {n} {layout}".strip()
-            # `normal_` draws by element where the memory has holes; its functional twin never sees such memory.
+            # `normal_` draws by element where the memory has holes; its functional twin never sees such
+            # memory.
             settled = not UNCERTAIN.search(op.name) and not (label == "normal in_place" and layout)
             yield trial(name, f"    return {text}\n", writer, gradients, settled)
 

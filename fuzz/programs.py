@@ -211,7 +211,9 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 
 def problems(program: PythonProgram) -> list[str]:
-    """What the compiled twin did otherwise; empty when all calls were alike. Raises `Endless` when eager does not end."""
+    """What the compiled twin did otherwise; empty when all calls were alike. Raises `Endless` when eager does
+    not end.
+    """
     try:
         compile(program.source(), "<program>", "exec", dont_inherit=True)
     except SyntaxError:

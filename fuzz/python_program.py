@@ -326,5 +326,7 @@ def write(seed: int) -> PythonProgram:
     body.append(Statement(f"return {author.result(names)}"))
     calls = tuple(author.call() for _ in range(author.rng.choice([2, 3, 4, 5])))
     calls = (replace(calls[0], change=""), *calls[1:])
-    backend = author.rng.choice(["eager"] * 60 + ["aot_eager"] * 30 + ["native"])  # kernels are other fuzzers' business
+    backend = author.rng.choice(
+        ["eager"] * 60 + ["aot_eager"] * 30 + ["native"]
+    )  # kernels are other fuzzers' business
     return PythonProgram(helper, tuple(body), calls, seed, backend)

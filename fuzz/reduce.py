@@ -140,7 +140,9 @@ def _resized(program: Program, size: int, other: int) -> Program:
         return _renumbered(line, {size: other})
 
     steps = tuple(Step(text(s.text), s.operands, s.results) for s in program.steps)
-    return replace(program, inputs=tuple(resized_input(i, {size: other}) for i in program.inputs), steps=steps)
+    return replace(
+        program, inputs=tuple(resized_input(i, {size: other}) for i in program.inputs), steps=steps
+    )
 
 
 def resized_input(i: Input, to: Mapping[int, int]) -> Input:

@@ -1,5 +1,5 @@
-"""Tensor programs at many sizes: one compiled callable is called with 20 sets of sizes, 0, 1 and those around vector widths among
-them, and compared with eager at each.
+"""Tensor programs at many sizes: one compiled callable is called with 20 sets of sizes, 0, 1 and those around
+vector widths among them, and compared with eager at each.
 
 >>> problems([fusion.generated(1, 0, "avx2")], "avx2")
 """
@@ -33,8 +33,14 @@ LEAST_IN_TEXT = 7  # a smaller number in a line may be anything
 
 
 def with_sizes_read(program: Program) -> Program:
-    """The program with the sizes of its inputs in the place of the numbers in its lines that are such sizes."""
-    read = {n: f"x{i}.shape[{d}]" for i, one in reversed(list(enumerate(program.inputs))) for d, n in enumerate(one.shape)}
+    """The program with the sizes of its inputs in the place of the numbers in its lines that are such
+    sizes.
+    """
+    read = {
+        n: f"x{i}.shape[{d}]"
+        for i, one in reversed(list(enumerate(program.inputs)))
+        for d, n in enumerate(one.shape)
+    }
 
     def text(line: str) -> str:
         return re.sub(r"(?<![\w.])\d+(?![\w.])", lambda m: read.get(_large(m[0]), m[0]), line)
@@ -62,7 +68,9 @@ def variants(program: Program) -> list[Program]:
 
 
 def _can_be_made(one: Input) -> bool:
-    """Whether the input is not large, and there is something to choose from for its positions and its expanded dimension."""
+    """Whether the input is not large, and there is something to choose from for its positions and its
+    expanded dimension.
+    """
     expanded = one.layout == "expanded" and one.shape[:1] == (0,)
     return torch.Size(one.shape).numel() <= 2 * MOST_ELEMENTS and one.fill != "index:0" and not expanded
 
@@ -139,5 +147,9 @@ def test_of(program: Program, found: list[str]) -> str:
     family = with_sizes_read(program)
     lines = [*(f"# {p[:160]}" for p in found[:3]), family.source()]
     for n, call in enumerate(variants(family)):
-        lines.append(f"# call {n}: torch.manual_seed({call.seed}); [{', '.join(i.text() for i in call.inputs)}]")
-    return "\n".join(lines) + f"\n# dynamic={(None, True)[program.seed % 2]}, cotangents {program.cotangents}\n"
+        lines.append(
+            f"# call {n}: torch.manual_seed({call.seed}); [{', '.join(i.text() for i in call.inputs)}]"
+        )
+    return (
+        "\n".join(lines) + f"\n# dynamic={(None, True)[program.seed % 2]}, cotangents {program.cotangents}\n"
+    )

@@ -20,7 +20,9 @@ from typing import Any
 
 from bench.json_worker import JsonWorker
 
-PATIENCE = 180.0  # seconds of processor time that a chunk may take, and seconds that its processes may do nothing
+PATIENCE = (
+    180.0  # seconds of processor time that a chunk may take, and seconds that its processes may do nothing
+)
 RENEW = 40  # chunks after which a worker is replaced: loaded libraries are never unloaded
 Job = dict[str, Any]
 
@@ -119,7 +121,9 @@ def _reduced_elsewhere(job: Job, how: str, tail: str) -> dict[str, Any]:
 
 
 def _answer(worker: JsonWorker) -> dict[str, Any] | None:
-    """The answer to a chunk. On a loaded machine it may take long: what counts is the time that the worker computes."""
+    """The answer to a chunk. On a loaded machine it may take long: what counts is the time that the worker
+    computes.
+    """
     begin = used = _processor_time(worker.process.pid)
     quiet = time.monotonic()
     while worker.process.poll() is None and used - begin < PATIENCE and time.monotonic() - quiet < PATIENCE:

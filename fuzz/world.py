@@ -1,6 +1,7 @@
 """The module in which random Python programs live: classes, globals, closures, generators, context managers.
 
-It is text that is run once for eager and once for the compiled twin, so that both start alike and neither sees the other.
+It is text that is run once for eager and once for the compiled twin, so that both start alike and neither
+sees the other.
 """
 
 # ruff: noqa: E501, E701, E702  (programs, written short)

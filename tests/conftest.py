@@ -1,4 +1,6 @@
-"""Settings of every test: a cache of its own, one thread, the verifier on, `--update-golden` for texts kept in files."""
+"""Settings of every test: a cache of its own, one thread, the verifier on, `--update-golden` for texts kept
+in files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def _one_thread_and_one_seed() -> None:
     torch.manual_seed(0)
 
 
-# Rooms whose tests run in check mode (codegen/checked.py): each compiled graph beside eager, over poisoned and guarded memory.
+# Rooms whose tests run in check mode (codegen/checked.py): each compiled graph beside eager, over poisoned
+# and guarded memory.
 CHECKED = ("autograd", "codegen", "lower", "regressions", "test_soundness.py")
 
 # Known to fail, each to be mended: they run, and a mend shows as XPASS.

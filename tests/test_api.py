@@ -80,7 +80,9 @@ def test_a_compiled_module_is_the_module():
     assert not model.training
     compiled.load_state_dict(Net().state_dict())
     torch.testing.assert_close(compiled(x), model(x))
-    nn.Sequential(compiled, nn.ReLU()).state_dict()["0.linear.weight"]  # keys stay unprefixed inside other modules
+    nn.Sequential(compiled, nn.ReLU()).state_dict()[
+        "0.linear.weight"
+    ]  # keys stay unprefixed inside other modules
 
 
 def test_copies_of_a_compiled_module_are_independent():
@@ -130,8 +132,12 @@ def test_what_is_not_callable_is_refused(bad):
 
 
 BAD_ARGUMENTS = {
-    "DM102": {"fullgraph": "yes"}, "DM103": {"dynamic": "maybe"}, "DM104": {"mode": "warp"}, "DM105": {"options": {"warp": 9}},
-    "DM106": {"backend": "no_such_backend"}, "DM107": {"backend": 3},
+    "DM102": {"fullgraph": "yes"},
+    "DM103": {"dynamic": "maybe"},
+    "DM104": {"mode": "warp"},
+    "DM105": {"options": {"warp": 9}},
+    "DM106": {"backend": "no_such_backend"},
+    "DM107": {"backend": 3},
 }
 
 
@@ -257,7 +263,13 @@ def test_compile_fx_takes_plain_graphs_and_graphs_with_parameters():
 def test_compile_fx_called_with_other_inputs_than_its_examples():
     gm = torch.fx.symbolic_trace(lambda x, y: (torch.relu(x) + y, x.exp()))
     call = dynamotor.compile_fx(gm, [torch.randn(64, 64), torch.randn(64, 64)])
-    for x in (torch.randn(64, 64), torch.randn(3, 5), torch.randn(64, 64).double(), torch.randn(64, 64).t(), torch.randn(4).relu_()):
+    for x in (
+        torch.randn(64, 64),
+        torch.randn(3, 5),
+        torch.randn(64, 64).double(),
+        torch.randn(64, 64).t(),
+        torch.randn(4).relu_(),
+    ):
         torch.testing.assert_close(call(x, x + 1), gm(x, x + 1))
     x = torch.randn(5, requires_grad=True)
     call(x, x)[0].sum().backward()

@@ -33,7 +33,13 @@ RANK = {
     "__init__": 10,
     "__main__": 11,
 }
-FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch_xla")
+FORBIDDEN = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch.aot_autograd",
+    "torch._functorch._aot_autograd",
+    "torch_xla",
+)
 MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
@@ -52,7 +58,12 @@ def imported_modules(path: Path) -> list[tuple[int, str, bool]]:
     """(line, absolute module name, whether inside a function) of each import in a file."""
     tree = parse(path)
     package = ("dynamotor", *path.relative_to(PACKAGE).parts[:-1])
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)}
+    inside = {
+        id(n)
+        for f in ast.walk(tree)
+        if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for n in ast.walk(f)
+    }
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -60,7 +71,10 @@ def imported_modules(path: Path) -> list[tuple[int, str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - (node.level - 1)] if node.level else ()
             module = ".".join((*base, node.module) if node.module else base)
-            found += [(node.lineno, module if a.name == "*" else f"{module}.{a.name}", id(node) in inside) for a in node.names]
+            found += [
+                (node.lineno, module if a.name == "*" else f"{module}.{a.name}", id(node) in inside)
+                for a in node.names
+            ]
     return found
 
 
@@ -88,7 +102,11 @@ def test_imports_point_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_own_imports_stand_at_the_top(path: Path) -> None:
-    assert not [f"line {line}: {m}" for line, m, inside in imported_modules(path) if inside and m.startswith("dynamotor")]
+    assert not [
+        f"line {line}: {m}"
+        for line, m, inside in imported_modules(path)
+        if inside and m.startswith("dynamotor")
+    ]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -99,7 +117,12 @@ def test_what_the_project_replaces_is_not_imported(path: Path) -> None:
 
 
 def test_no_file_is_over_a_thousand_lines() -> None:
-    files = [p for d in ("dynamotor", "tests", "bench", "fuzz") for ext in ("py", "c", "h") for p in (ROOT / d).rglob(f"*.{ext}")]
+    files = [
+        p
+        for d in ("dynamotor", "tests", "bench", "fuzz")
+        for ext in ("py", "c", "h")
+        for p in (ROOT / d).rglob(f"*.{ext}")
+    ]
     too_long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 1000}
     assert not too_long
 
@@ -107,13 +130,19 @@ def test_no_file_is_over_a_thousand_lines() -> None:
 def test_module_docstrings_are_short() -> None:
     long = {}
     for path in SOURCES:
-        doc = ast.get_docstring(parse(path)) if path.name != "__init__.py" else ""  # a room's holds its contract
+        doc = (
+            ast.get_docstring(parse(path)) if path.name != "__init__.py" else ""
+        )  # a room's holds its contract
         if doc and len(doc.splitlines()) > 12:
             long[str(path.relative_to(ROOT))] = len(doc.splitlines())
     assert not long
 
 
 def test_every_error_code_is_documented() -> None:
-    codes = {m for p in [*SOURCES, *(ROOT / "bench").glob("*.py")] for m in re.findall(r'"(DM\d{3})"', p.read_text())}
+    codes = {
+        m
+        for p in [*SOURCES, *(ROOT / "bench").glob("*.py")]
+        for m in re.findall(r'"(DM\d{3})"', p.read_text())
+    }
     text = (ROOT / "docs" / "errors.md").read_text()
     assert not {c for c in codes if c not in text and c < "DM900"}

@@ -1,4 +1,6 @@
-"""Compiled functions called under torch.compile and under compiled autograd: torch.compile sees none of our frames."""
+"""Compiled functions called under torch.compile and under compiled autograd: torch.compile sees none of our
+frames.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Compiled functions and modules as objects: copied, pickled, parametrized, saved, with slots, under their own class's name."""
+"""Compiled functions and modules as objects: copied, pickled, parametrized, saved, with slots, under their
+own class's name.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ def test_compiled_functions_are_copied_and_pickled():
 def test_the_class_is_the_modules():
     module = nn.Linear(3, 3)
     compiled = dynamotor.compile(module)
-    assert compiled.__class__ is nn.Linear and type(compiled).__name__ == "Linear" and isinstance(compiled, nn.Linear)
+    assert (
+        compiled.__class__ is nn.Linear
+        and type(compiled).__name__ == "Linear"
+        and isinstance(compiled, nn.Linear)
+    )
     assert repr(compiled) == repr(module) and compiled._orig_mod is module
 
 
@@ -76,7 +82,9 @@ def test_transformers_saves_the_models_own_name(tmp_path):
     torchvision_stub.prepare()
     from transformers import BertConfig, BertForMaskedLM
 
-    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=11)
+    config = BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=11
+    )
     dynamotor.compile(BertForMaskedLM(config)).save_pretrained(tmp_path)
     assert BertForMaskedLM.from_pretrained(tmp_path).config.architectures == ["BertForMaskedLM"]
 
@@ -106,7 +114,9 @@ def test_parametrizations(target):
     assert type(module) is nn.Linear
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal])
+@pytest.mark.parametrize(
+    "norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
 def test_norms_of_a_compiled_modules_weight(norm):
     compiled = norm(dynamotor.compile(nn.Linear(3, 3)))
     compiled.eval()

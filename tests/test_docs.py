@@ -1,4 +1,6 @@
-"""What the documents say holds: snippets run, links lead somewhere, names of files and functions exist, the site builds."""
+"""What the documents say holds: snippets run, links lead somewhere, names of files and functions exist, the
+site builds.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,33 @@ from dynamotor import __main__, config
 from dynamotor.codegen import cpp, cpp_ops
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Pages whose Python runs as it stands; in others it needs a GPU, several processes or a program of the reader's.
-RUN = ["README.md", "docs/index.md", "docs/how-it-works.md", "docs/from-torch-compile.md", "docs/backends.md",
-       *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/debug").glob("*.md")))]
-SNIPPETS = [(page, n, text) for page in RUN
-            for n, text in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+# Pages whose Python runs as it stands; in others it needs a GPU, several processes or a program of the
+# reader's.
+RUN = [
+    "README.md",
+    "docs/index.md",
+    "docs/how-it-works.md",
+    "docs/from-torch-compile.md",
+    "docs/backends.md",
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/debug").glob("*.md"))),
+]
+SNIPPETS = [
+    (page, n, text)
+    for page in RUN
+    for n, text in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
+]
 
 
 @pytest.mark.parametrize("page, n, snippet", SNIPPETS, ids=[f"{page}-{n}" for page, n, _ in SNIPPETS])
-def test_a_snippet_runs(page: str, n: int, snippet: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_snippet_runs(
+    page: str, n: int, snippet: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "snippet.py").write_text(snippet)  # a file: what is said of lines is asked for
     with config.patch(check=False), contextlib.suppress(SystemExit):
@@ -39,11 +58,12 @@ def test_a_snippet_runs(page: str, n: int, snippet: str, monkeypatch: pytest.Mon
     torch.compiler.reset()
 
 
-def test_the_walk_through_finds_its_wrong_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_walk_through_finds_its_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (ROOT / "docs/debug/walkthrough.md").read_text()
-    program, = re.findall(r'```python title="train.py"\n(.*?)```', text, re.DOTALL)
-    result, = re.findall(r'```python title="train.min.py, in part"\n(.*?)```', text, re.DOTALL)
+    (program,) = re.findall(r'```python title="train.py"\n(.*?)```', text, re.DOTALL)
+    (result,) = re.findall(r'```python title="train.min.py, in part"\n(.*?)```', text, re.DOTALL)
     monkeypatch.setitem(cpp_ops.TEXT, "expm1", cpp_ops.TEXT["expm1"])  # put back what the program plants
     monkeypatch.setattr(cpp, "_memo", {})
     (tmp_path / "train.py").write_text(program)
@@ -56,15 +76,29 @@ def test_the_walk_through_finds_its_wrong_kernel(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
-    named = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if not target.startswith("http")]
+    named = [
+        target.partition("#")[0]
+        for target in re.findall(r"\]\(([^)\s]+)\)", text)
+        if not target.startswith("http")
+    ]
     missing = [name for name in named if name and not (page.parent / name).exists()]
-    files = set(re.findall(r"`((?:docs|tests|tools|examples|fuzz|bench|dynamotor)/[\w./-]+\.(?:py|md|sh|c|h|json|svg))`", text))
-    missing += [name for name in files if not (ROOT / name).exists() and not (ROOT / "dynamotor" / name).exists()]
+    files = set(
+        re.findall(
+            r"`((?:docs|tests|tools|examples|fuzz|bench|dynamotor)/[\w./-]+\.(?:py|md|sh|c|h|json|svg))`",
+            text,
+        )
+    )
+    missing += [
+        name for name in files if not (ROOT / name).exists() and not (ROOT / "dynamotor" / name).exists()
+    ]
     assert not missing
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in ("xla-api.md", "leaving-torch-xla.md")],
-                         ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if p.name not in ("xla-api.md", "leaving-torch-xla.md")],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_names_of_the_package_exist(page: Path) -> None:
     names = set(re.findall(r"`(dynamotor(?:\.\w+)+)", page.read_text()))
     assert not {name for name in names if not _exists(name)}
@@ -103,7 +137,10 @@ def test_every_room_has_a_page_and_names_modules_that_exist() -> None:
 
 def test_the_dashboard_is_of_the_committed_files() -> None:
     text = _hooks().dashboard()
-    assert "| `cpu-twelve` | infer | 12 | 12 | 1.40 |" in text and "| `h200-gpu` | train | 8 | 8 | 2.53 | 1.62 |" in text
+    assert (
+        "| `cpu-twelve` | infer | 12 | 12 | 1.40 |" in text
+        and "| `h200-gpu` | train | 8 | 8 | 2.53 | 1.62 |" in text
+    )
     assert "xla device, OpInfo | float32 | 672 | 664 (98.8 %)" in text
 
 
@@ -111,4 +148,6 @@ def test_the_site_builds(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("mkdocs-material is not installed; `make docs` installs it")
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path)], cwd=ROOT, check=True)
-    assert (tmp_path / "debug/walkthrough/index.html").is_file() and (tmp_path / "rooms/capture/index.html").is_file()
+    assert (tmp_path / "debug/walkthrough/index.html").is_file() and (
+        tmp_path / "rooms/capture/index.html"
+    ).is_file()

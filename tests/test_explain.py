@@ -1,4 +1,6 @@
-"""`explain` describes what runs: a fresh compilation, what was compiled before, and what eager PyTorch does in between."""
+"""`explain` describes what runs: a fresh compilation, what was compiled before, and what eager PyTorch does
+in between.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def test_a_compiled_module_and_fresh_options():
     module(x)
     captured = counters["frames"]["captured"]
     assert dynamotor.explain(module)(x).graph_count == 1 and counters["frames"]["captured"] == captured
-    assert dynamotor.explain(module, backend="eager")(x).graph_count == 1 and counters["frames"]["captured"] == captured + 1
+    assert (
+        dynamotor.explain(module, backend="eager")(x).graph_count == 1
+        and counters["frames"]["captured"] == captured + 1
+    )
 
 
 class Recurrent(nn.Module):

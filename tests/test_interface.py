@@ -50,9 +50,18 @@ def disabled_alone_by_torch(y):
     return helper(y) + 1
 
 
-@pytest.mark.parametrize(("inner", "expected"), [
-    (plain, (1, 0)), (disabled, (2, 1)), (disabled_by_call, (2, 1)), (disabled_by_torch, (2, 1)), (disabled_alone, (3, 1)),
-    (disabled_alone_by_torch, (3, 1))], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        (plain, (1, 0)),
+        (disabled, (2, 1)),
+        (disabled_by_call, (2, 1)),
+        (disabled_by_torch, (2, 1)),
+        (disabled_alone, (3, 1)),
+        (disabled_alone_by_torch, (3, 1)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_disable(inner, expected):
     assert graphs_and_breaks(lambda x: inner(x * 2) * 2) == expected
 
@@ -151,7 +160,11 @@ def test_stances():
         assert compiled(x).equal(x - 1)
     assert compiled(x).equal(x + 1)
     other = torch.randn(5)
-    for stance, expected in (("eager_on_recompile", other - 1), ("force_eager", other - 1), ("default", other + 1)):
+    for stance, expected in (
+        ("eager_on_recompile", other - 1),
+        ("force_eager", other - 1),
+        ("default", other + 1),
+    ):
         with dynamotor.set_stance(stance):
             assert compiled(x).equal(x - 1 if stance == "force_eager" else x + 1)
             assert compiled(other).equal(expected)
@@ -207,15 +220,23 @@ def test_config_patch_as_a_decorator_and_the_rest():
     assert "native" in dynamotor.list_backends()
 
 
-@pytest.mark.parametrize("mark", [dynamotor.nested_compile_region, dynamotor.nested_compile_region(),
-                                  torch.compiler.nested_compile_region])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        dynamotor.nested_compile_region,
+        dynamotor.nested_compile_region(),
+        torch.compiler.nested_compile_region,
+    ],
+)
 def test_nested_compile_regions_are_captured_like_other_functions(mark):
     region = mark(lambda y: (y * 2).sin())
     assert graphs_and_breaks(lambda x: region(x) + region(x + 1)) == (1, 0)
 
 
 def test_options_of_inductor(capfd):
-    compiled = dynamotor.compile(plain, options={"epilogue_fusion": True, "triton.cudagraphs": False, "fallback_random": True})
+    compiled = dynamotor.compile(
+        plain, options={"epilogue_fusion": True, "triton.cudagraphs": False, "fallback_random": True}
+    )
     torch.testing.assert_close(compiled(x), plain(x))
     assert "'epilogue_fusion'" in capfd.readouterr().err
     settings = compiled.miss.__self__.options.options
@@ -248,7 +269,9 @@ def test_replace_torch_compile():
         torch.compiler.set_stance("eager_then_compile")
         with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(UsageError, match="DM111"):
             compiled(torch.randn(7, 2, 4))
-    assert torch.compile is theirs and counters["capture"]["graphs"] == 4  # in_place, and in_place.inner inside in_place.forward
+    assert (
+        torch.compile is theirs and counters["capture"]["graphs"] == 4
+    )  # in_place, and in_place.inner inside in_place.forward
     assert compiled.state_dict().keys() == model.state_dict().keys()
     in_place(torch.randn(5, 4))
 

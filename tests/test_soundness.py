@@ -131,9 +131,13 @@ CHANGES = {
     "forward hook": forward_hook,
     "forward pre-hook": pre_hook,
     "full backward hook": backward_hook,
-    "submodule replaced": lambda m: setattr(m.inner, "linear", nn.Linear(6, 6, bias=False, dtype=torch.float64)),
+    "submodule replaced": lambda m: setattr(
+        m.inner, "linear", nn.Linear(6, 6, bias=False, dtype=torch.float64)
+    ),
     "submodule appended": lambda m: m.extra.append(nn.Sigmoid()),
-    "parameter replaced": lambda m: setattr(m.inner.linear, "weight", nn.Parameter(torch.ones(6, 6, dtype=torch.float64))),
+    "parameter replaced": lambda m: setattr(
+        m.inner.linear, "weight", nn.Parameter(torch.ones(6, 6, dtype=torch.float64))
+    ),
     "parameter written in place": in_place("inner.linear.weight", lambda p: p.data.mul_(3)),
     "parameter's data replaced": in_place("inner.linear.weight", lambda p: setattr(p, "data", p.data * 2)),
     "parameter frozen": in_place("inner.linear.weight", lambda p: p.requires_grad_(False)),

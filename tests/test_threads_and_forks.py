@@ -1,4 +1,6 @@
-"""Compiled callables called by several threads, in forked and spawned processes and by DataLoader's workers."""
+"""Compiled callables called by several threads, in forked and spawned processes and by DataLoader's
+workers.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_threads_that_come_first_together_compile_once():
             torch.testing.assert_close(compiled(x, 2), breaks(x, 2))
 
     assert in_threads(6, work) == []
-    assert len(compiled.entries) == 1 and counters["frames"]["captured"] == 2  # before the break, and after it
+    assert (
+        len(compiled.entries) == 1 and counters["frames"]["captured"] == 2
+    )  # before the break, and after it
 
 
 def test_threads_in_different_modes():
@@ -118,7 +122,9 @@ FORK = """
 
 def test_a_forked_child_does_not_wait_for_the_parents_threads():
     environment = dict(os.environ, OMP_NUM_THREADS="2")
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(FORK)], timeout=120, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORK)], timeout=120, env=environment, check=False
+    )
     assert done.returncode == 0
 
 

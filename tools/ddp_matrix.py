@@ -1,9 +1,11 @@
-"""The data-parallel correctness matrix without pytest: on two GPUs with NCCL, or on a CPU with gloo. Writes JSON as it goes.
+"""The data-parallel correctness matrix without pytest: on two GPUs with NCCL, or on a CPU with gloo. Writes
+JSON as it goes.
 
     python tools/ddp_matrix.py matrix.json --device cuda --budget 130
 
-Each row is a case of tests/distributed/ddp_cases.py: gradients against eager DDP, ranks bit-equal, the mode it was compiled in. A
-row that hangs or dies costs itself only; what the budget does not reach is listed as not run.
+Each row is a case of tests/distributed/ddp_cases.py: gradients against eager DDP, ranks bit-equal, the mode
+it was compiled in. A row that hangs or dies costs itself only; what the budget does not reach is listed as
+not run.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ def jobs(only: list[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """(label, arguments of `compare`), the most telling ones first."""
     names = [name for name in ddp_cases.CASES if not only or name in only]
     yield from ((f"{name}: compiled around DDP", (name, "outside", "native")) for name in names)
-    yield from ((f"{name}: {mode}", (name, "outside", "native", mode)) for mode in ("split", "off") for name in names
-                if name in ALSO_SPLIT)
+    yield from (
+        (f"{name}: {mode}", (name, "outside", "native", mode))
+        for mode in ("split", "off")
+        for name in names
+        if name in ALSO_SPLIT
+    )
     yield from ((f"{name}: compiled inside DDP", (name, "inside", "aot_eager")) for name in names)
 
 
@@ -91,8 +97,10 @@ def dies(timeout: float = 10.0) -> dict[str, Any]:
         pair.kill()
     line = next((line for line in text.splitlines() if "DM703" in line), text[-300:])
     told = f"said after {said:.1f} s" if said is not None else "nothing said"
-    return {"ok": said is not None and said < timeout and "ddp_failures.py" in text and not alive,
-            "note": f"{told}, {'still there' if alive else 'ended'} after {ended:.1f} s: {line[:300]}"}
+    return {
+        "ok": said is not None and said < timeout and "ddp_failures.py" in text and not alive,
+        "note": f"{told}, {'still there' if alive else 'ended'} after {ended:.1f} s: {line[:300]}",
+    }
 
 
 def run_rows(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
@@ -108,13 +116,20 @@ def run_rows(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
             found = {"ok": False, "note": f"{type(error).__name__}: {error}"[-1500:]}
         rows.append({"case": label, **found, "seconds": round(time.monotonic() - began, 1)})
         print(f"  {label}: {'ok' if found['ok'] else found['note']} {rows[-1]['seconds']} s", flush=True)
-        Path(options.out).write_text(json.dumps({"torch": torch.__version__, "device": options.device, "rows": rows}, indent=1))
+        Path(options.out).write_text(
+            json.dumps({"torch": torch.__version__, "device": options.device, "rows": rows}, indent=1)
+        )
 
     def compare(args: tuple[Any, ...]) -> dict[str, Any]:
         results = run(ddp_cases.compare, *args)
         note = verdict(args[0], args[3] if len(args) > 3 else "auto", results)
-        return {"ok": not note, "note": note, "gradients": max(r["gradients"] for r in results), "modes": results[0]["modes"],
-                "fallback": results[0]["fallback"]}
+        return {
+            "ok": not note,
+            "note": note,
+            "gradients": max(r["gradients"] for r in results),
+            "modes": results[0]["modes"],
+            "fallback": results[0]["fallback"],
+        }
 
     def refuse(function: Any, code: str) -> dict[str, Any]:
         answers = run(function)
@@ -123,7 +138,10 @@ def run_rows(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     for label, args in jobs(options.cases.split(",") if options.cases else []):
         row(label, lambda args=args: compare(args))
     for function, code in ERRORS:
-        row(f"{function.__name__}: {code} on both ranks", lambda function=function, code=code: refuse(function, code))
+        row(
+            f"{function.__name__}: {code} on both ranks",
+            lambda function=function, code=code: refuse(function, code),
+        )
     run.close()
     if options.device == "cuda":
         row("a rank dies in a backward: DM703 on the other one, which ends", dies)
@@ -134,10 +152,15 @@ def main() -> int:
     parser.add_argument("out", help="JSON file to write")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--budget", type=float, default=130.0, help="seconds; no row begins later")
-    parser.add_argument("--cases", default="", help="names of tests/distributed/ddp_cases.py, comma-separated (all)")
+    parser.add_argument(
+        "--cases", default="", help="names of tests/distributed/ddp_cases.py, comma-separated (all)"
+    )
     rows: list[dict[str, Any]] = []
     run_rows(parser.parse_args(), rows)
-    counts = {word: sum(r["ok"] is value for r in rows) for word, value in (("right", True), ("wrong", False), ("not run", None))}
+    counts = {
+        word: sum(r["ok"] is value for r in rows)
+        for word, value in (("right", True), ("wrong", False), ("not run", None))
+    }
     print("matrix: " + ", ".join(f"{n} {word}" for word, n in counts.items()), flush=True)
     return 1 if counts["wrong"] else 0
 

@@ -1,4 +1,6 @@
-"""What the site makes of the repository: a page a room from its docstring, the changelog, and the dashboard from docs/results."""
+"""What the site makes of the repository: a page a room from its docstring, the changelog, and the dashboard
+from docs/results.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +35,45 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def dashboard() -> str:
-    """Pass rates, geometric means, first calls and peak memory by suite and phase, from the committed files alone."""
-    lines = ["# Dashboard", "", "Made from the files of `docs/results`; [Results](results/README.md) has their commands.", "",
-             "| suite | phase | models | right | times eager | peer, times eager | first call, s | peer | MB: eager | ours |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    """Pass rates, geometric means, first calls and peak memory by suite and phase, from the committed files
+    alone.
+    """
+    lines = [
+        "# Dashboard",
+        "",
+        "Made from the files of `docs/results`; [Results](results/README.md) has their commands.",
+        "",
+        "| suite | phase | models | right | times eager | peer, times eager | first call, s | peer | MB: eager | ours |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     lines += [row(*suite) for suite in [*cpu_suites(), *gpu_suites()]]
-    lines += ["", "Means are geometric, over the models that are right; MB: the largest amount of memory.",
-              "The peer is `torch.compile` where a run had it.", "", "## Operators", "",
-              "| suite | dtype | cells | right |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "Means are geometric, over the models that are right; MB: the largest amount of memory.",
+        "The peer is `torch.compile` where a run had it.",
+        "",
+        "## Operators",
+        "",
+        "| suite | dtype | cells | right |",
+        "|---|---|---|---|",
+    ]
     for name, dtype, cells, passed in operators():
         lines.append(f"| {name} | {dtype} | {cells} | {passed} ({100 * passed / cells:.1f} %) |")
     return "\n".join(lines) + "\n"
 
 
 def row(suite: str, phase: str, models: int, right: int, numbers: dict[str, list[float]]) -> str:
-    cells = [f"{geometric_mean(numbers[k]):.{digits}f}" if numbers.get(k) else "-"
-             for k, digits in (("ours", 2), ("peer", 2), ("cold", 2), ("peer_cold", 1), ("eager_mb", 0), ("ours_mb", 0))]
+    cells = [
+        f"{geometric_mean(numbers[k]):.{digits}f}" if numbers.get(k) else "-"
+        for k, digits in (
+            ("ours", 2),
+            ("peer", 2),
+            ("cold", 2),
+            ("peer_cold", 1),
+            ("eager_mb", 0),
+            ("ours_mb", 0),
+        )
+    ]
     return f"| {suite} | {phase} | {models} | {right} | {' | '.join(cells)} |"
 
 
@@ -60,9 +85,20 @@ def cpu_suites() -> list[tuple[Any, ...]]:
             ours = [r for r in rows if r["phase"] == phase and r["compiler"] == "dynamotor"]
             peer = [r for r in rows if r["phase"] == phase and r["compiler"] == "inductor"]
             count, ours = len(ours), [r for r in ours if r["pass"]]
-            found.append((f"`{name}`", phase, count, len(ours), {
-                "ours": [r["timing"]["speedup"] for r in ours], "peer": [r["timing"]["speedup"] for r in peer],
-                "cold": [r["first_call_s"] for r in ours], "peer_cold": [r["first_call_s"] for r in peer]}))
+            found.append(
+                (
+                    f"`{name}`",
+                    phase,
+                    count,
+                    len(ours),
+                    {
+                        "ours": [r["timing"]["speedup"] for r in ours],
+                        "peer": [r["timing"]["speedup"] for r in peer],
+                        "cold": [r["first_call_s"] for r in ours],
+                        "peer_cold": [r["first_call_s"] for r in peer],
+                    },
+                )
+            )
     return found
 
 
@@ -71,10 +107,22 @@ def gpu_suites() -> list[tuple[Any, ...]]:
     rows = json.loads((RESULTS / "h200-gpu.json").read_text())["rows"].values()
     for phase in ("infer", "train"):
         own = [r for r in rows if r["mode"] == phase and "ms" in r]
-        found.append(("`h200-gpu`", phase, len(own), len(own), {
-            "ours": [r["speedup"] for r in own], "peer": [r["peer_speedup"] for r in own],
-            "cold": [r["cold_s"]["ours"] for r in own], "peer_cold": [r["cold_s"]["peer"] for r in own],
-            "eager_mb": [r["peak_mb"]["eager"] for r in own], "ours_mb": [r["peak_mb"]["ours"] for r in own]}))
+        found.append(
+            (
+                "`h200-gpu`",
+                phase,
+                len(own),
+                len(own),
+                {
+                    "ours": [r["speedup"] for r in own],
+                    "peer": [r["peer_speedup"] for r in own],
+                    "cold": [r["cold_s"]["ours"] for r in own],
+                    "peer_cold": [r["cold_s"]["peer"] for r in own],
+                    "eager_mb": [r["peak_mb"]["eager"] for r in own],
+                    "ours_mb": [r["peak_mb"]["ours"] for r in own],
+                },
+            )
+        )
     models = json.loads((RESULTS / "h200-gpu-models.json").read_text())["models"]
     for phase in sorted({name.rsplit(" ", 1)[1] for name in models}):
         own = [r for name, r in models.items() if name.endswith(f" {phase}") and "ok" in r]

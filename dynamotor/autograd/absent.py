@@ -1,10 +1,13 @@
-"""A backward without the gradients that never arrive: the loss does not see every output (logits beside a model's own loss).
+"""A backward without the gradients that never arrive: the loss does not see every output (logits beside a
+model's own loss).
 
-Eager's autograd skips what only such outputs lead to, and so keeps a NaN there to itself. Here the missing tangents are followed
-through the graph. A gradient is linear in the tangents that it is made of, so one that is made of missing ones alone is absent
-too, whatever ops lie between; a sum with it is its other operand, and only what else reads it reads zeros.
+Eager's autograd skips what only such outputs lead to, and so keeps a NaN there to itself. Here the missing
+tangents are followed through the graph. A gradient is linear in the tangents that it is made of, so one that
+is made of missing ones alone is absent too, whatever ops lie between; a sum with it is its other operand, and
+only what else reads it reads zeros.
 
->>> without_tangents(backward, frozenset({5}))      # positions among the placeholders; None where it cannot be done
+>>> # positions among the placeholders; None where it cannot be done
+>>> without_tangents(backward, frozenset({5}))
 """
 
 from __future__ import annotations
@@ -28,10 +31,16 @@ class _CannotFill(Exception):
 
 
 def _is_gradient(node: Node) -> bool:
-    """Whether the node may hold gradients: what a formula asks of one (`grad == 0`, a size) is not zero where it is."""
+    """Whether the node may hold gradients: what a formula asks of one (`grad == 0`, a size) is not zero where
+    it is.
+    """
     found = node.meta.get("val")
     specs = found if isinstance(found, (tuple, list)) else (found,)
-    return all(isinstance(s, TensorSpec) and (s.dtype.is_floating_point or s.dtype.is_complex) for s in specs if s is not None)
+    return all(
+        isinstance(s, TensorSpec) and (s.dtype.is_floating_point or s.dtype.is_complex)
+        for s in specs
+        if s is not None
+    )
 
 
 def _other_operand(node: Node, a: Any, b: Any) -> Any:
@@ -43,20 +52,30 @@ def _other_operand(node: Node, a: Any, b: Any) -> Any:
         return None
     have, want = other.meta["val"], node.meta["val"]
     same = (have.shape, have.dtype, have.device) == (want.shape, want.dtype, want.device)
-    return other if same and have.stride == want.stride else None  # what follows may be a view that only the sum's strides allow
+    return (
+        other if same and have.stride == want.stride else None
+    )  # what follows may be a view that only the sum's strides allow
 
 
 def _zeros(graph: torch.fx.Graph, spec: TensorSpec) -> Node:
-    """Zeros that lie as the spec says: row-major ones, their dimensions in another order, or a view of as much memory."""
+    """Zeros that lie as the spec says: row-major ones, their dimensions in another order, or a view of as
+    much memory.
+    """
     order = sorted(range(len(spec.shape)), key=lambda d: (-spec.stride[d], d))
     flat = TensorSpec.dense(tuple(spec.shape[d] for d in order), spec.dtype, spec.device)
-    as_view = flat.stride != tuple(spec.stride[d] for d in order)  # holes, or places that are several elements
+    as_view = flat.stride != tuple(
+        spec.stride[d] for d in order
+    )  # holes, or places that are several elements
     if as_view:
         flat = TensorSpec.dense((spec.extent,), spec.dtype, spec.device)
-    zeros = graph.call_function(aten.full.default, (list(numbers(flat.shape)), 0), {"dtype": spec.dtype, "device": spec.device})
+    zeros = graph.call_function(
+        aten.full.default, (list(numbers(flat.shape)), 0), {"dtype": spec.dtype, "device": spec.device}
+    )
     zeros.meta["val"] = flat
     if as_view:
-        view = graph.call_function(aten.as_strided.default, (zeros, list(numbers(spec.shape)), list(numbers(spec.stride)), 0))
+        view = graph.call_function(
+            aten.as_strided.default, (zeros, list(numbers(spec.shape)), list(numbers(spec.stride)), 0)
+        )
         view.meta["val"] = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
         return view
     if order == list(range(len(order))):
@@ -79,12 +98,14 @@ def _dependent(graph: torch.fx.Graph, roots: set[Node]) -> set[Node]:
     return found
 
 
-def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int], first: int,
-                     reached: frozenset[int] = frozenset()) -> torch.fx.GraphModule | None:
-    """A copy of the backward graph without these placeholders. Gradients that come from nowhere else are None.
+def without_tangents(
+    gm: torch.fx.GraphModule, absent: frozenset[int], first: int, reached: frozenset[int] = frozenset()
+) -> torch.fx.GraphModule | None:
+    """A copy of the backward graph without these placeholders. Gradients that come from nowhere else are
+    None.
 
-    first: the position of the first tangent; what is saved comes before.
-    reached: gradients that a tangent which arrives does lead to, if only by ops without slope (`floor`): zeros, as eager has it.
+    first: the position of the first tangent; what is saved comes before. reached: gradients that a tangent
+    which arrives does lead to, if only by ops without slope (`floor`): zeros, as eager has it.
     """
     graph = torch.fx.Graph()
     env: dict[Node, Any] = {}
@@ -115,8 +136,14 @@ def without_tangents(gm: torch.fx.GraphModule, absent: frozenset[int], first: in
             if position in absent:
                 env[node] = NOTHING
             elif node.op == "output":
-                graph.output(tuple([fill(v) if k in reached and env.get(v) is NOTHING else _or_none(env, v)
-                                    for k, v in enumerate(node.args[0])]))
+                graph.output(
+                    tuple(
+                        [
+                            fill(v) if k in reached and env.get(v) is NOTHING else _or_none(env, v)
+                            for k, v in enumerate(node.args[0])
+                        ]
+                    )
+                )
             else:
                 env[node] = copy(node)
     except _CannotFill:

@@ -1,7 +1,9 @@
-"""Ahead-of-time autograd: from a torch graph to compiled functional aten graphs, joined to PyTorch's autograd.
+"""Ahead-of-time autograd: from a torch graph to compiled functional aten graphs, joined to PyTorch's
+autograd.
 
-The way: trace jointly → simplify → partition → cut out the graphs → compile them → wrap for run time. A program whose
-mutations or aliases cannot be kept exactly runs as the torch graph it is; that is counted and emitted, never hidden.
+The way: trace jointly → simplify → partition → cut out the graphs → compile them → wrap for run time. A
+program whose mutations or aliases cannot be kept exactly runs as the torch graph it is; that is counted and
+emitted, never hidden.
 """
 
 from __future__ import annotations
@@ -49,32 +51,47 @@ from .stages import StagedCall
 Compiled = Callable[..., Any]
 Node = torch.fx.Node
 CompileGraph = Callable[[torch.fx.GraphModule, GraphInfo], Compiled]
-# Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form: `gm.meta["on_backward"]`.
+# Looks at (and may rewrite) the backward graph, and gives what wraps its compiled form:
+# `gm.meta["on_backward"]`.
 OnBackward = Callable[[torch.fx.GraphModule], Callable[[Compiled], Compiled]]
 _names = itertools.count()
 
 
-def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: CompileGraph, *,
-                static_inputs: frozenset[int] = frozenset(), cuts: int = 8, keeper: Keeper | None = None) -> Compiled:
+def aot_compile(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    compile_graph: CompileGraph,
+    *,
+    static_inputs: frozenset[int] = frozenset(),
+    cuts: int = 8,
+    keeper: Keeper | None = None,
+) -> Compiled:
     """Differentiate, functionalise and compile a torch graph.
 
-    `compile_graph(aten_gm, info)` compiles one aten graph. The result takes real tensors, one per placeholder, and
-    returns a tuple of the graph's outputs; with grad mode on and inputs that require grad it takes part in autograd.
-    The graph is specialised on the example inputs' metadata, `requires_grad`, aliasing, and the current grad mode.
-    A `gm.meta["on_backward"]` (an `OnBackward`) is taken out and called when there is a backward graph.
-    cuts: ops that may be left to eager PyTorch between compiled parts; with more the rest runs as it is.
-    keeper: how compiled graphs are kept on disk, so that another process finds the whole result.
+    `compile_graph(aten_gm, info)` compiles one aten graph. The result takes real tensors, one per
+    placeholder, and returns a tuple of the graph's outputs; with grad mode on and inputs that require grad it
+    takes part in autograd. The graph is specialised on the example inputs' metadata, `requires_grad`,
+    aliasing, and the current grad mode. A `gm.meta["on_backward"]` (an `OnBackward`) is taken out and called
+    when there is a backward graph. cuts: ops that may be left to eager PyTorch between compiled parts; with
+    more the rest runs as it is. keeper: how compiled graphs are kept on disk, so that another process finds
+    the whole result.
     """
-    graded = [_is_tensor(t) and t.requires_grad and not torch.is_inference_mode_enabled() for t in example_inputs]
+    graded = [
+        _is_tensor(t) and t.requires_grad and not torch.is_inference_mode_enabled() for t in example_inputs
+    ]
     with collector_paused(), unseen_by_hooks(), _outside_inference_mode():
         name = f"graph{next(_names)}"
         place = kept(keeper, gm, example_inputs, graded, static_inputs)
         if place is None:
-            return _aot_compile(gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, None)
+            return _aot_compile(
+                gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, None
+            )
         with place.alone("forward", lambda: _found(place, name, compile_graph)) as found:
             if found is not MISSING:
                 return found
-            return _aot_compile(gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, place)
+            return _aot_compile(
+                gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, place
+            )
 
 
 @contextlib.contextmanager
@@ -87,9 +104,17 @@ def _outside_inference_mode() -> Iterator[None]:
         yield
 
 
-def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], graded: Sequence[bool],
-                 compile_graph: CompileGraph, name: str, static_inputs: frozenset[int], cuts: int, keeper: Keeper | None,
-                 place: Kept | None) -> Compiled:
+def _aot_compile(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    graded: Sequence[bool],
+    compile_graph: CompileGraph,
+    name: str,
+    static_inputs: frozenset[int],
+    cuts: int,
+    keeper: Keeper | None,
+    place: Kept | None,
+) -> Compiled:
     if config.verify:
         verify_torch_graph(gm)
     try:
@@ -101,10 +126,15 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
         _note_fallback(name, error, at, "graph" if region is None else "op")
         if region is None:
             return gm.forward
-        compiled = functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts - 1, keeper=keeper)
+        compiled = functools.partial(
+            _compile_stage, compile_graph=compile_graph, cuts=cuts - 1, keeper=keeper
+        )
         calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
         parts: list[tuple[Sequence[torch.fx.Node], Callable[..., Any]]] = [
-            (calls[:region[0]], compiled), (calls[slice(*region)], _as_it_is), (calls[region[1]:], compiled)]
+            (calls[: region[0]], compiled),
+            (calls[slice(*region)], _as_it_is),
+            (calls[region[1] :], compiled),
+        ]
         return StagedCall(gm, [part for part in parts if part[0]])
     with timed("simplify joint graph"):
         run_passes(joint.gm, PASSES, stage="joint")
@@ -113,7 +143,9 @@ def _aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor
     if not joint.gradient_of:
         return _compile_inference(joint, compile_graph, name, static_inputs, place)
     leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
-    return _compile_training(joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None), place)
+    return _compile_training(
+        joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None), place
+    )
 
 
 def _is_tensor(value: Any) -> bool:
@@ -131,13 +163,22 @@ def _memory_groups(inputs: Sequence[Any]) -> list[int]:
     """A number for each tensor's storage; refuses tensors whose memory does not hold what they show."""
     tensors = [t for t in inputs if _is_tensor(t)]
     if any(t.is_conj() or t.is_neg() for t in tensors):
-        raise UnsupportedOp("DM235", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first")
-    return [-i if not _is_tensor(t) else t._memory_token() if hasattr(type(t), "_memory_token") else
-            t.untyped_storage()._cdata for i, t in enumerate(inputs, 1)]
+        raise UnsupportedOp(
+            "DM235", "an input is a lazy conjugate or negative", cure="resolve_conj() or resolve_neg() first"
+        )
+    return [
+        -i
+        if not _is_tensor(t)
+        else t._memory_token()
+        if hasattr(type(t), "_memory_token")
+        else t.untyped_storage()._cdata
+        for i, t in enumerate(inputs, 1)
+    ]
 
 
-def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], error: Exception,
-            at: Node | None) -> tuple[int, int] | None:
+def _region(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], error: Exception, at: Node | None
+) -> tuple[int, int] | None:
     """The calls around the one that failed that eager PyTorch is to run; None: all of them."""
     written = isinstance(error, DynamotorError) and error.code == "DM231"
     if not (at or written) or "on_backward" in gm.meta or "shape_env" in gm.meta:
@@ -145,14 +186,26 @@ def _region(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], er
     try:
         with preserved_modes():
             return region_around(gm, example_inputs, at)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as other:  # what PyTorch says of ops on ShapeTensors
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    ) as other:  # what PyTorch says of ops on ShapeTensors
         log("fallbacks", f"the graph is not cut: {other}")
         return None
 
 
-def _compile_stage(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], compile_graph: CompileGraph,
-                   cuts: int, keeper: Keeper | None) -> Compiled:
-    return aot_compile(gm, inputs, compile_graph, static_inputs=gm.meta["static_inputs"], cuts=cuts, keeper=keeper)
+def _compile_stage(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    compile_graph: CompileGraph,
+    cuts: int,
+    keeper: Keeper | None,
+) -> Compiled:
+    return aot_compile(
+        gm, inputs, compile_graph, static_inputs=gm.meta["static_inputs"], cuts=cuts, keeper=keeper
+    )
 
 
 def _as_it_is(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
@@ -165,8 +218,12 @@ def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> N
     emit("fallback", what=what, name=name, reason=str(error), code=code, where=at and at.meta.get("where"))
     log("fallbacks", f"{name}: a {what} runs in eager PyTorch: {error}")
     if config.strict:
-        raise BackendError("DM401", "the graph cannot be differentiated ahead of time", why=str(error),
-                           cure="see the cause, or set dynamotor.config.strict = False to run it op by op") from error
+        raise BackendError(
+            "DM401",
+            "the graph cannot be differentiated ahead of time",
+            why=str(error),
+            cure="see the cause, or set dynamotor.config.strict = False to run it op by op",
+        ) from error
 
 
 def _static(nodes: Sequence[torch.fx.Node], joint: Joint, static_inputs: frozenset[int]) -> frozenset[int]:
@@ -177,21 +234,35 @@ def _static(nodes: Sequence[torch.fx.Node], joint: Joint, static_inputs: frozens
 
 
 def _writes(joint: Joint) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
-    return [(joint.inputs[i], value) for i, value in zip(joint.mutated, joint.output[1], strict=True)
-            if value is not joint.inputs[i]]
+    return [
+        (joint.inputs[i], value)
+        for i, value in zip(joint.mutated, joint.output[1], strict=True)
+        if value is not joint.inputs[i]
+    ]
 
 
-def _compile_inference(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int],
-                       place: Kept | None) -> Compiled:
+def _compile_inference(
+    joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int], place: Kept | None
+) -> Compiled:
     values, recipe = joint.output[0], joint.recipe()
-    graph = extract(joint.gm.graph, joint.inputs, values, writes=_writes(joint), keep=_generators(joint, set()))
+    graph = extract(
+        joint.gm.graph, joint.inputs, values, writes=_writes(joint), keep=_generators(joint, set())
+    )
     info = GraphInfo("inference", name, _static(joint.inputs, joint, static_inputs), len(values))
     return inference_callable(_compile_first(graph, info, compile_graph, place, recipe, []), recipe)
 
 
-def _compile_first(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph, place: Kept | None, recipe: Recipe,
-                   backwards: Sequence[_Backward]) -> Compiled:
-    """Compile the graph of a forward, or of a program without backward; and keep the whole program but its backwards' code."""
+def _compile_first(
+    graph: torch.fx.GraphModule,
+    info: GraphInfo,
+    compile_graph: CompileGraph,
+    place: Kept | None,
+    recipe: Recipe,
+    backwards: Sequence[_Backward],
+) -> Compiled:
+    """Compile the graph of a forward, or of a program without backward; and keep the whole program but its
+    backwards' code.
+    """
     notes = Notes()
     with notes.taken():
         compiled = _compile(graph, info, compile_graph)
@@ -203,23 +274,35 @@ def _compile_first(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: 
 
 
 def _plain_program(recipe: Recipe, backwards: Sequence[_Backward]) -> dict[str, Any]:
-    """What is kept of a program beside its compiled forward. Graphs are texts in the text: few are read again."""
+    """What is kept of a program beside its compiled forward. Graphs are texts in the text: few are read
+    again.
+    """
     if recipe.constants:
         raise NotPlain("a tensor that the program holds as a constant")
-    rows = [[encode((one.saved_inputs, one.saved_outputs, one.gradients, one.tangents, one.reach, one.info)),
-             json.dumps(encode_graph(one.graph()))] for one in backwards]
+    rows = [
+        [
+            encode((one.saved_inputs, one.saved_outputs, one.gradients, one.tangents, one.reach, one.info)),
+            json.dumps(encode_graph(one.graph())),
+        ]
+        for one in backwards
+    ]
     return {"recipe": encode(recipe), "backwards": rows}
 
 
 def _found(place: Kept, name: str, compile_graph: CompileGraph) -> Any:
     """The program as an earlier process kept it, or MISSING."""
+
     def build(data: dict[str, Any], forward: Compiled | None) -> Compiled:
         recipe: Recipe = decode(data["recipe"])
         backwards: list[_Backward] = []
         for facts, text in data["backwards"]:
             inputs, outputs, gradients, tangents, reach, info = decode(facts)
             info = replace(info, name=_backward_name(name, len(backwards)))
-            backwards.append(_Backward(functools.partial(_graph_of, text), inputs, outputs, gradients, tangents, reach, info))
+            backwards.append(
+                _Backward(
+                    functools.partial(_graph_of, text), inputs, outputs, gradients, tangents, reach, info
+                )
+            )
         assert forward is not None
         if not backwards:
             return inference_callable(forward, recipe)
@@ -234,7 +317,9 @@ def _graph_of(text: str) -> torch.fx.GraphModule:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The joint graph cut in two. `saved`: what the backward reads, `kept` inputs first; `results` by place in the forward."""
+    """The joint graph cut in two. `saved`: what the backward reads, `kept` inputs first; `results` by place
+    in the forward.
+    """
 
     forward: torch.fx.GraphModule
     saved: list[Node]
@@ -245,7 +330,9 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Backward:
-    """One of a program's backwards before it is compiled. `AutogradNode` says what the fields are; `graph` gives its graph."""
+    """One of a program's backwards before it is compiled. `AutogradNode` says what the fields are; `graph`
+    gives its graph.
+    """
 
     graph: Callable[[], torch.fx.GraphModule]
     saved_inputs: tuple[int, ...]
@@ -260,20 +347,33 @@ def _backward_name(name: str, number: int) -> str:
     return f"{name}_backward{number or ''}"
 
 
-def _compile_training(joint: Joint, compile_graph: CompileGraph, name: str, static_inputs: frozenset[int],
-                      leaves: frozenset[int], on_backward: OnBackward | None, place: Kept | None) -> Compiled:
+def _compile_training(
+    joint: Joint,
+    compile_graph: CompileGraph,
+    name: str,
+    static_inputs: frozenset[int],
+    leaves: frozenset[int],
+    on_backward: OnBackward | None,
+    place: Kept | None,
+) -> Compiled:
     with timed("partition"):
         cut = _cut(joint, name)
-        groups = _groups(joint, cut, leaves) if on_backward is None else {_everything(joint): joint.gradient_of}
+        groups = (
+            _groups(joint, cut, leaves) if on_backward is None else {_everything(joint): joint.gradient_of}
+        )
         parts = [(group, *_backward_graph(joint, cut, group, mask)) for mask, group in groups.items()]
     around = on_backward(parts[0][-1]) if on_backward is not None else None
     backwards = []
     for k, (group, saved, tangents, graph) in enumerate(parts):
         inputs = tuple(joint.inputs.index(node) for node in saved if node in cut.kept)
-        outputs = tuple(cut.results[node] for node in saved[len(inputs):])
+        outputs = tuple(cut.results[node] for node in saved[len(inputs) :])
         info = GraphInfo("backward", _backward_name(name, k), _static(saved, joint, static_inputs))
-        reach = tuple(frozenset(k for k, tangent in enumerate(tangents) if joint.reach[i] >> tangent & 1) for i in group)
-        backwards.append(_Backward(functools.partial(_itself, graph), inputs, outputs, tuple(group), tangents, reach, info))
+        reach = tuple(
+            frozenset(k for k, tangent in enumerate(tangents) if joint.reach[i] >> tangent & 1) for i in group
+        )
+        backwards.append(
+            _Backward(functools.partial(_itself, graph), inputs, outputs, tuple(group), tangents, reach, info)
+        )
     recipe = joint.recipe()
     info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
@@ -284,10 +384,23 @@ def _itself(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def _autograd_nodes(backwards: Sequence[_Backward], compile_graph: CompileGraph, around: Callable[[Compiled], Compiled] | None,
-                    place: Kept | None) -> list[AutogradNode]:
-    return [AutogradNode(_BackwardCompiler(one, k, compile_graph, around, place), one.saved_inputs, one.saved_outputs,
-                         one.gradients, one.tangents, one.reach) for k, one in enumerate(backwards)]
+def _autograd_nodes(
+    backwards: Sequence[_Backward],
+    compile_graph: CompileGraph,
+    around: Callable[[Compiled], Compiled] | None,
+    place: Kept | None,
+) -> list[AutogradNode]:
+    return [
+        AutogradNode(
+            _BackwardCompiler(one, k, compile_graph, around, place),
+            one.saved_inputs,
+            one.saved_outputs,
+            one.gradients,
+            one.tangents,
+            one.reach,
+        )
+        for k, one in enumerate(backwards)
+    ]
 
 
 def _cut(joint: Joint, name: str) -> _Cut:
@@ -298,9 +411,13 @@ def _cut(joint: Joint, name: str) -> _Cut:
     written = {joint.inputs[i] for i in joint.mutated}
     kept = [node for node in chosen.saved if node.op == "placeholder" and node not in written]
     outputs = [*values, *(node for node in chosen.saved if node not in kept and node not in values)]
-    forward = extract(joint.gm.graph, joint.inputs, outputs, writes=_writes(joint), keep=_generators(joint, backward_nodes))
+    forward = extract(
+        joint.gm.graph, joint.inputs, outputs, writes=_writes(joint), keep=_generators(joint, backward_nodes)
+    )
     results = {node: k for k, node in reversed(list(enumerate(outputs)))}  # the first of equal ones
-    return _Cut(forward, [*kept, *(node for node in chosen.saved if node not in kept)], kept, results, backward_nodes)
+    return _Cut(
+        forward, [*kept, *(node for node in chosen.saved if node not in kept)], kept, results, backward_nodes
+    )
 
 
 def _everything(joint: Joint) -> int:
@@ -308,31 +425,46 @@ def _everything(joint: Joint) -> int:
 
 
 def _groups(joint: Joint, cut: _Cut, leaves: frozenset[int]) -> dict[int, list[int]]:
-    """Inputs that share an autograd node, by the tangents that lead to them. What has an effect cannot run in two of them."""
+    """Inputs that share an autograd node, by the tangents that lead to them. What has an effect cannot run in
+    two of them.
+    """
     everything = _everything(joint)
-    graded = {i: joint.reach[i] for i, grad in zip(joint.gradient_of, joint.output[2], strict=True) if grad is not None}
+    graded = {
+        i: joint.reach[i]
+        for i, grad in zip(joint.gradient_of, joint.output[2], strict=True)
+        if grad is not None
+    }
     groups = gradient_groups(graded, everything, leaves)
     led = functools.reduce(operator.or_, groups, 0)
-    if len(groups) < 2 or led != everything or any(has_effect(node) for node in cut.backward_nodes if node.op == "call_function"):
+    if (
+        len(groups) < 2
+        or led != everything
+        or any(has_effect(node) for node in cut.backward_nodes if node.op == "call_function")
+    ):
         return {everything: joint.gradient_of}
     return groups
 
 
-def _backward_graph(joint: Joint, cut: _Cut, group: Sequence[int],
-                    mask: int) -> tuple[list[Node], tuple[int, ...], torch.fx.GraphModule]:
+def _backward_graph(
+    joint: Joint, cut: _Cut, group: Sequence[int], mask: int
+) -> tuple[list[Node], tuple[int, ...], torch.fx.GraphModule]:
     """What a backward for these inputs reads of the forward, which tangents it takes, and its graph."""
     gradients = dict(zip(joint.gradient_of, joint.output[2], strict=True))
     outputs = [gradients[i] for i in group]
     needed = inputs_of(outputs, set(cut.saved))
     saved = [node for node in cut.saved if node in needed or is_size(node)]
     tangents = tuple(k for k in range(len(joint.tangents)) if mask >> k & 1)
-    graph = extract(joint.gm.graph, [*saved, *(joint.tangents[k] for k in tangents)], outputs, anchored=cut.backward_nodes)
+    graph = extract(
+        joint.gm.graph, [*saved, *(joint.tangents[k] for k in tangents)], outputs, anchored=cut.backward_nodes
+    )
     return saved, tangents, graph
 
 
 @dataclass(frozen=True)
 class _BackwardCompiler:
-    """Compiles a backward when it is first called, for tangents of which some do not arrive (their positions)."""
+    """Compiles a backward when it is first called, for tangents of which some do not arrive (their
+    positions).
+    """
 
     backward: _Backward
     number: int
@@ -345,14 +477,18 @@ class _BackwardCompiler:
         with collector_paused():
             if self.place is None:
                 return make()
-            return self.place.program(f"backward {self.number} {sorted(absent)}", self.backward.info.name, make)
+            return self.place.program(
+                f"backward {self.number} {sorted(absent)}", self.backward.info.name, make
+            )
 
     def compiled(self, absent: frozenset[int]) -> Compiled | None:
         """Compile it now."""
         one = self.backward
         graph = one.graph()
         n_saved = len(one.saved_inputs) + len(one.saved_outputs)
-        if sum(node.op == "placeholder" for node in graph.graph.nodes) > n_saved + 1:  # the graph is kept for other tangents
+        if (
+            sum(node.op == "placeholder" for node in graph.graph.nodes) > n_saved + 1
+        ):  # the graph is kept for other tangents
             reached = frozenset(n for n, tangents in enumerate(one.reach) if tangents - absent)
             pruned = without_tangents(graph, frozenset(n_saved + k for k in absent), n_saved, reached)
             if pruned is None:
@@ -362,9 +498,12 @@ class _BackwardCompiler:
         return compiled if self.around is None else self.around(compiled)
 
 
-def _adopt_layouts(forward: torch.fx.GraphModule, saved_outputs: Sequence[int], backward: torch.fx.GraphModule,
-                   first: int) -> None:
-    """The compiler may lay saved values out in its own way and says so in the forward's specs; the backward takes them over."""
+def _adopt_layouts(
+    forward: torch.fx.GraphModule, saved_outputs: Sequence[int], backward: torch.fx.GraphModule, first: int
+) -> None:
+    """The compiler may lay saved values out in its own way and says so in the forward's specs; the backward
+    takes them over.
+    """
     made = next(node for node in reversed(forward.graph.nodes) if node.op == "output").args[0]
     arrive = [node for node in backward.graph.nodes if node.op == "placeholder"][first:]
     for node, position in zip(arrive, saved_outputs, strict=False):
@@ -372,15 +511,25 @@ def _adopt_layouts(forward: torch.fx.GraphModule, saved_outputs: Sequence[int], 
 
 
 def _generators(joint: Joint, backward: set[torch.fx.Node]) -> list[torch.fx.Node]:
-    """Random ops that advance PyTorch's generator, and collectives: they run in the forward whether or not anybody uses them."""
-    return [node for node in joint.gm.graph.nodes
-            if node.op == "call_function" and node not in backward and has_effect(node)]
+    """Random ops that advance PyTorch's generator, and collectives: they run in the forward whether or not
+    anybody uses them.
+    """
+    return [
+        node
+        for node in joint.gm.graph.nodes
+        if node.op == "call_function" and node not in backward and has_effect(node)
+    ]
 
 
 def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:
-    """Compile a graph whose program has run before: where what it assumes of sizes does not hold, it runs op by op."""
-    symbols = [(i, *node.meta["val"].symbols) for i, node in enumerate(graph.graph.nodes)
-               if node.op == "placeholder" and is_size(node)]
+    """Compile a graph whose program has run before: where what it assumes of sizes does not hold, it runs op
+    by op.
+    """
+    symbols = [
+        (i, *node.meta["val"].symbols)
+        for i, node in enumerate(graph.graph.nodes)
+        if node.op == "placeholder" and is_size(node)
+    ]
     env = symbols[0][1].env if symbols else None
     before = 0 if env is None else len(env.guards)
     as_it_is = None if env is None else _copy_of(graph)
@@ -419,4 +568,3 @@ def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: Compil
     log("graphs", lambda: f"{info.kind} {info.name}\n{program_text(graph)}")
     with timed(f"compile {info.kind}"):
         return compile_graph(graph, info)
-

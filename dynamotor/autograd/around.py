@@ -1,6 +1,8 @@
-"""Cuts a torch graph around an op that cannot be recorded or differentiated ahead of time: the calls before, it, the calls after.
+"""Cuts a torch graph around an op that cannot be recorded or differentiated ahead of time: the calls before,
+it, the calls after.
 
-Only tensors pass a border, and none that is written later on; autograd joins the parts, as it joins any real tensors.
+Only tensors pass a border, and none that is written later on; autograd joins the parts, as it joins any real
+tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from ..graph.spec import TensorSpec
 
 
 class _Trial:
-    """The graph run on ShapeTensors: which memory each call writes, where memory is used, and what is no tensor."""
+    """The graph run on ShapeTensors: which memory each call writes, where memory is used, and what is no
+    tensor.
+    """
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> None:
         self.calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
@@ -36,7 +40,9 @@ class _Trial:
         before = [tensor._version for tensor in given]
         function: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
         result = self.env[node] = function(*args, **kwargs)
-        written = [tensor for tensor, version in zip(given, before, strict=True) if tensor._version != version]
+        written = [
+            tensor for tensor, version in zip(given, before, strict=True) if tensor._version != version
+        ]
         self.writes.append({tensor.memory for tensor in written})
         self.wanting |= {tensor.memory for tensor in written if tensor.requires_grad}
         for tensor in (*given, result):
@@ -52,7 +58,7 @@ class _Trial:
             if not isinstance(self.env[node], ShapeTensor):
                 spans.append((at, max((position.get(user, at) for user in node.users), default=at)))
             for begin, end in spans:
-                result[begin + 1:end + 1] = [False] * (end - begin)
+                result[begin + 1 : end + 1] = [False] * (end - begin)
         return result
 
 
@@ -64,15 +70,20 @@ def _example(tensor: torch.Tensor) -> ShapeTensor:
     return made
 
 
-def region_around(gm: fx.GraphModule, inputs: Sequence[torch.Tensor], at: fx.Node | None) -> tuple[int, int] | None:
-    """The smallest range of the graph's calls, around call `at`, that can be run apart; None when it would be all of them.
+def region_around(
+    gm: fx.GraphModule, inputs: Sequence[torch.Tensor], at: fx.Node | None
+) -> tuple[int, int] | None:
+    """The smallest range of the graph's calls, around call `at`, that can be run apart; None when it would be
+    all of them.
 
     at: None stands for the first call that writes an input of which a gradient is wanted.
     """
     trial = _Trial(gm, inputs)
     free = trial.free()
     if at is None:
-        start = next((k for k, memories in enumerate(trial.writes) if memories & trial.wanting & trial.outside), None)
+        start = next(
+            (k for k, memories in enumerate(trial.writes) if memories & trial.wanting & trial.outside), None
+        )
     else:
         start = trial.calls.index(at)
     if start is None:

@@ -1,4 +1,6 @@
-"""What surrounds each call of compiled code: autocast and gradients are off in it, and what it writes is told to PyTorch."""
+"""What surrounds each call of compiled code: autocast and gradients are off in it, and what it writes is told
+to PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 def bump(tensors: list[torch.Tensor]) -> None:
-    """Generated code writes without PyTorch seeing it: tell the version counters (inference tensors have none)."""
+    """Generated code writes without PyTorch seeing it: tell the version counters (inference tensors have
+    none).
+    """
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
@@ -38,7 +42,9 @@ def _autocast_regions() -> list[str]:
 
 
 def without_autocast(compiled: Compiled) -> Compiled:
-    """The casts are in the graph already: the compiled ops must not be cast again by the region around the call."""
+    """The casts are in the graph already: the compiled ops must not be cast again by the region around the
+    call.
+    """
     if not _autocast_regions():
         return compiled
     return lambda *inputs: call_without_autocast(compiled, inputs)
@@ -59,7 +65,9 @@ def call_without_autocast(compiled: Compiled, inputs: tuple) -> Any:
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called while torch.compile does not look: compiled autograd runs a backward under its frame hook."""
+    """The function, called while torch.compile does not look: compiled autograd runs a backward under its
+    frame hook.
+    """
     call = _C.Dispatcher(None, function, "backward")
     call.disabled = True
     return call

@@ -1,7 +1,7 @@
 """Decompositions: composite aten ops that lowering wants as smaller ones. One row each.
 
-A row is called as `rule(recorder, func, *args, **kwargs)` with ShapeTensors, writes ops with `recorder.call`, and
-may return NotImplemented to keep the op whole.
+A row is called as `rule(recorder, func, *args, **kwargs)` with ShapeTensors, writes ops with `recorder.call`,
+and may return NotImplemented to keep the op whole.
 """
 
 from __future__ import annotations
@@ -24,24 +24,55 @@ def _zeros(recorder: GraphRecorder, size: Any, like: ShapeTensor) -> ShapeTensor
 
 
 @decomposition(aten.select_backward.default)
-def _select_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, sizes: Any, dim: int, index: int) -> Any:
+def _select_backward(
+    recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, sizes: Any, dim: int, index: int
+) -> Any:
     return recorder.call(aten.select_scatter.default, _zeros(recorder, sizes, grad), grad, dim, index)
 
 
 @decomposition(aten.slice_backward.default)
-def _slice_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, sizes: Any, dim: int, start: int,
-                    end: int, step: int) -> Any:
-    return recorder.call(aten.slice_scatter.default, _zeros(recorder, sizes, grad), grad, dim, start, end, step)
+def _slice_backward(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    grad: ShapeTensor,
+    sizes: Any,
+    dim: int,
+    start: int,
+    end: int,
+    step: int,
+) -> Any:
+    return recorder.call(
+        aten.slice_scatter.default, _zeros(recorder, sizes, grad), grad, dim, start, end, step
+    )
 
 
 @decomposition(aten.native_batch_norm.default)
-def _native_batch_norm(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, weight: Any, bias: Any,
-                       running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float) -> Any:
+def _native_batch_norm(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    x: ShapeTensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     """In training the running statistics are written: the functional form returns their new values."""
     if not training or running_mean is None or running_var is None:
         return recorder.plain(func, (x, weight, bias, running_mean, running_var, training, momentum, eps), {})
     out, mean, rstd, new_mean, new_var = recorder.call(
-        aten._native_batch_norm_legit_functional.default, x, weight, bias, running_mean, running_var, True, momentum, eps)
+        aten._native_batch_norm_legit_functional.default,
+        x,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        True,
+        momentum,
+        eps,
+    )
     recorder.assign(running_mean, new_mean)
     recorder.assign(running_var, new_var)
     return out, mean, rstd
@@ -53,34 +84,83 @@ def _native_batch_norm_legit(recorder: GraphRecorder, func: OpOverload, *args: A
 
 
 @decomposition(aten.cudnn_batch_norm.default)
-def _cudnn_batch_norm(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, weight: Any, bias: Any, running_mean: Any,
-                      running_var: Any, training: bool, momentum: float, eps: float) -> Any:
+def _cudnn_batch_norm(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    x: ShapeTensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     """cuDNN's is the same function, with a fourth result that only its own backward reads."""
-    out, mean, rstd = recorder.record(aten.native_batch_norm.default,
-                                      (x, weight, bias, running_mean, running_var, training, momentum, eps), {})
+    out, mean, rstd = recorder.record(
+        aten.native_batch_norm.default,
+        (x, weight, bias, running_mean, running_var, training, momentum, eps),
+        {},
+    )
     return out, mean, rstd, recorder.call(aten.full.default, [0], 0, dtype=torch.uint8, device=x.device)
 
 
 @decomposition(aten.cudnn_batch_norm_backward.default)
-def _cudnn_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, grad: ShapeTensor, weight: Any,
-                               running_mean: Any, running_var: Any, mean: Any, rstd: Any, eps: float, reserve: Any) -> Any:
-    return recorder.record(aten.native_batch_norm_backward.default,
-                           (grad, x, weight, None, None, mean, rstd, True, eps, [True, True, True]), {})
+def _cudnn_batch_norm_backward(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    x: ShapeTensor,
+    grad: ShapeTensor,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    mean: Any,
+    rstd: Any,
+    eps: float,
+    reserve: Any,
+) -> Any:
+    return recorder.record(
+        aten.native_batch_norm_backward.default,
+        (grad, x, weight, None, None, mean, rstd, True, eps, [True, True, True]),
+        {},
+    )
 
 
 @decomposition(aten.native_batch_norm_backward.default)
-def _native_batch_norm_backward(recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, x: ShapeTensor, weight: Any,
-                                running_mean: Any, running_var: Any, mean: Any, rstd: Any, train: bool, eps: float,
-                                mask: Any) -> Any:
-    """In training the running statistics are not read, in evaluation the saved ones are not: what is left out is not kept."""
+def _native_batch_norm_backward(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    grad: ShapeTensor,
+    x: ShapeTensor,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    mean: Any,
+    rstd: Any,
+    train: bool,
+    eps: float,
+    mask: Any,
+) -> Any:
+    """In training the running statistics are not read, in evaluation the saved ones are not: what is left out
+    is not kept.
+    """
     statistics = (None, None, mean, rstd) if train else (running_mean, running_var, None, None)
     return recorder.plain(func, (grad, x, weight, *statistics, train, eps, mask), {})
 
 
 @decomposition(aten._log_softmax.default)
-def _log_softmax(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, dim: int, half_to_float: bool) -> Any:
-    """On a GPU in steps: the backward then saves two numbers a row and what the rows are computed from, not the result."""
-    if (x.device.type != "cuda" and config.target != "triton") or not x.numel() or not x.dim() or not x.is_contiguous():
+def _log_softmax(
+    recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, dim: int, half_to_float: bool
+) -> Any:
+    """On a GPU in steps: the backward then saves two numbers a row and what the rows are computed from, not
+    the result.
+    """
+    if (
+        (x.device.type != "cuda" and config.target != "triton")
+        or not x.numel()
+        or not x.dim()
+        or not x.is_contiguous()
+    ):
         return NotImplemented
     result = torch.float32 if half_to_float else x.dtype
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
@@ -92,26 +172,67 @@ def _log_softmax(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, dim:
 
 
 @decomposition(aten.new_zeros.default)
-def _new_zeros(recorder: GraphRecorder, func: OpOverload, like: ShapeTensor, size: Any, *, dtype: Any = None,
-               layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-    return recorder.call(aten.full.default, list(size), 0, dtype=dtype or like.dtype, device=device or like.device)
+def _new_zeros(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    like: ShapeTensor,
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    return recorder.call(
+        aten.full.default, list(size), 0, dtype=dtype or like.dtype, device=device or like.device
+    )
 
 
-@decomposition(aten.zeros.default, aten.ones.default, aten._efficientzerotensor.default)  # the last has no memory
-def _zeros_ones(recorder: GraphRecorder, func: OpOverload, size: Any, *, dtype: Any = None, layout: Any = None,
-                device: Any = None, pin_memory: Any = None) -> Any:
+@decomposition(
+    aten.zeros.default, aten.ones.default, aten._efficientzerotensor.default
+)  # the last has no memory
+def _zeros_ones(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     value = 1 if func is aten.ones.default else 0
-    return recorder.call(aten.full.default, list(size), value, dtype=dtype or torch.get_default_dtype(),
-                         device=torch.device(device or torch.get_default_device()))
+    return recorder.call(
+        aten.full.default,
+        list(size),
+        value,
+        dtype=dtype or torch.get_default_dtype(),
+        device=torch.device(device or torch.get_default_device()),
+    )
 
 
 @decomposition(aten.zeros_like.default, aten.ones_like.default)
-def _like(recorder: GraphRecorder, func: OpOverload, like: ShapeTensor, *, dtype: Any = None, layout: Any = None,
-          device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
-    if not like.is_contiguous() or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+def _like(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    like: ShapeTensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    if not like.is_contiguous() or memory_format not in (
+        None,
+        torch.preserve_format,
+        torch.contiguous_format,
+    ):
         return NotImplemented
     value = 0 if func is aten.zeros_like.default else 1
-    return recorder.call(aten.full.default, list(like.shape), value, dtype=dtype or like.dtype, device=device or like.device)
+    return recorder.call(
+        aten.full.default, list(like.shape), value, dtype=dtype or like.dtype, device=device or like.device
+    )
 
 
 @decomposition(aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
@@ -122,6 +243,8 @@ def _unsafe_split(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, siz
         sizes = [min(sizes, x.shape[dim] - start) for start in range(0, x.shape[dim], max(sizes, 1))] or [0]
     source, parts, start = recorder.node_of(x), [], 0
     for size in sizes:
-        parts.append(recorder.tensor(recorder.emit(aten.slice.Tensor, (source, dim, start, start + size), {})))
+        parts.append(
+            recorder.tensor(recorder.emit(aten.slice.Tensor, (source, dim, start, start + size), {}))
+        )
         start += size
     return parts

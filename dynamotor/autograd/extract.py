@@ -42,13 +42,20 @@ def memory_root(node: Node) -> Node:
     return node
 
 
-def extract(joint: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], *,
-            writes: Sequence[tuple[Node, Node]] = (), keep: Sequence[Node] = (),
-            anchored: set[Node] | None = None) -> torch.fx.GraphModule:
+def extract(
+    joint: torch.fx.Graph,
+    inputs: Sequence[Node],
+    outputs: Sequence[Node | None],
+    *,
+    writes: Sequence[tuple[Node, Node]] = (),
+    keep: Sequence[Node] = (),
+    anchored: set[Node] | None = None,
+) -> torch.fx.GraphModule:
     """A graph module from `inputs` to `outputs`.
 
-    writes: (input, new contents) pairs that become trailing `copy_`. keep: nodes computed although nobody uses them.
-    anchored: when given, the nodes that keep their order; others (recomputed values) are placed where they are first used.
+    writes: (input, new contents) pairs that become trailing `copy_`. keep: nodes computed although nobody
+    uses them. anchored: when given, the nodes that keep their order; others (recomputed values) are placed
+    where they are first used.
     """
     graph = torch.fx.Graph()
     env: dict[Node, Node] = {}
@@ -82,9 +89,12 @@ def inputs_of(roots: Sequence[Node | None], boundary: set[Node]) -> set[Node]:
     return found
 
 
-def _order(joint: torch.fx.Graph, roots: Sequence[Node | None], known: dict[Node, Node],
-           anchored: set[Node] | None) -> list[Node]:
-    """The nodes that the roots depend on. Anchored nodes keep the joint order, the others come just before they are used."""
+def _order(
+    joint: torch.fx.Graph, roots: Sequence[Node | None], known: dict[Node, Node], anchored: set[Node] | None
+) -> list[Node]:
+    """The nodes that the roots depend on. Anchored nodes keep the joint order, the others come just before
+    they are used.
+    """
     wanted: set[Node] = set()
     stack = [node for node in roots if node is not None and node not in known]
     while stack:
@@ -112,7 +122,9 @@ def _place(node: Node, wanted: set[Node], placed: dict[Node, None]) -> None:
             placed[node] = None
             continue
         stack.append((node, True))
-        stack.extend((arg, False) for arg in reversed(node.all_input_nodes) if arg in wanted and arg not in placed)
+        stack.extend(
+            (arg, False) for arg in reversed(node.all_input_nodes) if arg in wanted and arg not in placed
+        )
 
 
 def _emit(graph: torch.fx.Graph, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Node:
@@ -123,7 +135,9 @@ def _emit(graph: torch.fx.Graph, func: OpOverload, args: tuple, kwargs: dict[str
 
 
 def _clone(graph: torch.fx.Graph, node: Node) -> Node:
-    """A copy with the node's strides; where those leave holes, its memory's root is copied and looked at the same way."""
+    """A copy with the node's strides; where those leave holes, its memory's root is copied and looked at the
+    same way.
+    """
     spec = node.meta["val"]
     if is_dense(spec) or not is_view(node) or node.target is operator.getitem:
         copied = graph.call_function(aten.clone.default, (node,))
@@ -133,9 +147,11 @@ def _clone(graph: torch.fx.Graph, node: Node) -> Node:
     return graph.node_copy(node, lambda arg: source if arg is node.args[0] else arg)
 
 
-def _own_memory(graph: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None],
-                env: dict[Node, Node]) -> list[Any]:
-    """The output nodes of the new graph, cloned where they would share memory with an input or another output.
+def _own_memory(
+    graph: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence[Node | None], env: dict[Node, Node]
+) -> list[Any]:
+    """The output nodes of the new graph, cloned where they would share memory with an input or another
+    output.
 
     Gradients too: autograd may keep a gradient that arrives as `param.grad` and later add to it in place.
     """
@@ -152,7 +168,9 @@ def _own_memory(graph: torch.fx.Graph, inputs: Sequence[Node], outputs: Sequence
     return result
 
 
-def _apart(graph: torch.fx.Graph, target: Node, value: Node, env: dict[Node, Node], written: set[Node]) -> Node:
+def _apart(
+    graph: torch.fx.Graph, target: Node, value: Node, env: dict[Node, Node], written: set[Node]
+) -> Node:
     """New contents that do not look at an input which an earlier `copy_` may have overwritten."""
     copied = env[value]
     root = memory_root(copied)

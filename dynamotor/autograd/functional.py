@@ -1,8 +1,9 @@
-"""Functionalisation: tensors that share memory are aliases of one base value, and a write makes a new base value.
+"""Functionalisation: tensors that share memory are aliases of one base value, and a write makes a new base
+value.
 
-An `Alias` names a tensor of the traced program: the base of its memory, or a view (a parent and a replayable view
-op). Reading gives the fx node of the current value; a view is replayed when its base has been written since.
-Writing sends the value back through the inverse of each view up to the base.
+An `Alias` names a tensor of the traced program: the base of its memory, or a view (a parent and a replayable
+view op). Reading gives the fx node of the current value; a view is replayed when its base has been written
+since. Writing sends the value back through the inverse of each view up to the base.
 """
 
 from __future__ import annotations
@@ -38,28 +39,57 @@ class Memory:
 
 
 class Alias:
-    """A tensor of the traced program: a base (no parent), or a view of its parent by `func(parent, *args, **kwargs)`.
+    """A tensor of the traced program: a base (no parent), or a view of its parent by `func(parent, *args,
+    **kwargs)`.
 
-    `grad_mode` is the mode in which the view was made: it is replayed in the same. `get` makes the node on the first
-    read, for outputs of multi-output ops that may never be read. `one_of` is the call that such a one is replayed by: autograd
-    refuses writes into views that come several at once.
+    `grad_mode` is the mode in which the view was made: it is replayed in the same. `get` makes the node on
+    the first read, for outputs of multi-output ops that may never be read. `one_of` is the call that such a
+    one is replayed by: autograd refuses writes into views that come several at once.
     """
 
-    __slots__ = ("memory", "spec", "node", "get", "seen", "parent", "func", "args", "kwargs", "grad_mode", "one_of")
+    __slots__ = (
+        "memory",
+        "spec",
+        "node",
+        "get",
+        "seen",
+        "parent",
+        "func",
+        "args",
+        "kwargs",
+        "grad_mode",
+        "one_of",
+    )
 
-    def __init__(self, memory: Memory, spec: TensorSpec, node: torch.fx.Node | None, *, parent: Alias | None = None,
-                 func: OpOverload | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None,
-                 get: Callable[[], torch.fx.Node] | None = None) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        spec: TensorSpec,
+        node: torch.fx.Node | None,
+        *,
+        parent: Alias | None = None,
+        func: OpOverload | None = None,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        get: Callable[[], torch.fx.Node] | None = None,
+    ) -> None:
         self.memory, self.spec, self.node, self.get, self.seen = memory, spec, node, get, memory.version
         self.parent, self.func, self.args, self.kwargs = parent, func, args, kwargs or {}
         self.grad_mode = torch.is_grad_enabled()
-        self.one_of: tuple[int, OpOverload, tuple, dict[str, Any]] | None = None  # which result, of which call on the parent
+        self.one_of: tuple[int, OpOverload, tuple, dict[str, Any]] | None = (
+            None  # which result, of which call on the parent
+        )
         if parent is None:
             memory.base = self
 
 
-def base(spec: TensorSpec, node: torch.fx.Node | None, *, get: Callable[[], torch.fx.Node] | None = None,
-         input_node: torch.fx.Node | None = None) -> Alias:
+def base(
+    spec: TensorSpec,
+    node: torch.fx.Node | None,
+    *,
+    get: Callable[[], torch.fx.Node] | None = None,
+    input_node: torch.fx.Node | None = None,
+) -> Alias:
     """An alias of new memory."""
     return Alias(Memory(input_node), spec, node, get=get)
 
@@ -88,13 +118,17 @@ def write(alias: Alias, value: torch.fx.Node, emit: Emit) -> None:
         return
     inverse = view_inverses.get(alias.func) if alias.func is not None else None
     if inverse is None:
-        raise UnsupportedOp("DM237", f"a write through {alias.func} cannot be made functional", cure="clone the view first")
+        raise UnsupportedOp(
+            "DM237", f"a write through {alias.func} cannot be made functional", cure="clone the view first"
+        )
     write(alias.parent, inverse(emit, alias, value), emit)
     if spec_of_node(value).stride == alias.spec.stride:
         alias.node, alias.seen = value, memory.version
 
 
-def like(value: torch.fx.Node, spec: TensorSpec, old: Callable[[], torch.fx.Node], emit: Emit) -> torch.fx.Node:
+def like(
+    value: torch.fx.Node, spec: TensorSpec, old: Callable[[], torch.fx.Node], emit: Emit
+) -> torch.fx.Node:
     """The value cast, expanded and laid out as `spec` says, the way `copy_` into such a tensor does it.
 
     Only the order of dimensions counts where `spec` leaves holes between elements: values have none.
@@ -104,19 +138,34 @@ def like(value: torch.fx.Node, spec: TensorSpec, old: Callable[[], torch.fx.Node
         spec = spec.with_stride(preserved_stride(spec))
     if have.dtype != spec.dtype and have.shape == spec.shape and have.stride == spec.stride:
         return emit(aten._to_copy.default, (value,), {"dtype": spec.dtype})
-    if (have.shape, have.stride, have.dtype, have.device) != (spec.shape, spec.stride, spec.dtype, spec.device):
+    if (have.shape, have.stride, have.dtype, have.device) != (
+        spec.shape,
+        spec.stride,
+        spec.dtype,
+        spec.device,
+    ):
         return emit(aten.copy.default, (old(), value), {})
     return value
 
 
 def with_holes(value: torch.fx.Node, spec: TensorSpec, emit: Emit) -> torch.fx.Node:
-    """The value where `spec` leaves holes between elements, as eager's result does; values that ops have written have none."""
+    """The value where `spec` leaves holes between elements, as eager's result does; values that ops have
+    written have none.
+    """
     have = spec_of_node(value)
-    if is_dense(spec) or spec.is_symbolic or all(a == b for a, b, n in zip(have.stride, spec.stride, spec.shape) if n != 1):
+    if (
+        is_dense(spec)
+        or spec.is_symbolic
+        or all(a == b for a, b, n in zip(have.stride, spec.stride, spec.shape) if n != 1)
+    ):
         return value
     place = list(spec.shape), list(spec.stride), 0
     memory = emit(aten.full.default, ([spec.extent], 0), {"dtype": spec.dtype, "device": spec.device})
-    return emit(aten.as_strided.default, (emit(aten.as_strided_scatter.default, (memory, value, *place), {}), *place), {})
+    return emit(
+        aten.as_strided.default,
+        (emit(aten.as_strided_scatter.default, (memory, value, *place), {}), *place),
+        {},
+    )
 
 
 def spec_of_node(node: torch.fx.Node) -> TensorSpec:
@@ -149,8 +198,15 @@ def _parent(emit: Emit, alias: Alias) -> torch.fx.Node:
     return read(_viewed(alias), emit)
 
 
-@view_inverse(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.unsqueeze.default,
-              aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@view_inverse(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
 def _reshape(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
     return reshaped(emit, value, _viewed(alias).spec.shape)
 
@@ -208,8 +264,9 @@ def _as_strided(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node
     return emit(aten.as_strided_scatter.default, (_parent(emit, alias), value, *alias.args), {})
 
 
-def slices_of(func: OpOverload, parent: TensorSpec, args: tuple, kwargs: dict[str, Any],
-              parts: tuple[TensorSpec, ...]) -> list[tuple[OpOverload, tuple]]:
+def slices_of(
+    func: OpOverload, parent: TensorSpec, args: tuple, kwargs: dict[str, Any], parts: tuple[TensorSpec, ...]
+) -> list[tuple[OpOverload, tuple]]:
     """The single-output view op that gives each output of a multi-output view (split, unbind)."""
     named = dict(zip([a.name for a in func._schema.arguments][1:], args, strict=False)) | kwargs
     dim = named.get("dim", 0) % max(len(parent.shape), 1)
@@ -221,6 +278,6 @@ def slices_of(func: OpOverload, parent: TensorSpec, args: tuple, kwargs: dict[st
             steps.append((aten.slice.Tensor, (dim, start, start + part.shape[dim])))
             start += part.shape[dim]
         return steps
-    raise UnsupportedOp("DM239", f"{func} returns several views and has no replay rule", cure="use split or unbind")
-
-
+    raise UnsupportedOp(
+        "DM239", f"{func} returns several views and has no replay rule", cure="use split or unbind"
+    )

@@ -34,7 +34,9 @@ _forms: dict[OpOverload, OpOverload] = {}
 
 
 def functional_form(func: OpOverload) -> OpOverload:
-    """The overload that returns what the in-place `func` would write; raises UnsupportedOp when there is none."""
+    """The overload that returns what the in-place `func` would write; raises UnsupportedOp when there is
+    none.
+    """
     form = _forms.get(func)
     if form is None:
         form = _forms[func] = _OTHER_NAMES.get(func) or _search(func)
@@ -50,8 +52,11 @@ def _search(func: OpOverload) -> OpOverload:
             form = getattr(packet, overload)
             if not facts(form).writes and _types(form) == _types(func):
                 return form
-    raise UnsupportedOp("DM236", f"{func} writes its arguments and has no functional form that is known",
-                        cure="use the out-of-place op")
+    raise UnsupportedOp(
+        "DM236",
+        f"{func} writes its arguments and has no functional form that is known",
+        cure="use the out-of-place op",
+    )
 
 
 def _types(func: OpOverload) -> list[str]:
@@ -59,16 +64,29 @@ def _types(func: OpOverload) -> list[str]:
 
 
 def refuse_overlap(func: OpOverload, written: TensorSpec, read: Iterable[TensorSpec]) -> None:
-    """Leave a write that eager refuses to eager: into memory that several elements share, or that an operand shares in part.
+    """Leave a write that eager refuses to eager: into memory that several elements share, or that an operand
+    shares in part.
 
     func: its functional form. read: the operands that lie in the same storage. Raises UnsupportedOp.
     """
     if sees_twice(written):
-        raise UnsupportedOp("DM213", f"{func} writes memory that several elements share", cure="clone() the tensor first")
-    elementwise = facts(func).pointwise or func is aten.copy_.default  # each element is read before it is written
+        raise UnsupportedOp(
+            "DM213", f"{func} writes memory that several elements share", cure="clone() the tensor first"
+        )
+    elementwise = (
+        facts(func).pointwise or func is aten.copy_.default
+    )  # each element is read before it is written
     start, stop = written.offset, written.offset + written.extent
     for other in read:
         dense = written.extent == written.numel and other.extent == other.numel
-        same = elementwise and (other.offset, other.shape, other.stride) == (written.offset, written.shape, written.stride)
+        same = elementwise and (other.offset, other.shape, other.stride) == (
+            written.offset,
+            written.shape,
+            written.stride,
+        )
         if dense and not same and start < other.offset + other.extent and other.offset < stop:
-            raise UnsupportedOp("DM213", f"{func} reads memory that it writes in other places", cure="clone() the operand first")
+            raise UnsupportedOp(
+                "DM213",
+                f"{func} reads memory that it writes in other places",
+                cure="clone() the operand first",
+            )

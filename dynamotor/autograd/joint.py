@@ -1,7 +1,7 @@
 """The joint trace: the torch graph runs once over ShapeTensors, then PyTorch's own engine runs its backward.
 
-The result is one fx graph of functional aten ops whose output is (values, written inputs, gradients), and a plan of
-how the user's outputs come from the values and the inputs.
+The result is one fx graph of functional aten ops whose output is (values, written inputs, gradients), and a
+plan of how the user's outputs come from the values and the inputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ aten = torch.ops.aten
 
 @dataclass
 class Joint:
-    """A traced program. Values are tensors the compiled forward returns; gradients stand per input, None where none flows."""
+    """A traced program. Values are tensors the compiled forward returns; gradients stand per input, None
+    where none flows.
+    """
 
     gm: torch.fx.GraphModule
     inputs: list[torch.fx.Node]
@@ -41,8 +43,12 @@ class Joint:
     differentiable: list[bool]  # per value
     mutated: list[int]  # input indices
     gradient_of: list[int] = field(default_factory=list)  # input indices that want a gradient
-    reach: dict[int, int] = field(default_factory=dict)  # for each of these, the tangents that lead to it: bit k is the k-th
-    inner: dict[int, int] = field(default_factory=dict)  # for each user output that others are computed from, their tangents
+    reach: dict[int, int] = field(
+        default_factory=dict
+    )  # for each of these, the tangents that lead to it: bit k is the k-th
+    inner: dict[int, int] = field(
+        default_factory=dict
+    )  # for each user output that others are computed from, their tangents
 
     @property
     def symbols(self) -> dict[int, Symbol]:
@@ -58,13 +64,27 @@ class Joint:
     def recipe(self) -> Recipe:
         """What the program's run-time wrapper needs of it."""
         values, _, grads = self.output
-        return Recipe(len(self.inputs) - len(self.constants), tuple(self.constants), self.symbols, tuple(self.plans), len(values),
-                      tuple(self.differentiable), tuple(self.mutated), tuple(self.gradient_of),
-                      tuple(grad is not None for grad in grads), tuple(node.meta["val"] for node in self.tangents), self.inner)
+        return Recipe(
+            len(self.inputs) - len(self.constants),
+            tuple(self.constants),
+            self.symbols,
+            tuple(self.plans),
+            len(values),
+            tuple(self.differentiable),
+            tuple(self.mutated),
+            tuple(self.gradient_of),
+            tuple(grad is not None for grad in grads),
+            tuple(node.meta["val"] for node in self.tangents),
+            self.inner,
+        )
 
 
-def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec | Size], requires_grad: Sequence[bool],
-                memory_groups: Sequence[int]) -> Joint:
+def trace_joint(
+    gm: torch.fx.GraphModule,
+    specs: Sequence[TensorSpec | Size],
+    requires_grad: Sequence[bool],
+    memory_groups: Sequence[int],
+) -> Joint:
     """Trace a torch graph. `memory_groups` numbers the storages of the inputs: equal numbers share memory.
 
     A spec that is a `Size` (a symbol) stands for an int of each call.
@@ -73,9 +93,11 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec | Size], re
     """
     recorder = GraphRecorder(gm.meta.get("shape_env"))
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    feed = [recorder.input(name, spec, needs)
-            for name, spec, needs in zip(names, specs, requires_grad, strict=True)]
-    placeholders = list(recorder.graph.nodes)[:len(feed)]
+    feed = [
+        recorder.input(name, spec, needs)
+        for name, spec, needs in zip(names, specs, requires_grad, strict=True)
+    ]
+    placeholders = list(recorder.graph.nodes)[: len(feed)]
     inputs = {i: tensor for i, tensor in enumerate(feed) if type(tensor) is ShapeTensor}
     aliases = {i: tensor.note for i, tensor in inputs.items()}
     with recording(recorder), torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -96,15 +118,27 @@ def trace_joint(gm: torch.fx.GraphModule, specs: Sequence[TensorSpec | Size], re
     reach: dict[int, Any] = {}
     inner: Sequence[int] = []
     if gradient_of:
-        wanted, leaves = [t for t, graded in zip(roots, differentiable, strict=True) if graded], [inputs[i] for i in gradient_of]
+        wanted, leaves = (
+            [t for t, graded in zip(roots, differentiable, strict=True) if graded],
+            [inputs[i] for i in gradient_of],
+        )
         found, inner = reaching(wanted, leaves, results)
         reach = dict(zip(gradient_of, found, strict=True))
         tangents, grads = _backward(recorder, wanted, leaves)
     recorder.graph.output((values, contents, grads))
     joint_gm = graph_module(recorder.graph, "Joint")
-    return Joint(joint_gm, placeholders + [node for node, _ in recorder.constants],
-                 [tensor for _, tensor in recorder.constants], tangents, plans, differentiable, mutated, gradient_of,
-                 reach, {k: mask for k, mask in enumerate(inner) if mask})
+    return Joint(
+        joint_gm,
+        placeholders + [node for node, _ in recorder.constants],
+        [tensor for _, tensor in recorder.constants],
+        tangents,
+        plans,
+        differentiable,
+        mutated,
+        gradient_of,
+        reach,
+        {k: mask for k, mask in enumerate(inner) if mask},
+    )
 
 
 def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]) -> tuple:
@@ -127,7 +161,9 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
             elif node.op == "call_method":
                 env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
-                raise UnsupportedOp("DM242", f"a {node.op} node in a torch graph", cure="pass outside tensors as placeholders")
+                raise UnsupportedOp(
+                    "DM242", f"a {node.op} node in a torch graph", cure="pass outside tensors as placeholders"
+                )
         except Exception as error:
             error.__dict__["torch_node"] = node  # around which the graph may be cut
             raise
@@ -135,26 +171,40 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
     raise UnsupportedOp("DM242", "a torch graph without output")
 
 
-def _check_inputs(inputs: dict[int, ShapeTensor], aliases: dict[int, Alias], requires_grad: Sequence[bool],
-                  groups: Sequence[int]) -> None:
+def _check_inputs(
+    inputs: dict[int, ShapeTensor],
+    aliases: dict[int, Alias],
+    requires_grad: Sequence[bool],
+    groups: Sequence[int],
+) -> None:
     """Changes of inputs are made functional only where that is eager's meaning in full."""
     if any(tensor.note is not aliases[i] for i, tensor in inputs.items()):
-        raise UnsupportedOp("DM241", "an input's shape or strides are changed in place", cure="use the out-of-place op")
+        raise UnsupportedOp(
+            "DM241", "an input's shape or strides are changed in place", cure="use the out-of-place op"
+        )
     if any(tensor.requires_grad != requires_grad[i] for i, tensor in inputs.items()):
         raise UnsupportedOp("DM231", "an input begins to require a gradient", cure="use the out-of-place op")
     for i, tensor in inputs.items():
         if tensor.note.memory.version > 0 and sum(group == groups[i] for group in groups) > 1:
-            raise UnsupportedOp("DM232", "an input is changed in place and shares memory with another input",
-                                cure="clone one of them")
+            raise UnsupportedOp(
+                "DM232",
+                "an input is changed in place and shares memory with another input",
+                cure="clone one of them",
+            )
 
 
 def _check_gradients(requires_grad: Sequence[bool], mutated: Sequence[int]) -> None:
     """Gradients flow only to inputs, and only to inputs that stay as they are."""
     if not any(requires_grad):
-        raise UnsupportedOp("DM234", "an output requires a gradient and no input does", cure="make the leaf outside")
+        raise UnsupportedOp(
+            "DM234", "an output requires a gradient and no input does", cure="make the leaf outside"
+        )
     if any(requires_grad[i] for i in mutated):
-        raise UnsupportedOp("DM231", "an input that takes part in the gradient is changed in place",
-                            cure="use the out-of-place op")
+        raise UnsupportedOp(
+            "DM231",
+            "an input that takes part in the gradient is changed in place",
+            cure="use the out-of-place op",
+        )
 
 
 def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
@@ -168,13 +218,18 @@ def _chain(alias: Alias, root: Alias) -> tuple[Step, ...] | None:
             steps.append((at.func, at.args, at.kwargs, at.grad_mode))
         else:
             index, func, args, kwargs = at.one_of
-            steps += [(operator.getitem, (index,), {}, at.grad_mode), (func, args, kwargs, at.grad_mode)]  # the last comes first
+            steps += [
+                (operator.getitem, (index,), {}, at.grad_mode),
+                (func, args, kwargs, at.grad_mode),
+            ]  # the last comes first
         at = at.parent
     return tuple(reversed(steps)) if at is root else None
 
 
 def _plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tuple[list[OutputPlan], list]:
-    """Plans for the user's outputs, and the (alias, tensor) of each value that the graph must return for them."""
+    """Plans for the user's outputs, and the (alias, tensor) of each value that the graph must return for
+    them.
+    """
     input_of = {tensor.note.memory: i for i, tensor in inputs.items()}
     by_memory: dict[Any, list[ShapeTensor]] = {}
     for tensor in results:
@@ -203,7 +258,9 @@ def _plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tup
 def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: ShapeTensor | None) -> OutputPlan:
     steps = _chain(tensor.note, root)
     if steps is None:
-        raise UnsupportedOp("DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
+        raise UnsupportedOp(
+            "DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them"
+        )
     if tensor is source or (source is None and not steps):
         return OutputPlan(kind, index)
     detach = _detach(tensor, source)
@@ -213,7 +270,9 @@ def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: Shape
 
 
 def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:
-    """Where on the way from its source an output was cut off from it (a write to one then gives the other no gradient)."""
+    """Where on the way from its source an output was cut off from it (a write to one then gives the other no
+    gradient).
+    """
     if tensor.requires_grad:
         return ""
     if tensor._base is None:
@@ -223,7 +282,9 @@ def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:
 
 
 def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor | None]:
-    """What the graph returns for outputs that share memory: the one output, or the tensor that all of them view."""
+    """What the graph returns for outputs that share memory: the one output, or the tensor that all of them
+    view.
+    """
     if len(group) == 1:
         return _root_of_one(memory, group[0])
     wanting = [tensor for tensor in group if tensor.requires_grad]
@@ -231,44 +292,72 @@ def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor 
         return memory.base, _whole(memory, group)
     root = wanting[0]._base if wanting[0]._base is not None else wanting[0]
     if not isinstance(root, ShapeTensor) or any(_chain(tensor.note, root.note) is None for tensor in group):
-        raise UnsupportedOp("DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them")
+        raise UnsupportedOp(
+            "DM233", "outputs share memory in a way that cannot be replayed", cure="clone one of them"
+        )
     return next((t for t in group if t is root), root).note, root
 
 
 def _whole(memory: Any, group: list[ShapeTensor]) -> ShapeTensor | None:
-    """The tensor that has the whole memory and of which outputs without gradient are views, if there is one."""
+    """The tensor that has the whole memory and of which outputs without gradient are views, if there is
+    one.
+    """
     bases = [tensor._base for tensor in group if tensor._base is not None]
-    return next((t for t in [*bases, *group] if isinstance(t, ShapeTensor) and t.note is memory.base and t._base is None), None)
+    return next(
+        (
+            t
+            for t in [*bases, *group]
+            if isinstance(t, ShapeTensor) and t.note is memory.base and t._base is None
+        ),
+        None,
+    )
 
 
 def _root_of_one(memory: Any, tensor: ShapeTensor) -> tuple[Alias, ShapeTensor | None]:
-    """The output itself; where it leaves holes in its memory, or is one of several views, what it is a view of, so that it keeps
-    eager's strides and refuses writes."""
+    """The output itself; where it leaves holes in its memory, or is one of several views, what it is a view
+    of, so that it keeps eager's strides and refuses writes."""
     if tensor.requires_grad and tensor.note.one_of is not None and isinstance(tensor._base, ShapeTensor):
         return tensor._base.note, tensor._base
     if not is_dense(tensor.spec):
         if not tensor.requires_grad:
             return memory.base, _whole(memory, [tensor])
         root = tensor._base
-        if isinstance(root, ShapeTensor) and is_dense(root.spec) and _chain(tensor.note, root.note) is not None:
+        if (
+            isinstance(root, ShapeTensor)
+            and is_dense(root.spec)
+            and _chain(tensor.note, root.note) is not None
+        ):
             return root.note, root
     return tensor.note, tensor
 
 
 def tangent_spec(spec: TensorSpec) -> TensorSpec:
-    """The layout in which a gradient of an output arrives: the output's own when it has no holes, else row-major."""
+    """The layout in which a gradient of an output arrives: the output's own when it has no holes, else
+    row-major.
+    """
     stride = spec.stride if is_dense(spec) else contiguous_stride(spec.shape)
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
 
 
-def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[ShapeTensor]) -> tuple[list, list]:
-    """Run PyTorch's engine from the roots to the inputs under the recorder: tangent nodes and gradient nodes."""
+def _backward(
+    recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[ShapeTensor]
+) -> tuple[list, list]:
+    """Run PyTorch's engine from the roots to the inputs under the recorder: tangent nodes and gradient
+    nodes.
+    """
     recorder.stage, recorder.where, recorder.recompute = "backward", None, False
     tangents = [recorder.input(f"tangent_{i}", tangent_spec(root.spec)) for i, root in enumerate(roots)]
     with recording(recorder), _no_autocast():
         try:  # what torch.autograd.grad calls; its checks of the tangents would import sympy
             grads = torch.autograd.Variable._execution_engine.run_backward(
-                tuple(roots), tuple(tangents), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
+                tuple(roots),
+                tuple(tangents),
+                False,
+                False,
+                tuple(inputs),
+                allow_unreachable=True,
+                accumulate_grad=False,
+            )
         except Exception as error:
             error.__dict__["torch_node"] = recorder.forward_of_failed()
             raise
@@ -278,7 +367,9 @@ def _backward(recorder: GraphRecorder, roots: list[ShapeTensor], inputs: list[Sh
 
 @contextlib.contextmanager
 def _no_autocast() -> Any:
-    """Backward formulas run in the types that the forward chose, whatever region surrounds the compilation."""
+    """Backward formulas run in the types that the forward chose, whatever region surrounds the
+    compilation.
+    """
     before = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     for kind in before:
         torch.set_autocast_enabled(kind, False)

@@ -1,8 +1,10 @@
-"""Whole compiled programs on disk: found by what was captured and all that its compilation reads, kept as plain data.
+"""Whole compiled programs on disk: found by what was captured and all that its compilation reads, kept as
+plain data.
 
-The key holds the torch graph's text with its lines, the inputs' metadata, PyTorch's settings and the backend's `environment`
-(versions, settings, machine). What has no exact text (a user's function, a custom op, a generator, a size that differs
-between calls) is not kept: an event "not kept" says why. Capture and its guards are live in every process.
+The key holds the torch graph's text with its lines, the inputs' metadata, PyTorch's settings and the
+backend's `environment` (versions, settings, machine). What has no exact text (a user's function, a custom op,
+a generator, a size that differs between calls) is not kept: an event "not kept" says why. Capture and its
+guards are live in every process.
 """
 
 from __future__ import annotations
@@ -33,9 +35,18 @@ from ..graph.spec import TensorSpec
 
 Compiled = Callable[..., Any]
 WAIT_SECONDS = 60.0  # for another process that compiles the same program
-_STAGES = ("aten_graph", "build", "code", "kernel", "partition", "pass", "refuse")  # events of a compilation that was not there
+_STAGES = (
+    "aten_graph",
+    "build",
+    "code",
+    "kernel",
+    "partition",
+    "pass",
+    "refuse",
+)  # events of a compilation that was not there
 MISSING = object()  # beside None, which stands for a program that has to be called in another way
-# An entry that was written by the same version and is whole decodes; these say that it does not, whatever the reason.
+# An entry that was written by the same version and is whole decodes; these say that it does not, whatever the
+# reason.
 _UNREADABLE = (NotPlain, KeyError, ValueError, TypeError, AttributeError, IndexError, SyntaxError)
 
 
@@ -49,7 +60,9 @@ class Keeper:
 
 
 class Notes:
-    """What compiling a graph told users (ops left to aten), to be told again where the program comes from the disk."""
+    """What compiling a graph told users (ops left to aten), to be told again where the program comes from the
+    disk.
+    """
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -78,11 +91,15 @@ class Notes:
 
 @dataclass(frozen=True)
 class Kept:
-    """A program's place on disk. Parts: "forward" (or the whole of inference), and backwards by number and absent tangents."""
+    """A program's place on disk. Parts: "forward" (or the whole of inference), and backwards by number and
+    absent tangents.
+    """
 
     key: str
     keeper: Keeper
-    settings: dict[str, Any]  # a backward is looked for when it is first run, outside of what held for its forward
+    settings: dict[
+        str, Any
+    ]  # a backward is looked for when it is first run, outside of what held for its forward
 
     def program(self, part: str, name: str, make: Callable[[], Compiled | None]) -> Compiled | None:
         """A compiled graph, from the disk or made and kept."""
@@ -110,7 +127,9 @@ class Kept:
         return cache.digest(self.key, part)
 
     def find(self, part: str, name: str, build: Callable[[dict[str, Any], Compiled | None], Any]) -> Any:
-        """What `build(entry, its compiled graph)` gives; MISSING when there is no entry or a library is gone."""
+        """What `build(entry, its compiled graph)` gives; MISSING when there is no entry or a library is
+        gone.
+        """
         payload = cache.load("program", self._name(part))
         if payload is None:
             return MISSING
@@ -129,7 +148,9 @@ class Kept:
             return MISSING
         return found
 
-    def keep(self, part: str, program: Compiled | None, notes: Notes, more: Callable[[], dict[str, Any]] = dict) -> None:
+    def keep(
+        self, part: str, program: Compiled | None, notes: Notes, more: Callable[[], dict[str, Any]] = dict
+    ) -> None:
         """Write an entry, unless something in it is not plain."""
         try:
             with timed("keep"):
@@ -144,8 +165,13 @@ def _not_kept(reason: str) -> None:
     emit("not kept", reason=reason)
 
 
-def kept(keeper: Keeper | None, gm: fx.GraphModule, inputs: Sequence[Any], graded: Sequence[bool],
-         static_inputs: frozenset[int]) -> Kept | None:
+def kept(
+    keeper: Keeper | None,
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    graded: Sequence[bool],
+    static_inputs: frozenset[int],
+) -> Kept | None:
     """Where the program of this graph is kept; None where it is not."""
     if keeper is None or _whole_compilation_is_wanted():
         return None
@@ -164,9 +190,14 @@ def _whole_compilation_is_wanted() -> bool:
     return off or bool(config.log or config.debug) or any(map(listening, _STAGES))
 
 
-# -- the key -----------------------------------------------------------------------------------------------------------
-def program_key(gm: fx.GraphModule, inputs: Sequence[Any], graded: Sequence[bool], static_inputs: frozenset[int],
-                environment: Sequence[str]) -> str:
+# -- the key -------------------------------------------------------------------------------------------------
+def program_key(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    graded: Sequence[bool],
+    static_inputs: frozenset[int],
+    environment: Sequence[str],
+) -> str:
     """A hash of all that decides what a graph is compiled to. NotPlain for what has no exact text."""
     for name in ("on_backward", "shape_env"):
         if name in gm.meta:
@@ -174,7 +205,13 @@ def program_key(gm: fx.GraphModule, inputs: Sequence[Any], graded: Sequence[bool
     given = [_input_text(t, i in static_inputs) for i, t in enumerate(inputs)]
     storages = [t.untyped_storage()._cdata for t in inputs]
     first = {storage: i for i, storage in reversed(list(enumerate(storages)))}
-    facts = [given, list(map(bool, graded)), [first[storage] for storage in storages], sorted(static_inputs), _graph_text(gm)]
+    facts = [
+        given,
+        list(map(bool, graded)),
+        [first[storage] for storage in storages],
+        sorted(static_inputs),
+        _graph_text(gm),
+    ]
     return cache.digest("program-1", *environment, repr(torch_settings()), _text(facts))
 
 
@@ -187,21 +224,45 @@ def _input_text(tensor: Any, static: bool) -> Any:
         raise NotPlain(f"an input that is a {type(tensor).__qualname__}")
     if tensor.device.type != "cpu":
         raise NotPlain(f"tensors on {tensor.device.type}")
-    return [encode(TensorSpec.of(tensor)), tensor.requires_grad, tensor.is_leaf and static, tensor.is_conj() or tensor.is_neg()]
+    return [
+        encode(TensorSpec.of(tensor)),
+        tensor.requires_grad,
+        tensor.is_leaf and static,
+        tensor.is_conj() or tensor.is_neg(),
+    ]
 
 
 def torch_settings() -> tuple[Any, ...]:
     """PyTorch's settings that a compilation reads."""
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state(), torch.is_autocast_cache_enabled(),
-            torch.get_default_dtype(), torch.get_default_device(), kernel_settings(), torch.backends.mkldnn.is_available(),
-            torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # the stub has no properties of modules
-            torch.get_float32_matmul_precision(), torch.is_anomaly_enabled())
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast_state(),
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        kernel_settings(),
+        torch.backends.mkldnn.is_available(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # the stub has no properties of modules
+        torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
+    )
 
 
 def _graph_text(gm: fx.GraphModule) -> list[Any]:
-    return [[node.name, node.op, _target_text(node), encode(node.args), encode(node.kwargs), encode(node.meta.get("where"))]
-            for node in gm.graph.nodes]
+    return [
+        [
+            node.name,
+            node.op,
+            _target_text(node),
+            encode(node.args),
+            encode(node.kwargs),
+            encode(node.meta.get("where")),
+        ]
+        for node in gm.graph.nodes
+    ]
 
 
 def _target_text(node: fx.Node) -> str:
@@ -214,14 +275,23 @@ def _target_text(node: fx.Node) -> str:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_SPACES = (torch, torch._C._VariableFunctions, torch._C._nn, operator, math, builtins,
-           *(getattr(torch._C, name) for name in ("_fft", "_linalg", "_special")))  # the stub lacks these
+_SPACES = (
+    torch,
+    torch._C._VariableFunctions,
+    torch._C._nn,
+    operator,
+    math,
+    builtins,
+    *(getattr(torch._C, name) for name in ("_fft", "_linalg", "_special")),
+)  # the stub lacks these
 _ROOTS = ("torch", "_operator", "math", "builtins", "dynamotor")
 _names: dict[Any, str] = {}
 
 
 def function_name(function: Any) -> str:
-    """The name under which a library's function is found in every process; NotPlain for any other callable."""
+    """The name under which a library's function is found in every process; NotPlain for any other
+    callable.
+    """
     if isinstance(function, torch._ops.OpOverload):
         return encode(function)["op"]
     if type(function) not in (types.FunctionType, types.BuiltinFunctionType):
@@ -236,13 +306,18 @@ def _found_name(function: Any) -> str:
     _check_code(function, name)
     module = sys.modules.get(function.__module__ or "")
     for space in (module, *_SPACES):
-        if getattr(space, name, None) is function and (function.__module__ or "torch").partition(".")[0] in _ROOTS:
+        if (
+            getattr(space, name, None) is function
+            and (function.__module__ or "torch").partition(".")[0] in _ROOTS
+        ):
             return f"{getattr(space, '__name__', space)}.{name}"
     raise NotPlain(f"the function {name}, which has no name of its own")
 
 
 def _check_code(function: Any, name: str) -> None:
-    """A function written in Python must be PyTorch's or ours: the key holds their versions, and no other code."""
+    """A function written in Python must be PyTorch's or ours: the key holds their versions, and no other
+    code.
+    """
     if function is None:
         raise NotPlain(f"{name}, which is unknown")
     code = getattr(function, "__code__", None)

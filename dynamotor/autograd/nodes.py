@@ -1,7 +1,9 @@
-"""The nodes that stand for a compiled graph in autograd's graph: one, or where that would visit too much, several.
+"""The nodes that stand for a compiled graph in autograd's graph: one, or where that would visit too much,
+several.
 
-Autograd visits what a node leads to, with or without a gradient (`reach.py`). Where not all outputs lead to all inputs, an
-output that may have hooks gets a node of its own, and an input that is no leaf hangs behind those outputs alone that use it.
+Autograd visits what a node leads to, with or without a gradient (`reach.py`). Where not all outputs lead to
+all inputs, an output that may have hooks gets a node of its own, and an input that is no leaf hangs behind
+those outputs alone that use it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
 
 Compiled = Callable[..., Any]
-Finish = Callable[[Sequence, Sequence, Sequence], tuple]  # (inputs, values, the nodes' contexts) → the user's outputs
+Finish = Callable[
+    [Sequence, Sequence, Sequence], tuple
+]  # (inputs, values, the nodes' contexts) → the user's outputs
 _is_grad_enabled = torch.is_grad_enabled
 # Gives a tensor a node of its own in autograd's graph, and does nothing else.
 _own_node = torch.ops.aten.lift.default
@@ -28,11 +32,12 @@ _own_node = torch.ops.aten.lift.default
 
 @dataclass(frozen=True)
 class AutogradNode:
-    """One node of a compiled graph in autograd's graph. It saves inputs by position, then outputs of the forward by position.
+    """One node of a compiled graph in autograd's graph. It saves inputs by position, then outputs of the
+    forward by position.
 
-    compile_backward: called with the positions of tangents that do not arrive; None where it needs zeros in their place.
-    gradients: the inputs that it leads to. tangents: which of the joint graph's lead to it, in their order.
-    reach: for each gradient, the positions among `tangents` of those that lead to it.
+    compile_backward: called with the positions of tangents that do not arrive; None where it needs zeros in
+    their place. gradients: the inputs that it leads to. tangents: which of the joint graph's lead to it, in
+    their order. reach: for each gradient, the positions among `tangents` of those that lead to it.
     """
 
     compile_backward: Callable[[frozenset[int]], Compiled | None]
@@ -43,13 +48,18 @@ class AutogradNode:
     reach: tuple[frozenset[int], ...]
 
 
-def through_one_node(forward: Compiled, node: AutogradNode, recipe: Recipe, finish: Finish | None) -> Compiled:
-    """The forward as an autograd function of all inputs, from inputs to its values and what `finish` makes of them."""
+def through_one_node(
+    forward: Compiled, node: AutogradNode, recipe: Recipe, finish: Finish | None
+) -> Compiled:
+    """The forward as an autograd function of all inputs, from inputs to its values and what `finish` makes of
+    them.
+    """
     apply = _whole_function(forward, node, recipe).apply
     apart = tuple(i for i, flows in zip(recipe.gradient_of, recipe.flows, strict=True) if not flows)
     if len(apart) == len(recipe.gradient_of):
         apart = ()  # the outputs require a gradient all the same
-    # PyTorch loses a retain_grad of an output that is not its node's first when the output is written in place.
+    # PyTorch loses a retain_grad of an output that is not its node's first when the output is written in
+    # place.
     marked = tuple(k for k in _seen_by_hooks(recipe) if len(recipe.tangents) > 1 or k > 0)
     if not apart and not marked and finish is None:
         return apply
@@ -70,8 +80,12 @@ def through_one_node(forward: Compiled, node: AutogradNode, recipe: Recipe, fini
 
 def _seen_by_hooks(recipe: Recipe) -> tuple[int, ...]:
     """Differentiable values that are handed out as they are, so that the user may hang hooks on them."""
-    handed_out = {plan.index for plan in recipe.plans if plan.kind == "value" and not plan.steps and not plan.detach}
-    return tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable and k in handed_out)
+    handed_out = {
+        plan.index for plan in recipe.plans if plan.kind == "value" and not plan.steps and not plan.detach
+    }
+    return tuple(
+        k for k, differentiable in enumerate(recipe.differentiable) if differentiable and k in handed_out
+    )
 
 
 def _whole_function(forward: Compiled, node: AutogradNode, recipe: Recipe) -> type[torch.autograd.Function]:
@@ -108,13 +122,19 @@ def _whole_function(forward: Compiled, node: AutogradNode, recipe: Recipe) -> ty
     return CompiledFunction
 
 
-def through_nodes(forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe, finish: Finish | None) -> Compiled:
-    """Several nodes, each behind the values that lead to it. The forward runs before them, and none of them computes."""
+def through_nodes(
+    forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe, finish: Finish | None
+) -> Compiled:
+    """Several nodes, each behind the values that lead to it. The forward runs before them, and none of them
+    computes.
+    """
     n, mutated = recipe.n_values, recipe.mutated
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
     behind = [tuple(wanted[k] for k in node.tangents) for node in nodes]
-    parts = [(_part_function(node, recipe, values).apply, node.gradients, values)
-             for node, values in zip(nodes, behind, strict=True)]
+    parts = [
+        (_part_function(node, recipe, values).apply, node.gradients, values)
+        for node, values in zip(nodes, behind, strict=True)
+    ]
     alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
 
     def run(*inputs: torch.Tensor) -> tuple:
@@ -127,13 +147,17 @@ def through_nodes(forward: Compiled, nodes: Sequence[AutogradNode], recipe: Reci
             contexts.append(value.grad_fn)
         results = list(outs[:n])
         for k, found in made.items():
-            results[k] = found[0] if alone[k] else _own_node(found[0]) if len(found) == 1 else _Several.apply(*found)
+            results[k] = (
+                found[0] if alone[k] else _own_node(found[0]) if len(found) == 1 else _Several.apply(*found)
+            )
         return tuple(results) if finish is None else finish(inputs, results, contexts)
 
     return run
 
 
-def _part_function(node: AutogradNode, recipe: Recipe, values: Sequence[int]) -> type[torch.autograd.Function]:
+def _part_function(
+    node: AutogradNode, recipe: Recipe, values: Sequence[int]
+) -> type[torch.autograd.Function]:
     """A function that leads to some inputs, from these values, which have been computed."""
     save, backward = _saver(node, recipe), _backward_runner(node, recipe, range(len(values)))
 
@@ -180,15 +204,20 @@ def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Seque
     return save
 
 
-def _backward_runner(node: AutogradNode, recipe: Recipe, places: Sequence[int]) -> Callable[[Any, tuple], Sequence]:
-    """The function from (context, tangents) to the node's gradients. `places`: where its tangents are among those it gets.
+def _backward_runner(
+    node: AutogradNode, recipe: Recipe, places: Sequence[int]
+) -> Callable[[Any, tuple], Sequence]:
+    """The function from (context, tangents) to the node's gradients. `places`: where its tangents are among
+    those it gets.
 
     The backward is compiled on its first call. One that can frees each saved tensor after its last use.
     """
     n_inputs = recipe.n_inputs
     symbols = recipe.symbols
     n_saved_inputs = sum(i < n_inputs and i not in symbols for i in node.saved_inputs)
-    places_of_sizes = [(node.saved_inputs.index(i), k) for k, i in enumerate(symbols) if i in node.saved_inputs]
+    places_of_sizes = [
+        (node.saved_inputs.index(i), k) for k, i in enumerate(symbols) if i in node.saved_inputs
+    ]
     in_order = tuple(symbols.values())
     constants = tuple(recipe.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
     arriving = tuple(zip(places, [recipe.tangents[k] for k in node.tangents], strict=True))
@@ -211,16 +240,23 @@ def _backward_runner(node: AutogradNode, recipe: Recipe, places: Sequence[int]) 
         for place, k in places_of_sizes:
             saved.insert(place, sizes[k])
         of = dict(zip(in_order, sizes, strict=True))
-        saved += [_fit(tangents[k], spec.at(of) if of else spec) for n, (k, spec) in enumerate(arriving)
-                  if n not in absent or n in filled]
-        grads = call_without_autocast(getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,))
+        saved += [
+            _fit(tangents[k], spec.at(of) if of else spec)
+            for n, (k, spec) in enumerate(arriving)
+            if n not in absent or n in filled
+        ]
+        grads = call_without_autocast(
+            getattr(backward, "taking", None) or (lambda given: backward(*given)), (saved,)
+        )
         if not absent:
             return grads
         return [None if absent >= roots else grad for roots, grad in zip(reach, grads, strict=True)]
 
     def backward(ctx: Any, tangents: tuple) -> Sequence:
         if inner:
-            come = [number for number, (k, _) in zip(numbers, arriving, strict=True) if tangents[k] is not None]
+            come = [
+                number for number, (k, _) in zip(numbers, arriving, strict=True) if tangents[k] is not None
+            ]
             refuse_hooks(ctx, sum(1 << number for number in come))
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
@@ -233,8 +269,9 @@ def _backward_runner(node: AutogradNode, recipe: Recipe, places: Sequence[int]) 
     return unseen(backward)
 
 
-def _compiled_when_called(compile_backward: Callable[[frozenset[int]], Compiled | None], *,
-                          once: bool) -> Callable[[frozenset[int]], Compiled | None]:
+def _compiled_when_called(
+    compile_backward: Callable[[frozenset[int]], Compiled | None], *, once: bool
+) -> Callable[[frozenset[int]], Compiled | None]:
     """The backward for a set of absent tangents, compiled when it is first asked for."""
     compiled: dict[frozenset[int], Compiled | None] = {}
     compiling = threading.Lock()  # a CPU's backward runs on the thread that asks for it: two may come first
@@ -253,15 +290,20 @@ def _compiled_when_called(compile_backward: Callable[[frozenset[int]], Compiled 
 
 
 def refuse_hooks(ctx: Any, arrived: int) -> None:
-    """An output that others are computed from sees only the gradient from outside: its hooks would be told too little."""
+    """An output that others are computed from sees only the gradient from outside: its hooks would be told
+    too little.
+    """
     for reference, mask in getattr(ctx, "watched", ()):
         output = reference()
         if output is None or not mask & arrived:
             continue
         if output.retains_grad or any(map(_is_users, (output._backward_hooks or {}).values())):
-            raise BackendError("DM403", "a hook or retain_grad on an output that other outputs are computed from",
-                               why="the gradient from those other outputs stays inside the compiled backward",
-                               cure="register it inside the compiled function (a graph break), or use dynamotor.disable")
+            raise BackendError(
+                "DM403",
+                "a hook or retain_grad on an output that other outputs are computed from",
+                why="the gradient from those other outputs stays inside the compiled backward",
+                cure="register it inside the compiled function (a graph break), or use dynamotor.disable",
+            )
 
 
 def _is_users(hook: Any) -> bool:
@@ -294,9 +336,11 @@ class _UnlessAbsent:
 
 
 def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
-    """Autograd calls the hooks of all leaves behind this node, some with None; eager has no such node and does not call them.
+    """Autograd calls the hooks of all leaves behind this node, some with None; eager has no such node and
+    does not call them.
 
-    PyTorch's own hooks stay as they are: they expect None, and count their calls (`register_multi_grad_hook`).
+    PyTorch's own hooks stay as they are: they expect None, and count their calls
+    (`register_multi_grad_hook`).
     """
     for i in absent:
         leaf = getattr(ctx.next_functions[i][0], "variable", None)
@@ -304,7 +348,9 @@ def _pass_over_hooks(ctx: Any, absent: Sequence[int]) -> None:
             continue
         _wrap(leaf._backward_hooks, lambda grad: grad is not None)
         if leaf._post_accumulate_grad_hooks:
-            watch = next((hook for hook in (leaf._backward_hooks or {}).values() if type(hook) is _Arrival), None)
+            watch = next(
+                (hook for hook in (leaf._backward_hooks or {}).values() if type(hook) is _Arrival), None
+            )
             if watch is None:
                 watch = _Arrival()
                 leaf.register_hook(watch)
@@ -337,9 +383,12 @@ class _SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor) -> tuple:
-        raise BackendError("DM402", "the gradient of a compiled function's gradient was asked for",
-                           why="the backward is compiled once, without a backward of its own",
-                           cure="compute second derivatives on the original function (dynamotor.disable)")
+        raise BackendError(
+            "DM402",
+            "the gradient of a compiled function's gradient was asked for",
+            why="the backward is compiled once, without a backward of its own",
+            cure="compute second derivatives on the original function (dynamotor.disable)",
+        )
 
 
 def _only_once(grads: tuple) -> tuple:

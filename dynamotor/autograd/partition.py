@@ -1,7 +1,7 @@
 """The partition: which values the forward saves for the backward, by a minimum cut over bytes.
 
-Pointwise ops, views and random draws may run again in the backward; matrix products, convolutions and reductions
-never do. The result never saves more bytes than eager's autograd would.
+Pointwise ops, views and random draws may run again in the backward; matrix products, convolutions and
+reductions never do. The result never saves more bytes than eager's autograd would.
 """
 
 from __future__ import annotations
@@ -27,17 +27,36 @@ _NEVER = float(1 << 62)  # a capacity that no cut can afford
 
 # Cheap ops that carry no pointwise tag.
 _RECOMPUTABLE = {
-    aten.full.default, aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.arange.default,
-    aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default, aten.clone.default, aten._to_copy.default,
-    aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
-    aten.constant_pad_nd.default, aten.tril.default, aten.triu.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor,
-    aten.where.self, aten.gelu_backward.default, torch.ops.dynamotor.rand.default,
+    aten.full.default,
+    aten.full_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.scalar_tensor.default,
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.copy.default,
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.constant_pad_nd.default,
+    aten.tril.default,
+    aten.triu.default,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    aten.where.self,
+    aten.gelu_backward.default,
+    torch.ops.dynamotor.rand.default,
 }
 
 
 @dataclass(frozen=True)
 class Partition:
-    """`saved` values in joint order: inputs of the backward besides the tangents. Bytes count what is not an input."""
+    """`saved` values in joint order: inputs of the backward besides the tangents. Bytes count what is not an
+    input.
+    """
 
     saved: list[Node]
     saved_bytes: int
@@ -64,7 +83,13 @@ def partition(joint: Joint) -> Partition:
     backward = dependents(nodes, joint.tangents)
     grads = [node for node in joint.output[2] if node is not None]
     wanted = _ancestors(grads)
-    eager = {memory_root(arg) for node in backward if node in wanted for arg in node.all_input_nodes if arg not in backward}
+    eager = {
+        memory_root(arg)
+        for node in backward
+        if node in wanted
+        for arg in node.all_input_nodes
+        if arg not in backward
+    }
     eager |= {memory_root(node) for node in grads if node not in backward}
     eager = {node for node in eager if not is_size(node)}
     eager_bytes = _bytes(eager)
@@ -104,7 +129,9 @@ def _bytes(nodes: Any) -> int:
     return int(sum(_size(node) for node in nodes if node.op != "placeholder"))
 
 
-def _minimum_cut(joint: Joint, nodes: list[Node], backward: set[Node], wanted: set[Node], eager: set[Node]) -> set[Node] | None:
+def _minimum_cut(
+    joint: Joint, nodes: list[Node], backward: set[Node], wanted: set[Node], eager: set[Node]
+) -> set[Node] | None:
     """Each candidate is an edge in → out with its bytes as capacity; the cut edges are the saved values.
 
     None when no cut separates the halves, which cannot be but need not be fatal.
@@ -139,12 +166,15 @@ def _distances(candidates: list[Node], backward: set[Node]) -> dict[Node, int]:
     """Steps from each candidate to its nearest use by the backward."""
     distance: dict[Node, int] = {}
     for node in reversed(candidates):
-        distance[node] = min([0 if user in backward else distance.get(user, 50) + 1 for user in node.users], default=50)
+        distance[node] = min(
+            [0 if user in backward else distance.get(user, 50) + 1 for user in node.users], default=50
+        )
     return distance
 
 
 def _cost(node: Node, distance: int) -> float:
-    """What saving the node costs: bytes, more for values far from their use and for those that fusion would not write.
+    """What saving the node costs: bytes, more for values far from their use and for those that fusion would
+    not write.
 
     Views are never saved (their memory's root is), inputs are kept for next to nothing.
     """
@@ -152,12 +182,16 @@ def _cost(node: Node, distance: int) -> float:
         return 1.0
     if is_view(node) or not isinstance(node.meta["val"], TensorSpec) or _is_checkpointed(node):
         return _NEVER
-    written_anyway = not is_recomputable(node) or any(not is_recomputable(user) and user.op != "output" for user in node.users)
+    written_anyway = not is_recomputable(node) or any(
+        not is_recomputable(user) and user.op != "output" for user in node.users
+    )
     return (16.0 + _size(node)) * 1.1 ** min(distance, 50) * (1.0 if written_anyway else 2.0)
 
 
 def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[Node]) -> bool:
-    """Whether the op runs in the forward only: it is dear, or the backward would have to write its result out anyway."""
+    """Whether the op runs in the forward only: it is dear, or the backward would have to write its result out
+    anyway.
+    """
     if _is_checkpointed(node):
         return False
     if _asks_halves(node):
@@ -168,16 +202,22 @@ def _must_stay(node: Node, forward: set[Node], backward: set[Node], wanted: set[
 
 
 def _is_checkpointed(node: Node) -> bool:
-    """Whether the program wants the op to run again in the backward, which it can where it draws from no generator."""
+    """Whether the program wants the op to run again in the backward, which it can where it draws from no
+    generator.
+    """
     if "recompute" not in node.meta or _asks_halves(node):
         return False
     return node.target is operator.getitem or is_size(node) or not facts(overload(node)).random
 
 
 def _asks_halves(node: Node) -> bool:
-    """Whether a half is looked for among others (a maximum, where it was found): calculated again it may be rounded otherwise."""
+    """Whether a half is looked for among others (a maximum, where it was found): calculated again it may be
+    rounded otherwise.
+    """
     return node.target in (aten.eq.Tensor, aten.ne.Tensor) and any(
-        arg.op != "placeholder" and arg.meta["val"].dtype in (torch.float16, torch.bfloat16) for arg in node.all_input_nodes)
+        arg.op != "placeholder" and arg.meta["val"].dtype in (torch.float16, torch.bfloat16)
+        for arg in node.all_input_nodes
+    )
 
 
 def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool:
@@ -186,12 +226,24 @@ def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool
         user = stack.pop()
         if is_view(user):
             stack.extend(user.users)
-        elif user in backward and user in wanted and not is_recomputable(user) and not _fuses_its_operands(user):
+        elif (
+            user in backward
+            and user in wanted
+            and not is_recomputable(user)
+            and not _fuses_its_operands(user)
+        ):
             return True
     return False
 
 
 def _fuses_its_operands(node: Node) -> bool:
-    """Reductions whose kernels compute what they reduce, and a loss that asks for its operand's shape alone."""
-    return node.target in (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten._log_softmax_backward_data.default,
-                           aten.nll_loss_backward.default)
+    """Reductions whose kernels compute what they reduce, and a loss that asks for its operand's shape
+    alone.
+    """
+    return node.target in (
+        aten.sum.dim_IntList,
+        aten.sum.default,
+        aten.mean.dim,
+        aten._log_softmax_backward_data.default,
+        aten.nll_loss_backward.default,
+    )

@@ -1,4 +1,5 @@
-"""Random ops: draws of the counter-based generator from one seed a graph, or eager's own ops under `fallback_random`.
+"""Random ops: draws of the counter-based generator from one seed a graph, or eager's own ops under
+`fallback_random`.
 
 >>> # F.dropout(x, 0.1) records: u = dynamotor.rand(seed, 0, x.shape); mask = (u < 0.9); ...
 """
@@ -28,18 +29,29 @@ def uniform(recorder: GraphRecorder, shape: Any, device: torch.device) -> ShapeT
         seed = recorder.seeds[device] = recorder.call(torch.ops.dynamotor.new_seed.default, **where)
     stream = recorder.streams
     recorder.streams += 1
-    return recorder.call(torch.ops.dynamotor.rand.default, seed, stream, list(shape), dtype=torch.float32,
-                         device=device)
+    return recorder.call(
+        torch.ops.dynamotor.rand.default, seed, stream, list(shape), dtype=torch.float32, device=device
+    )
 
 
 def _ours(generator: Any, device: torch.device | None) -> bool:
-    return not config.fallback_random and generator is None and (device is None or torch.device(device).type in ("cpu", "cuda"))
+    return (
+        not config.fallback_random
+        and generator is None
+        and (device is None or torch.device(device).type in ("cpu", "cuda"))
+    )
 
 
 @record_rule(aten.bernoulli_.float, aten.bernoulli.p)
-def _bernoulli(recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, p: float = 0.5, *, generator: Any = None) -> Any:
+def _bernoulli(
+    recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, p: float = 0.5, *, generator: Any = None
+) -> Any:
     if not _ours(generator, source.device):
-        return NotImplemented if func is aten.bernoulli.p or source.is_contiguous() else _in_memory_order(recorder, source, p)
+        return (
+            NotImplemented
+            if func is aten.bernoulli.p or source.is_contiguous()
+            else _in_memory_order(recorder, source, p)
+        )
     drawn = recorder.call(aten.lt.Scalar, uniform(recorder, source.shape, source.device), p)
     value = recorder.call(aten._to_copy.default, drawn, dtype=source.dtype)
     if func is aten.bernoulli.p:
@@ -52,14 +64,20 @@ def _in_memory_order(recorder: GraphRecorder, target: ShapeTensor, p: float) -> 
     """Eager's in-place draw goes through memory as it lies; the functional op goes through indices."""
     strides = target.stride()
     order = sorted(range(target.dim()), key=lambda d: -strides[d])
-    zeros = recorder.call(aten.full.default, [target.shape[d] for d in order], 0, dtype=target.dtype, device=target.device)
+    zeros = recorder.call(
+        aten.full.default, [target.shape[d] for d in order], 0, dtype=target.dtype, device=target.device
+    )
     drawn = recorder.plain(aten.bernoulli.p, (zeros, p), {})
-    recorder.assign(target, recorder.call(aten.permute.default, drawn, [order.index(d) for d in range(target.dim())]))
+    recorder.assign(
+        target, recorder.call(aten.permute.default, drawn, [order.index(d) for d in range(target.dim())])
+    )
     return target
 
 
 @record_rule(aten.native_dropout.default)
-def _native_dropout(recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, p: float, train: bool | None) -> Any:
+def _native_dropout(
+    recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, p: float, train: bool | None
+) -> Any:
     if not _ours(None, source.device) or train is False or p in (0, 1):
         return NotImplemented
     mask = recorder.call(aten.ge.Scalar, uniform(recorder, source.shape, source.device), p)
@@ -68,8 +86,16 @@ def _native_dropout(recorder: GraphRecorder, func: OpOverload, source: ShapeTens
 
 
 @record_rule(aten.rand.default)
-def _rand(recorder: GraphRecorder, func: OpOverload, size: Any, *, dtype: Any = None, layout: Any = None,
-          device: Any = None, pin_memory: Any = None) -> Any:
+def _rand(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
     dtype = dtype or torch.get_default_dtype()
     if not _ours(None, device) or dtype not in _WIDE:
         return NotImplemented
@@ -78,16 +104,32 @@ def _rand(recorder: GraphRecorder, func: OpOverload, size: Any, *, dtype: Any = 
 
 
 @record_rule(aten.rand_like.default)
-def _rand_like(recorder: GraphRecorder, func: OpOverload, source: ShapeTensor, *, dtype: Any = None, layout: Any = None,
-               device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+def _rand_like(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    source: ShapeTensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
     if not source.is_contiguous():
         return NotImplemented
     return _rand(recorder, func, source.shape, dtype=dtype or source.dtype, device=device or source.device)
 
 
 @record_rule(aten.uniform_.default)
-def _uniform(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, low: float = 0.0, high: float = 1.0, *,
-             generator: Any = None) -> Any:
+def _uniform(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    target: ShapeTensor,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    generator: Any = None,
+) -> Any:
     if not _ours(generator, target.device) or target.dtype not in _WIDE:
         return NotImplemented
     drawn = recorder.call(aten.mul.Scalar, uniform(recorder, target.shape, target.device), high - low)

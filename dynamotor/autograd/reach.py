@@ -1,7 +1,8 @@
 """Which inputs eager's backward would come to from which outputs.
 
-Autograd's engine runs every node that it can reach, hands it None where no gradient flows, and calls its hooks. So the
-nodes that stand for a compiled graph may lead from an output only to the inputs that eager's graph leads to.
+Autograd's engine runs every node that it can reach, hands it None where no gradient flows, and calls its
+hooks. So the nodes that stand for a compiled graph may lead from an output only to the inputs that eager's
+graph leads to.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import torch
 from ..graph.shape_tensor import shape_mode
 
 
-def reaching(roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
-             outputs: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """For each input (a leaf), and for each output, the roots whose graph leads to it: bit k stands for roots[k].
+def reaching(
+    roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], outputs: Sequence[Any]
+) -> tuple[list[int], list[int]]:
+    """For each input (a leaf), and for each output, the roots whose graph leads to it: bit k stands for
+    roots[k].
 
     An output has a graph of its own, which does not count: 0 says that nothing else is computed from it.
     """
@@ -29,13 +32,19 @@ def reaching(roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
         for following, place in node.next_functions:
             masks[following] = masks.get(following, 0) | masks[node]
             through[following, place] = through.get((following, place), 0) | masks[node]
-    inner = [through.get((tensor.grad_fn, tensor.output_nr), 0) if isinstance(tensor, torch.Tensor) and tensor.grad_fn else 0
-             for tensor in outputs]
+    inner = [
+        through.get((tensor.grad_fn, tensor.output_nr), 0)
+        if isinstance(tensor, torch.Tensor) and tensor.grad_fn
+        else 0
+        for tensor in outputs
+    ]
     return [masks.get(_node_of(leaf), 0) for leaf in inputs], inner
 
 
 def _node_of(leaf: torch.Tensor) -> Any:
-    """Where a tensor's gradient arrives, as `get_gradient_edge` says it, which imports torch.distributed.tensor at first."""
+    """Where a tensor's gradient arrives, as `get_gradient_edge` says it, which imports
+    torch.distributed.tensor at first.
+    """
     if leaf.grad_fn is not None:
         return leaf.grad_fn
     with shape_mode(), torch.enable_grad():  # under a mode: without one PyTorch asks whether it is a DTensor
@@ -43,7 +52,9 @@ def _node_of(leaf: torch.Tensor) -> Any:
 
 
 def _arguments_first(nodes: Sequence[Any]) -> list[Any]:
-    """All nodes of autograd's graph from these on, each behind what it leads to (an explicit stack: graphs are deep)."""
+    """All nodes of autograd's graph from these on, each behind what it leads to (an explicit stack: graphs
+    are deep).
+    """
     placed: dict[Any, None] = {}
     stack = [(node, False) for node in nodes]
     while stack:
@@ -52,17 +63,20 @@ def _arguments_first(nodes: Sequence[Any]) -> list[Any]:
             placed[node] = None
         elif node not in placed:
             stack.append((node, True))
-            stack.extend((following, False) for following, _ in node.next_functions
-                         if following is not None and following not in placed)
+            stack.extend(
+                (following, False)
+                for following, _ in node.next_functions
+                if following is not None and following not in placed
+            )
     return list(placed)
 
 
 def gradient_groups(reach: Mapping[int, int], everything: int, fixed: frozenset[int]) -> dict[int, list[int]]:
     """Inputs by autograd node, each node under the outputs that lead to it (bits, as in `reach`).
 
-    There is one node, unless what lies behind an input could tell that it is visited. `fixed`: leaves, which have only
-    hooks behind them (`runtime._pass_over_hooks`). Another input that some outputs do not lead to gets a node apart, with
-    all that the same outputs lead to; what two nodes need is computed in both.
+    There is one node, unless what lies behind an input could tell that it is visited. `fixed`: leaves, which
+    have only hooks behind them (`runtime._pass_over_hooks`). Another input that some outputs do not lead to
+    gets a node apart, with all that the same outputs lead to; what two nodes need is computed in both.
     """
     apart = {mask for i, mask in reach.items() if i not in fixed and mask not in (0, everything)}
     groups: dict[int, list[int]] = {}

@@ -1,4 +1,6 @@
-"""What the run-time wrapper of a compiled program has to know of it: plain data, whose program may come from the disk."""
+"""What the run-time wrapper of a compiled program has to know of it: plain data, whose program may come from
+the disk.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ..graph.plain import plain
 from ..graph.sizes import Symbol
 from ..graph.spec import TensorSpec
 
-Step = tuple[Callable[..., Any], tuple, dict[str, Any], bool]  # op or getitem, arguments after the tensor, keywords, grad mode
+Step = tuple[
+    Callable[..., Any], tuple, dict[str, Any], bool
+]  # op or getitem, arguments after the tensor, keywords, grad mode
 
 
 @plain
@@ -20,8 +24,9 @@ Step = tuple[Callable[..., Any], tuple, dict[str, Any], bool]  # op or getitem, 
 class OutputPlan:
     """How a user output is made: the `index`-th value or input, and view steps replayed on it.
 
-    detach: "" where the output is eager's view of it, "last" where it is a tensor apart that shares its memory, "first" where
-    it is a view of such a tensor. kind "constant" holds a plain number or a size in `constant`.
+    detach: "" where the output is eager's view of it, "last" where it is a tensor apart that shares its
+    memory, "first" where it is a view of such a tensor. kind "constant" holds a plain number or a size in
+    `constant`.
     """
 
     kind: str
@@ -36,9 +41,10 @@ class OutputPlan:
 class Recipe:
     """How a compiled program's values become the user's outputs, and what autograd is told of them.
 
-    n_inputs: of the caller's, before the constants. n_values: the compiled forward's leading results. differentiable: of each.
-    flows: whether a gradient flows to each of `gradient_of`. tangents: the layouts in which gradients of values arrive.
-    inner: for each user output that others are computed from, their tangents (bits).
+    n_inputs: of the caller's, before the constants. n_values: the compiled forward's leading results.
+    differentiable: of each. flows: whether a gradient flows to each of `gradient_of`. tangents: the layouts
+    in which gradients of values arrive. inner: for each user output that others are computed from, their
+    tangents (bits).
     """
 
     n_inputs: int

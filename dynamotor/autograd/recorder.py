@@ -1,7 +1,8 @@
 """The recorder: writes every op of a traced run as functional aten nodes of one fx graph.
 
 It stands below PyTorch's autograd, so the ops of the backward arrive here too. In-place ops become values
-(`functional.py`), random ops draws from a seed (`randomness.py`), composites smaller ops (`decompositions.py`).
+(`functional.py`), random ops draws from a seed (`randomness.py`), composites smaller ops
+(`decompositions.py`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from .inplace import functional_form, refuse_overlap
 
 aten = torch.ops.aten
 
-# One row an op: (recorder, func, *args, **kwargs) -> result. `NotImplemented` leaves the case to the general rule.
+# One row an op: (recorder, func, *args, **kwargs) -> result. `NotImplemented` leaves the case to the general
+# rule.
 record_rules: Registry[OpOverload, Any] = Registry("record")
 record_rule = record_rules.register
 
 
 class GraphRecorder:
-    """Records ops on ShapeTensors into `graph`; `where` is noted on the nodes, `stage` too ("forward" or "backward")."""
+    """Records ops on ShapeTensors into `graph`; `where` is noted on the nodes, `stage` too ("forward" or
+    "backward").
+    """
 
     def __init__(self, env: ShapeEnv | None = None) -> None:
         self.graph = torch.fx.Graph()
@@ -47,12 +51,14 @@ class GraphRecorder:
         self.constants: list[tuple[torch.fx.Node, torch.Tensor]] = []
         self.seeds: dict[torch.device, ShapeTensor] = {}
         self.streams = 0
-        self.made: list[tuple[int, torch.fx.Node]] = []  # autograd's count of its nodes after each call of the torch graph
+        self.made: list[
+            tuple[int, torch.fx.Node]
+        ] = []  # autograd's count of its nodes after each call of the torch graph
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
         self._constant_nodes: dict[int, Alias] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
-    # -- inputs ---------------------------------------------------------------------------------------------------
+    # -- inputs ----------------------------------------------------------------------------------------------
     def input(self, name: str, spec: TensorSpec | Size, requires_grad: bool = False) -> Any:
         """A placeholder and the ShapeTensor (for a symbol: the `torch.SymInt`) that stands for it."""
         if type(spec) is Size:
@@ -65,8 +71,11 @@ class GraphRecorder:
 
     def _placeholder(self, name: str, spec: TensorSpec | Size) -> torch.fx.Node:
         anchor = self._last_placeholder
-        with (self.graph.inserting_after(anchor) if anchor is not None else
-              self.graph.inserting_before(next(iter(self.graph.nodes)) if len(self.graph.nodes) else None)):
+        with (
+            self.graph.inserting_after(anchor)
+            if anchor is not None
+            else self.graph.inserting_before(next(iter(self.graph.nodes)) if len(self.graph.nodes) else None)
+        ):
             node = self.graph.placeholder(name)
         node.target = node.name  # unique, where `name` need not be
         node.meta["val"] = spec
@@ -85,13 +94,15 @@ class GraphRecorder:
             self.constants.append((read(alias, self.emit), tensor))
         return alias
 
-    # -- nodes ----------------------------------------------------------------------------------------------------
+    # -- nodes -----------------------------------------------------------------------------------------------
     def emit(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], val: Any = None) -> torch.fx.Node:
         """A node for a functional op on nodes; `val` is inferred when not given."""
         if self.sizes is not None:
             args, kwargs = self.sizes.nodes(args), {k: self.sizes.nodes(v) for k, v in kwargs.items()}
         if val is None:
-            val = infer_spec(func, _specs(args), {k: _specs(v) for k, v in kwargs.items()} if kwargs else kwargs)
+            val = infer_spec(
+                func, _specs(args), {k: _specs(v) for k, v in kwargs.items()} if kwargs else kwargs
+            )
         return self.add(func, args, kwargs, val)
 
     def add(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any) -> torch.fx.Node:
@@ -109,7 +120,11 @@ class GraphRecorder:
     def _line_of_running(self) -> UserLine | None:
         """The line whose backward PyTorch's engine runs now."""
         running = torch._C._current_autograd_node()
-        at = len(self.made) if running is None else bisect.bisect(self.made, running._sequence_nr(), key=operator.itemgetter(0))
+        at = (
+            len(self.made)
+            if running is None
+            else bisect.bisect(self.made, running._sequence_nr(), key=operator.itemgetter(0))
+        )
         return self.made[at][1].meta.get("where") if at < len(self.made) else None
 
     def alias_of(self, tensor: torch.Tensor) -> Alias:
@@ -158,7 +173,7 @@ class GraphRecorder:
                 outs.append(spec)
         return tuple(outs)
 
-    # -- recording ------------------------------------------------------------------------------------------------
+    # -- recording -------------------------------------------------------------------------------------------
     def record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record one op and give its result."""
         try:
@@ -193,11 +208,20 @@ class GraphRecorder:
 
     def plain(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Record the op as it is, whatever the rules say."""
-        node = self.emit(func, tuple([self.nodes(a) for a in args]),
-                         {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {})
+        node = self.emit(
+            func,
+            tuple([self.nodes(a) for a in args]),
+            {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else {},
+        )
         made = self._outputs(node)
-        if func in _KEEP_HOLES and self.sizes is None:  # those of the tensor, which its present value may not have
-            spec = infer_spec(func, tuple([self.alias_of(a).spec if isinstance(a, torch.Tensor) else a for a in args]), kwargs)
+        if (
+            func in _KEEP_HOLES and self.sizes is None
+        ):  # those of the tensor, which its present value may not have
+            spec = infer_spec(
+                func,
+                tuple([self.alias_of(a).spec if isinstance(a, torch.Tensor) else a for a in args]),
+                kwargs,
+            )
             if spec != made.spec:
                 made = ShapeTensor.make(spec)
                 made.note = base(spec, node)
@@ -218,20 +242,37 @@ class GraphRecorder:
         steps = slices_of(func, parent.spec, rest, kwargs, val)
         made = []
         for index, (spec, (step, step_args)) in enumerate(zip(val, steps, strict=True)):
-            made.append(self._view(parent, memory, spec, None, _Getter(self, node, index), step, step_args, {}))
+            made.append(
+                self._view(parent, memory, spec, None, _Getter(self, node, index), step, step_args, {})
+            )
             made[-1].note.one_of = (index, func, rest, kwargs)
         return made
 
-    def _view(self, parent: Alias, memory: Any, spec: TensorSpec, node: torch.fx.Node | None, get: Any,
-              func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
+    def _view(
+        self,
+        parent: Alias,
+        memory: Any,
+        spec: TensorSpec,
+        node: torch.fx.Node | None,
+        get: Any,
+        func: OpOverload,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> ShapeTensor:
         made = ShapeTensor.make(spec, memory=memory)
-        made.note = Alias(parent.memory, spec, node, parent=parent, func=func, args=args, kwargs=kwargs, get=get)
+        made.note = Alias(
+            parent.memory, spec, node, parent=parent, func=func, args=args, kwargs=kwargs, get=get
+        )
         return made
 
     def _record_new_metadata(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> ShapeTensor:
         """`t_` and its like: the tensor becomes a view of what it was."""
         if func not in VIEW_FORMS or not isinstance(args[0], ShapeTensor):
-            raise UnsupportedOp("DM241", f"{func} changes a tensor's shape or storage in place", cure="use the out-of-place op")
+            raise UnsupportedOp(
+                "DM241",
+                f"{func} changes a tensor's shape or storage in place",
+                cure="use the out-of-place op",
+            )
         view = self.record(VIEW_FORMS[func], args, kwargs)
         args[0].note = view.note
         return set_spec(args[0], view.spec)
@@ -247,7 +288,9 @@ class GraphRecorder:
         """Leave writes that eager refuses to eager; sizes that are not known yet overlap in unknown ways."""
         if self.sizes is None and isinstance(args[0], ShapeTensor):
             target, *others = [self.alias_of(a) for a in args if isinstance(a, ShapeTensor)]
-            refuse_overlap(func, target.spec, [other.spec for other in others if other.memory is target.memory])
+            refuse_overlap(
+                func, target.spec, [other.spec for other in others if other.memory is target.memory]
+            )
 
     def assign(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Make `value` the contents of `target`, as `target.copy_(value)` does."""
@@ -255,7 +298,11 @@ class GraphRecorder:
             raise UnsupportedOp("DM237", "a write into a tensor made of constants", cure="clone it first")
         alias = self.alias_of(target)
         if sees_twice(alias.memory.base.spec.hinted()):  # also the elements that the view leaves out change
-            raise UnsupportedOp("DM213", "a write into memory that an input sees more than once", cure="clone() the tensor first")
+            raise UnsupportedOp(
+                "DM213",
+                "a write into memory that an input sees more than once",
+                cure="clone() the tensor first",
+            )
         node = like(self.node_of(value), alias.spec, lambda: read(alias, self.emit), self.emit)
         write(alias, node, self.emit)
 
@@ -268,7 +315,9 @@ def _with_defaults(form: OpOverload, args: tuple) -> tuple:
 
 
 # Their result lies in memory as the argument does, holes between elements included.
-_KEEP_HOLES = frozenset((aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default))
+_KEEP_HOLES = frozenset(
+    (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
+)
 
 
 class _Getter:
@@ -280,7 +329,9 @@ class _Getter:
         self.recorder, self.node, self.index = recorder, node, index
 
     def __call__(self) -> torch.fx.Node:
-        return self.recorder.add(operator.getitem, (self.node, self.index), {}, self.node.meta["val"][self.index])
+        return self.recorder.add(
+            operator.getitem, (self.node, self.index), {}, self.node.meta["val"][self.index]
+        )
 
 
 def _specs(value: Any) -> Any:
@@ -302,11 +353,15 @@ def _same_value(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor)
 
 @record_rule(aten.lift_fresh.default, aten.lift.default)
 def _lift(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) -> ShapeTensor:
-    """A literal of the traced program: scalars are folded into the graph, others become bound placeholders."""
+    """A literal of the traced program: scalars are folded into the graph, others become bound
+    placeholders.
+    """
     if isinstance(source, ShapeTensor):
         return _same_value(recorder, func, source)
     if source.numel() == 1:
-        return recorder.call(aten.full.default, list(source.shape), source.item(), dtype=source.dtype, device=source.device)
+        return recorder.call(
+            aten.full.default, list(source.shape), source.item(), dtype=source.dtype, device=source.device
+        )
     return recorder.call(aten.clone.default, source)
 
 
@@ -319,7 +374,9 @@ def _answers(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: An
 @record_rule(aten.mkldnn_rnn_layer_backward.default)
 def _opaque_workspace(recorder: GraphRecorder, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The forward hands it a buffer whose size no shape rule knows."""
-    raise UnsupportedOp("DM238", f"{func} needs oneDNN's own workspace", cure="train RNNs in float64, or uncompiled")
+    raise UnsupportedOp(
+        "DM238", f"{func} needs oneDNN's own workspace", cure="train RNNs in float64, or uncompiled"
+    )
 
 
 @record_rule(aten._conj.default, aten._neg_view.default)
@@ -327,13 +384,26 @@ def _lazy_sign(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) 
     """Lazy conjugates and negatives are views with a flag; here they are values, computed."""
     parent = recorder.alias_of(source)
     node = recorder.emit(LAZY_FLAGS[func], (read(parent, recorder.emit),), {})
-    return recorder._view(parent, source.memory if isinstance(source, ShapeTensor) else None, node.meta["val"], node, None,
-                          func, (), {})
+    return recorder._view(
+        parent,
+        source.memory if isinstance(source, ShapeTensor) else None,
+        node.meta["val"],
+        node,
+        None,
+        func,
+        (),
+        {},
+    )
 
 
 @record_rule(aten.copy_.default)
-def _copy(recorder: GraphRecorder, func: OpOverload, target: torch.Tensor, source: torch.Tensor,
-          non_blocking: bool = False) -> torch.Tensor:
+def _copy(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    target: torch.Tensor,
+    source: torch.Tensor,
+    non_blocking: bool = False,
+) -> torch.Tensor:
     recorder.refuse_overlap(func, (target, source))
     recorder.assign(target, source)
     return target
@@ -347,12 +417,17 @@ def _zero(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor) -> tor
 @record_rule(aten.fill_.Scalar)
 def _fill(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, value: Any) -> torch.Tensor:
     spec = target.spec
-    recorder.assign(target, recorder.call(aten.full.default, list(spec.shape), value, dtype=spec.dtype, device=spec.device))
+    recorder.assign(
+        target,
+        recorder.call(aten.full.default, list(spec.shape), value, dtype=spec.dtype, device=spec.device),
+    )
     return target
 
 
 @record_rule(aten.fill_.Tensor, aten.fill.Tensor)
-def _fill_with_tensor(recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, value: torch.Tensor) -> torch.Tensor:
+def _fill_with_tensor(
+    recorder: GraphRecorder, func: OpOverload, target: ShapeTensor, value: torch.Tensor
+) -> torch.Tensor:
     filled = recorder.call(aten.expand.default, value, list(target.shape))
     if func is aten.fill_.Tensor:
         recorder.assign(target, filled)
@@ -361,17 +436,29 @@ def _fill_with_tensor(recorder: GraphRecorder, func: OpOverload, target: ShapeTe
 
 
 @record_rule(aten.as_strided.default)
-def _as_strided(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor, size: Any, stride: Any,
-                offset: int | None = None) -> Any:
+def _as_strided(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    source: torch.Tensor,
+    size: Any,
+    stride: Any,
+    offset: int | None = None,
+) -> Any:
     """as_strided addresses the storage, so its parent is the base of the memory."""
     alias = recorder.alias_of(source)
     if alias.parent is None or not isinstance(source, ShapeTensor):
         return NotImplemented
     if alias.memory.input is not None or not is_dense(alias.memory.base.spec):
-        raise UnsupportedOp("DM237", "as_strided on a view of an input or of memory with holes", cure="use select, slice or view")
+        raise UnsupportedOp(
+            "DM237",
+            "as_strided on a view of an input or of memory with holes",
+            cure="use select, slice or view",
+        )
     whole = ShapeTensor.make(alias.memory.base.spec, memory=source.memory)
     whole.note = alias.memory.base
-    return recorder._record_view(func, (whole, size, stride, source.spec.offset if offset is None else offset), {})
+    return recorder._record_view(
+        func, (whole, size, stride, source.spec.offset if offset is None else offset), {}
+    )
 
 
 __all__ = ["DataDependent", "GraphRecorder", "record_rule", "record_rules"]

@@ -1,4 +1,5 @@
-"""Run time: compiled halves joined to PyTorch's autograd, and the user's outputs rebuilt from compiled values.
+"""Run time: compiled halves joined to PyTorch's autograd, and the user's outputs rebuilt from compiled
+values.
 
 Everything that can be known is worked out when the callable is made; a call only gathers, runs and rebuilds.
 """
@@ -43,13 +44,19 @@ def training_callable(forward: Compiled, nodes: Sequence[AutogradNode], recipe: 
     """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes."""
     forward = without_autocast(_with_constants(forward, recipe.constants))
     finish = _finisher(rebuilder(recipe), recipe)
-    through = through_nodes(forward, nodes, recipe, finish) if len(nodes) > 1 else through_one_node(
-        forward, nodes[0], recipe, finish)
+    through = (
+        through_nodes(forward, nodes, recipe, finish)
+        if len(nodes) > 1
+        else through_one_node(forward, nodes[0], recipe, finish)
+    )
     return through if torch.is_grad_enabled() else _graded(through)
 
 
 def _graded(compiled: Compiled) -> Compiled:
-    """For a graph that begins without gradients and leaves `no_grad` on its way (the rest of a function after a break)."""
+    """For a graph that begins without gradients and leaves `no_grad` on its way (the rest of a function after
+    a break).
+    """
+
     def run(*inputs: torch.Tensor) -> tuple:
         with torch.enable_grad():
             return compiled(*inputs)
@@ -84,11 +91,17 @@ def _with_constants(compiled: Compiled, constants: Sequence[torch.Tensor]) -> Co
 def rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
     """(inputs, values) → the user's outputs; None when they are the values as they stand."""
     plans, symbols = recipe.plans, recipe.symbols
-    if all(p.kind == "value" and not p.steps and not p.detach and p.index == k for k, p in enumerate(plans)) and len(
-            plans) == recipe.n_values:
+    if (
+        all(p.kind == "value" and not p.steps and not p.detach and p.index == k for k, p in enumerate(plans))
+        and len(plans) == recipe.n_values
+    ):
         return None
-    makers = [_maker_at(plan, symbols) if has_symbols((plan.constant, [step[1:3] for step in plan.steps])) else _maker(plan)
-              for plan in plans]
+    makers = [
+        _maker_at(plan, symbols)
+        if has_symbols((plan.constant, [step[1:3] for step in plan.steps]))
+        else _maker(plan)
+        for plan in plans
+    ]
 
     def rebuild(inputs: Sequence, values: Sequence) -> tuple:
         return tuple([make(inputs, values) for make in makers])
@@ -98,9 +111,15 @@ def rebuilder(recipe: Recipe) -> Callable[[Sequence, Sequence], tuple] | None:
 
 def _maker_at(plan: OutputPlan, symbols: dict[int, Symbol]) -> Callable[[Sequence, Sequence], Any]:
     """A maker whose views have sizes that differ between calls."""
+
     def make(inputs: Sequence, values: Sequence) -> Any:
         of = {symbol: inputs[i] for i, symbol in symbols.items()}
-        steps = tuple([(func, evaluate(args, of), evaluate(kwargs, of), graded) for func, args, kwargs, graded in plan.steps])
+        steps = tuple(
+            [
+                (func, evaluate(args, of), evaluate(kwargs, of), graded)
+                for func, args, kwargs, graded in plan.steps
+            ]
+        )
         return _maker(replace(plan, steps=steps, constant=evaluate(plan.constant, of)))(inputs, values)
 
     return make
@@ -111,7 +130,11 @@ def _maker(plan: OutputPlan) -> Callable[[Sequence, Sequence], Any]:
     if plan.kind == "constant":
         return lambda inputs, values: plan.constant
     if not steps and not detach:
-        return (lambda inputs, values: inputs[index]) if plan.kind == "input" else (lambda inputs, values: values[index])
+        return (
+            (lambda inputs, values: inputs[index])
+            if plan.kind == "input"
+            else (lambda inputs, values: values[index])
+        )
 
     graded = all(step[3] for step in steps)
 

@@ -1,7 +1,7 @@
 """Passes over the joint graph: no-op removal, common subexpressions, dead code.
 
-Values are immutable here, so a clone is its source and equal ops of equal arguments are one op. What must not be
-shared with the outside is copied again when the graphs are cut out (`extract.py`).
+Values are immutable here, so a clone is its source and equal ops of equal arguments are one op. What must not
+be shared with the outside is copied again when the graphs are cut out (`extract.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..graph.spec import TensorSpec, same_sizes
 aten = torch.ops.aten
 Node = torch.fx.Node
 
-# Ops whose offset counts from the start of the storage: their argument may not be exchanged for one stored elsewhere.
+# Ops whose offset counts from the start of the storage: their argument may not be exchanged for one stored
+# elsewhere.
 _ADDRESS_STORAGE = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 # One row an op: node -> the node that it equals, or None.
@@ -41,12 +42,29 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
 
 def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether both have the same shape, strides, type and device whatever the symbols are."""
-    return (a.dtype, a.device) == (b.dtype, b.device) and same_sizes(a.shape, b.shape) and same_sizes(a.stride, b.stride)
+    return (
+        (a.dtype, a.device) == (b.dtype, b.device)
+        and same_sizes(a.shape, b.shape)
+        and same_sizes(a.stride, b.stride)
+    )
 
 
-@no_op(aten.clone.default, aten._to_copy.default, aten.view.default, aten._unsafe_view.default, aten.expand.default,
-       aten.slice.Tensor, aten.permute.default, aten._reshape_alias.default, aten.copy.default, aten.alias.default,
-       aten.as_strided.default, aten.squeeze.dims, aten.squeeze.dim, aten.transpose.int)
+@no_op(
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.permute.default,
+    aten._reshape_alias.default,
+    aten.copy.default,
+    aten.alias.default,
+    aten.as_strided.default,
+    aten.squeeze.dims,
+    aten.squeeze.dim,
+    aten.transpose.int,
+)
 def _unchanged(node: Node) -> Node | None:
     """A copy or view whose result has its source's shape, strides, type and device."""
     if node.target is aten.copy.default:
@@ -83,17 +101,25 @@ def merge_views(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target in views:
             source = node.args[0]
-            if source.op == "call_function" and source.target in views and source.args[0].meta["val"].is_contiguous:
+            if (
+                source.op == "call_function"
+                and source.target in views
+                and source.args[0].meta["val"].is_contiguous
+            ):
                 node.replace_input_with(source, source.args[0])
 
 
 def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
-    """Equal functional ops on equal arguments become one node; random ops never do, nor collectives (other ranks may not have
-    equal ones)."""
+    """Equal functional ops on equal arguments become one node; random ops never do, nor collectives (other
+    ranks may not have equal ones)."""
     seen: dict[Any, Node] = {}
     for node in gm.graph.nodes:
-        if node.op != "call_function" or is_size(node) or is_collective(node.target) or (
-                node.target is not operator.getitem and facts(node.target).random):
+        if (
+            node.op != "call_function"
+            or is_size(node)
+            or is_collective(node.target)
+            or (node.target is not operator.getitem and facts(node.target).random)
+        ):
             continue
         try:
             key = (node.target, _key(node.args), _key(tuple(node.kwargs.items())))
@@ -115,14 +141,18 @@ def _key(value: Any) -> Any:
 
 
 def remove_dead_code(gm: torch.fx.GraphModule) -> None:
-    """Erase nodes that nobody uses; aten's random ops stay, since they advance the generator, and collectives."""
+    """Erase nodes that nobody uses; aten's random ops stay, since they advance the generator, and
+    collectives.
+    """
     for node in reversed(list(gm.graph.nodes)):
         if node.op == "call_function" and not node.users and not has_effect(node):
             gm.graph.erase_node(node)
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node draws from PyTorch's generator (attention without dropout only could), or takes part in a collective."""
+    """Whether a node draws from PyTorch's generator (attention without dropout only could), or takes part in
+    a collective.
+    """
     if is_collective(node.target):
         return True
     if is_size(node) or node.target is operator.getitem:
@@ -137,7 +167,10 @@ def _draws_dropout(node: Node) -> bool:
     """Whether an attention op (not the CPU's, which has none) is asked to drop anything."""
     names = [argument.name for argument in overload(node)._schema.arguments]
     given = dict(zip(names, arguments(node), strict=False)) | node.kwargs
-    return node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default and given.get("dropout_p", 0.0) != 0.0
+    return (
+        node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default
+        and given.get("dropout_p", 0.0) != 0.0
+    )
 
 
 PASSES = [

@@ -1,4 +1,5 @@
-"""A torch graph in stages: parts of its calls, each a graph of its own that is compiled (or not) apart from the others.
+"""A torch graph in stages: parts of its calls, each a graph of its own that is compiled (or not) apart from
+the others.
 
 >>> call = StagedCall(gm, [(calls[:3], compiled), (calls[3:], lambda stage, inputs: stage.forward)])
 """
@@ -32,7 +33,9 @@ class _Stage:
 
 
 class _Modes:
-    """Grad mode and the autocast regions that are open at a border: a stage enters them again, and leaves as it found them."""
+    """Grad mode and the autocast regions that are open at a border: a stage enters them again, and leaves as
+    it found them.
+    """
 
     def __init__(self) -> None:
         self.outside = self.graded = torch.is_grad_enabled()
@@ -64,7 +67,9 @@ class _Modes:
 
 
 class StagedCall:
-    """Runs the stages one after the other; each is compiled at its first run, for the tensors that arrive there."""
+    """Runs the stages one after the other; each is compiled at its first run, for the tensors that arrive
+    there.
+    """
 
     def __init__(self, gm: fx.GraphModule, parts: Sequence[Part]) -> None:
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -83,10 +88,14 @@ class StagedCall:
         self.count = len(numbers)
         self.compiling = threading.Lock()
 
-    def _stage(self, i: int, part: Part, numbers: dict[fx.Node, int], last: dict[fx.Node, int], modes: _Modes) -> _Stage:
+    def _stage(
+        self, i: int, part: Part, numbers: dict[fx.Node, int], last: dict[fx.Node, int], modes: _Modes
+    ) -> _Stage:
         calls, backend = part
         inside = {*calls, *modes.regions}
-        takes = list(dict.fromkeys(arg for node in calls for arg in node.all_input_nodes if arg not in inside))
+        takes = list(
+            dict.fromkeys(arg for node in calls for arg in node.all_input_nodes if arg not in inside)
+        )
         gives = [node for node in calls if last.get(node, i) > i and node.target is not _enter_autocast]
         graph = fx.Graph()
         env: dict[fx.Node, fx.Node] = {}
@@ -103,9 +112,13 @@ class StagedCall:
         for node in gives:
             numbers[node] = len(numbers)
         stage = fx.GraphModule(torch.nn.Module(), graph, class_name=f"Stage{i}")
-        stage.meta["static_inputs"] = frozenset(k for k, node in enumerate(takes) if numbers[node] in self.static)
+        stage.meta["static_inputs"] = frozenset(
+            k for k, node in enumerate(takes) if numbers[node] in self.static
+        )
         drops = tuple(numbers[node] for node in takes if last[node] == i)
-        return _Stage(stage, backend, tuple(numbers[n] for n in takes), tuple(numbers[n] for n in gives), drops)
+        return _Stage(
+            stage, backend, tuple(numbers[n] for n in takes), tuple(numbers[n] for n in gives), drops
+        )
 
     def __call__(self, *inputs: torch.Tensor) -> tuple:
         values: list[Any] = [*inputs, *[None] * (self.count - len(inputs))]

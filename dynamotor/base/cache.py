@@ -1,9 +1,9 @@
 """The disk cache: content-keyed entries, written whole or not at all, checked when read.
 
-An entry is a file `<kind>/<key[:2]>/<key>`: 32 bytes of SHA-256 over the payload, then the payload. It is written to
-a temporary file in the same folder, flushed to disk and renamed, so a killed process or a full disk leaves no entry
-that loads. A file whose checksum is wrong is removed and counts as a miss. Entries are code: where others could have
-written a folder or a file, nothing is loaded or stored, and DM307 is said once.
+An entry is a file `<kind>/<key[:2]>/<key>`: 32 bytes of SHA-256 over the payload, then the payload. It is
+written to a temporary file in the same folder, flushed to disk and renamed, so a killed process or a full
+disk leaves no entry that loads. A file whose checksum is wrong is removed and counts as a miss. Entries are
+code: where others could have written a folder or a file, nothing is loaded or stored, and DM307 is said once.
 """
 
 from __future__ import annotations
@@ -53,19 +53,27 @@ def entry_path(kind: str, key: str) -> Path:
 
 def _is_ours(path: Path | str, status: os.stat_result) -> bool:
     """Whether nobody but this user (and root) can have written it."""
-    trusted = status.st_uid in (os.geteuid(), 0) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & 0o022
+    trusted = (
+        status.st_uid in (os.geteuid(), 0) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & 0o022
+    )
     if not trusted:
         counters["cache"]["refused"] += 1
-        warn_once("cache-refused", f"[DM307] the cache at {config.cache_dir} is not used: others than you may write {path} "
-                  f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}), and what lies there is run as code\n"
-                  f"  what to do: remove it, or point DYNAMOTOR_CACHE_DIR at a folder of your own")
+        warn_once(
+            "cache-refused",
+            f"[DM307] the cache at {config.cache_dir} is not used: others than you may write {path} "
+            f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}), and what lies there is run as code\n"
+            f"  what to do: remove it, or point DYNAMOTOR_CACHE_DIR at a folder of your own",
+        )
     return trusted
 
 
 def _folders_are_ours(path: Path) -> bool:
     """Whether the folders of an entry, as far as they exist, are this user's alone."""
     try:
-        return all(_is_ours(folder, os.stat(folder)) for folder in (path.parents[2], path.parents[1], path.parents[0]))
+        return all(
+            _is_ours(folder, os.stat(folder))
+            for folder in (path.parents[2], path.parents[1], path.parents[0])
+        )
     except FileNotFoundError:
         return True
 
@@ -77,7 +85,9 @@ def _read(path: Path) -> bytes | None:
 
 
 def load(kind: str, key: str) -> bytes | None:
-    """The payload stored under (kind, key), or None when there is none, it is damaged or not ours, or the cache is off."""
+    """The payload stored under (kind, key), or None when there is none, it is damaged or not ours, or the
+    cache is off.
+    """
     if not config.disk_cache:
         return None
     path = entry_path(kind, key)
@@ -109,7 +119,9 @@ def _touch(path: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(kind: str, key: str, seconds: float) -> Iterator[bool]:
-    """One process at a time makes this entry; gives whether another was waited for (at most so long): then it may be there."""
+    """One process at a time makes this entry; gives whether another was waited for (at most so long): then it
+    may be there.
+    """
     path = entry_path(kind, key).with_suffix(".making")
     handle = -1
     with contextlib.suppress(OSError):
@@ -134,13 +146,18 @@ def _locked(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EINTR)  # a file system without locks: nobody waits
+        return error.errno not in (
+            errno.EWOULDBLOCK,
+            errno.EINTR,
+        )  # a file system without locks: nobody waits
     return True
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the cache: its kind, where it lies, its bytes and when it was last used (seconds since 1970, to the hour)."""
+    """A file of the cache: its kind, where it lies, its bytes and when it was last used (seconds since 1970,
+    to the hour).
+    """
 
     kind: str
     path: Path
@@ -166,7 +183,9 @@ def entries() -> Iterator[Entry]:
 
 
 def prune(nbytes: int) -> int:
-    """Remove what was used longest ago until so many bytes are left, and what killed processes left; gives how many went."""
+    """Remove what was used longest ago until so many bytes are left, and what killed processes left; gives
+    how many went.
+    """
     kept, removed = 0, 0
     for entry in sorted(entries(), key=lambda entry: -entry.used):
         kept += entry.nbytes
@@ -193,7 +212,9 @@ def _keep_within_bounds(nbytes: int) -> None:
 
 
 def store(kind: str, key: str, payload: bytes) -> bool:
-    """Store the payload; False (and one warning) when the disk refuses. Never raises, never leaves half an entry."""
+    """Store the payload; False (and one warning) when the disk refuses. Never raises, never leaves half an
+    entry.
+    """
     if not config.disk_cache:
         return False
     path = entry_path(kind, key)
@@ -217,5 +238,8 @@ def store(kind: str, key: str, payload: bytes) -> bool:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         counters["cache"]["store_failed"] += 1
-        warn_once("cache-store", f"the cache at {config.cache_dir} cannot be written ({error}); compiling without it")
+        warn_once(
+            "cache-store",
+            f"the cache at {config.cache_dir} cannot be written ({error}); compiling without it",
+        )
         return False

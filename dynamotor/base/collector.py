@@ -1,4 +1,5 @@
-"""The garbage collector paused while compiling: it would walk every object of torch several times and free nothing.
+"""The garbage collector paused while compiling: it would walk every object of torch several times and free
+nothing.
 
 >>> with collector_paused():
 ...     compile_something()
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """No automatic collection inside; nothing changes when the collector is off already (or paused further out)."""
+    """No automatic collection inside; nothing changes when the collector is off already (or paused further
+    out).
+    """
     if not gc.isenabled():
         yield
         return

@@ -35,11 +35,14 @@ def _default_cache_dir() -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """The settings, with their defaults. Each comment says what a user gains or loses by changing the field."""
+    """The settings, with their defaults. Each comment says what a user gains or loses by changing the
+    field.
+    """
 
     # What cannot be captured or built raises instead of running in eager PyTorch.
     strict: bool = False
-    # Guard sets kept per compiled callable (eight times as many with dynamic=True); the next one runs eager and says so once.
+    # Guard sets kept per compiled callable (eight times as many with dynamic=True); the next one runs eager
+    # and says so once.
     cache_size_limit: int = 16
     # Random ops draw eager's exact numbers (slower) instead of the compiler's counter-based ones.
     fallback_random: bool = False
@@ -55,21 +58,24 @@ class Config:
     # The C++ compiler; "" means $CXX, then g++, then clang++.
     cxx: str = ""
     cxx_flags: tuple[str, ...] = ()
-    # The vectors that C++ kernels are built for: "" this machine's, "avx512", "avx2" or "portable" (any x86-64; on other
-    # processors the compiler's default). Only what the machine has can run.
+    # The vectors that C++ kernels are built for: "" this machine's, "avx512", "avx2" or "portable" (any
+    # x86-64; on other processors the compiler's default). Only what the machine has can run.
     isa: str = ""
-    # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU); "triton" on CPU tensors
-    # runs them in Triton's interpreter, very slowly: for tests.
+    # What loop kernels are written in: "" follows the device (C++ on a CPU, Triton on an NVIDIA GPU);
+    # "triton" on CPU tensors runs them in Triton's interpreter, very slowly: for tests.
     target: str = ""
-    # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time, more memory held.
+    # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time,
+    # more memory held.
     cuda_graphs: bool = False
-    # Matrix products on a GPU are timed against generated kernels that do the work around them too (mode="max-autotune" turns
-    # it on): seconds more at the first call ever, kept on disk.
+    # Matrix products on a GPU are timed against generated kernels that do the work around them too
+    # (mode="max-autotune" turns it on): seconds more at the first call ever, kept on disk.
     max_autotune: bool = False
-    # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel instead of numbers in
-    # it: further shapes build few kernels or none (turned on by a second shape, or dynamic=True; dynamic=False keeps it off).
+    # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel
+    # instead of numbers in it: further shapes build few kernels or none (turned on by a second shape, or
+    # dynamic=True; dynamic=False keeps it off).
     size_arguments: bool = False
-    # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else each is compiled for.
+    # With dynamic=None, sizes that differ at a later call become symbols where the backend takes them; else
+    # each is compiled for.
     symbolic_sizes: bool = True
     # Threads of generated kernels; 0 follows torch.get_num_threads() at the call.
     threads: int = 0
@@ -78,26 +84,32 @@ class Config:
     fold_constants: bool = True
     # Intermediate buffers are kept between calls, so that no call pays for page faults.
     reuse_memory: bool = True
-    # How gradients of a DistributedDataParallel module are reduced: "ingraph" (all-reduces inside the compiled backward),
-    # "split" (the graph cut at DDP's buckets), "off" (DDP's own way after the whole backward), "auto" (ingraph where it can be).
+    # How gradients of a DistributedDataParallel module are reduced: "ingraph" (all-reduces inside the
+    # compiled backward), "split" (the graph cut at DDP's buckets), "off" (DDP's own way after the whole
+    # backward), "auto" (ingraph where it can be).
     ddp: str = "auto"
     # An op or dtype that the XLA device cannot run raises instead of running on the CPU.
     xla_strict: bool = False
-    # Indices and integer divisors are checked in XLA's graphs: a wrong one raises at the barrier with its line (costs time).
+    # Indices and integer divisors are checked in XLA's graphs: a wrong one raises at the barrier with its
+    # line (costs time).
     xla_debug: bool = False
-    # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep every value alive).
+    # Recorded operations after which the XLA device flushes by itself (a loop without mark_step would keep
+    # every value alive).
     xla_trace_limit: int = 100_000
     # Verify the graph between passes (tests do; it costs compile time).
     verify: bool = False
-    # Generated C++ is built with GCC's address and undefined-behaviour sanitizers, and planned buffers are allocations of their
-    # own (DYNAMOTOR_SANITIZE=1; `make sanitize` preloads what that needs): the first wrong access ends the process with a report.
+    # Generated C++ is built with GCC's address and undefined-behaviour sanitizers, and planned buffers are
+    # allocations of their own (DYNAMOTOR_SANITIZE=1; `make sanitize` preloads what that needs): the first
+    # wrong access ends the process with a report.
     sanitize: bool = False
-    # Every compiled graph runs beside eager, over poisoned and guarded memory; the first node that differs is named (tests do).
+    # Every compiled graph runs beside eager, over poisoned and guarded memory; the first node that differs is
+    # named (tests do).
     check: bool = False
     # DYNAMOTOR_DEBUG=0..7 and DYNAMOTOR_LOG=name,name; see base/log.py.
     debug: int = 0
     log: str = ""
-    # Files for a whole program, read at import: DYNAMOTOR_TRACE (.jsonl, or .json for Perfetto), DYNAMOTOR_REPORT (.html).
+    # Files for a whole program, read at import: DYNAMOTOR_TRACE (.jsonl, or .json for Perfetto),
+    # DYNAMOTOR_REPORT (.html).
     trace: str = ""
     report: str = ""
 
@@ -130,7 +142,8 @@ _FIELDS = frozenset(f.name for f in fields(Config))
 class ConfigHandle:
     """The live settings: reads give the current `Config`'s field, assignment replaces the whole `Config`.
 
-    `patch` is a thread's (or task's) own: others neither see it nor change it, and go on with the process's settings.
+    `patch` is a thread's (or task's) own: others neither see it nor change it, and go on with the process's
+    settings.
     """
 
     __slots__ = ("_process",)
@@ -152,8 +165,8 @@ class ConfigHandle:
         return repr(self.snapshot())
 
     def update(self, **changes: Any) -> None:
-        """Set fields by name, until the enclosing `patch` ends or for the process. An unknown name is an AttributeError that
-        lists the known ones."""
+        """Set fields by name, until the enclosing `patch` ends or for the process. An unknown name is an
+        AttributeError that lists the known ones."""
         changed = self._changed(changes)
         if _patched.get() is None:
             object.__setattr__(self, "_process", changed)
@@ -162,7 +175,9 @@ class ConfigHandle:
 
     def _changed(self, changes: dict[str, Any]) -> Config:
         if unknown := sorted(changes.keys() - _FIELDS):
-            raise AttributeError(f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(_FIELDS))}")
+            raise AttributeError(
+                f"dynamotor.config has no field {unknown[0]!r}; the fields are: {', '.join(sorted(_FIELDS))}"
+            )
         return replace(self.snapshot(), **changes)
 
     def snapshot(self) -> Config:

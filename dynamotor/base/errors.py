@@ -27,7 +27,9 @@ class UserLine:
 class DynamotorError(RuntimeError):
     """Base of all errors raised by the compiler. `code` is stable (docs/errors.md lists them)."""
 
-    def __init__(self, code: str, what: str, *, why: str = "", cure: str = "", where: UserLine | None = None) -> None:
+    def __init__(
+        self, code: str, what: str, *, why: str = "", cure: str = "", where: UserLine | None = None
+    ) -> None:
         self.code, self.what, self.why, self.cure, self.where = code, what, why, cure, where
         lines = [f"[{code}] {what}"]
         lines += [f"  at {where}"] if where else []
@@ -45,7 +47,9 @@ class UsageError(DynamotorError, ValueError):
 
 
 class CaptureError(DynamotorError):
-    """DM2xx: the program could not be captured and `fullgraph=True` or `config.strict` forbids breaking the graph."""
+    """DM2xx: the program could not be captured and `fullgraph=True` or `config.strict` forbids breaking the
+    graph.
+    """
 
 
 class BuildError(DynamotorError):

@@ -1,4 +1,5 @@
-"""One event stream: passes, builds, breaks and recompilations are emitted here; logs, counters and reports listen.
+"""One event stream: passes, builds, breaks and recompilations are emitted here; logs, counters and reports
+listen.
 
 >>> with collect() as events:
 ...     emit("break", reason="print")
@@ -30,7 +31,8 @@ class Event:
 Listener = Callable[[Event], None]
 _listeners: list[tuple[Listener, tuple[str, ...]]] = []  # with the kinds that each wants; none: all
 
-# counters["frames"]["captured"], counters["breaks"][reason code], counters["fallback"][op], ... for users to read.
+# counters["frames"]["captured"], counters["breaks"][reason code], counters["fallback"][op], ... for users to
+# read.
 counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
@@ -49,7 +51,9 @@ def listening(kind: str) -> bool:
 
 
 def subscribe(listener: Listener, *kinds: str) -> Callable[[], None]:
-    """Add a listener of events of these kinds (of all, when none are given); the returned function removes it."""
+    """Add a listener of events of these kinds (of all, when none are given); the returned function removes
+    it.
+    """
     row = listener, kinds
     _listeners.append(row)
     return lambda: _listeners.remove(row)
@@ -68,7 +72,9 @@ def collect(*kinds: str) -> Iterator[list[Event]]:
 
 @contextlib.contextmanager
 def timed(name: str) -> Iterator[None]:
-    """Time a phase: events of kinds "begin" and "phase" stand around it, and its seconds are added to `phase_seconds`."""
+    """Time a phase: events of kinds "begin" and "phase" stand around it, and its seconds are added to
+    `phase_seconds`.
+    """
     start = time.perf_counter()
     emit("begin", name=name)
     try:

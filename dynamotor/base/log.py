@@ -1,7 +1,7 @@
 """The log ladder: DYNAMOTOR_DEBUG=0..7 picks a level, DYNAMOTOR_LOG=guards,breaks picks channels by name.
 
-1 breaks, recompilations and fallbacks, 2 timings, 3 guards, 4 generated code, 5 graphs and kernels after each stage,
-6 graphs after each pass, 7 every bytecode instruction.
+1 breaks, recompilations and fallbacks, 2 timings, 3 guards, 4 generated code, 5 graphs and kernels after each
+stage, 6 graphs after each pass, 7 every bytecode instruction.
 """
 
 from __future__ import annotations
@@ -47,4 +47,3 @@ def warn_once(key: str, text: str) -> None:
 def forget_warnings() -> None:
     """Let every `warn_once` speak again (used by `reset` and tests)."""
     _once.clear()
-

@@ -28,7 +28,11 @@ class CompileOptions:
         if self.dynamic not in (None, True, False):
             raise UsageError("DM103", f"dynamic must be None, True or False, not {self.dynamic!r}")
         if self.mode not in MODES:
-            raise UsageError("DM104", f"unknown mode {self.mode!r}", cure="use one of " + ", ".join(repr(m) for m in MODES[1:]))
+            raise UsageError(
+                "DM104",
+                f"unknown mode {self.mode!r}",
+                cure="use one of " + ", ".join(repr(m) for m in MODES[1:]),
+            )
         known = {f.name for f in fields(Config)}
         if unknown := sorted(set(self.options) - known):
             raise UsageError(

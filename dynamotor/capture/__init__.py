@@ -3,45 +3,50 @@
 ## Contract 2: the torch graph (capture → backend)
 
 `torch.fx.GraphModule` with
-* placeholders for every tensor that comes from outside (arguments, parameters, buffers, global or constant tensors), no
-  `get_attr`, no `call_module`;
-* `call_function` nodes of public torch/operator functions and `call_method` nodes of tensor methods; `operator.getitem` for
-  tuples; `torch._C._set_grad_enabled(bool)` and `torch.amp.autocast_mode._enter_autocast(...)/_exit_autocast(node)` for
-  regions; in-place ops stay;
+* placeholders for every tensor that comes from outside (arguments, parameters, buffers, global or constant
+  tensors), no `get_attr`, no `call_module`;
+* `call_function` nodes of public torch/operator functions and `call_method` nodes of tensor methods;
+  `operator.getitem` for tuples; `torch._C._set_grad_enabled(bool)` and
+  `torch.amp.autocast_mode._enter_autocast(...)/_exit_autocast(node)` for regions; in-place ops stay;
 * `output` node: a flat tuple of nodes; `gm.meta["static_inputs"]`: frozenset of placeholder indices bound to
-  parameters/buffers (the same tensor object at each call until a guard fails); `node.meta["val"]` on all nodes;
-  `node.meta["where"]`: `UserLine`.
-* A backend is `(gm, example_inputs: list[Tensor]) -> callable(*tensors) -> tuple|list of tensors`. The inputs are real
-  tensors with right `requires_grad`. The callable mutates its inputs as eager does.
-* `gm.meta["on_backward"]`, when there: `(backward aten graph) -> (compiled backward -> callable)`. `aot_compile` takes it out
-  and calls it once it has a backward graph, which it may rewrite; what it returns wraps the compiled backward. It stays in
-  `gm.meta` when a backend does not differentiate ahead of time: that is how the data-parallel room knows.
+  parameters/buffers (the same tensor object at each call until a guard fails); `node.meta["val"]` on all
+  nodes; `node.meta["where"]`: `UserLine`.
+* A backend is `(gm, example_inputs: list[Tensor]) -> callable(*tensors) -> tuple|list of tensors`. The inputs
+  are real tensors with right `requires_grad`. The callable mutates its inputs as eager does.
+* `gm.meta["on_backward"]`, when there: `(backward aten graph) -> (compiled backward -> callable)`.
+  `aot_compile` takes it out and calls it once it has a backward graph, which it may rewrite; what it returns
+  wraps the compiled backward. It stays in `gm.meta` when a backend does not differentiate ahead of time: that
+  is how the data-parallel room knows.
 
 ## Contract 5: capture inside (`capture/`)
 
-* `source.py`: `Source` objects say where a value comes from and can be fetched again. `Reader.read(source) -> value` is the
-  only way that the interpreter reads anything from outside; it installs the guard: `Trace.wrap` with the rows of the value's
-  kind, `Reader.attribute` for what C code answers (a slot, a getset, a type with a lookup of its own), `Reader.ask` for any
-  other question. `tests/capture/test_reads.py` reads the source: a function of `capture/` that looks at an outside object
-  without one of them must be listed there with the reason. Facts of tensors and PyTorch's settings are rows of
-  `torch_rules.py` (`METADATA`, `ANSWERS`, `QUERIES`), each under what keeps the answer true; what has no row breaks the
-  graph. `guards.py`: guard rows, each with a Python evaluator (for reasons and tests) and an encoding for the C program
+* `source.py`: `Source` objects say where a value comes from and can be fetched again. `Reader.read(source) ->
+  value` is the only way that the interpreter reads anything from outside; it installs the guard: `Trace.wrap`
+  with the rows of the value's kind, `Reader.attribute` for what C code answers (a slot, a getset, a type with
+  a lookup of its own), `Reader.ask` for any other question. `tests/capture/test_reads.py` reads the source: a
+  function of `capture/` that looks at an outside object without one of them must be listed there with the
+  reason. Facts of tensors and PyTorch's settings are rows of `torch_rules.py` (`METADATA`, `ANSWERS`,
+  `QUERIES`), each under what keeps the answer true; what has no row breaks the graph. `guards.py`: guard
+  rows, each with a Python evaluator (for reasons and tests) and an encoding for the C program
   (`csrc/guards.c`).
 * `interpreter.py` + `ops_*.py`: the symbolic interpreter, one method per opcode. `values/`: the value kinds.
 * A capture gives `Captured(gm, inputs: list[Source], guards, outputs plan, effects, break plan | None)`.
-* `dispatch.py` + `csrc/dispatch.c`: `_C.Dispatcher`, a vectorcall object: guards → gather → compiled callable → rebuild
-  outputs; on a miss it calls Python (`capture.frontend`), which captures, adds an entry and runs it. Entries belong to the
-  dispatcher, never to the code object.
-* `sizes.py` + `values/size.py` + `csrc/sizes.c`: a size, stride or integer from outside that differs at a later call
-  (`SizePolicy.learn`, at each miss) becomes a symbol at the recompile. `TraceSizes` makes the symbols of one trace (`SizeOf`,
-  `StrideOf` and the integers' own sources say where their values are read); a `SizeValue` is a `Constant` whose `value`
-  specialises, so what knows nothing of symbols stays right. A trace of which the program needed a number is done again with
-  that number from the start. `TensorMatch` leaves symbolic sizes and strides (None) to one `SizesHold` row an entry, made
-  when the backend has returned: ranges, what shares or follows from a symbol, and all assumptions, as postfix code over
-  64-bit integers. Entries with symbols are `general` and tried after the others. Only backends that take symbols get them
+* `dispatch.py` + `csrc/dispatch.c`: `_C.Dispatcher`, a vectorcall object: guards → gather → compiled callable
+  → rebuild outputs; on a miss it calls Python (`capture.frontend`), which captures, adds an entry and runs
+  it. Entries belong to the dispatcher, never to the code object.
+* `sizes.py` + `values/size.py` + `csrc/sizes.c`: a size, stride or integer from outside that differs at a
+  later call (`SizePolicy.learn`, at each miss) becomes a symbol at the recompile. `TraceSizes` makes the
+  symbols of one trace (`SizeOf`, `StrideOf` and the integers' own sources say where their values are read); a
+  `SizeValue` is a `Constant` whose `value` specialises, so what knows nothing of symbols stays right. A trace
+  of which the program needed a number is done again with that number from the start. `TensorMatch` leaves
+  symbolic sizes and strides (None) to one `SizesHold` row an entry, made when the backend has returned:
+  ranges, what shares or follows from a symbol, and all assumptions, as postfix code over 64-bit integers.
+  Entries with symbols are `general` and tried after the others. Only backends that take symbols get them
   (`backends.takes_symbols`).
-* `inner_frames.py` + `csrc/frame_hook.c`: while a break runs the user's instruction natively, the PEP 523 hook sends each
-  user function entered there to a dispatcher of its own. Outside of that no hook is installed.
-* `resume.py`: a graph break runs the breaking instruction in a copy of the user's frame and goes on in resume functions,
-  whose code is the user's code object with a prefix; each resume function has a dispatcher of its own.
+* `inner_frames.py` + `csrc/frame_hook.c`: while a break runs the user's instruction natively, the PEP 523
+  hook sends each user function entered there to a dispatcher of its own. Outside of that no hook is
+  installed.
+* `resume.py`: a graph break runs the breaking instruction in a copy of the user's frame and goes on in resume
+  functions, whose code is the user's code object with a prefix; each resume function has a dispatcher of its
+  own.
 """

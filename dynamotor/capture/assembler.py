@@ -24,10 +24,13 @@ CO_REBUILT = 1 << 27
 
 
 class Assembler:
-    """Collects instructions by name; knows the caches, EXTENDED_ARG and calling conventions of 3.11 and 3.12."""
+    """Collects instructions by name; knows the caches, EXTENDED_ARG and calling conventions of 3.11 and
+    3.12.
+    """
 
     def __init__(self, code: types.CodeType) -> None:
-        # A code object without locals gets one in front, so that the state has a place; all slots move by one.
+        # A code object without locals gets one in front, so that the state has a place; all slots move by
+        # one.
         self.shift = 0 if code.co_nlocals else 1
         self.consts: list[Any] = list(code.co_consts)
         self.data = bytearray()
@@ -104,16 +107,28 @@ def _moved_slots(code: types.CodeType) -> bytes:
 
 
 def put_before(code: types.CodeType, prefix: Assembler, line: int, name: str) -> types.CodeType:
-    """A code object of one argument (slot 0) that runs the prefix, which jumps into the user's code behind it."""
+    """A code object of one argument (slot 0) that runs the prefix, which jumps into the user's code behind
+    it.
+    """
     size = prefix.offset
     ranges = [replace(e, target=e.target + size) for e in prefix.ranges]
-    ranges += [replace(e, start=e.start + size, end=e.end + size, target=e.target + size) for e in parse_exception_table(code)]
+    ranges += [
+        replace(e, start=e.start + size, end=e.end + size, target=e.target + size)
+        for e in parse_exception_table(code)
+    ]
     varnames = code.co_varnames if code.co_nlocals else (_STATE_NAME, *code.co_varnames)
     delta = line - code.co_firstlineno
     return code.replace(
-        co_argcount=1, co_posonlyargcount=0, co_kwonlyargcount=0, co_nlocals=len(varnames), co_varnames=varnames,
+        co_argcount=1,
+        co_posonlyargcount=0,
+        co_kwonlyargcount=0,
+        co_nlocals=len(varnames),
+        co_varnames=varnames,
         co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) | CO_REBUILT,
         co_code=bytes(prefix.data) + (_moved_slots(code) if prefix.shift else code.co_code),
-        co_consts=tuple(prefix.consts), co_stacksize=code.co_stacksize + _EXTRA_STACK,
+        co_consts=tuple(prefix.consts),
+        co_stacksize=code.co_stacksize + _EXTRA_STACK,
         co_exceptiontable=encode_exception_table(ranges),
-        co_linetable=_lines_before(size // 2, delta) + code.co_linetable, co_name=name)
+        co_linetable=_lines_before(size // 2, delta) + code.co_linetable,
+        co_name=name,
+    )

@@ -1,4 +1,5 @@
-"""Why a trace stopped: `Unsupported` carries one `BreakReason`, which logs, `explain` and strict errors all show.
+"""Why a trace stopped: `Unsupported` carries one `BreakReason`, which logs, `explain` and strict errors all
+show.
 
 >>> raise unsupported("side-effect", "print() writes to the terminal", cure="call it outside the compiled function")
 """
@@ -34,7 +35,9 @@ CODES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class BreakReason:
-    """One reason for a graph break: its kind, what happened, why it cannot be captured, what a user can do, and where."""
+    """One reason for a graph break: its kind, what happened, why it cannot be captured, what a user can do,
+    and where.
+    """
 
     kind: str
     what: str
@@ -67,7 +70,9 @@ class Unsupported(Exception):
         super().__init__(str(reason))
         self.reason = reason
         self.frames: tuple[Any, ...] = ()  # the inlined frames where it was raised
-        self.whole = False  # whether what was captured before cannot stand either, so that the call runs as it is
+        self.whole = (
+            False  # whether what was captured before cannot stand either, so that the call runs as it is
+        )
 
     def at(self, stack: tuple[UserLine, ...]) -> Unsupported:
         """Fill in the user's stack, once."""

@@ -1,7 +1,8 @@
 """Code objects decoded once into normalised instructions, the same for CPython 3.11 and 3.12.
 
-`decode(code).instrs` has no caches, EXTENDED_ARG, PRECALL, KW_NAMES or RESUME; jumps have no direction. See NORMALISED
-for what each differing instruction becomes. Offsets are bytes into `co_code`, where the instruction's first unit lies.
+`decode(code).instrs` has no caches, EXTENDED_ARG, PRECALL, KW_NAMES or RESUME; jumps have no direction. See
+NORMALISED for what each differing instruction becomes. Offsets are bytes into `co_code`, where the
+instruction's first unit lies.
 
 >>> [i.op for i in decode((lambda x: x + 1).__code__).instrs]
 ['LOAD_FAST', 'LOAD_CONST', 'BINARY_OP', 'RETURN_VALUE']
@@ -40,14 +41,26 @@ NORMALISED = {
     "UNARY_POSITIVE": "and LIST_TO_TUPLE, IMPORT_STAR, PRINT_EXPR, STOPITERATION_ERROR, PREP_RERAISE_STAR: intrinsics by name",
 }
 
-_INTRINSIC_1 = {1: "PRINT_EXPR", 2: "IMPORT_STAR", 3: "STOPITERATION_ERROR", 4: "ASYNC_GEN_WRAP", 5: "UNARY_POSITIVE",
-                6: "LIST_TO_TUPLE"}
+_INTRINSIC_1 = {
+    1: "PRINT_EXPR",
+    2: "IMPORT_STAR",
+    3: "STOPITERATION_ERROR",
+    4: "ASYNC_GEN_WRAP",
+    5: "UNARY_POSITIVE",
+    6: "LIST_TO_TUPLE",
+}
 _INTRINSIC_2 = {1: "PREP_RERAISE_STAR"}
 _BINARY = tuple(text for _, text in opcode._nb_ops)  # type: ignore[attr-defined]
 _RENAMED = {
-    "JUMP_FORWARD": "JUMP", "JUMP_BACKWARD": "JUMP", "JUMP_BACKWARD_NO_INTERRUPT": "JUMP", "LOAD_FAST_CHECK": "LOAD_FAST",
-    **{f"POP_JUMP_{way}_IF_{test}": f"POP_JUMP_IF_{test}"
-       for way in ("FORWARD", "BACKWARD") for test in ("FALSE", "TRUE", "NONE", "NOT_NONE")},
+    "JUMP_FORWARD": "JUMP",
+    "JUMP_BACKWARD": "JUMP",
+    "JUMP_BACKWARD_NO_INTERRUPT": "JUMP",
+    "LOAD_FAST_CHECK": "LOAD_FAST",
+    **{
+        f"POP_JUMP_{way}_IF_{test}": f"POP_JUMP_IF_{test}"
+        for way in ("FORWARD", "BACKWARD")
+        for test in ("FALSE", "TRUE", "NONE", "NOT_NONE")
+    },
 }
 _DROPPED = frozenset({"CACHE", "RESUME"})
 CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
@@ -56,7 +69,9 @@ IS_311 = sys.version_info[:2] == (3, 11)
 
 @dataclass(frozen=True, slots=True)
 class Instr:
-    """One normalised instruction. `offset`..`end` are the bytes it covers, its prefixes and companions included."""
+    """One normalised instruction. `offset`..`end` are the bytes it covers, its prefixes and companions
+    included.
+    """
 
     op: str
     arg: Any
@@ -70,13 +85,21 @@ class Instr:
     raw_arg: int | None = None
 
     def __str__(self) -> str:
-        shown = f" -> {self.target}" if self.target is not None else "" if self.argval is None else f" {self.argval!r}"
+        shown = (
+            f" -> {self.target}"
+            if self.target is not None
+            else ""
+            if self.argval is None
+            else f" {self.argval!r}"
+        )
         return f"{self.offset:5d} {self.op}{shown}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRange:
-    """An entry of the exception table: in [start, end) an exception cuts the stack to depth, pushes, goes to target."""
+    """An entry of the exception table: in [start, end) an exception cuts the stack to depth, pushes, goes to
+    target.
+    """
 
     start: int
     end: int
@@ -87,7 +110,9 @@ class ExceptionRange:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One raw instruction: byte offset of its first EXTENDED_ARG or itself, opcode, full argument, end past its caches."""
+    """One raw instruction: byte offset of its first EXTENDED_ARG or itself, opcode, full argument, end past
+    its caches.
+    """
 
     start: int
     offset: int
@@ -113,13 +138,17 @@ class CodeInfo:
 
     @property
     def n_locals(self) -> int:
-        """Plain locals (arguments first); `localsplus` goes on with cells that are no locals, then free variables."""
+        """Plain locals (arguments first); `localsplus` goes on with cells that are no locals, then free
+        variables.
+        """
         return self.code.co_nlocals
 
     @property
     def is_generator_like(self) -> bool:
         """Whether calling it makes a generator, coroutine or async generator instead of running the body."""
-        return bool(self.code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+        return bool(
+            self.code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
+        )
 
     def handler(self, offset: int) -> ExceptionRange | None:
         """The exception range that covers an offset (the table's ranges do not overlap), or None."""
@@ -130,7 +159,8 @@ class CodeInfo:
     def passes_over_exit(self, target: int) -> bool:
         """Whether the handler at an offset does nothing with the GeneratorExit of a generator that is closed.
 
-        True of `except` clauses for builtin exceptions that are Exceptions, and of the handlers that CPython adds itself.
+        True of `except` clauses for builtin exceptions that are Exceptions, and of the handlers that CPython
+        adds itself.
         """
         at = self.index[target]
         if self.instrs[at].op != "PUSH_EXC_INFO":
@@ -274,8 +304,19 @@ def _decode(code: types.CodeType) -> CodeInfo:
         if op == "CALL":
             offset, argval = (unit.start if begin is None else begin), kwnames
             kwnames, begin = (), None
-        instrs.append(Instr(op, arg, argval, offset, unit.end, lines.get(unit.offset), jump_target(unit),
-                            unit.opcode, unit.arg if unit.opcode >= dis.HAVE_ARGUMENT else None))
+        instrs.append(
+            Instr(
+                op,
+                arg,
+                argval,
+                offset,
+                unit.end,
+                lines.get(unit.offset),
+                jump_target(unit),
+                unit.opcode,
+                unit.arg if unit.opcode >= dis.HAVE_ARGUMENT else None,
+            )
+        )
     # A jump may aim at a dropped RESUME or cache: it means the next instruction kept.
     index = {instr.offset: i for i, instr in enumerate(instrs)}
     following = len(instrs) - 1
@@ -284,7 +325,8 @@ def _decode(code: types.CodeType) -> CodeInfo:
     return CodeInfo(code, tuple(instrs), index, parse_exception_table(code), slots)
 
 
-# By identity: equal code objects may differ in their file names. An entry keeps its code object, so that no id is reused.
+# By identity: equal code objects may differ in their file names. An entry keeps its code object, so that no
+# id is reused.
 _memo: dict[int, CodeInfo] = {}
 
 

@@ -1,7 +1,8 @@
 """Graph breaks: cut a trace before one instruction, and plan what runs natively and what goes on captured.
 
-The trace is run again up to the cut (`Trace(break_at=...)`); every inlined frame is rebuilt by the generated `finish`, the
-instruction runs natively, and each frame goes on in a resume function with a dispatcher of its own (resume.py).
+The trace is run again up to the cut (`Trace(break_at=...)`); every inlined frame is rebuilt by the generated
+`finish`, the instruction runs natively, and each frame goes on in a resume function with a dispatcher of its
+own (resume.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from .interpreter import Frame, run_frame
 from .liveness import live_slots
 from .ops_control import HandledValue
 from .output import Codegen
-from .resume import NULL, UNBOUND, Boundary, break_function, resume_function, successors, way_out, why_not_resumable
+from .resume import (
+    NULL,
+    UNBOUND,
+    Boundary,
+    break_function,
+    resume_function,
+    successors,
+    way_out,
+    why_not_resumable,
+)
 from .source import Arg
 from .trace import Trace
 from .values.base import Value
@@ -78,8 +88,8 @@ class ResumePoint:
 
 
 class Continuation:
-    """What a break function returns instead of calling the resume dispatcher: a loop with a break in each round must not
-    grow the stack."""
+    """What a break function returns instead of calling the resume dispatcher: a loop with a break in each
+    round must not grow the stack."""
 
     __slots__ = ("dispatcher", "flat")
 
@@ -103,12 +113,17 @@ def in_flight(error: BaseException) -> None:
             return
 
 
-def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint], Any],
-               inner_frames: InnerFrames | None, root: bool) -> str:
+def emit_break(
+    trace: Trace,
+    cg: Codegen,
+    dispatcher_of: Callable[[ResumePoint], Any],
+    inner_frames: InnerFrames | None,
+    root: bool,
+) -> str:
     """The expression that goes on from the stopped frames of a trace: nested calls of break functions.
 
-    inner_frames: captures the functions that the breaking instruction enters; None leaves them alone. root: the expression
-    must give the result; otherwise (a resume function's) it may give a `Continuation`.
+    inner_frames: captures the functions that the breaking instruction enters; None leaves them alone. root:
+    the expression must give the result; otherwise (a resume function's) it may give a `Continuation`.
     """
     handled = trace.handled
     states: list[tuple[Frame, Boundary, list[Value]]] = []
@@ -133,8 +148,10 @@ def emit_break(trace: Trace, cg: Codegen, dispatcher_of: Callable[[ResumePoint],
     for frame, at, values in states:
         inner = bool(expression)
         namespace = frame.func.globals.obj
-        after = [None if way_out(b) else functools.partial(Continuation, dispatcher_of(ResumePoint(b, namespace)))
-                 for b in successors(at, inner=inner)]
+        after = [
+            None if way_out(b) else functools.partial(Continuation, dispatcher_of(ResumePoint(b, namespace)))
+            for b in successors(at, inner=inner)
+        ]
         step = break_function(at, after, namespace, inner=inner)
         words = [cg.emit(v) for v in values]
         if inner:

@@ -1,4 +1,5 @@
-"""From guard rows and input sources to what C runs at each call: the guard program, entries, reasons for a miss.
+"""From guard rows and input sources to what C runs at each call: the guard program, entries, reasons for a
+miss.
 
 >>> program = compile_program([TypeIs(Arg(0, "x"), int)], inputs=[Arg(0, "x")])
 >>> program.check((3,)), program.check(("3",))
@@ -22,8 +23,9 @@ _RELATIONS = frozenset({"same", "distinct", "no_overlap", "apart", "sizes"})
 class _Nodes:
     """Numbers the sources of a program, parents before children.
 
-    What hangs on an object whose identity is guarded hangs on that object; the class of a value whose class is guarded is that
-    class. Both turn a walk from an argument, repeated at each call, into nodes that are bound once.
+    What hangs on an object whose identity is guarded hangs on that object; the class of a value whose class
+    is guarded is that class. Both turn a walk from an argument, repeated at each call, into nodes that are
+    bound once.
     """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
@@ -70,7 +72,8 @@ class _Nodes:
 
 
 def compile_program(guards: Iterable[AnyGuard], inputs: Sequence[Source]) -> _C.GuardProgram:
-    """The guard program of an entry. `program.check(args)` gives the inputs' values when all guards hold, else None.
+    """The guard program of an entry. `program.check(args)` gives the inputs' values when all guards hold,
+    else None.
 
     `guards`: rows in any order, at most one `Ambient`. `inputs`: what the compiled callable takes.
     """
@@ -89,11 +92,19 @@ def compile_program(guards: Iterable[AnyGuard], inputs: Sequence[Source]) -> _C.
     for place, (kind, parent, key) in zip(places, nodes.steps):
         steps[place] = (kind, places[parent] if parent >= 0 else -1, key)
     # Checks of one node lie together, cheap ones first; those that relate nodes come last.
-    checks = [((row.code in _RELATIONS, places[numbers[0]], row.code != TypeIs.code),
-               (row.code, places[numbers[0]], row.encode(node), getattr(row, "check_value", None)))
-              for row, numbers in zip(plain, read)]
-    # `obj.__class__ = other` moves no dict, so the class of a held object whose `__dict__` is read is checked.
-    checks += [((False, places[i], False), (TypeIs.code, places[i], type(obj), None)) for i, obj in nodes.with_dict.items()]
+    checks = [
+        (
+            (row.code in _RELATIONS, places[numbers[0]], row.code != TypeIs.code),
+            (row.code, places[numbers[0]], row.encode(node), getattr(row, "check_value", None)),
+        )
+        for row, numbers in zip(plain, read)
+    ]
+    # `obj.__class__ = other` moves no dict, so the class of a held object whose `__dict__` is read is
+    # checked.
+    checks += [
+        ((False, places[i], False), (TypeIs.code, places[i], type(obj), None))
+        for i, obj in nodes.with_dict.items()
+    ]
     checks.sort(key=lambda pair: pair[0])
     return _C.GuardProgram(steps, [check for _, check in checks], [places[i] for i in taken], ambient)
 
@@ -107,10 +118,18 @@ class EntryInfo:
     data: Any = None
 
 
-def make_entry(guards: Iterable[AnyGuard], inputs: Sequence[Source], run: Callable[..., Any],
-               finish: Callable[[Any, tuple[Any, ...]], Any] | None, n_positional: int, kwnames: tuple[str, ...] = (),
-               data: Any = None) -> _C.Entry:
-    """One compiled version of a function, for `Dispatcher.add`. `finish(outs, args)` makes the result, None: it is outs."""
+def make_entry(
+    guards: Iterable[AnyGuard],
+    inputs: Sequence[Source],
+    run: Callable[..., Any],
+    finish: Callable[[Any, tuple[Any, ...]], Any] | None,
+    n_positional: int,
+    kwnames: tuple[str, ...] = (),
+    data: Any = None,
+) -> _C.Entry:
+    """One compiled version of a function, for `Dispatcher.add`. `finish(outs, args)` makes the result, None:
+    it is outs.
+    """
     guards = tuple(dict.fromkeys(guards))
     program = compile_program(guards, inputs)
     return _C.Entry(program, run, finish, n_positional, kwnames, EntryInfo(guards, tuple(inputs), data))
@@ -119,8 +138,10 @@ def make_entry(guards: Iterable[AnyGuard], inputs: Sequence[Source], run: Callab
 def miss_reason(entry: _C.Entry, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> str:
     """Why an entry does not serve a call with these flat arguments: the text of a recompilation message."""
     if entry.n_positional != n_positional or entry.kwnames != kwnames:
-        return (f"the call has {n_positional} positional arguments and keywords {list(kwnames)}, "
-                f"was {entry.n_positional} and {list(entry.kwnames)}")
+        return (
+            f"the call has {n_positional} positional arguments and keywords {list(kwnames)}, "
+            f"was {entry.n_positional} and {list(entry.kwnames)}"
+        )
     failed = first_failure(entry.info.guards, args)
     if failed is not None:
         return failed.reason(args)
@@ -133,6 +154,8 @@ def miss_reason(entry: _C.Entry, args: tuple[Any, ...], n_positional: int, kwnam
 
 
 def arg_sources(names: Sequence[str], n_positional: int, kwnames: tuple[str, ...]) -> tuple[Arg, ...]:
-    """Sources of a call's flat arguments; `names` are the parameters' names, as far as the positionals have one."""
+    """Sources of a call's flat arguments; `names` are the parameters' names, as far as the positionals have
+    one.
+    """
     positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(n_positional)]
     return tuple(Arg(i, name) for i, name in enumerate([*positional, *kwnames]))

@@ -1,6 +1,8 @@
-"""What a trace changed outside: each changed object once, replayed after the graph with its final contents, and deferred calls.
+"""What a trace changed outside: each changed object once, replayed after the graph with its final contents,
+and deferred calls.
 
-A value that can change knows how to write itself back (`replay(cg)`); without such a rule the change breaks the graph.
+A value that can change knows how to write itself back (`replay(cg)`); without such a rule the change breaks
+the graph.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ if TYPE_CHECKING:
 
 
 class Effects:
-    """The changed outside values of a trace, in the order of their first change, and calls to make afterwards."""
+    """The changed outside values of a trace, in the order of their first change, and calls to make
+    afterwards.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.touched: dict[Any, None] = {}
         self.calls: list[tuple[Value, list[Value], dict[str, Value]]] = []
-        self.shown: list[tuple[TensorValue, Any]] = []  # tensors that deferred calls take, and their versions then
+        self.shown: list[
+            tuple[TensorValue, Any]
+        ] = []  # tensors that deferred calls take, and their versions then
 
     def __bool__(self) -> bool:
         return bool(self.touched or self.calls)
@@ -40,12 +46,16 @@ class Effects:
         self.touched[value] = None
 
     def later(self, fn: Value, receiver: list[Value], args: list[Value], kwargs: dict[str, Value]) -> None:
-        """Make the call `fn(*receiver, *args, **kwargs)` after the graph (a log message, ...); its result is not used.
+        """Make the call `fn(*receiver, *args, **kwargs)` after the graph (a log message, ...); its result is
+        not used.
 
-        The arguments are taken as they are now. Raises Unsupported for those that the program could change until then.
+        The arguments are taken as they are now. Raises Unsupported for those that the program could change
+        until then.
         """
         kept = [self._as_now(value) for value in args]
-        self.calls.append((fn, [*receiver, *kept], {name: self._as_now(value) for name, value in kwargs.items()}))
+        self.calls.append(
+            (fn, [*receiver, *kept], {name: self._as_now(value) for name, value in kwargs.items()})
+        )
 
     def _as_now(self, value: Value) -> Value:
         if type(value) is TupleValue:
@@ -53,12 +63,18 @@ class Effects:
         if type(value) is ListValue:
             return ListValue([self._as_now(item) for item in value.items])
         if type(value) is DictValue:
-            return DictValue([(key, k, self._as_now(v)) for key, (k, v) in value.load().items()], kind=value.kind)
+            return DictValue(
+                [(key, k, self._as_now(v)) for key, (k, v) in value.load().items()], kind=value.kind
+            )
         if isinstance(value, TensorValue):
             self.shown.append((value, version(value.example)))
         elif not value.is_constant() and not issubclass(value.python_type(), BaseException):
-            raise unsupported("side-effect", f"a message shows {value.describe()}", "it may change until the message is written",
-                              cure="make the text before the call")
+            raise unsupported(
+                "side-effect",
+                f"a message shows {value.describe()}",
+                "it may change until the message is written",
+                cure="make the text before the call",
+            )
         return value
 
     def guard_aliases(self) -> None:
@@ -70,14 +86,19 @@ class Effects:
             for other in list(reader.values.values()):
                 if other is value or other.source is None or type(other) is not type(value):
                     continue
-                if other.python_type() is value.python_type() and not (other.source.is_held and value.source.is_held):
+                if other.python_type() is value.python_type() and not (
+                    other.source.is_held and value.source.is_held
+                ):
                     reader.guard(Distinct(value.source, (other.source,)))
 
     def replay(self, cg: Codegen) -> None:
         """Write the statements that redo every change."""
         if any(version(value.example) != then for value, then in self.shown):
-            raise unsupported("side-effect", "a tensor that a message shows is written in place after it",
-                              cure="make the text before the write")
+            raise unsupported(
+                "side-effect",
+                "a tensor that a message shows is written in place after it",
+                cure="make the text before the write",
+            )
         for value in self.touched:
             value.replay(cg)
         for fn, args, kwargs in self.calls:

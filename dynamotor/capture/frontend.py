@@ -56,14 +56,31 @@ from .values import context, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 
 # Importing these registers their opcodes, call rules and value kinds.
-REGISTERED = (ops_control, ops_stack, rules_autograd, rules_builtins, rules_containers, rules_copy, rules_library,
-              rules_numpy, rules_threads, rules_transformers, torch_rules, context, instances, klass, nn_module, tensor,
-              torch_function)
-
+REGISTERED = (
+    ops_control,
+    ops_stack,
+    rules_autograd,
+    rules_builtins,
+    rules_containers,
+    rules_copy,
+    rules_library,
+    rules_numpy,
+    rules_threads,
+    rules_transformers,
+    torch_rules,
+    context,
+    instances,
+    klass,
+    nn_module,
+    tensor,
+    torch_function,
+)
 
 
 class _Compiling:
-    """One thread captures and compiles at a time: captures change PyTorch's modes and settings of the process."""
+    """One thread captures and compiles at a time: captures change PyTorch's modes and settings of the
+    process.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -83,8 +100,9 @@ _compiling = _Compiling()
 
 
 def _in_child() -> None:
-    """After a fork: whoever held the lock is not in the child, nor are the threads of the parent's OpenMP pool, for which a
-    parallel kernel would wait for ever: such a child computes on one thread, as DataLoader's workers do."""
+    """After a fork: whoever held the lock is not in the child, nor are the threads of the parent's OpenMP
+    pool, for which a parallel kernel would wait for ever: such a child computes on one thread, as
+    DataLoader's workers do."""
     _compiling.__init__()  # type: ignore[misc]
     if counters["capture"]["graphs"] and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
@@ -113,7 +131,9 @@ class Captured:
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
-    lines: dict[AnyGuard, UserLine | None] = field(default_factory=dict)  # the line that made each guard, for who listens
+    lines: dict[AnyGuard, UserLine | None] = field(
+        default_factory=dict
+    )  # the line that made each guard, for who listens
 
 
 class Compiler:
@@ -121,7 +141,9 @@ class Compiler:
 
     is_root = True
 
-    def __init__(self, fn: Callable[..., Any], options: CompileOptions, backend: Backend, policy: SizePolicy) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], options: CompileOptions, backend: Backend, policy: SizePolicy
+    ) -> None:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
         self.policy = policy
@@ -149,8 +171,12 @@ class Compiler:
             return self.eager(args, kwnames)
         if stance() != "default":
             if stance() == "fail_on_recompile":
-                raise UsageError("DM111", f"{self.name} would be compiled", why="the stance is fail_on_recompile",
-                                 cure="call it with such arguments before set_stance")
+                raise UsageError(
+                    "DM111",
+                    f"{self.name} would be compiled",
+                    why="the stance is fail_on_recompile",
+                    cure="call it with such arguments before set_stance",
+                )
             return self.eager(args, kwnames)
         with _compiling:
             found = self.entry_for(dispatcher, args, n_positional, kwnames)
@@ -158,15 +184,21 @@ class Compiler:
             return self.eager(args, kwnames)
         entry, tensors = found
         try:
-            with collect("fallback") as events:  # the parts of a graph that is cut are compiled when it first runs
+            with collect(
+                "fallback"
+            ) as events:  # the parts of a graph that is cut are compiled when it first runs
                 outs = entry.run(*tensors)
         except Exception as error:
             return self.raised(entry, error, args, kwnames)
         entry.info.data.eager += eager_texts(events)
         return entry.finish(outs, args)
 
-    def entry_for(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> Any:
-        """An entry for the call and the tensors that it takes, compiled now or by another thread; None: run it eager."""
+    def entry_for(
+        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
+    ) -> Any:
+        """An entry for the call and the tensors that it takes, compiled now or by another thread; None: run
+        it eager.
+        """
         found = self.entry_of_another_thread(dispatcher, args, n_positional, kwnames)
         if found is not None:
             return found
@@ -176,9 +208,12 @@ class Compiler:
             entry = self.new_entry(dispatcher, args, n_positional, kwnames)
             tensors = entry.program.check(args)
             if tensors is None:
-                raise InternalError("DM901", f"a guard of {self.name} fails right after its capture",
-                                    why=miss_reason(entry, args, n_positional, kwnames),
-                                    cure="report this; dynamotor.disable(fn) keeps the function out")
+                raise InternalError(
+                    "DM901",
+                    f"a guard of {self.name} fails right after its capture",
+                    why=miss_reason(entry, args, n_positional, kwnames),
+                    cure="report this; dynamotor.disable(fn) keeps the function out",
+                )
         except InternalError as error:
             failures.note(self.fn, None if kwnames else args, error)
             self.failed(dispatcher, error)
@@ -186,7 +221,9 @@ class Compiler:
         dispatcher.add(entry)
         return entry, tensors
 
-    def new_entry(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> Any:
+    def new_entry(
+        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
+    ) -> Any:
         """Capture and compile a call."""
         with collector_paused(), unseen_by_hooks():
             vary = self.sizes_vary(dispatcher.entries, args)
@@ -194,9 +231,11 @@ class Compiler:
             captured.examples.clear()  # the entry lives on, the first call's tensors need not
             return self.entry(captured, run, n_positional, kwnames)
 
-    def compiled(self, args: tuple[Any, ...], kwnames: tuple[str, ...], vary: bool) -> tuple[Captured, Callable[..., Any]]:
-        """A call's trace and its compiled graph. Sizes stay numbers where symbols stop the compiler, or leave a graph to eager
-        PyTorch that is compiled with numbers."""
+    def compiled(
+        self, args: tuple[Any, ...], kwnames: tuple[str, ...], vary: bool
+    ) -> tuple[Captured, Callable[..., Any]]:
+        """A call's trace and its compiled graph. Sizes stay numbers where symbols stop the compiler, or leave
+        a graph to eager PyTorch that is compiled with numbers."""
         self.symbols_made, general = False, None
         try:
             general = self.compiled_once(args, kwnames, vary)
@@ -220,8 +259,9 @@ class Compiler:
         log("recompiles", lambda: f"{self.name}: sizes stay numbers: {why}")
         return special
 
-    def compiled_once(self, args: tuple[Any, ...], kwnames: tuple[str, ...],
-                      vary: bool) -> tuple[Captured, Callable[..., Any]]:
+    def compiled_once(
+        self, args: tuple[Any, ...], kwnames: tuple[str, ...], vary: bool
+    ) -> tuple[Captured, Callable[..., Any]]:
         """A call's trace and its compiled graph."""
         captured = self.capture(args, kwnames)
         fallbacks = counters["fallback"].copy()
@@ -231,9 +271,12 @@ class Compiler:
         captured.left_to_eager = [str(e.data["reason"]) for e in events if e.data.get("what") == "graph"]
         return captured, run
 
-    def entry_of_another_thread(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int,
-                                kwnames: tuple[str, ...]) -> tuple[Any, Any] | None:
-        """The entry that was added for such a call while this thread waited, and the tensors that it takes."""
+    def entry_of_another_thread(
+        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
+    ) -> tuple[Any, Any] | None:
+        """The entry that was added for such a call while this thread waited, and the tensors that it
+        takes.
+        """
         if _compiling.waited:
             for entry in dispatcher.entries:
                 if entry.n_positional == n_positional and entry.kwnames == kwnames:
@@ -243,19 +286,28 @@ class Compiler:
         return None
 
     def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
-        """The graph of an entry raised (an index out of range): the call runs eager from its start, where all that came before
-        the error happens and the error shows the user's own line. Not where the graph may have had an effect already, and
-        not where saved-tensor hooks count what runs (they raise to end a checkpoint's recomputation)."""
+        """The graph of an entry raised (an index out of range): the call runs eager from its start, where all
+        that came before the error happens and the error shows the user's own line. Not where the graph may
+        have had an effect already, and not where saved-tensor hooks count what runs (they raise to end a
+        checkpoint's recomputation)."""
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         if isinstance(error, InternalError):
             failures.note(entry.info.data.gm, entry.program.check(args), error)
-        if entry.info.data.effects or hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
+        if (
+            entry.info.data.effects
+            or hooked
+            or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError)
+        ):
             raise error
         counters["frames"]["graph raised"] += 1
         return self.eager(args, kwnames)
 
-    def entry(self, captured: Captured, run: Callable[..., Any], n_positional: int, kwnames: tuple[str, ...]) -> Any:
-        """The entry of a trace whose graph is compiled, so that all is known that was assumed of its sizes."""
+    def entry(
+        self, captured: Captured, run: Callable[..., Any], n_positional: int, kwnames: tuple[str, ...]
+    ) -> Any:
+        """The entry of a trace whose graph is compiled, so that all is known that was assumed of its
+        sizes.
+        """
         row = captured.sizes.row()
         guards = captured.guards if row is None else [*captured.guards, row]
         entry = make_entry(guards, captured.inputs, run, captured.finish, n_positional, kwnames, captured)
@@ -263,9 +315,13 @@ class Compiler:
         captured.sizes.close()
         return entry
 
-    def may_add(self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]) -> bool:
+    def may_add(
+        self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
+    ) -> bool:
         """Tell why no entry fits; false when there are as many as may be."""
-        full = len(dispatcher.entries) >= config.cache_size_limit * (MORE_SHAPES if self.options.dynamic else 1)
+        full = len(dispatcher.entries) >= config.cache_size_limit * (
+            MORE_SHAPES if self.options.dynamic else 1
+        )
         if full and self.told_full:  # looking for reasons takes long, and this may be every call from now on
             counters["frames"]["cache_limit"] += 1
             return False
@@ -279,17 +335,26 @@ class Compiler:
         if full:
             self.told_full = True
             counters["frames"]["cache_limit"] += 1
-            warn_once(f"cache-limit-{id(self)}", f"{self.name} was compiled {len(dispatcher.entries)} times; further "
-                      f"variants run eager. The last one differed because {reasons[0]}. {self.why_many(dispatcher)}If that is "
-                      "meant, raise dynamotor.config.cache_size_limit")
+            warn_once(
+                f"cache-limit-{id(self)}",
+                f"{self.name} was compiled {len(dispatcher.entries)} times; further "
+                f"variants run eager. The last one differed because {reasons[0]}. {self.why_many(dispatcher)}If that is "
+                "meant, raise dynamotor.config.cache_size_limit",
+            )
         return not full
 
     def why_many(self, dispatcher: Any) -> str:
-        """What keeps a size that differs between calls from being a symbol, if that is what happened, and what to do."""
-        fixed = {source: guard for e in dispatcher.entries for source, guard in e.info.data.sizes.fixed.items()}
+        """What keeps a size that differs between calls from being a symbol, if that is what happened, and
+        what to do.
+        """
+        fixed = {
+            source: guard for e in dispatcher.entries for source, guard in e.info.data.sizes.fixed.items()
+        }
         for source, guard in fixed.items():
-            return (f"{source} differs between calls and is needed as a number at {guard.where} (range(), indexing a list, text, "
-                    "true division and the like): keep it an integer of tensor calls there, or compile a smaller part. ")
+            return (
+                f"{source} differs between calls and is needed as a number at {guard.where} (range(), indexing a list, text, "
+                "true division and the like): keep it an integer of tensor calls there, or compile a smaller part. "
+            )
         if self.policy.varying and self.policy.refused:
             return f"{next(iter(self.policy.varying))} differs between calls, and with symbols for sizes: {self.policy.refused}. "
         if self.policy.varying and self.options.dynamic is False:
@@ -297,20 +362,28 @@ class Compiler:
         return ""
 
     def sizes_vary(self, entries: Any, args: tuple[Any, ...]) -> bool:
-        """Whether this callable sees tensors of changing sizes: its user says so, or an entry was compiled for others."""
+        """Whether this callable sees tensors of changing sizes: its user says so, or an entry was compiled
+        for others.
+        """
         if self.options.dynamic is not None:
             return self.options.dynamic
-        return config.size_arguments or any(type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries)
+        return config.size_arguments or any(
+            type(first_failure(e.info.guards, args)) in (TensorMatch, SizesHold) for e in entries
+        )
 
     def forget(self) -> None:
-        """Drop what was compiled for the rest of functions after breaks and for functions entered in breaks."""
+        """Drop what was compiled for the rest of functions after breaks and for functions entered in
+        breaks.
+        """
         self.resumes.clear()
         self.policy = self.policy.again()
         self.inner.forget()
         self.told_full = False
 
     def failed(self, dispatcher: Any, error: InternalError) -> None:
-        """A mistake of the compiler's own: eager from now on, with a warning (strict, or where graphs are verified: an error)."""
+        """A mistake of the compiler's own: eager from now on, with a warning (strict, or where graphs are
+        verified: an error).
+        """
         if self.strict or config.verify:
             raise error
         counters["frames"]["failed"] += 1
@@ -332,9 +405,11 @@ class Compiler:
         compiler = InnerCompiler(function, self)
         return compiler.dispatcher()
 
-    # Capture -------------------------------------------------------------------------------------------------------------
+    # Capture ------------------------------------------------------------------------------------------------
     def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
-        """Trace the call. Raises CaptureError where that is all that may be done, InternalError for mistakes of our own."""
+        """Trace the call. Raises CaptureError where that is all that may be done, InternalError for mistakes
+        of our own.
+        """
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 20_000))
         try:
@@ -343,8 +418,11 @@ class Compiler:
         except DynamotorError:
             raise
         except Exception as error:
-            raise InternalError("DM900", f"capture of {self.name} failed: {type(error).__name__}: {error}",
-                                cure="report this; dynamotor.disable(fn) keeps the function out") from error
+            raise InternalError(
+                "DM900",
+                f"capture of {self.name} failed: {type(error).__name__}: {error}",
+                cure="report this; dynamotor.disable(fn) keeps the function out",
+            ) from error
         finally:
             sys.setrecursionlimit(limit)
         counters["frames"]["captured"] += 1
@@ -352,8 +430,12 @@ class Compiler:
         emit("capture", name=self.name, graph=captured.gm, guards=captured.guards, captured=captured)
         return captured
 
-    def _trace(self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Mapping[Source, Assumption] = _NONE) -> Captured:
-        """`fixed`: sources of which an earlier trace needed the numbers: those are numbers from the start in the next one."""
+    def _trace(
+        self, args: tuple[Any, ...], kwnames: tuple[str, ...], fixed: Mapping[Source, Assumption] = _NONE
+    ) -> Captured:
+        """`fixed`: sources of which an earlier trace needed the numbers: those are numbers from the start in
+        the next one.
+        """
         ambient = Ambient.current()
         trace = Trace(policy=self.policy, fixed=fixed)
         try:
@@ -368,9 +450,15 @@ class Compiler:
             return self._trace(args, kwnames, {**fixed, **more}) if more else captured
         except Raised as raised:
             more = _beyond(fixed, trace.sizes.specialised())
-            return self._trace(args, kwnames, {**fixed, **more}) if more else self._raises(raised, trace, kwnames, ambient)
+            return (
+                self._trace(args, kwnames, {**fixed, **more})
+                if more
+                else self._raises(raised, trace, kwnames, ambient)
+            )
         except Unsupported as stop:
-            more = _beyond(fixed, trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames))
+            more = _beyond(
+                fixed, trace.sizes.specialised() or self._needed_as_numbers(stop, trace.sizes, args, kwnames)
+            )
             if more:
                 return self._trace(args, kwnames, {**fixed, **more})
             note_break(stop.reason)
@@ -380,9 +468,12 @@ class Compiler:
         finally:
             self.symbols_made = self.symbols_made or bool(trace.sizes.sources)
 
-    def _needed_as_numbers(self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...],
-                           kwnames: tuple[str, ...]) -> Mapping[Source, Assumption]:
-        """All symbols, if the trace gets further without them: PyTorch's own Python code may know nothing of symbols."""
+    def _needed_as_numbers(
+        self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...], kwnames: tuple[str, ...]
+    ) -> Mapping[Source, Assumption]:
+        """All symbols, if the trace gets further without them: PyTorch's own Python code may know nothing of
+        symbols.
+        """
         numbers = sizes.as_numbers(stop.reason.where)
         if not numbers or stop.reason.kind != "unsupported-op":
             return {}
@@ -390,15 +481,23 @@ class Compiler:
             with preserved_modes():
                 self._run(Trace(policy=self.policy, fixed={**sizes.fixed, **numbers}), args, kwnames)
         except Unsupported as again:
-            return {} if (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where) else numbers
+            return (
+                {}
+                if (again.reason.what, again.reason.where) == (stop.reason.what, stop.reason.where)
+                else numbers
+            )
         except Raised:
             pass
         return numbers
 
     def _raises(self, raised: Raised, trace: Trace, kwnames: tuple[str, ...], ambient: Ambient) -> Captured:
-        """The program raises, as far as the capture can tell: eager raises it, with the user's own traceback."""
+        """The program raises, as far as the capture can tell: eager raises it, with the user's own
+        traceback.
+        """
         what = f"{self.name}: the capture saw {raised.value.describe()} raised, which eager did not raise"
-        reason = BreakReason("raised", what, cure="report this; the function runs eager", stack=tuple(raised.stack))
+        reason = BreakReason(
+            "raised", what, cure="report this; the function runs eager", stack=tuple(raised.stack)
+        )
 
         def finish(outs: Any, args: tuple[Any, ...]) -> Any:
             result = self.eager(args, kwnames)
@@ -414,8 +513,14 @@ class Compiler:
         told: list[BreakReason] = []
         return Captured(None, [], [], [ambient, *trace.reader.guards], finish, trace.sizes, "", reason)
 
-    def _broken(self, stop: Unsupported, failed: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...],
-                ambient: Ambient) -> Captured:
+    def _broken(
+        self,
+        stop: Unsupported,
+        failed: Trace,
+        args: tuple[Any, ...],
+        kwnames: tuple[str, ...],
+        ambient: Ambient,
+    ) -> Captured:
         """Capture up to the break, or nothing when no frame can be cut."""
         inner = None if stop.reason.kind in ("disabled", "transform") else self.inner
         for depth, step in cut_points(stop):
@@ -443,7 +548,9 @@ class Compiler:
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
         run = self.eager if stop.reason.kind in ("disabled", "transform") else self.native
-        return Captured(None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason)
+        return Captured(
+            None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason
+        )
 
     def resume_dispatcher(self, point: ResumePoint) -> Any:
         """The dispatcher of a place in the middle of a function, one for each place."""
@@ -463,7 +570,9 @@ class Compiler:
 
 
 class ResumeCompiler(Compiler):
-    """Compiles the rest of a function after a graph break; its calls have the frame's flat values as arguments."""
+    """Compiles the rest of a function after a graph break; its calls have the frame's flat values as
+    arguments.
+    """
 
     is_root = False
 
@@ -476,7 +585,9 @@ class ResumeCompiler(Compiler):
 
 
 class InnerCompiler(Compiler):
-    """Compiles a function entered during a graph break; its calls have the bound parameters as arguments, by position."""
+    """Compiles a function entered during a graph break; its calls have the bound parameters as arguments, by
+    position.
+    """
 
     def __init__(self, fn: types.FunctionType, parent: Compiler) -> None:
         super().__init__(fn, parent.options, parent.backend, parent.policy.again())
@@ -498,7 +609,9 @@ class InnerCompiler(Compiler):
         return trace.wrap(Const(self.fn, self.name), self.fn).call(trace, positional, keywords)
 
 
-def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None) -> Captured:
+def finish_trace(
+    trace: Trace, cg: Codegen, result: str, ambient: Ambient, reason: BreakReason | None = None
+) -> Captured:
     """Close the graph and the generated Python of a trace."""
     finish, code = cg.function(result)
     log("code", code)
@@ -512,11 +625,24 @@ def finish_trace(trace: Trace, cg: Codegen, result: str, ambient: Ambient, reaso
     effects = gm is not None and (tensor.writes_inputs(trace) or any(map(_may_have_effect, gm.graph.nodes)))
     trace.reader.forget()
     lines = trace.reader.guards if trace.reader.heard else {}
-    return Captured(gm, inputs, trace.graph.examples, guards, finish, trace.sizes, code, reason, trace.steps, effects,
-                    lines=lines)
+    return Captured(
+        gm,
+        inputs,
+        trace.graph.examples,
+        guards,
+        finish,
+        trace.sizes,
+        code,
+        reason,
+        trace.steps,
+        effects,
+        lines=lines,
+    )
 
 
-def _beyond(fixed: Mapping[Source, Assumption], more: Mapping[Source, Assumption]) -> Mapping[Source, Assumption]:
+def _beyond(
+    fixed: Mapping[Source, Assumption], more: Mapping[Source, Assumption]
+) -> Mapping[Source, Assumption]:
     """What another trace would know more; nothing where it would only be the same again."""
     return more if more.keys() - fixed.keys() else _NONE
 
@@ -543,7 +669,7 @@ def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
     if isinstance(fn, types.MethodType) and isinstance(fn.__self__, torch.nn.Module):
         fn = type(fn.__self__).forward
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
-    return () if code is None else code.co_varnames[skip:code.co_argcount]
+    return () if code is None else code.co_varnames[skip : code.co_argcount]
 
 
 def note_break(reason: BreakReason) -> None:
@@ -562,11 +688,16 @@ def no_symbols(device: str) -> bool:
     return False
 
 
-def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Backend,
-                    symbolic: Callable[[str], bool] = no_symbols) -> Any:
+def make_dispatcher(
+    fn: Callable[..., Any],
+    options: CompileOptions,
+    backend: Backend,
+    symbolic: Callable[[str], bool] = no_symbols,
+) -> Any:
     """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
 
-    symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors (asked at each capture).
+    symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors (asked at each
+    capture).
     """
     compiler = Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic))
     return compiler.dispatcher()
@@ -574,16 +705,25 @@ def make_dispatcher(fn: Callable[..., Any], options: CompileOptions, backend: Ba
 
 def eager_texts(events: Iterable[Event]) -> list[str]:
     """What "fallback" events say eager PyTorch runs."""
-    return [f"a part ({e.data['what']})" + (f" at {e.data['where']}" if e.data.get("where") else "") + f": {e.data['reason']}"
-            for e in events if e.data.get("what") in ("op", "graph", "function")]
+    return [
+        f"a part ({e.data['what']})"
+        + (f" at {e.data['where']}" if e.data.get("where") else "")
+        + f": {e.data['reason']}"
+        for e in events
+        if e.data.get("what") in ("op", "graph", "function")
+    ]
 
 
 def served_entries(dispatcher: Any) -> list[Any]:
-    """The entries of a compiled callable, of the rests of functions after its breaks, and of functions entered in breaks."""
+    """The entries of a compiled callable, of the rests of functions after its breaks, and of functions
+    entered in breaks.
+    """
     compiler = dispatcher.miss.__self__
-    return [entry for each in (dispatcher, *compiler.resumes.values(), *compiler.inner.dispatchers()) for entry in each.entries]
-
-
+    return [
+        entry
+        for each in (dispatcher, *compiler.resumes.values(), *compiler.inner.dispatchers())
+        for entry in each.entries
+    ]
 
 
 __all__ = ["Captured", "CaptureError", "Compiler", "make_dispatcher"]

@@ -17,9 +17,10 @@ from ..graph.sizes import Size
 if TYPE_CHECKING:
     from .source import Source
 
+
 class GraphBuilder:
-    """Builds the `fx.Graph` of a trace; `inputs[i]` is the source of placeholder i, and `examples[i]` its real tensor or, of a
-    symbol's placeholder, its value."""
+    """Builds the `fx.Graph` of a trace; `inputs[i]` is the source of placeholder i, and `examples[i]` its
+    real tensor or, of a symbol's placeholder, its value."""
 
     def __init__(self, where: Callable[[], UserLine | None]) -> None:
         self.graph = fx.Graph()
@@ -27,17 +28,25 @@ class GraphBuilder:
         self.examples: list[torch.Tensor | int] = []
         self.static: set[int] = set()
         self.n_calls = 0
-        self.recompute = False  # calls belong to a checkpoint: the backward runs them again and saves nothing of them
+        self.recompute = (
+            False  # calls belong to a checkpoint: the backward runs them again and saves nothing of them
+        )
         self._where = where
         self._last_input: fx.Node | None = None
         self._names: dict[str, int] = {}
 
-    def input(self, source: Source, example: torch.Tensor | int, val: Any, *, static: bool, name: str = "arg") -> fx.Node:
-        """A new placeholder for an outside tensor, or for the value of a symbol; `static` marks parameters, buffers and other
-        held tensors."""
+    def input(
+        self, source: Source, example: torch.Tensor | int, val: Any, *, static: bool, name: str = "arg"
+    ) -> fx.Node:
+        """A new placeholder for an outside tensor, or for the value of a symbol; `static` marks parameters,
+        buffers and other held tensors."""
         graph = self.graph
         anchor = self._last_input
-        with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(next(iter(graph.nodes), None)):
+        with (
+            graph.inserting_after(anchor)
+            if anchor is not None
+            else graph.inserting_before(next(iter(graph.nodes), None))
+        ):
             node = graph.placeholder(self._unique(name))
         node.target = node.name  # made unique
         self._last_input = node
@@ -49,14 +58,20 @@ class GraphBuilder:
         return node
 
     def _unique(self, name: str) -> str:
-        """A placeholder's name is also its parameter's name in the generated code, whose first one is `self`."""
+        """A placeholder's name is also its parameter's name in the generated code, whose first one is
+        `self`.
+        """
         name = "self_" if name == "self" else name
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         return self._unique(f"{name}_{count}") if count else name
 
-    def call_function(self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any = None) -> fx.Node:
-        """A call of a public torch or operator function; tensor arguments are nodes. Set `meta["val"]` here or afterwards."""
+    def call_function(
+        self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any = None
+    ) -> fx.Node:
+        """A call of a public torch or operator function; tensor arguments are nodes. Set `meta["val"]` here
+        or afterwards.
+        """
         return self._finish(self.graph.create_node("call_function", target, args, kwargs), val)
 
     def call_method(self, name: str, args: tuple, kwargs: dict[str, Any], val: Any = None) -> fx.Node:

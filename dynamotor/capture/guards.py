@@ -1,7 +1,7 @@
 """Guards: what must still hold for a compiled graph to be valid, one class a row.
 
-Each row checks itself in Python (`check`), says why it failed (`reason`), and encodes itself for the C program
-(`csrc/guards.c`), which decides at every call. `capture.dispatch` turns rows into that program.
+Each row checks itself in Python (`check`), says why it failed (`reason`), and encodes itself for the C
+program (`csrc/guards.c`), which decides at every call. `capture.dispatch` turns rows into that program.
 
 >>> guard = ConstEquals(Arg(0, "n"), 3)
 >>> guard.check((3,)), guard.check((3.0,))
@@ -29,12 +29,16 @@ from dynamotor.graph.spec import TensorSpec
 
 from .source import Cell, CellContents, Const, Missing, Source, TypeAttr
 
-_SAME_BY_VALUE = frozenset({int, str, bytes, range, torch.device, torch.dtype, torch.layout, torch.memory_format, types.CodeType})
+_SAME_BY_VALUE = frozenset(
+    {int, str, bytes, range, torch.device, torch.dtype, torch.layout, torch.memory_format, types.CodeType}
+)
 _SEQUENCES = frozenset({tuple, list, torch.Size})
 
 
 def const_equal(now: Any, then: Any) -> bool:
-    """Type-exact equality of constants: 1, 1.0 and True differ, 0.0 and -0.0 differ, nan equals nan. Runs no user code."""
+    """Type-exact equality of constants: 1, 1.0 and True differ, 0.0 and -0.0 differ, nan equals nan. Runs no
+    user code.
+    """
     if type(now) is not type(then):
         return False
     kind = type(now)
@@ -45,8 +49,11 @@ def const_equal(now: Any, then: Any) -> bool:
     if kind is complex:
         return const_equal(now.real, then.real) and const_equal(now.imag, then.imag)
     if kind in _SEQUENCES or (isinstance(now, tuple) and hasattr(kind, "_fields")):
-        return tuple.__len__(now) == tuple.__len__(then) and all(map(const_equal, now, then)) if kind is not list else (
-            len(now) == len(then) and all(map(const_equal, now, then)))
+        return (
+            tuple.__len__(now) == tuple.__len__(then) and all(map(const_equal, now, then))
+            if kind is not list
+            else (len(now) == len(then) and all(map(const_equal, now, then)))
+        )
     if kind is slice:
         return const_equal((now.start, now.stop, now.step), (then.start, then.stop, then.step))
     if kind in (set, frozenset):
@@ -56,7 +63,9 @@ def const_equal(now: Any, then: Any) -> bool:
 
 def _set_equal(now: Any, then: Any) -> bool:
     key = {type(x): None for x in (*now, *then)}
-    if not all(kind in _SAME_BY_VALUE or issubclass(kind, enum.Enum) or kind in (bool, type(None)) for kind in key):
+    if not all(
+        kind in _SAME_BY_VALUE or issubclass(kind, enum.Enum) or kind in (bool, type(None)) for kind in key
+    ):
         return now is then
     return {(type(x), x) for x in now} == {(type(x), x) for x in then}
 
@@ -68,13 +77,20 @@ def is_constant(value: Any) -> bool:
         return all(map(is_constant, value))
     if kind is slice:
         return is_constant((value.start, value.stop, value.step))
-    return kind in _SAME_BY_VALUE or kind in (float, complex, bool, type(None), type(...), type(NotImplemented)) or (
-        isinstance(value, enum.Enum))
+    return (
+        kind in _SAME_BY_VALUE
+        or kind in (float, complex, bool, type(None), type(...), type(NotImplemented))
+        or (isinstance(value, enum.Enum))
+    )
 
 
 def _short(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a {type(value).__name__} of {TensorSpec.of(value)}" if value.layout == torch.strided else "a sparse tensor"
+        return (
+            f"a {type(value).__name__} of {TensorSpec.of(value)}"
+            if value.layout == torch.strided
+            else "a sparse tensor"
+        )
     try:
         text = repr(value)
     except Exception:
@@ -105,7 +121,11 @@ class Guard:
         try:
             value = self.source.fetch(args)
         except Missing as missing:
-            return f"{self.source} is gone ({missing})" if str(missing) != str(self.source) else f"{self.source} is gone"
+            return (
+                f"{self.source} is gone ({missing})"
+                if str(missing) != str(self.source)
+                else f"{self.source} is gone"
+            )
         return self.explain(value)
 
     def explain(self, value: Any) -> str:
@@ -174,7 +194,11 @@ class ConstEquals(Guard):
     code = "const_equals"
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is ConstEquals and self.source == other.source and const_equal(self.value, other.value)
+        return (
+            type(other) is ConstEquals
+            and self.source == other.source
+            and const_equal(self.value, other.value)
+        )
 
     def __hash__(self) -> int:
         return hash((self.source, type(self.value)))
@@ -191,7 +215,9 @@ class ConstEquals(Guard):
 
 @dataclass(frozen=True)
 class SetEquals(Guard):
-    """A set or frozenset of constants has these items; sets change in place, so it is checked at every call."""
+    """A set or frozenset of constants has these items; sets change in place, so it is checked at every
+    call.
+    """
 
     items: frozenset[Any]
     code = "predicate"
@@ -208,8 +234,8 @@ class SetEquals(Guard):
 
 @dataclass(frozen=True, eq=False)
 class Answer(Guard):
-    """`ask(value)` answers as it did; `text` names the question. Slow (a Python call each time): for what no other row holds.
-    An exception is an answer too: its class."""
+    """`ask(value)` answers as it did; `text` names the question. Slow (a Python call each time): for what no
+    other row holds. An exception is an answer too: its class."""
 
     ask: Callable[[Any], Any]
     answer: Any
@@ -217,8 +243,11 @@ class Answer(Guard):
     code = "predicate"
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Answer and (self.source, self.text) == (other.source, other.text) and (
-            const_equal(self.answer, other.answer))
+        return (
+            type(other) is Answer
+            and (self.source, self.text) == (other.source, other.text)
+            and (const_equal(self.answer, other.answer))
+        )
 
     def __hash__(self) -> int:
         return hash((self.source, self.text))
@@ -227,7 +256,9 @@ class Answer(Guard):
         return const_equal(answer_of(self.ask, value), self.answer)
 
     def explain(self, value: Any) -> str:
-        return f"{self.text} of {self.source} is {_short(answer_of(self.ask, value))}, was {_short(self.answer)}"
+        return (
+            f"{self.text} of {self.source} is {_short(answer_of(self.ask, value))}, was {_short(self.answer)}"
+        )
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         ask, answer = self.ask, self.answer
@@ -235,7 +266,9 @@ class Answer(Guard):
 
 
 def answer_of(ask: Callable[[Any], Any], value: Any) -> Any:
-    """What a question answers about a value: a constant, an object, or the class of the exception that it raises."""
+    """What a question answers about a value: a constant, an object, or the class of the exception that it
+    raises.
+    """
     try:
         return ask(value)
     except Exception as error:
@@ -243,13 +276,17 @@ def answer_of(ask: Callable[[Any], Any], value: Any) -> Any:
 
 
 def key_set(tensor: torch.Tensor) -> int:
-    """Raw dispatch keys of a tensor: device backend, layout, conjugate and negative views, inference, subclasses."""
+    """Raw dispatch keys of a tensor: device backend, layout, conjugate and negative views, inference,
+    subclasses.
+    """
     return torch._C._dispatch_keys(tensor).raw_repr()  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class TensorMatch(Guard):
-    """A tensor of this class, shape, stride, dtype, device, dispatch keys and `requires_grad`. None sizes match any."""
+    """A tensor of this class, shape, stride, dtype, device, dispatch keys and `requires_grad`. None sizes
+    match any.
+    """
 
     cls: type
     shape: tuple[int | None, ...]
@@ -263,26 +300,41 @@ class TensorMatch(Guard):
     @staticmethod
     def of(source: Source, tensor: torch.Tensor) -> TensorMatch:
         """The guard that the tensor itself passes (strided tensors only)."""
-        return TensorMatch(source, type(tensor), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
-                           tensor.requires_grad, key_set(tensor))
+        return TensorMatch(
+            source,
+            type(tensor),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            tensor.device,
+            tensor.requires_grad,
+            key_set(tensor),
+        )
 
     def _facts(self, value: Any) -> list[tuple[str, Any, Any]]:
         if value.layout != torch.strided:
             return [("layout", value.layout, torch.strided)]
-        return [("dtype", value.dtype, self.dtype), ("device", value.device, self.device),
-                ("rank", value.dim(), len(self.shape)),
-                *((f"shape[{i}]", a, b) for i, (a, b) in enumerate(zip(value.shape, self.shape))),
-                *((f"stride({i})", a, b) for i, (a, b) in enumerate(zip(value.stride(), self.stride))),
-                ("requires_grad", value.requires_grad, self.requires_grad),
-                ("dispatch keys", hex(key_set(value)), hex(self.keys))]
+        return [
+            ("dtype", value.dtype, self.dtype),
+            ("device", value.device, self.device),
+            ("rank", value.dim(), len(self.shape)),
+            *((f"shape[{i}]", a, b) for i, (a, b) in enumerate(zip(value.shape, self.shape))),
+            *((f"stride({i})", a, b) for i, (a, b) in enumerate(zip(value.stride(), self.stride))),
+            ("requires_grad", value.requires_grad, self.requires_grad),
+            ("dispatch keys", hex(key_set(value)), hex(self.keys)),
+        ]
 
     def check_value(self, value: Any) -> bool:
-        return type(value) is self.cls and all(now == then or then is None for _, now, then in self._facts(value))
+        return type(value) is self.cls and all(
+            now == then or then is None for _, now, then in self._facts(value)
+        )
 
     def explain(self, value: Any) -> str:
         if type(value) is not self.cls:
             return f"type({self.source}) is {type(value).__name__}, was {self.cls.__name__}"
-        name, now, then = next((f for f in self._facts(value) if f[1] != f[2] and f[2] is not None), ("", "", ""))
+        name, now, then = next(
+            (f for f in self._facts(value) if f[1] != f[2] and f[2] is not None), ("", "", "")
+        )
         return f"{self.source} has {name} {now}, was {then}"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
@@ -294,7 +346,9 @@ class TensorMatch(Guard):
 
 @dataclass(frozen=True)
 class Length(Guard):
-    """The number of items of a list, tuple, dict, set, str or bytes (or a subclass), counted without calling `__len__`."""
+    """The number of items of a list, tuple, dict, set, str or bytes (or a subclass), counted without calling
+    `__len__`.
+    """
 
     n: int
     code = "length"
@@ -401,7 +455,9 @@ class MroIs(Guard):
 
 @dataclass(frozen=True)
 class KernelSettings(Guard):
-    """PyTorch's settings that choose kernels, and with them strides or errors: which attention, oneDNN, cuDNN, threads."""
+    """PyTorch's settings that choose kernels, and with them strides or errors: which attention, oneDNN,
+    cuDNN, threads.
+    """
 
     settings: tuple[Any, ...]
     bits: int  # the same as the C program reads them, or -1
@@ -514,8 +570,8 @@ class Distinct(Guard):
 
 
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the byte past the last that a strided tensor may touch; tensors without storage name their memory by a
-    number."""
+    """First byte and the byte past the last that a strided tensor may touch; tensors without storage name
+    their memory by a number."""
     if hasattr(type(tensor), "_memory_token"):
         token = tensor._memory_token()
         return token, token + 1
@@ -546,8 +602,8 @@ class NoOverlap(Guard):
 
 @dataclass(frozen=True)
 class Apart(Guard):
-    """`NoOverlap` of `source` and the first of `others`, `n_written` tensors that are written, with all tensors, which a module
-    holds: one row, because their memory hardly ever moves."""
+    """`NoOverlap` of `source` and the first of `others`, `n_written` tensors that are written, with all
+    tensors, which a module holds: one row, because their memory hardly ever moves."""
 
     others: tuple[Source, ...]
     n_written: int
@@ -577,7 +633,12 @@ def _stay_apart(sources: tuple[Source, ...], n_written: int, args: tuple[Any, ..
 def are_apart(tensors: list[torch.Tensor], n_written: int) -> bool:
     """Whether the memory of the first `n_written` tensors overlaps no other one's."""
     ranges = [memory_range(tensor) for tensor in tensors]
-    return not any(a < d and c < b for i, (a, b) in enumerate(ranges[:n_written]) for c, d in ranges[i + 1:] if a < b and c < d)
+    return not any(
+        a < d and c < b
+        for i, (a, b) in enumerate(ranges[:n_written])
+        for c, d in ranges[i + 1 :]
+        if a < b and c < d
+    )
 
 
 @dataclass(frozen=True)
@@ -589,7 +650,9 @@ class AmbientState:
     autocast: tuple[tuple[str, torch.dtype | None], ...]  # (device type, dtype or None when off)
     autocast_cache: bool
     default_dtype: torch.dtype
-    function_modes: tuple[torch.device | int, ...]  # the device of a `with torch.device(...)`, the identity of any other mode
+    function_modes: tuple[
+        torch.device | int, ...
+    ]  # the device of a `with torch.device(...)`, the identity of any other mode
     function_enabled: int
     dispatch_modes: int
     deterministic: bool
@@ -601,17 +664,27 @@ class AmbientState:
     @staticmethod
     def current() -> AmbientState:
         """The state now, on this thread."""
-        autocast = tuple((device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
-                         for device in AmbientState.AUTOCAST_DEVICES)
+        autocast = tuple(
+            (device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+            for device in AmbientState.AUTOCAST_DEVICES
+        )
         c = torch._C
         modes = _get_current_function_mode_stack() if c._len_torch_function_stack() else ()
         modes = tuple(mode.device if isinstance(mode, DeviceContext) else id(mode) for mode in modes)
         enabled = 0 if c._is_torch_function_enabled() else 2 if c._is_torch_function_all_disabled() else 1
         return AmbientState(
-            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.is_autocast_cache_enabled(),
-            torch.get_default_dtype(), modes, enabled,
-            c._len_torch_dispatch_stack(), c._get_deterministic_algorithms(),
-            c._dispatch_tls_local_include_set().raw_repr(), c._dispatch_tls_local_exclude_set().raw_repr())
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            autocast,
+            torch.is_autocast_cache_enabled(),
+            torch.get_default_dtype(),
+            modes,
+            enabled,
+            c._len_torch_dispatch_stack(),
+            c._get_deterministic_algorithms(),
+            c._dispatch_tls_local_include_set().raw_repr(),
+            c._dispatch_tls_local_exclude_set().raw_repr(),
+        )
 
 
 @dataclass(frozen=True)
@@ -635,16 +708,40 @@ class Ambient:
 
     def reason(self, args: tuple[Any, ...]) -> str:
         now = AmbientState.current()
-        changed = [name for name in self.state.__dataclass_fields__ if getattr(now, name) != getattr(self.state, name)]
-        return "; ".join(f"{name} is {getattr(now, name)}, was {getattr(self.state, name)}" for name in changed)
+        changed = [
+            name
+            for name in self.state.__dataclass_fields__
+            if getattr(now, name) != getattr(self.state, name)
+        ]
+        return "; ".join(
+            f"{name} is {getattr(now, name)}, was {getattr(self.state, name)}" for name in changed
+        )
 
 
 AnyGuard = Guard | Ambient
 
 # The rows by the name that the C program knows; csrc/guards.c has an evaluator for each.
 rows: Registry[str, type] = Registry("guard")
-for _row in (TypeIs, IdIs, ConstEquals, TensorMatch, Length, DictKeys, MissingKey, MissingTypeAttr, MissingAttr, CellEmpty,
-             SameObject, Distinct, NoOverlap, Apart, Ambient, Answer, MroIs, KernelSettings):
+for _row in (
+    TypeIs,
+    IdIs,
+    ConstEquals,
+    TensorMatch,
+    Length,
+    DictKeys,
+    MissingKey,
+    MissingTypeAttr,
+    MissingAttr,
+    CellEmpty,
+    SameObject,
+    Distinct,
+    NoOverlap,
+    Apart,
+    Ambient,
+    Answer,
+    MroIs,
+    KernelSettings,
+):
     rows.add(_row.code, _row)
 
 

@@ -1,7 +1,7 @@
 """Functions that user code enters while a graph break runs it natively: each is captured on its own.
 
-While `InnerFrames.call` runs, the frame hook asks about each function that has a tensor or a module among its parameters;
-user functions get a dispatcher, library functions run as they are.
+While `InnerFrames.call` runs, the frame hook asks about each function that has a tensor or a module among its
+parameters; user functions get a dispatcher, library functions run as they are.
 
 >>> inner = InnerFrames(lambda function: make_dispatcher_for(function))
 >>> inner.call(list, map(user_function, batches))     # user_function's calls go through its dispatcher
@@ -71,16 +71,26 @@ class InnerFrames:
 
 
 def is_compiled_code(code: types.CodeType, function: types.FunctionType) -> bool:
-    """Whether a function is the compiler's own or was generated: a backward that a break runs ends in these."""
+    """Whether a function is the compiler's own or was generated: a backward that a break runs ends in
+    these.
+    """
     if code.co_filename.startswith(_GENERATED):
         return True
     module = function.__globals__.get("__name__")
     # Capture's own functions are what calls the user's code natively.
-    return isinstance(module, str) and module.startswith("dynamotor.") and not module.startswith("dynamotor.capture.")
+    return (
+        isinstance(module, str)
+        and module.startswith("dynamotor.")
+        and not module.startswith("dynamotor.capture.")
+    )
 
 
 def worth_capturing(code: types.CodeType, function: types.FunctionType) -> bool:
     """Whether calls of a function entered natively should be captured: users' plain functions."""
     star = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return not (star or why_not_resumable(code) or code.co_name.startswith("<")
-                or trusted_module(function.__globals__.get("__name__")))
+    return not (
+        star
+        or why_not_resumable(code)
+        or code.co_name.startswith("<")
+        or trusted_module(function.__globals__.get("__name__"))
+    )

@@ -1,7 +1,7 @@
 """The symbolic interpreter: one `Frame` an inlined Python function, one function an opcode (ops_*.py).
 
-A frame keeps its whole state in `fast` (locals, cells), `stack` and `ip`, so that generators are frames that stop at a
-yield, and a graph break can rebuild the frame. A stack item None is CPython's NULL.
+A frame keeps its whole state in `fast` (locals, cells), `stack` and `ip`, so that generators are frames that
+stop at a yield, and a graph break can rebuild the frame. A stack item None is CPython's NULL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def _unknown(frame: Frame, instr: Instr, target: int) -> None:
-    raise unsupported("unsupported-op", f"bytecode instruction {instr.op}", "the interpreter has no rule for it")
+    raise unsupported(
+        "unsupported-op", f"bytecode instruction {instr.op}", "the interpreter has no rule for it"
+    )
 
 
 def _shown(handler: Handler) -> Handler:
@@ -57,7 +59,10 @@ def program_of(code: types.CodeType) -> tuple[CodeInfo, list[tuple[Handler, Inst
     known = _programs.get(id(code))
     if known is None:
         info = decode(code)
-        steps = [(opcodes.get(i.op) or _unknown, i, -1 if i.target is None else info.index[i.target]) for i in info.instrs]
+        steps = [
+            (opcodes.get(i.op) or _unknown, i, -1 if i.target is None else info.index[i.target])
+            for i in info.instrs
+        ]
         known = _programs[id(code)] = (info, steps)
     return known
 
@@ -70,8 +75,21 @@ def forget() -> None:
 class Frame:
     """One activation of a Python function."""
 
-    __slots__ = ("trace", "func", "code", "info", "steps", "fast", "stack", "ip", "tail", "result", "step_at", "started",
-                 "generator")
+    __slots__ = (
+        "trace",
+        "func",
+        "code",
+        "info",
+        "steps",
+        "fast",
+        "stack",
+        "ip",
+        "tail",
+        "result",
+        "step_at",
+        "started",
+        "generator",
+    )
 
     def __init__(self, trace: Trace, func: FunctionValue, slots: list[Any]) -> None:
         self.trace, self.func, self.code = trace, func, func.code
@@ -126,7 +144,7 @@ class Frame:
         if handler is None:
             raised.stack = raised.stack or self.trace.user_stack()
             raise raised
-        del self.stack[handler.depth:]
+        del self.stack[handler.depth :]
         if handler.lasti:
             self.stack.append(Constant(instr.offset // 2))  # in code units, as CPython counts
         self.stack.append(raised.value)
@@ -143,7 +161,9 @@ def _inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[s
         trace.generators.append(generator)
         return generator
     if flags & _ASYNC:
-        raise unsupported("generator", f"{func.describe()} is asynchronous", cure="compile the synchronous part only")
+        raise unsupported(
+            "generator", f"{func.describe()} is asynchronous", cure="compile the synchronous part only"
+        )
     frame.tail, trace.tail = trace.tail, False
     return run_frame(trace, frame)
 
@@ -151,7 +171,9 @@ def _inline(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[s
 def run_frame(trace: Trace, frame: Frame) -> Any:
     """Run a frame on top of the stack of frames."""
     if len(trace.frames) >= MAX_DEPTH:
-        raise unsupported("too-long", f"more than {MAX_DEPTH} calls deep", "the recursion does not end, or is very deep")
+        raise unsupported(
+            "too-long", f"more than {MAX_DEPTH} calls deep", "the recursion does not end, or is very deep"
+        )
     trace.frames.append(frame)
     try:
         return frame.run()
@@ -272,7 +294,9 @@ class GeneratorValue(Iterator):
         return False, result
 
     def has_duties(self) -> bool:
-        """Whether it waits inside a `try` or `with`: closing it, which CPython does when the last reference goes, runs code."""
+        """Whether it waits inside a `try` or `with`: closing it, which CPython does when the last reference
+        goes, runs code.
+        """
         frame = self.frame
         handler = frame.info.handler(frame.instr.offset) if frame.started and not self.finished else None
         return handler is not None and not frame.info.passes_over_exit(handler.target)
@@ -283,16 +307,26 @@ class GeneratorValue(Iterator):
         frame = self.frame
         if not frame.started and frame.func.fn is not MISSING:
             return cg.new_object(self, f"{cg.emit(frame.func)}({_call_again(cg, frame)})")
-        raise unsupported("generator", f"generator {self.frame.code.co_qualname} leaves the captured region",
-                          "a suspended generator cannot be rebuilt", "use a list instead")
+        raise unsupported(
+            "generator",
+            f"generator {self.frame.code.co_qualname} leaves the captured region",
+            "a suspended generator cannot be rebuilt",
+            "use a list instead",
+        )
 
 
 def _call_again(cg: Any, frame: Frame) -> str:
     """The arguments with which a frame that has not started was called."""
-    code, values = frame.code, [cg.emit(value) for value in frame.fast[:len(frame.code.co_varnames)] if value is not None]
-    n, named = code.co_argcount, code.co_varnames[code.co_argcount:code.co_argcount + code.co_kwonlyargcount]
+    code, values = (
+        frame.code,
+        [cg.emit(value) for value in frame.fast[: len(frame.code.co_varnames)] if value is not None],
+    )
+    n, named = (
+        code.co_argcount,
+        code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount],
+    )
     words = values[:n]
-    rest = values[n + len(named):]
+    rest = values[n + len(named) :]
     if code.co_flags & inspect.CO_VARARGS:
         words.append(f"*{rest.pop(0)}")
     words += [f"{name}={value}" for name, value in zip(named, values[n:])]

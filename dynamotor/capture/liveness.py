@@ -10,8 +10,19 @@ import types
 
 from .bytecode import decode
 
-_READS = frozenset({"LOAD_FAST", "LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "DELETE_FAST",
-                    "LOAD_FAST_AND_CLEAR", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_READS = frozenset(
+    {
+        "LOAD_FAST",
+        "LOAD_CLOSURE",
+        "LOAD_DEREF",
+        "STORE_DEREF",
+        "DELETE_DEREF",
+        "DELETE_FAST",
+        "LOAD_FAST_AND_CLEAR",
+        "LOAD_CLASSDEREF",
+        "LOAD_FROM_DICT_OR_DEREF",
+    }
+)
 _WRITES = frozenset({"STORE_FAST"})
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 # Functions that call one of these see all locals.
@@ -33,7 +44,9 @@ def _analyse(code: types.CodeType) -> list[frozenset[int]]:
     everything = frozenset(range(len(info.localsplus)))
     if _OBSERVERS & set(code.co_names):
         return [everything] * len(info.instrs)
-    cells = frozenset(i for i, name in enumerate(info.localsplus) if name in code.co_cellvars or name in code.co_freevars)
+    cells = frozenset(
+        i for i, name in enumerate(info.localsplus) if name in code.co_cellvars or name in code.co_freevars
+    )
     live: list[frozenset[int]] = [frozenset()] * len(info.instrs)
     changed = True
     while changed:

@@ -1,4 +1,5 @@
-"""Marks on functions: never captured (`disable`), a node of the graph as they are (`allow_in_graph`), constant.
+"""Marks on functions: never captured (`disable`), a node of the graph as they are (`allow_in_graph`),
+constant.
 
 >>> @dynamotor.disable
 ... def log_stats(x): print(x.mean())
@@ -41,6 +42,7 @@ class _Disable:
         @functools.wraps(fn, updated=())
         def run(*args: Any, **kwargs: Any) -> Any:
             return fn(*args, **kwargs)
+
         run.__dict__[_MARK] = self.recursive
         return run  # type: ignore[return-value]
 
@@ -52,8 +54,8 @@ class _Disable:
 
 
 def disable(fn: F | None = None, *, recursive: bool = True) -> Any:
-    """Mark a function: compiled code calls it as it is, outside of any graph. Also a decorator, with and without a call, and
-    without a function a context manager.
+    """Mark a function: compiled code calls it as it is, outside of any graph. Also a decorator, with and
+    without a call, and without a function a context manager.
 
     recursive: what it calls runs as it is too; False: functions that it calls are captured on their own.
     """
@@ -62,7 +64,9 @@ def disable(fn: F | None = None, *, recursive: bool = True) -> Any:
 
 def is_disabled(fn: Any) -> bool:
     """Whether `disable` (or torch.compiler's) marked the function."""
-    return isinstance(fn, types.FunctionType) and (_MARK in fn.__dict__ or "_torchdynamo_disable" in fn.__dict__)
+    return isinstance(fn, types.FunctionType) and (
+        _MARK in fn.__dict__ or "_torchdynamo_disable" in fn.__dict__
+    )
 
 
 def disables_calls(fn: types.FunctionType) -> bool:
@@ -71,30 +75,36 @@ def disables_calls(fn: types.FunctionType) -> bool:
 
 
 def allow_in_graph(fn: Any) -> Any:
-    """Make calls of a function one node of the graph each, without looking inside: it computes with tensors and has no other
-    effect. Its Python runs when the graph is made. A function, or several in a list or tuple; also a decorator."""
+    """Make calls of a function one node of the graph each, without looking inside: it computes with tensors
+    and has no other effect. Its Python runs when the graph is made. A function, or several in a list or
+    tuple; also a decorator."""
     for each in fn if isinstance(fn, list | tuple) else [fn]:
         builtin_rules[each] = graph_function(each)
     return fn
 
 
 def disallow_in_graph(fn: Any) -> Any:
-    """Break the graph at calls of a function (one of torch's, too). A function, or several; also a decorator."""
+    """Break the graph at calls of a function (one of torch's, too). A function, or several; also a
+    decorator.
+    """
     for each in fn if isinstance(fn, list | tuple) else [fn]:
         builtin_rules[each] = _refusing(each, "dynamotor.disallow_in_graph")
     return fn
 
 
 def assume_constant_result(fn: F) -> F:
-    """Call a function (with constant arguments) when the graph is made, and take its result as a constant from then on."""
+    """Call a function (with constant arguments) when the graph is made, and take its result as a constant
+    from then on.
+    """
     fn.__dict__["_dynamo_marked_constant"] = True
     builtin_rules.pop(fn, None)
     return fn
 
 
 def nested_compile_region(fn: F | None = None, **options: Any) -> Any:
-    """For programs written for torch.compile, which compiles a region that is marked so once for all its calls. Here the function
-    is captured like any other, and kernels that are equal are one function already. A decorator, with and without a call."""
+    """For programs written for torch.compile, which compiles a region that is marked so once for all its
+    calls. Here the function is captured like any other, and kernels that are equal are one function already.
+    A decorator, with and without a call."""
     return (lambda function: function) if fn is None else fn
 
 
@@ -113,7 +123,8 @@ def _find_constant(fn: Any) -> CallRule | None:
     if not isinstance(fn, types.FunctionType) or not fn.__dict__.get("_dynamo_marked_constant"):
         return None
     return lambda trace, args, kwargs: trace.make(
-        fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()}))
+        fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
+    )
 
 
 @call_finder
@@ -130,6 +141,7 @@ def _find_allowed(fn: Any) -> CallRule | None:
 def _refusing(fn: Any, mark: str) -> CallRule:
     def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise unsupported("disabled", f"{getattr(fn, '__qualname__', fn)} is marked with {mark}")
+
     return rule
 
 
@@ -145,7 +157,11 @@ def _find_compiled(fn: Any) -> CallRule | None:
 def _find_region(fn: Any) -> CallRule | None:
     """What `torch.compiler.nested_compile_region` marked."""
     inner = fn.__dict__.get("__marked_compile_region_fn__") if isinstance(fn, types.FunctionType) else None
-    return None if inner is None else lambda trace, args, kwargs: trace.tail_call(trace.make(inner), args, kwargs)
+    return (
+        None
+        if inner is None
+        else lambda trace, args, kwargs: trace.tail_call(trace.make(inner), args, kwargs)
+    )
 
 
 @call_finder
@@ -159,7 +175,10 @@ def _find_disabled(fn: Any) -> CallRule | None:
         disable(inner, recursive=False)
 
     def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise unsupported("unsupported-call", f"{fn.__qualname__} is marked with dynamotor.disable(recursive=False)")
+        raise unsupported(
+            "unsupported-call", f"{fn.__qualname__} is marked with dynamotor.disable(recursive=False)"
+        )
+
     return rule
 
 

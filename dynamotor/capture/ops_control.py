@@ -14,13 +14,40 @@ from .values.constant import Constant
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
 
-_SYMBOLS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-            "%": operator.mod, "**": operator.pow, "@": operator.matmul, "<<": operator.lshift, ">>": operator.rshift,
-            "&": operator.and_, "|": operator.or_, "^": operator.xor,
-            "+=": operator.iadd, "-=": operator.isub, "*=": operator.imul, "/=": operator.itruediv, "//=": operator.ifloordiv,
-            "%=": operator.imod, "**=": operator.ipow, "@=": operator.imatmul, "<<=": operator.ilshift, ">>=": operator.irshift,
-            "&=": operator.iand, "|=": operator.ior, "^=": operator.ixor,
-            "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
+_SYMBOLS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "@": operator.matmul,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "+=": operator.iadd,
+    "-=": operator.isub,
+    "*=": operator.imul,
+    "/=": operator.itruediv,
+    "//=": operator.ifloordiv,
+    "%=": operator.imod,
+    "**=": operator.ipow,
+    "@=": operator.imatmul,
+    "<<=": operator.ilshift,
+    ">>=": operator.irshift,
+    "&=": operator.iand,
+    "|=": operator.ior,
+    "^=": operator.ixor,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 @opcode("BINARY_OP", "COMPARE_OP")
@@ -64,7 +91,7 @@ def contains_op(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack[-1] = Constant(found != instr.argval)
 
 
-# Jumps and loops -------------------------------------------------------------------------------------------------------
+# Jumps and loops --------------------------------------------------------------------------------------------
 @opcode("JUMP")
 def jump(frame: Frame, instr: Instr, target: int) -> None:
     frame.ip = target
@@ -134,12 +161,12 @@ def for_iter(frame: Frame, instr: Instr, target: int) -> None:
         frame.stack.append(item)
 
 
-# Calls and returns -----------------------------------------------------------------------------------------------------
+# Calls and returns ------------------------------------------------------------------------------------------
 @opcode("CALL")
 def call(frame: Frame, instr: Instr, target: int) -> None:
     trace, stack, n, names = frame.trace, frame.stack, instr.arg, instr.argval
     base = len(stack) - n - 2
-    args = stack[base + 2:]
+    args = stack[base + 2 :]
     below, fn = stack[base], stack[base + 1]
     del stack[base:]
     if below is not None:
@@ -186,7 +213,7 @@ def return_const(frame: Frame, instr: Instr, target: int) -> bool:
     return True
 
 
-# Generators --------------------------------------------------------------------------------------------------------------
+# Generators -------------------------------------------------------------------------------------------------
 @opcode("RETURN_GENERATOR")
 def return_generator(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.append(Constant(None))
@@ -232,7 +259,7 @@ def stopiteration_error(frame: Frame, instr: Instr, target: int) -> None:
         frame.stack[-1] = frame.trace.error(RuntimeError, "generator raised StopIteration").value
 
 
-# Exceptions --------------------------------------------------------------------------------------------------------------
+# Exceptions -------------------------------------------------------------------------------------------------
 @opcode("RAISE_VARARGS")
 def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     trace = frame.trace
@@ -308,7 +335,7 @@ def cleanup_throw(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack[-3:] = [Constant(None), args[0] if args else Constant(None)]
 
 
-# with ------------------------------------------------------------------------------------------------------------------
+# with -------------------------------------------------------------------------------------------------------
 @opcode("BEFORE_WITH")
 def before_with(frame: Frame, instr: Instr, target: int) -> None:
     trace, manager = frame.trace, frame.stack[-1]
@@ -324,7 +351,9 @@ def special(frame: Frame, value: Value, name: str) -> Value:
     cls = value.python_type()
     raw = frame.trace.type_attr(cls, name)
     if raw is MISSING:
-        raise frame.trace.error(TypeError, f"'{cls.__name__}' object does not support the context manager protocol")
+        raise frame.trace.error(
+            TypeError, f"'{cls.__name__}' object does not support the context manager protocol"
+        )
     return frame.trace.bind(raw, name, value, cls)
 
 
@@ -332,10 +361,12 @@ def special(frame: Frame, value: Value, name: str) -> Value:
 def with_except_start(frame: Frame, instr: Instr, target: int) -> None:
     trace, error = frame.trace, frame.stack[-1]
     leave = frame.stack[-4]
-    frame.stack.append(trace.call(leave, [trace.make(error.python_type()), error, error.getattr(trace, "__traceback__")]))
+    frame.stack.append(
+        trace.call(leave, [trace.make(error.python_type()), error, error.getattr(trace, "__traceback__")])
+    )
 
 
-# match -----------------------------------------------------------------------------------------------------------------
+# match ------------------------------------------------------------------------------------------------------
 @opcode("GET_LEN")
 def get_len(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.append(frame.stack[-1].length(frame.trace))
@@ -373,6 +404,6 @@ def match_class(frame: Frame, instr: Instr, target: int) -> None:
         if cls.as_constant() in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple):
             frame.stack.append(TupleValue([subject]))
             return
-        positional = list(cls.getattr(trace, "__match_args__").as_constant())[:instr.arg]
+        positional = list(cls.getattr(trace, "__match_args__").as_constant())[: instr.arg]
     found = [trace.getattr_or_none(subject, name) for name in (*positional, *names)]
     frame.stack.append(Constant(None) if None in found else TupleValue(found))  # type: ignore[arg-type]

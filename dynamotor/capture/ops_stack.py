@@ -1,4 +1,6 @@
-"""Opcodes that move values: constants, locals, globals, cells, attributes, the stack, and building of containers."""
+"""Opcodes that move values: constants, locals, globals, cells, attributes, the stack, and building of
+containers.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,12 @@ def load_const(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.append(Constant(instr.argval))
 
 
-# Locals, cells, globals ------------------------------------------------------------------------------------------------
+# Locals, cells, globals -------------------------------------------------------------------------------------
 def _unbound(frame: Frame, cls: type[Exception], kind: str, name: str) -> Raised:
     scope = " in enclosing scope" if kind == "free" else ""
-    return frame.trace.error(cls, f"cannot access {kind} variable '{name}' where it is not associated with a value{scope}")
+    return frame.trace.error(
+        cls, f"cannot access {kind} variable '{name}' where it is not associated with a value{scope}"
+    )
 
 
 @opcode("LOAD_FAST")
@@ -86,7 +90,7 @@ def make_cell_op(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("COPY_FREE_VARS")
 def copy_free_vars(frame: Frame, instr: Instr, target: int) -> None:
-    frame.fast[len(frame.fast) - instr.arg:] = frame.func.closure
+    frame.fast[len(frame.fast) - instr.arg :] = frame.func.closure
 
 
 @opcode("LOAD_CLOSURE")
@@ -154,7 +158,7 @@ def delete_global(frame: Frame, instr: Instr, target: int) -> None:
     frame.func.globals.remove(frame.trace, instr.argval)
 
 
-# Attributes and items --------------------------------------------------------------------------------------------------
+# Attributes and items ---------------------------------------------------------------------------------------
 @opcode("LOAD_ATTR")
 def load_attr(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack[-1] = frame.stack[-1].getattr(frame.trace, instr.argval)
@@ -224,7 +228,7 @@ def make_slice(parts: list[Value]) -> Value:
 
 @opcode("BUILD_SLICE")
 def build_slice(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-instr.arg:] = [make_slice(frame.stack[-instr.arg:])]
+    frame.stack[-instr.arg :] = [make_slice(frame.stack[-instr.arg :])]
 
 
 @opcode("BINARY_SLICE")
@@ -240,10 +244,10 @@ def store_slice(frame: Frame, instr: Instr, target: int) -> None:
     del frame.stack[-4:]
 
 
-# Containers ------------------------------------------------------------------------------------------------------------
+# Containers -------------------------------------------------------------------------------------------------
 def _take(frame: Frame, n: int) -> list[Value]:
-    items = frame.stack[len(frame.stack) - n:]
-    del frame.stack[len(frame.stack) - n:]
+    items = frame.stack[len(frame.stack) - n :]
+    del frame.stack[len(frame.stack) - n :]
     return items
 
 
@@ -337,8 +341,11 @@ def unpack_sequence(frame: Frame, instr: Instr, target: int) -> None:
     items = frame.stack[-1].unpack(frame.trace)
     if len(items) != instr.arg:
         few = len(items) < instr.arg
-        text = f"not enough values to unpack (expected {instr.arg}, got {len(items)})" if few else (
-            f"too many values to unpack (expected {instr.arg})")
+        text = (
+            f"not enough values to unpack (expected {instr.arg}, got {len(items)})"
+            if few
+            else (f"too many values to unpack (expected {instr.arg})")
+        )
         raise frame.trace.error(ValueError, text)
     frame.stack.pop()
     frame.stack.extend(reversed(items))
@@ -349,13 +356,15 @@ def unpack_ex(frame: Frame, instr: Instr, target: int) -> None:
     items = frame.stack[-1].unpack(frame.trace)
     before, after = instr.arg & 255, instr.arg >> 8
     if len(items) < before + after:
-        raise frame.trace.error(ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+        raise frame.trace.error(
+            ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+        )
     frame.stack.pop()
-    middle = ListValue(items[before:len(items) - after])
-    frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after:]]))
+    middle = ListValue(items[before : len(items) - after])
+    frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after :]]))
 
 
-# Strings, functions, imports ---------------------------------------------------------------------------------------------
+# Strings, functions, imports --------------------------------------------------------------------------------
 @opcode("FORMAT_VALUE")
 def format_value(frame: Frame, instr: Instr, target: int) -> None:
     trace = frame.trace
@@ -381,17 +390,24 @@ def make_function(frame: Frame, instr: Instr, target: int) -> None:
     kwdefaults = stack.pop() if flags & 2 else None
     defaults = stack.pop().unpack(frame.trace) if flags & 1 else []
     named = {} if kwdefaults is None else {k.as_constant(): v for k, v in kwdefaults.load().values()}
-    func = FunctionValue(frame.trace, code, globals_=frame.func.globals, defaults=defaults, kwdefaults=named, closure=closure)
+    func = FunctionValue(
+        frame.trace, code, globals_=frame.func.globals, defaults=defaults, kwdefaults=named, closure=closure
+    )
     if annotations is not None and isinstance(annotations, TupleValue):
         items = annotations.items
-        func.special["__annotations__"] = DictValue([(k.as_constant(), k, v) for k, v in zip(items[::2], items[1::2])])
+        func.special["__annotations__"] = DictValue(
+            [(k.as_constant(), k, v) for k, v in zip(items[::2], items[1::2])]
+        )
     stack.append(func)
 
 
 @opcode("IMPORT_NAME")
 def import_name(frame: Frame, instr: Instr, target: int) -> None:
     level, names = (v.as_constant() for v in _take(frame, 2))
-    namespace = {k: getattr(frame.func.globals.lookup(k), "value", None) for k in ("__package__", "__name__", "__spec__")}
+    namespace = {
+        k: getattr(frame.func.globals.lookup(k), "value", None)
+        for k in ("__package__", "__name__", "__spec__")
+    }
     frame.stack.append(frame.trace.real_call(__import__, instr.argval, namespace, None, names, level))
 
 
@@ -402,14 +418,18 @@ def import_from(frame: Frame, instr: Instr, target: int) -> None:
     if found is None:
         name = f"{module.as_constant().__name__}.{instr.argval}"
         if name not in sys.modules:
-            raise frame.trace.error(ImportError, f"cannot import name '{instr.argval}' from '{module.as_constant().__name__}'")
+            raise frame.trace.error(
+                ImportError, f"cannot import name '{instr.argval}' from '{module.as_constant().__name__}'"
+            )
         found = frame.trace.make(sys.modules[name])
     frame.stack.append(found)
 
 
 @opcode("LOAD_BUILD_CLASS")
 def load_build_class(frame: Frame, instr: Instr, target: int) -> None:
-    raise unsupported("unsupported-op", "a class is defined", cure="define the class outside the compiled function")
+    raise unsupported(
+        "unsupported-op", "a class is defined", cure="define the class outside the compiled function"
+    )
 
 
 @opcode("LOAD_ASSERTION_ERROR")

@@ -1,4 +1,5 @@
-"""Readable Python that turns the graph's outputs into what the user's code returns, and redoes its side effects.
+"""Readable Python that turns the graph's outputs into what the user's code returns, and redoes its side
+effects.
 
 >>> def finish(outs, args):
 ...     v0 = {}
@@ -42,7 +43,7 @@ class Codegen:
         self._out_index: dict[Any, int] = {}
         self._kept: list[Any] = []
 
-    # For `Value.reconstruct` -----------------------------------------------------------------------------------------
+    # For `Value.reconstruct` --------------------------------------------------------------------------------
     def emit(self, value: Value) -> str:
         """An expression of the object that a value stands for; one object for one value."""
         if type(value) is SizeValue:
@@ -79,8 +80,8 @@ class Codegen:
         return name
 
     def new_object(self, value: Value, text: str) -> str:
-        """Bind the expression to a fresh name that stands for the value; call it before emitting the value's contents, so
-        that contents may refer back to it."""
+        """Bind the expression to a fresh name that stands for the value; call it before emitting the value's
+        contents, so that contents may refer back to it."""
         name = f"v{len(self.names)}"
         self.statement(f"{name} = {text}")
         self._remember(value, name)
@@ -123,9 +124,14 @@ class Codegen:
         self.constants.update(floordiv=operator.floordiv, mod=operator.mod)
         for symbol in number.symbols:
             source = self.trace.sizes.sources[symbol]
-            if any(v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
-                   for v in tensor_values(self.trace).values() if v.source is not None):
-                raise unsupported("reconstruct", f"{source} is needed after the tensor's shape was changed in place")
+            if any(
+                v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)
+                for v in tensor_values(self.trace).values()
+                if v.source is not None
+            ):
+                raise unsupported(
+                    "reconstruct", f"{source} is needed after the tensor's shape was changed in place"
+                )
             line = f"{symbol} = {self.fetch(source)}"
             if line not in self.prologue:
                 self.prologue.append(line)
@@ -141,7 +147,7 @@ class Codegen:
             return f"{self.fetch(source.base)}.{'size' if type(source) is SizeOf else 'stride'}({source.key})"
         return f"{self.constant(source.fetch)}(args)"
 
-    # The finished function ---------------------------------------------------------------------------------------------
+    # The finished function ----------------------------------------------------------------------------------
     def function(self, result: str) -> tuple[Callable[[Any, Any], Any], str]:
         """`finish(outs, args)` that returns the expression, and its text."""
         lines = [*self.prologue, *self.lines, f"return {result}"]

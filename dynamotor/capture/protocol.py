@@ -23,25 +23,65 @@ if TYPE_CHECKING:
     from .effects import Effects
     from .reader import Reader
 
-_NAMES = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor"]
+_NAMES = [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and_",
+    "or_",
+    "xor",
+]
 _BINARY = {getattr(operator, n): (f"__{n.strip('_')}__", f"__r{n.strip('_')}__") for n in _NAMES}
 _BINARY[divmod] = ("__divmod__", "__rdivmod__")
-_INPLACE = {getattr(operator, "i" + n.strip("_")): (f"__i{n.strip('_')}__", getattr(operator, n)) for n in _NAMES}
-_COMPARE = {operator.lt: ("__lt__", "__gt__"), operator.gt: ("__gt__", "__lt__"), operator.le: ("__le__", "__ge__"),
-            operator.ge: ("__ge__", "__le__"), operator.eq: ("__eq__", "__eq__"), operator.ne: ("__ne__", "__ne__")}
+_INPLACE = {
+    getattr(operator, "i" + n.strip("_")): (f"__i{n.strip('_')}__", getattr(operator, n)) for n in _NAMES
+}
+_COMPARE = {
+    operator.lt: ("__lt__", "__gt__"),
+    operator.gt: ("__gt__", "__lt__"),
+    operator.le: ("__le__", "__ge__"),
+    operator.ge: ("__ge__", "__le__"),
+    operator.eq: ("__eq__", "__eq__"),
+    operator.ne: ("__ne__", "__ne__"),
+}
 _UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
-_SYMBOLS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.lt: "<", operator.gt: ">",
-            operator.le: "<=", operator.ge: ">=", operator.mod: "%", operator.pow: "**", operator.matmul: "@",
-            operator.floordiv: "//", operator.and_: "&", operator.or_: "|"}
+_SYMBOLS = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.lt: "<",
+    operator.gt: ">",
+    operator.le: "<=",
+    operator.ge: ">=",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.matmul: "@",
+    operator.floordiv: "//",
+    operator.and_: "&",
+    operator.or_: "|",
+}
 
 _trusted_classes: dict[type, bool] = {object: True}
 
 
 def trusted_class(cls: type) -> bool:
-    """Whether a class and all its bases are taken as constant: builtins, the standard library, torch except its modules."""
+    """Whether a class and all its bases are taken as constant: builtins, the standard library, torch except
+    its modules.
+    """
     known = _trusted_classes.get(cls)
     if known is None:
-        known = all(trusted_module(k.__module__) and not k.__module__.startswith("torch.nn.modules") for k in cls.__mro__)
+        known = all(
+            trusted_module(k.__module__) and not k.__module__.startswith("torch.nn.modules")
+            for k in cls.__mro__
+        )
         if len(_trusted_classes) > 10_000:
             _trusted_classes.clear()
         _trusted_classes[cls] = known
@@ -61,13 +101,20 @@ def _keep(error: Any, **members: Value) -> None:
 
 # What CPython says of an object whose class lacks a special method.
 _LACKS = {
-    "__call__": "'{}' object is not callable", "__len__": "object of type '{}' has no len()",
-    "__getitem__": "'{}' object is not subscriptable", "__setitem__": "'{}' object does not support item assignment",
-    "__delitem__": "'{}' object doesn't support item deletion", "__iter__": "'{}' object is not iterable",
-    "__contains__": "argument of type '{}' is not iterable", "__next__": "'{}' object is not an iterator",
-    "__index__": "'{}' object cannot be interpreted as an integer", "__reversed__": "'{}' object is not reversible",
-    "__neg__": "bad operand type for unary -: '{}'", "__pos__": "bad operand type for unary +: '{}'",
-    "__invert__": "bad operand type for unary ~: '{}'", "__abs__": "bad operand type for abs(): '{}'",
+    "__call__": "'{}' object is not callable",
+    "__len__": "object of type '{}' has no len()",
+    "__getitem__": "'{}' object is not subscriptable",
+    "__setitem__": "'{}' object does not support item assignment",
+    "__delitem__": "'{}' object doesn't support item deletion",
+    "__iter__": "'{}' object is not iterable",
+    "__contains__": "argument of type '{}' is not iterable",
+    "__next__": "'{}' object is not an iterator",
+    "__index__": "'{}' object cannot be interpreted as an integer",
+    "__reversed__": "'{}' object is not reversible",
+    "__neg__": "bad operand type for unary -: '{}'",
+    "__pos__": "bad operand type for unary +: '{}'",
+    "__invert__": "bad operand type for unary ~: '{}'",
+    "__abs__": "bad operand type for abs(): '{}'",
     "__round__": "type {} doesn't define __round__ method",
 }
 
@@ -87,7 +134,7 @@ class Protocol:
         error: Callable[..., Raised]
         new_exception: Callable[..., Value]
 
-    # Lookup on classes -----------------------------------------------------------------------------------------------
+    # Lookup on classes --------------------------------------------------------------------------------------
     def type_attr(self, cls: type, name: str) -> Any:
         """What the MRO of `cls` holds under `name`, unbound, or MISSING; guarded."""
         cache = self.__dict__.setdefault("_type_attrs", {})
@@ -144,10 +191,12 @@ class Protocol:
         cls = value.python_type()
         raw = self.type_attr(cls, name)
         if raw is MISSING or raw is None:
-            raise self.error(TypeError, _LACKS.get(name, "'{}' object does not support " + name).format(cls.__name__))
+            raise self.error(
+                TypeError, _LACKS.get(name, "'{}' object does not support " + name).format(cls.__name__)
+            )
         return self.tail_call(self.bind(raw, name, value, cls), args, kwargs)
 
-    # Attributes ------------------------------------------------------------------------------------------------------
+    # Attributes ---------------------------------------------------------------------------------------------
     def generic_getattr(self, value: Value, name: str) -> Value:
         """`object.__getattribute__`, then `__getattr__`."""
         cls = value.python_type()
@@ -164,10 +213,15 @@ class Protocol:
         return self.object_getattr(value, cls, name)
 
     def foreign_getattr(self, value: Value, cls: type, name: str) -> Value:
-        """An attribute of a C type with a lookup of its own (threading.local, weakref.proxy): asked for real, at each call."""
+        """An attribute of a C type with a lookup of its own (threading.local, weakref.proxy): asked for real,
+        at each call.
+        """
         obj = value.real()
         if obj is MISSING or value.source is None or self.effects.changes_objects:
-            raise unsupported("unsupported-value", f"attribute {name!r} of {value.describe()}, whose class has its own lookup")
+            raise unsupported(
+                "unsupported-value",
+                f"attribute {name!r} of {value.describe()}, whose class has its own lookup",
+            )
         found = self.reader.attribute(value.source, obj, name)
         return self._no_attr(value, name) if found is None else found
 
@@ -203,7 +257,9 @@ class Protocol:
         return self._no_attr(value, name)
 
     def _no_attr(self, value: Value, name: str) -> Value:
-        raised = self.error(AttributeError, f"'{value.python_type().__name__}' object has no attribute '{name}'")
+        raised = self.error(
+            AttributeError, f"'{value.python_type().__name__}' object has no attribute '{name}'"
+        )
         _keep(raised.value, name=Constant(name), obj=value)
         raise raised
 
@@ -213,7 +269,9 @@ class Protocol:
         method = "__setattr__" if new is not None else "__delattr__"
         custom = self.type_attr(cls, method)
         if isinstance(custom, types.FunctionType):
-            self.call(self.bind(custom, method, value, cls), [Constant(name)] + ([new] if new is not None else []))
+            self.call(
+                self.bind(custom, method, value, cls), [Constant(name)] + ([new] if new is not None else [])
+            )
         elif not _C.is_plain_access(custom):
             raise unsupported("unsupported-mutation", f"attribute {name!r} of {value.describe()} is set")
         else:
@@ -234,8 +292,14 @@ class Protocol:
                 self.call(self.make(fn), [value] + ([new] if new is not None else []))
             elif type(raw) is types.MemberDescriptorType:
                 value.store_slot(self, raw, new)
-            elif isinstance(hook := getattr(type(raw), "__set__" if new is not None else "__delete__", None), types.FunctionType):
-                self.call(self.make(hook), [self.type_attr_value(cls, name, raw), value] + ([new] if new is not None else []))
+            elif isinstance(
+                hook := getattr(type(raw), "__set__" if new is not None else "__delete__", None),
+                types.FunctionType,
+            ):
+                self.call(
+                    self.make(hook),
+                    [self.type_attr_value(cls, name, raw), value] + ([new] if new is not None else []),
+                )
             else:
                 value.store_special(self, raw, name, new)
             return
@@ -256,7 +320,7 @@ class Protocol:
         """`value.name` for a caller that goes on working with the result."""
         return value.getattr(self, name)
 
-    # Operators -------------------------------------------------------------------------------------------------------
+    # Operators ----------------------------------------------------------------------------------------------
     def real_call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
         """Run a pure function on real objects; its exception becomes the program's."""
         try:
@@ -300,9 +364,13 @@ class Protocol:
         if op is operator.eq or op is operator.ne:
             return Constant(self.same(left, right) == (op is operator.eq))
         symbol = _SYMBOLS.get(op, op.__name__)
-        raise self.error(TypeError, f"unsupported operand type(s) for {symbol}: '{lcls.__name__}' and '{rcls.__name__}'")
+        raise self.error(
+            TypeError, f"unsupported operand type(s) for {symbol}: '{lcls.__name__}' and '{rcls.__name__}'"
+        )
 
-    def generic_binary(self, value: Value, op: Callable[..., Any], other: Value, reflected: bool) -> Value | None:
+    def generic_binary(
+        self, value: Value, op: Callable[..., Any], other: Value, reflected: bool
+    ) -> Value | None:
         """One side of a binary operator through the type's special method; None for NotImplemented."""
         if op in _INPLACE:
             name = _INPLACE[op][0]
@@ -330,11 +398,17 @@ class Protocol:
         """`left is right`."""
         if left is right:
             return True
-        if type(left) is SizeValue or type(right) is SizeValue:  # small integers are one object: equal ones count as the same
-            return left.python_type() is int is right.python_type() and self.truth(self.binary(operator.eq, left, right))
+        if (
+            type(left) is SizeValue or type(right) is SizeValue
+        ):  # small integers are one object: equal ones count as the same
+            return left.python_type() is int is right.python_type() and self.truth(
+                self.binary(operator.eq, left, right)
+            )
         if isinstance(left, Constant) and isinstance(right, Constant):
             a, b = left.value, right.value
-            return a is b or (type(a) is type(b) and type(a) in (int, str, bool, float) and left.is_plain and a == b)
+            return a is b or (
+                type(a) is type(b) and type(a) in (int, str, bool, float) and left.is_plain and a == b
+            )
         a = left.real()
         if a is not MISSING and a is right.real():
             return True
@@ -447,7 +521,9 @@ __all__ = ["Protocol", "find_rule", "is_data_descriptor", "trusted_class"]
 
 
 def _what_a_property_lacks(found: property, cls: type, sets: bool) -> str:
-    """CPython's words for a write that a property does not take; it alone knows whether the property was told its name."""
+    """CPython's words for a write that a property does not take; it alone knows whether the property was told
+    its name.
+    """
     try:
         found.__set__(None, None) if sets else found.__delete__(None)
     except AttributeError as error:

@@ -1,4 +1,5 @@
-"""The only way in: `Reader.wrap(source, obj)` makes the value of an outside object and installs the guards of that read.
+"""The only way in: `Reader.wrap(source, obj)` makes the value of an outside object and installs the guards of
+that read.
 
 >>> value = reader.wrap(DictItem(InstanceDict(Arg(0, "self")), "eps"), 1e-5)   # guard: self.eps == 1e-05
 """
@@ -20,7 +21,9 @@ from .values.size import SizeValue
 if TYPE_CHECKING:
     from .trace import Trace
 
-LITERALS = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented)))
+LITERALS = frozenset(
+    (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented))
+)
 
 _FACTS = frozenset((IdIs, TypeIs, ConstEquals))
 
@@ -30,13 +33,17 @@ class Reader:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.guards: dict[Any, UserLine | None] = {}  # with the line that made each, when somebody listens to captures
+        self.guards: dict[
+            Any, UserLine | None
+        ] = {}  # with the line that made each, when somebody listens to captures
         self.heard = listening("capture")
         self.values: dict[int, Value] = {}
         self._kept: list[Any] = []
 
     def guard(self, row: Any) -> None:
-        """Install a guard row (once). Rows about the identity or type of a held root say nothing and are dropped."""
+        """Install a guard row (once). Rows about the identity or type of a held root say nothing and are
+        dropped.
+        """
         if type(row) in _FACTS and type(row.source) is Const:
             return
         if row not in self.guards:
@@ -76,15 +83,15 @@ class Reader:
         self.guard(IdIs(source, obj))
 
     def ask(self, source: Source, obj: Any, text: str, question: Callable[[Any], Any]) -> Any:
-        """What a Python question (named by `text`) answers about the object, asked again at each call. The answer is a constant,
-        an object that stays one, or the exception that it raises, raised here too."""
+        """What a Python question (named by `text`) answers about the object, asked again at each call. The
+        answer is a constant, an object that stays one, or the exception that it raises, raised here too."""
         answer = answer_of(question, obj)
         self.guard(Answer(source, question, answer, text))
         return question(obj) if isinstance(answer, type) and issubclass(answer, Exception) else answer
 
     def attribute(self, source: Source, obj: Any, name: str) -> Value | None:
-        """`obj.name` as C code gives it (a slot, a getset, a type with a lookup of its own), read again at each call; None when
-        there is none."""
+        """`obj.name` as C code gives it (a slot, a getset, a type with a lookup of its own), read again at
+        each call; None when there is none."""
         try:
             found = getattr(obj, name)
         except AttributeError:
@@ -92,7 +99,10 @@ class Reader:
             return None
         value = self.trace.wrap(Attr(source, name), found)
         if IdIs(Attr(source, name), found) in self.guards and getattr(obj, name) is not found:
-            raise unsupported("unsupported-value", f"attribute {name!r} of a {type(obj).__name__} is a new object at each read")
+            raise unsupported(
+                "unsupported-value",
+                f"attribute {name!r} of a {type(obj).__name__} is a new object at each read",
+            )
         return value
 
     def guard_bases(self, cls: type) -> None:
@@ -105,8 +115,8 @@ class Reader:
             self.guard(Distinct(first, (second,)))
 
     def guard_key(self, key: Any, among: Iterable[Value] | None) -> None:
-        """A key is looked up by identity: in an outside container (`among` is None) it must stay this object, in one made in
-        the trace it must stay different from the other keys `among` which it is."""
+        """A key is looked up by identity: in an outside container (`among` is None) it must stay this object,
+        in one made in the trace it must stay different from the other keys `among` which it is."""
         if type(key) is tuple:
             for part in key:
                 self.guard_key(part, among)
@@ -132,7 +142,9 @@ class Reader:
         self._kept.clear()
 
     def _same(self, source: Source, known: Value, obj: Any) -> None:
-        """The object was met before along another path: both paths must lead to one object at the next call too."""
+        """The object was met before along another path: both paths must lead to one object at the next call
+        too.
+        """
         first = known.source
         if first is None or first == source:
             return

@@ -1,8 +1,8 @@
 """Graph breaks: run one instruction of a user's frame natively, and go on in the middle of its code.
 
-A frame between two instructions is a `Boundary` (what is static) and a flat tuple of values (`Boundary.flat`). Both
-kinds of function made here are the user's code, unchanged, behind a prefix that rebuilds the frame from that tuple, so the
-user's own jumps, handlers and `with` blocks do the rest.
+A frame between two instructions is a `Boundary` (what is static) and a flat tuple of values
+(`Boundary.flat`). Both kinds of function made here are the user's code, unchanged, behind a prefix that
+rebuilds the frame from that tuple, so the user's own jumps, handlers and `with` blocks do the rest.
 
 >>> at = Boundary(code, offset, n_stack)
 >>> after = successors(at)                       # one boundary, or two after a conditional jump or FOR_ITER
@@ -43,8 +43,8 @@ NULL = _Sentinel("NULL on the stack")
 class Boundary:
     """A frame that is about to run the instruction at `offset` with `n_stack` values on its stack.
 
-    nulls: stack positions (0 is the bottom) that hold NULL. unbound: slots of `localsplus` without a value. A cell's slot
-    holds the cell object, not its contents.
+    nulls: stack positions (0 is the bottom) that hold NULL. unbound: slots of `localsplus` without a value. A
+    cell's slot holds the cell object, not its contents.
     """
 
     code: types.CodeType
@@ -55,9 +55,16 @@ class Boundary:
 
     @staticmethod
     def of(code: types.CodeType, offset: int, slots: Sequence[Any], stack: Sequence[Any]) -> Boundary:
-        """The boundary of a frame whose slots and stack are given with `UNBOUND` and `NULL` in their places."""
-        return Boundary(code, offset, len(stack), frozenset(i for i, v in enumerate(stack) if v is NULL),
-                        frozenset(i for i, v in enumerate(slots) if v is UNBOUND))
+        """The boundary of a frame whose slots and stack are given with `UNBOUND` and `NULL` in their
+        places.
+        """
+        return Boundary(
+            code,
+            offset,
+            len(stack),
+            frozenset(i for i, v in enumerate(stack) if v is NULL),
+            frozenset(i for i, v in enumerate(slots) if v is UNBOUND),
+        )
 
     @property
     def instr(self) -> Instr:
@@ -89,7 +96,8 @@ class Boundary:
 
     @property
     def exception_slots(self) -> tuple[int, ...]:
-        """Stack positions where CPython keeps the exception handled before the one being handled now, innermost last.
+        """Stack positions where CPython keeps the exception handled before the one being handled now,
+        innermost last.
 
         In a flat tuple these positions carry the exception that is being handled at that level instead.
         """
@@ -108,8 +116,17 @@ def why_not_resumable(code: types.CodeType) -> str | None:
 # ---- what an instruction does to a boundary ----
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
-_JUMPS_WITH_TEST = frozenset({"POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE",
-                              "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "FOR_ITER"})
+_JUMPS_WITH_TEST = frozenset(
+    {
+        "POP_JUMP_IF_FALSE",
+        "POP_JUMP_IF_TRUE",
+        "POP_JUMP_IF_NONE",
+        "POP_JUMP_IF_NOT_NONE",
+        "JUMP_IF_FALSE_OR_POP",
+        "JUMP_IF_TRUE_OR_POP",
+        "FOR_ITER",
+    }
+)
 
 
 def _depth_after(instr: Instr, depth: int, jump: bool) -> int:
@@ -123,7 +140,9 @@ def _depth_after(instr: Instr, depth: int, jump: bool) -> int:
 
 
 def exception_slots(code: types.CodeType) -> dict[int, tuple[int, ...]]:
-    """For the instructions inside exception handlers: the stack positions that PUSH_EXC_INFO filled (see `Boundary`)."""
+    """For the instructions inside exception handlers: the stack positions that PUSH_EXC_INFO filled (see
+    `Boundary`).
+    """
     found = _slots_memo.get(id(code))
     if found is None:
         found = _slots_memo[id(code)] = (code, _flow(code))
@@ -165,7 +184,9 @@ def _flow(code: types.CodeType) -> dict[int, tuple[int, ...]]:
 
 
 def _nulls_after(at: Boundary, instr: Instr, depth: int) -> frozenset[int]:
-    """Which positions hold NULL after an instruction; break copies of LOAD_METHOD push (NULL, bound attribute)."""
+    """Which positions hold NULL after an instruction; break copies of LOAD_METHOD push (NULL, bound
+    attribute).
+    """
     n, nulls = at.n_stack, set(at.nulls)
     if instr.op == "PUSH_NULL" or instr.op == "LOAD_GLOBAL" and instr.arg or _loads_method(instr):
         nulls.add(n if instr.op != "LOAD_SUPER_ATTR" and instr.op != "LOAD_METHOD" else depth - 2)
@@ -175,7 +196,12 @@ def _nulls_after(at: Boundary, instr: Instr, depth: int) -> frozenset[int]:
         other = n - instr.arg
         swap = {n - 1: other, other: n - 1}
         nulls = {swap.get(i, i) for i in nulls}
-    elif instr.op == "COPY" and n - instr.arg in nulls or instr.op == "LOAD_FAST_AND_CLEAR" and instr.arg in at.unbound:
+    elif (
+        instr.op == "COPY"
+        and n - instr.arg in nulls
+        or instr.op == "LOAD_FAST_AND_CLEAR"
+        and instr.arg in at.unbound
+    ):
         nulls.add(n)
     return frozenset(i for i in nulls if i < depth)
 
@@ -194,10 +220,11 @@ def _unbound_after(at: Boundary, instr: Instr) -> frozenset[int]:
 
 
 def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
-    """Where a frame may be after the instruction: the next one, then a jump's target; none when it leaves the frame.
+    """Where a frame may be after the instruction: the next one, then a jump's target; none when it leaves the
+    frame.
 
-    With `inner` the instruction (a call of an inlined frame) is replaced by one value pushed on the stack, from which the
-    call's own operands are gone already.
+    With `inner` the instruction (a call of an inlined frame) is replaced by one value pushed on the stack,
+    from which the call's own operands are gone already.
     """
     instr = at.instr
     if inner:
@@ -208,7 +235,9 @@ def successors(at: Boundary, *, inner: bool = False) -> tuple[Boundary, ...]:
 
     def after(offset: int, jump: bool) -> Boundary:
         depth = _depth_after(instr, at.n_stack, jump)
-        return Boundary(at.code, decode(at.code).at(offset).offset, depth, _nulls_after(at, instr, depth), unbound)
+        return Boundary(
+            at.code, decode(at.code).at(offset).offset, depth, _nulls_after(at, instr, depth), unbound
+        )
 
     if instr.op == "JUMP":
         return (after(instr.target, True),)  # type: ignore[arg-type]
@@ -225,7 +254,7 @@ def way_out(after: Boundary) -> tuple[Instr, ...]:
     Going on captured would guard a number that `item()` gave, and compile for each.
     """
     info, found = decode(after.code), []
-    for instr in info.instrs[info.index[after.offset]:]:
+    for instr in info.instrs[info.index[after.offset] :]:
         found.append(instr)
         if instr.op in ("RETURN_VALUE", "RETURN_CONST"):
             return tuple(found)
@@ -235,6 +264,7 @@ def way_out(after: Boundary) -> tuple[Instr, ...]:
 
 
 # ---- writing the functions ----
+
 
 def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
     """From the flat tuple in slot 0 to the frame: the stack first, then the slots, slot 0 last."""
@@ -261,7 +291,9 @@ def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
     if thunk:
         out.emit("PUSH_NULL")
         push(len(place))
-    slots = [i for i in at.bound_slots if i + out.shift != state] + [i for i in at.bound_slots if i + out.shift == state]
+    slots = [i for i in at.bound_slots if i + out.shift != state] + [
+        i for i in at.bound_slots if i + out.shift == state
+    ]
     cells = {decode(code).localsplus.index(name) for name in code.co_cellvars}
     for i in slots:
         push(("slot", i))
@@ -272,8 +304,12 @@ def _rebuild(out: Assembler, at: Boundary, thunk: bool) -> None:
         out.emit("DELETE_FAST", state)
 
 
-def _leave(code: types.CodeType, consts: Assembler, after: Boundary, resume: Callable[..., Any] | None) -> bytearray:
-    """What follows the instruction: collect slots and stack, unwind handler levels, return `resume(*flat)`."""
+def _leave(
+    code: types.CodeType, consts: Assembler, after: Boundary, resume: Callable[..., Any] | None
+) -> bytearray:
+    """What follows the instruction: collect slots and stack, unwind handler levels, return
+    `resume(*flat)`.
+    """
     out = Assembler(code)
     out.consts = consts.consts
     if resume is None:
@@ -309,8 +345,8 @@ def _leave(code: types.CodeType, consts: Assembler, after: Boundary, resume: Cal
     out.emit("LIST_EXTEND", 1)
     out.emit("PUSH_NULL")
     out.emit("SWAP", 2)
-    # The collector does not look into code objects, so a cycle through one would never be freed: it holds a weak reference,
-    # and the function holds the callable.
+    # The collector does not look into code objects, so a cycle through one would never be freed: it holds a
+    # weak reference, and the function holds the callable.
     out.emit("PUSH_NULL")
     out.const(weakref.ref(resume))
     out.call(0)
@@ -324,7 +360,8 @@ def _copy(out: Assembler, at: Boundary, instr: Instr) -> None:
     """The instruction as it stands in the user's code (jumps apart), with its prefixes and companions."""
     if _loads_method(instr):
         raw = instr.raw_arg or 0
-        # Which of the two forms it would push is known only when it runs: always push (NULL, bound attribute).
+        # Which of the two forms it would push is known only when it runs: always push (NULL, bound
+        # attribute).
         if instr.op == "LOAD_METHOD":
             out.emit("LOAD_ATTR", raw if IS_311 else raw & ~1)
         else:
@@ -334,13 +371,15 @@ def _copy(out: Assembler, at: Boundary, instr: Instr) -> None:
     elif instr.op in ("LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "MAKE_CELL", *_SLOT_OPS):
         out.slot(dis.opname[instr.opcode], instr.arg)
     elif instr.op != "JUMP":
-        out.data += at.code.co_code[instr.offset:instr.end]
+        out.data += at.code.co_code[instr.offset : instr.end]
 
 
 _SLOT_OPS = frozenset({"LOAD_FAST", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"})
 
 
-def _function(at: Boundary, out: Assembler, globals_: dict[str, Any], kind: str, kept: tuple[Any, ...]) -> Callable[..., Any]:
+def _function(
+    at: Boundary, out: Assembler, globals_: dict[str, Any], kind: str, kept: tuple[Any, ...]
+) -> Callable[..., Any]:
     line = at.instr.line or at.code.co_firstlineno
     code = put_before(at.code, out, line, at.code.co_name)
     closure = tuple(types.CellType() for _ in code.co_freevars) or None
@@ -369,15 +408,21 @@ def resume_function(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any
     return _function(at, out, globals_, "resume", ())
 
 
-def break_function(at: Boundary, resumes: Sequence[Callable[..., Any] | None], globals_: dict[str, Any], *,
-                   inner: bool = False, handled: bool = True) -> Callable[..., Any]:
-    """A function of the flat values that runs the one instruction, then returns `resume(*flat)` of where that led.
+def break_function(
+    at: Boundary,
+    resumes: Sequence[Callable[..., Any] | None],
+    globals_: dict[str, Any],
+    *,
+    inner: bool = False,
+    handled: bool = True,
+) -> Callable[..., Any]:
+    """A function of the flat values that runs the one instruction, then returns `resume(*flat)` of where that
+    led.
 
-    resumes: a weakly referenceable callable for each of `successors(at, inner=inner)`, on that boundary's flat values; None
-    where the frame takes its `way_out`. With
-    `inner` the function takes one more argument, a callable without arguments whose result is pushed in place of the
-    instruction (see `successors`). An exception of the instruction goes to the user's handlers, natively; with `handled`
-    false, to the caller.
+    resumes: a weakly referenceable callable for each of `successors(at, inner=inner)`, on that boundary's
+    flat values; None where the frame takes its `way_out`. With `inner` the function takes one more argument,
+    a callable without arguments whose result is pushed in place of the instruction (see `successors`). An
+    exception of the instruction goes to the user's handlers, natively; with `handled` false, to the caller.
     """
     _check(at)
     instr, out = at.instr, Assembler(at.code)

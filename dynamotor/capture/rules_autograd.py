@@ -1,8 +1,8 @@
-"""Custom autograd functions in the graph: one node that calls `apply`, whose parts are recorded when it is differentiated;
-and checkpoints, whose calls are marked so that the backward runs them again.
+"""Custom autograd functions in the graph: one node that calls `apply`, whose parts are recorded when it is
+differentiated; and checkpoints, whose calls are marked so that the backward runs them again.
 
-Forward and backward are interpreted once beforehand (`rehearse`), which installs the guards of what they read and refuses what
-a recording would not see: effects, breaks, writes into arguments.
+Forward and backward are interpreted once beforehand (`rehearse`), which installs the guards of what they read
+and refuses what a recording would not see: effects, breaks, writes into arguments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _own_setup = vars(torch.autograd.function._SingleLevelFunction)["setup_context"]
 @builtin_rule(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls, args = args[0], args[1:]
-    if not isinstance(cls, ClassValue) or kwargs or not all(isinstance(a, TensorValue) or a.is_constant() for a in args):
+    if (
+        not isinstance(cls, ClassValue)
+        or kwargs
+        or not all(isinstance(a, TensorValue) or a.is_constant() for a in args)
+    ):
         raise _refused(cls, "its arguments are not tensors and constants")
     for arg in args:
         _ = arg.node if isinstance(arg, TensorValue) else None  # makes its placeholder
@@ -56,8 +60,10 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
     if any(out is a for out in outputs for a in args if isinstance(a, TensorValue)):
         raise _refused(cls, "it returns an argument")
     if any(needs):
-        grads = [torch_call(trace, torch.zeros_like, [out], {}) if isinstance(out, TensorValue) else Constant(None)
-                 for out in outputs]
+        grads = [
+            torch_call(trace, torch.zeros_like, [out], {}) if isinstance(out, TensorValue) else Constant(None)
+            for out in outputs
+        ]
         try:
             trace.call_python(polyfills.backward, [cls, ctx, *grads])
         except Raised as raised:
@@ -88,25 +94,48 @@ class _State:
 
 
 def _refused(cls: Value, cause: str) -> Unsupported:
-    return unsupported("autograd", f"{cls.describe()}.apply is called", cause,
-                       cure="write it with torch functions, or leave it outside the compiled function")
+    return unsupported(
+        "autograd",
+        f"{cls.describe()}.apply is called",
+        cause,
+        cure="write it with torch functions, or leave it outside the compiled function",
+    )
 
 
-# Checkpoints -------------------------------------------------------------------------------------------------------------
+# Checkpoints ------------------------------------------------------------------------------------------------
 @builtin_rule(checkpointing.checkpoint)
 def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """The function is inlined. What it does besides computing eager does again in the backward: then it breaks the graph."""
+    """The function is inlined. What it does besides computing eager does again in the backward: then it
+    breaks the graph.
+    """
     given = dict(kwargs)
-    options = {name: given.pop(name).as_constant() if name in given else default for name, default in _DEFAULTS.items()}
+    options = {
+        name: given.pop(name).as_constant() if name in given else default
+        for name, default in _DEFAULTS.items()
+    }
     reentrant = options["use_reentrant"] is True
-    unusual = {name for name, default in _DEFAULTS.items() if name not in _HARMLESS and options[name] is not default}
+    unusual = {
+        name for name, default in _DEFAULTS.items() if name not in _HARMLESS and options[name] is not default
+    }
     if unusual or options["use_reentrant"] is None or reentrant and given:
-        raise unsupported("autograd", "a checkpoint has options of its own",
-                          ", ".join(sorted(unusual)) or "use_reentrant is not given", "call it with use_reentrant=False alone")
+        raise unsupported(
+            "autograd",
+            "a checkpoint has options of its own",
+            ", ".join(sorted(unusual)) or "use_reentrant is not given",
+            "call it with use_reentrant=False alone",
+        )
     graded = torch.is_grad_enabled()
-    if reentrant and graded and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args[1:]):
-        raise unsupported("autograd", "a reentrant checkpoint has no argument that requires a gradient",
-                          "its result has none then", "use_reentrant=False")
+    if (
+        reentrant
+        and graded
+        and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args[1:])
+    ):
+        raise unsupported(
+            "autograd",
+            "a reentrant checkpoint has no argument that requires a gradient",
+            "its result has none then",
+            "use_reentrant=False",
+        )
     before, n_calls = _versions(trace), len(trace.effects.calls)
     touched, trace.effects.touched = trace.effects.touched, {}
     outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded
@@ -116,23 +145,42 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
         trace.graph.recompute = outer
         inside, trace.effects.touched = trace.effects.touched, {**touched, **trace.effects.touched}
     if graded:
-        _check_repeatable(trace, before, [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:])
+        _check_repeatable(
+            trace,
+            before,
+            [v for v in inside if not isinstance(v, ModeEffect)] + trace.effects.calls[n_calls:],
+        )
         if reentrant and any(part is a for part in _parts(result) for a in args):
             raise unsupported("autograd", "a reentrant checkpoint returns an argument")
     return result
 
 
-_DEFAULTS: dict[str, Any] = {"use_reentrant": None, "context_fn": checkpointing.noop_context_fn, "determinism_check": "default",
-                             "debug": False, "early_stop": True, "preserve_rng_state": True}
+_DEFAULTS: dict[str, Any] = {
+    "use_reentrant": None,
+    "context_fn": checkpointing.noop_context_fn,
+    "determinism_check": "default",
+    "debug": False,
+    "early_stop": True,
+    "preserve_rng_state": True,
+}
 _HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop"))
 
 
 def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], effects: list[Any]) -> None:
     if effects:
-        raise unsupported("autograd", "a checkpointed function has side effects", "its recomputation has them again")
+        raise unsupported(
+            "autograd", "a checkpointed function has side effects", "its recomputation has them again"
+        )
     known = dict(before)
-    if any(version != known.get(value, value.first_version if value.source else version) for value, version in _versions(trace)):
-        raise unsupported("autograd", "a checkpointed function writes a tensor from outside", "its recomputation writes it again")
+    if any(
+        version != known.get(value, value.first_version if value.source else version)
+        for value, version in _versions(trace)
+    ):
+        raise unsupported(
+            "autograd",
+            "a checkpointed function writes a tensor from outside",
+            "its recomputation writes it again",
+        )
 
 
 def _parts(result: Value) -> list[Value]:
@@ -143,16 +191,25 @@ def _versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
     return [(v, v.example._version) for v in tensor_values(trace).values() if not v.example.is_inference()]
 
 
-# Gradients inside the forward ----------------------------------------------------------------------------------------------
+# Gradients inside the forward -------------------------------------------------------------------------------
 @builtin_rule(torch.autograd.grad)
 def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """One node: PyTorch's engine runs it in the trial, in the recording and in an eager graph. All that it may reach must lie in
-    the graph, and nobody may have hooked on to what lies at its border."""
+    """One node: PyTorch's engine runs it in the trial, in the recording and in an eager graph. All that it
+    may reach must lie in the graph, and nobody may have hooked on to what lies at its border."""
     for value in tensor_values(trace).values():
         if value.obj is MISSING or not value.example.requires_grad:
             continue
-        facts = [trace.reader.attribute(value.source, value.obj, name) for name in ("is_leaf", "_backward_hooks")]
-        if [fact.as_constant() if fact is not None and fact.is_constant() else fact for fact in facts] != [True, None]:
-            raise unsupported("autograd", "torch.autograd.grad is called", "a tensor from outside has a history or a hook",
-                              "compile what calculates it too, or call it outside the compiled function")
+        facts = [
+            trace.reader.attribute(value.source, value.obj, name) for name in ("is_leaf", "_backward_hooks")
+        ]
+        if [fact.as_constant() if fact is not None and fact.is_constant() else fact for fact in facts] != [
+            True,
+            None,
+        ]:
+            raise unsupported(
+                "autograd",
+                "torch.autograd.grad is called",
+                "a tensor from outside has a history or a hook",
+                "compile what calculates it too, or call it outside the compiled function",
+            )
     return torch_call(trace, torch.autograd.grad, args, kwargs)

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 Args = list[Value]
 Kwargs = dict[str, Value]
 
-pure_functions.update({abs, divmod, round, pow, chr, ord, bin, hex, oct, ascii, operator.index, sorted, min, max, sum, any, all})
-
-
+pure_functions.update(
+    {abs, divmod, round, pow, chr, ord, bin, hex, oct, ascii, operator.index, sorted, min, max, sum, any, all}
+)
 
 
 def constants(args: Args) -> list[Any]:
@@ -99,10 +99,14 @@ def _is_instance(trace: Trace, value: Value, kinds: Value) -> bool:
     if trusted_class(cls) and _is_trusted(kind) and not isinstance(value, TensorValue):
         return trace.real_call(isinstance, real, kind).as_constant()
     if getattr(kind, "_is_protocol", False) and trace.effects.changes_objects:
-        raise unsupported("unsupported-call", f"isinstance() asks the protocol {kind.__name__} after objects were changed")
+        raise unsupported(
+            "unsupported-call", f"isinstance() asks the protocol {kind.__name__} after objects were changed"
+        )
     if value.source is not None:
         return _ask(trace, value.source, real, f"being a {kind!r}", lambda now: isinstance(now, kind))
-    return _ask(trace, Const(kind, str(kind)), kind, f"having {real!r:.60}", lambda now: isinstance(real, now))
+    return _ask(
+        trace, Const(kind, str(kind)), kind, f"having {real!r:.60}", lambda now: isinstance(real, now)
+    )
 
 
 def _ask(trace: Trace, source: Any, obj: Any, text: str, question: Any) -> bool:
@@ -120,7 +124,9 @@ def _is_trusted(kind: Any) -> bool:
 def _made_is_instance(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
     """Of an object made in the trace only the class is known."""
     if getattr(kind, "_is_protocol", False) and isinstance(value, UserObject):
-        raise unsupported("unsupported-call", f"isinstance() asks the protocol {kind.__name__} about an object made here")
+        raise unsupported(
+            "unsupported-call", f"isinstance() asks the protocol {kind.__name__} about an object made here"
+        )
     if isinstance(value, TensorValue):
         return isinstance(value.example, kind)
     return _is_subclass(trace, trace.make(cls), trace.make(kind))
@@ -131,7 +137,8 @@ def _claims(trace: Trace, value: Value, cls: type, kind: Any) -> bool:
     if not isinstance(value, UserObject):
         return False
     if trace.type_attr(cls, "__class__") is object.__dict__["__class__"] and (
-            _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))):
+        _C.is_plain_access(trace.type_attr(cls, "__getattribute__"))
+    ):
         return False
     claimed = trace.getattr(value, "__class__").as_constant()
     return claimed is not cls and isinstance(claimed, type) and trace.derives(claimed, kind)
@@ -146,7 +153,9 @@ def _is_subclass(trace: Trace, value: Value, kinds: Value) -> bool:
         return trace.truth(trace.call(trace.make(hook), [kinds, value]))
     if isinstance(cls, type) and trusted_class(cls) and _is_trusted(kind):
         return trace.real_call(issubclass, cls, kind).as_constant()
-    return _ask(trace, Const(kind, str(kind)), kind, f"having the subclass {cls!r}", lambda now: issubclass(cls, now))
+    return _ask(
+        trace, Const(kind, str(kind)), kind, f"having the subclass {cls!r}", lambda now: issubclass(cls, now)
+    )
 
 
 _TYPE_INSTANCE, _TYPE_SUBCLASS = type.__dict__["__instancecheck__"], type.__dict__["__subclasscheck__"]
@@ -167,7 +176,11 @@ def _type_subclasscheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(type)
 def _type(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1:
-        raise unsupported("unsupported-call", "a class is made by type()", cure="define the class outside the compiled function")
+        raise unsupported(
+            "unsupported-call",
+            "a class is made by type()",
+            cure="define the class outside the compiled function",
+        )
     return trace.make(args[0].python_type())
 
 
@@ -207,7 +220,9 @@ def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _id(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     real = args[0].real()
     if real is MISSING or args[0].source is None or not args[0].source.is_held:
-        raise unsupported("unsupported-call", f"id() of {args[0].describe()}", "the number changes from run to run")
+        raise unsupported(
+            "unsupported-call", f"id() of {args[0].describe()}", "the number changes from run to run"
+        )
     trace.reader.guard_identity(args[0].source, real)
     return Constant(id(real))
 
@@ -235,8 +250,11 @@ def _print(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(input, open, breakpoint, exec, eval, compile, globals, locals, dir, memoryview, bytearray)
 def _refused(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("unsupported-call", "a builtin that depends on the frame or the outside world is called",
-                      cure="call it outside the compiled function")
+    raise unsupported(
+        "unsupported-call",
+        "a builtin that depends on the frame or the outside world is called",
+        cure="call it outside the compiled function",
+    )
 
 
 @builtin_rule(super)
@@ -251,7 +269,7 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return SuperValue(cell.load(trace).as_constant(), first)
 
 
-# Conversions -------------------------------------------------------------------------------------------------------------
+# Conversions ------------------------------------------------------------------------------------------------
 @builtin_rule(list)
 def _list(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return ListValue(args[0].unpack(trace) if args else [])
@@ -340,7 +358,9 @@ def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     def plain(v: Value) -> Any:
         return v.as_constant() if v.is_constant() else text_of(trace, v, str).as_constant()
 
-    return trace.real_call(args[0].as_constant().format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()})
+    return trace.real_call(
+        args[0].as_constant().format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()}
+    )
 
 
 @builtin_rule(str.join)
@@ -357,7 +377,7 @@ def _slice(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return SliceValue(*parts)
 
 
-# Iteration ---------------------------------------------------------------------------------------------------------------
+# Iteration --------------------------------------------------------------------------------------------------
 @builtin_rule(iter)
 def _iter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 2:
@@ -396,6 +416,7 @@ def _find_step(fn: Any) -> CallRule | None:
         if len(args) != 1 or kwargs or not isinstance(args[0], Iterator):
             raise unsupported("unsupported-call", f"{fn.__qualname__} is called")
         return _next(trace, args, kwargs)
+
     return step
 
 
@@ -403,7 +424,9 @@ def _find_step(fn: Any) -> CallRule | None:
 def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     real = []
     for a in args:
-        real.append(a.as_constant() if a.is_constant() else trace.call_special(a, "__index__", [], {}).as_constant())
+        real.append(
+            a.as_constant() if a.is_constant() else trace.call_special(a, "__index__", [], {}).as_constant()
+        )
     return trace.real_call(range, *real)
 
 
@@ -448,7 +471,9 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if not trace.has_special(value, "__len__") or not trace.has_special(value, "__getitem__"):
         return trace.call_special(value, "__reversed__", [], {})
     length = value.length(trace).as_constant()
-    return SequenceIterator(TupleValue([value.getitem(trace, Constant(i)) for i in range(length - 1, -1, -1)]))
+    return SequenceIterator(
+        TupleValue([value.getitem(trace, Constant(i)) for i in range(length - 1, -1, -1)])
+    )
 
 
 @builtin_rule(sum)
@@ -512,13 +537,17 @@ def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
         except TypeError as error:
             raise trace.real_error(error) from None
         return [items[i] for i in order]
-    return trace.call_python(polyfills.merge_sort, [ListValue(items), ListValue(keys), Constant(reverse)]).unpack(trace)
+    return trace.call_python(
+        polyfills.merge_sort, [ListValue(items), ListValue(keys), Constant(reverse)]
+    ).unpack(trace)
 
 
 @builtin_rule(sorted)
 def _sorted(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     plain = "key" not in kwargs
-    return ListValue(sort_values(trace, items_in_any_order(trace, args[0]) if plain else args[0].unpack(trace), kwargs))
+    return ListValue(
+        sort_values(trace, items_in_any_order(trace, args[0]) if plain else args[0].unpack(trace), kwargs)
+    )
 
 
 def _operator_rule(fn: Any, op: Any) -> None:
@@ -557,7 +586,9 @@ def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(property, staticmethod, classmethod)
 def _descriptor(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("unsupported-call", "a descriptor is made", cure="define the class outside the compiled function")
+    raise unsupported(
+        "unsupported-call", "a descriptor is made", cure="define the class outside the compiled function"
+    )
 
 
 @builtin_rule(types.MethodType)

@@ -1,4 +1,5 @@
-"""Call rules of the methods of list, tuple, dict, set and their standard-library kin (OrderedDict, defaultdict, deque).
+"""Call rules of the methods of list, tuple, dict, set and their standard-library kin (OrderedDict,
+defaultdict, deque).
 
 A method is registered under the C descriptor, so subclasses reach it through their MRO.
 """
@@ -28,12 +29,17 @@ NONE, TRUE, ZERO, LAST = Constant(None), Constant(True), Constant(0), Constant(-
 
 
 def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register `rule(trace, contents, *args, **kwargs) -> Value | None` for C methods; contents is the builtin container."""
+    """Register `rule(trace, contents, *args, **kwargs) -> Value | None` for C methods; contents is the
+    builtin container.
+    """
+
     def add(rule: Callable[..., Any]) -> Callable[..., Any]:
         def call(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
             contents = contents_of(args[0])
             if contents is None:
-                raise unsupported("unsupported-call", f"{descriptors[0].__qualname__} on {args[0].describe()}")
+                raise unsupported(
+                    "unsupported-call", f"{descriptors[0].__qualname__} on {args[0].describe()}"
+                )
             try:
                 result = rule(trace, contents, *args[1:], **kwargs)
             except TypeError as error:
@@ -41,20 +47,41 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
                     raise
                 raise trace.error(TypeError, str(error)) from None
             return Constant(None) if result is None else result
+
         for descriptor in descriptors:
             builtin_rules.setdefault(descriptor, call)
         return rule
+
     return add
 
 
-# Special methods shared by all ---------------------------------------------------------------------------------------------
-_KINDS = (list, tuple, dict, set, frozenset, OrderedDict, type({}.keys()), type({}.values()), type({}.items()), defaultdict,
-          deque, types.MappingProxyType)
+# Special methods shared by all ------------------------------------------------------------------------------
+_KINDS = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    OrderedDict,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    defaultdict,
+    deque,
+    types.MappingProxyType,
+)
 
 
 def _of(name: str) -> list[Any]:
-    return list({id(d): d for kind in _KINDS if (d := getattr(kind, name, None)) is not None
-                 and not isinstance(d, types.BuiltinFunctionType) and getattr(d, "__objclass__", None) is not object}.values())
+    return list(
+        {
+            id(d): d
+            for kind in _KINDS
+            if (d := getattr(kind, name, None)) is not None
+            and not isinstance(d, types.BuiltinFunctionType)
+            and getattr(d, "__objclass__", None) is not object
+        }.values()
+    )
 
 
 @method(*_of("__len__"))
@@ -128,13 +155,15 @@ def _operator_methods(name: str, op: Any, reflected: bool = False) -> None:
 
 for _name in ("add", "mul", "or", "and", "sub", "xor"):
     _operator_methods(f"__{_name}__", getattr(operator, _name + ("_" if _name in ("or", "and") else "")))
-    _operator_methods(f"__r{_name}__", getattr(operator, _name + ("_" if _name in ("or", "and") else "")), True)
+    _operator_methods(
+        f"__r{_name}__", getattr(operator, _name + ("_" if _name in ("or", "and") else "")), True
+    )
     _operator_methods(f"__i{_name}__", getattr(operator, "i" + _name))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _operator_methods(f"__{_name}__", getattr(operator, _name))
 
 
-# list ------------------------------------------------------------------------------------------------------------------
+# list -------------------------------------------------------------------------------------------------------
 @method(list.append, deque.append)
 def _append(trace: Trace, self: ListValue, item: Value) -> None:
     self.mutate(trace).append(item)
@@ -217,7 +246,7 @@ def _count(trace: Trace, self: Any, item: Value) -> Value:
     return Constant(sum(trace.equal(other, item) for other in self.items))
 
 
-# dict ------------------------------------------------------------------------------------------------------------------
+# dict -------------------------------------------------------------------------------------------------------
 @method(dict.get, types.MappingProxyType.get)
 def _get(trace: Trace, self: DictValue, key: Value, default: Value = NONE) -> Value:
     self.trace = trace
@@ -326,7 +355,7 @@ def _dict_reversed(trace: Trace, self: DictValue) -> Value:
     return DictIterator(self, "keys", reverse=True)
 
 
-# set -------------------------------------------------------------------------------------------------------------------
+# set --------------------------------------------------------------------------------------------------------
 @method(set.add)
 def _add(trace: Trace, self: SetValue, item: Value) -> None:
     self.change(trace, "add", item)
@@ -375,8 +404,12 @@ def _set_operations(name: str, op: Any) -> None:
         return _set_copy(trace, self) if result is self else result
 
 
-for _name, _op in (("union", operator.or_), ("intersection", operator.and_), ("difference", operator.sub),
-                   ("symmetric_difference", operator.xor)):
+for _name, _op in (
+    ("union", operator.or_),
+    ("intersection", operator.and_),
+    ("difference", operator.sub),
+    ("symmetric_difference", operator.xor),
+):
     _set_operations(_name, _op)
 
 
@@ -391,7 +424,7 @@ _set_relations("issuperset", operator.ge)
 _set_relations("isdisjoint", set.isdisjoint)
 
 
-# Making the standard library's dicts -------------------------------------------------------------------------------------------
+# Making the standard library's dicts ------------------------------------------------------------------------
 @builtin_rule(OrderedDict)
 def _ordered_dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     base = DictValue([], kind=OrderedDict)

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
-_HOOKS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_HOOKS = (
+    "__reduce_ex__",
+    "__reduce__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+)
 
 
 @builtin_rule(copy.copy)
@@ -46,16 +53,25 @@ def _copy_container(value: Value, inner: Any) -> Value | None:
     if isinstance(value, DictValue):
         return DictValue([(h, inner(k), inner(v)) for h, (k, v) in value.load().items()], kind=value.kind)
     if isinstance(value, SetValue):
-        return SetValue({h: inner(v) for h, v in value.table.items()}, value.kind,
-                        mirror=None if value.mirror is None else value.mirror.copy())
+        return SetValue(
+            {h: inner(v) for h, v in value.table.items()},
+            value.kind,
+            mirror=None if value.mirror is None else value.mirror.copy(),
+        )
     return None
 
 
 def _copy_object(trace: Trace, value: UserObject, inner: Any, made: Any = None) -> Value:
     """made: called with the copy before it has attributes, which may lead back to it."""
     for name in _HOOKS:
-        if isinstance(trace.type_attr(value.cls, name), types.FunctionType) or value.slots or type(value) is not UserObject:
-            raise unsupported("unsupported-call", f"a copy of {value.describe()}", "its class says how to copy it")
+        if (
+            isinstance(trace.type_attr(value.cls, name), types.FunctionType)
+            or value.slots
+            or type(value) is not UserObject
+        ):
+            raise unsupported(
+                "unsupported-call", f"a copy of {value.describe()}", "its class says how to copy it"
+            )
     result = UserObject(value.cls, base=None if value.base is None else _copy_container(value.base, inner))
     if made is not None:
         made(result)
@@ -88,13 +104,19 @@ def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:
     elif isinstance(value, DictValue | SetValue):
         copied = _copy_container(value, lambda v: _deep(trace, v, memo))
     elif isinstance(value, UserObject) and not trace.has_special(value, "__deepcopy__"):
-        copied = _copy_object(trace, value, lambda v: _deep(trace, v, memo), functools.partial(memo.__setitem__, value))
+        copied = _copy_object(
+            trace, value, lambda v: _deep(trace, v, memo), functools.partial(memo.__setitem__, value)
+        )
     elif isinstance(value, UserObject):
         copied = trace.call_special(value, "__deepcopy__", [DictValue([])], {})
     else:
         copied = None
     if copied is None:
-        raise unsupported("unsupported-call", f"copy.deepcopy of {value.describe()}", cure="copy it before the compiled call")
+        raise unsupported(
+            "unsupported-call",
+            f"copy.deepcopy of {value.describe()}",
+            cure="copy it before the compiled call",
+        )
     memo[value] = copied
     return copied
 

@@ -1,4 +1,6 @@
-"""Call rules for the standard library: functools, itertools, inspect, contextvars, logging, warnings, os, random, time."""
+"""Call rules for the standard library: functools, itertools, inspect, contextvars, logging, warnings, os,
+random, time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,17 @@ from .polyfills import getters
 from .polyfills import itertools as polyfills
 from .source import Const
 from .trust import trusted_module
-from .values.base import MISSING, CallRule, Value, binders, builtin_rule, builtin_rules, call_finder, makers, wrap_rule
+from .values.base import (
+    MISSING,
+    CallRule,
+    Value,
+    binders,
+    builtin_rule,
+    builtin_rules,
+    call_finder,
+    makers,
+    wrap_rule,
+)
 from .values.constant import PURE_TYPES, Constant
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.function import BoundMethod, PartialValue
@@ -44,20 +56,53 @@ Args = list[Value]
 Kwargs = dict[str, Value]
 
 
-# operator ----------------------------------------------------------------------------------------------------------------
+# operator ---------------------------------------------------------------------------------------------------
 def _operator_rule(name: str) -> None:
     op = getattr(operator, name)
 
     def _operate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return trace.binary(op, args[0], args[1])
+
     builtin_rules.setdefault(op, _operate)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor",
-              "lt", "le", "eq", "ne", "gt", "ge"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and_",
+    "or_",
+    "xor",
+    "lt",
+    "le",
+    "eq",
+    "ne",
+    "gt",
+    "ge",
+):
     _operator_rule(_name)
-for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "ilshift", "irshift",
-              "iand", "ior", "ixor"):
+for _name in (
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "imatmul",
+    "ilshift",
+    "irshift",
+    "iand",
+    "ior",
+    "ixor",
+):
     _operator_rule(_name)
 
 
@@ -90,10 +135,12 @@ def _delitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 builtin_rules[operator.itemgetter] = lambda trace, args, kwargs: trace.call_python(getters.itemgetter, args)
 builtin_rules[operator.attrgetter] = lambda trace, args, kwargs: trace.call_python(getters.attrgetter, args)
-builtin_rules[operator.methodcaller] = lambda trace, args, kwargs: trace.call_python(getters.methodcaller, args, kwargs)
+builtin_rules[operator.methodcaller] = lambda trace, args, kwargs: trace.call_python(
+    getters.methodcaller, args, kwargs
+)
 
 
-# functools ---------------------------------------------------------------------------------------------------------------
+# functools --------------------------------------------------------------------------------------------------
 @builtin_rule(functools.partial)
 def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     fn = args[0]
@@ -105,10 +152,14 @@ def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @wrap_rule(functools.partial)
 def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
     trace.reader.guard_type(source, functools.partial)
-    func, args, keywords = [trace.reader.attribute(source, obj, name) for name in ("func", "args", "keywords")]
+    func, args, keywords = [
+        trace.reader.attribute(source, obj, name) for name in ("func", "args", "keywords")
+    ]
     named = contents_of(keywords)
     assert isinstance(named, DictValue)
-    return PartialValue(func, args.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}, source, obj)
+    return PartialValue(
+        func, args.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}, source, obj
+    )
 
 
 @builtin_rule(functools.reduce)
@@ -126,7 +177,9 @@ def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @call_finder
 def _find_cached(fn: Any) -> CallRule | None:
-    """A function under lru_cache: run for real on constants when its module is a library's, inlined otherwise."""
+    """A function under lru_cache: run for real on constants when its module is a library's, inlined
+    otherwise.
+    """
     if not isinstance(fn, functools._lru_cache_wrapper):
         return None
 
@@ -138,20 +191,32 @@ def _find_cached(fn: Any) -> CallRule | None:
         if wrapped.__name__ in ("warning_once", "info_once", "warn_once"):
             trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
             return Constant(None)
-        library = trusted_module(wrapped.__module__) or (wrapped.__module__ or "").partition(".")[0] in ("transformers", "timm")
+        library = trusted_module(wrapped.__module__) or (wrapped.__module__ or "").partition(".")[0] in (
+            "transformers",
+            "timm",
+        )
         if library and all(v.is_constant() for v in everything):
-            return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
+            return trace.real_call(
+                fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
+            )
         if library:
             return trace.call(trace.make(wrapped), args, kwargs)
         if not all(map(_is_key, everything)):
-            raise unsupported("unsupported-call", f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
-                              "what it returns for these arguments is not known", "call it outside the compiled function")
+            raise unsupported(
+                "unsupported-call",
+                f"{wrapped.__qualname__} has a cache (functools.lru_cache)",
+                "what it returns for these arguments is not known",
+                "call it outside the compiled function",
+            )
         real, named = list(map(_key, args)), {k: _key(v) for k, v in kwargs.items()}
         try:
-            answer = trace.reader.ask(Const(fn, wrapped.__qualname__), fn, f"called with {real}", lambda f: f(*real, **named))
+            answer = trace.reader.ask(
+                Const(fn, wrapped.__qualname__), fn, f"called with {real}", lambda f: f(*real, **named)
+            )
         except Exception as error:
             raise trace.real_error(error) from None
         return trace.make(answer)
+
     return rule
 
 
@@ -173,13 +238,32 @@ def _bind_cached_method(trace: Trace, raw: Any, name: str, instance: Value, cls:
     return BoundMethod(trace.type_attr_value(cls, name, raw), instance)
 
 
-# itertools ---------------------------------------------------------------------------------------------------------------
+# itertools --------------------------------------------------------------------------------------------------
 def _polyfill(original: Any, replacement: types.FunctionType) -> None:
-    builtin_rules.setdefault(original, lambda trace, args, kwargs: trace.call_python(replacement, args, kwargs))
+    builtin_rules.setdefault(
+        original, lambda trace, args, kwargs: trace.call_python(replacement, args, kwargs)
+    )
 
 
-for _name in ("chain", "islice", "repeat", "count", "cycle", "product", "accumulate", "starmap", "takewhile", "dropwhile",
-              "zip_longest", "pairwise", "combinations", "permutations", "compress", "filterfalse", "groupby"):
+for _name in (
+    "chain",
+    "islice",
+    "repeat",
+    "count",
+    "cycle",
+    "product",
+    "accumulate",
+    "starmap",
+    "takewhile",
+    "dropwhile",
+    "zip_longest",
+    "pairwise",
+    "combinations",
+    "permutations",
+    "compress",
+    "filterfalse",
+    "groupby",
+):
     _polyfill(getattr(itertools, _name), getattr(polyfills, _name))
 _polyfill(itertools.chain.from_iterable, polyfills.chain_from_iterable)
 
@@ -191,7 +275,7 @@ def _tee(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([TupleValue(items).iterate(trace) for _ in range(n)])
 
 
-# inspect, dataclasses, typing ------------------------------------------------------------------------------------------------
+# inspect, dataclasses, typing -------------------------------------------------------------------------------
 def _real_function(value: Value) -> Any:
     if isinstance(value, BoundMethod):
         owner = value.instance.real()
@@ -228,23 +312,47 @@ def _cast(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _pure_rule(fn: types.FunctionType) -> None:
-    """A library function written in Python that is pure: run for real when all is known, inlined otherwise."""
+    """A library function written in Python that is pure: run for real when all is known, inlined
+    otherwise.
+    """
+
     def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         if all(v.is_constant() for v in (*args, *kwargs.values())):
-            return trace.real_call(fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()})
+            return trace.real_call(
+                fn, *[a.as_constant() for a in args], **{k: v.as_constant() for k, v in kwargs.items()}
+            )
         return trace.inline_function(fn, args, kwargs)
+
     builtin_rules.setdefault(fn, rule)
 
 
-for _fn in (re.compile, re.match, re.search, re.fullmatch, re.sub, re.split, re.findall, re.escape, json.dumps, json.loads,
-            os.path.join, os.path.basename, os.path.dirname, os.path.splitext, textwrap.dedent, inspect.cleandoc):
+for _fn in (
+    re.compile,
+    re.match,
+    re.search,
+    re.fullmatch,
+    re.sub,
+    re.split,
+    re.findall,
+    re.escape,
+    json.dumps,
+    json.loads,
+    os.path.join,
+    os.path.basename,
+    os.path.dirname,
+    os.path.splitext,
+    textwrap.dedent,
+    inspect.cleandoc,
+):
     _pure_rule(_fn)
 _polyfill(collections._count_elements, polyfills.count_elements)  # type: ignore[attr-defined]
 PURE_TYPES.update({re.Pattern, re.Match})
-makers[type(re.finditer("", ""))] = lambda trace, found: TupleValue([trace.make(match) for match in found]).iterate(trace)
+makers[type(re.finditer("", ""))] = lambda trace, found: TupleValue(
+    [trace.make(match) for match in found]
+).iterate(trace)
 
 
-# contextvars ---------------------------------------------------------------------------------------------------------------
+# contextvars ------------------------------------------------------------------------------------------------
 class TokenValue(Value):
     """What ContextVar.set returned in the trace: the value before, or MISSING."""
 
@@ -321,8 +429,16 @@ def _var_reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return Constant(None)
 
 
-@wrap_rule(contextvars.ContextVar, weakref.ReferenceType, type(threading.Lock()), inspect.Signature,
-           inspect.Parameter, dataclasses.Field, re.Pattern, re.Match)
+@wrap_rule(
+    contextvars.ContextVar,
+    weakref.ReferenceType,
+    type(threading.Lock()),
+    inspect.Signature,
+    inspect.Parameter,
+    dataclasses.Field,
+    re.Pattern,
+    re.Match,
+)
 def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return Held(obj, source)
@@ -339,7 +455,7 @@ class Held(Builtin):
         return trace.generic_getattr(self, name)
 
 
-# Messages ------------------------------------------------------------------------------------------------------------------
+# Messages ---------------------------------------------------------------------------------------------------
 @call_finder
 def _find_logging(fn: Any) -> CallRule | None:
     """Logger methods and warnings: replayed after the graph (once per call of the compiled function)."""
@@ -353,9 +469,12 @@ def _find_logging(fn: Any) -> CallRule | None:
         if not once and not _is_logged(trace, fn.__name__, args):
             return Constant(None)
         if fn.__name__ == "exception" or "exc_info" in kwargs or "stack_info" in kwargs:
-            raise unsupported("side-effect", "a message with a traceback or stack is logged", "they are those of the call")
+            raise unsupported(
+                "side-effect", "a message with a traceback or stack is logged", "they are those of the call"
+            )
         trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
         return Constant(None)
+
     return rule
 
 
@@ -368,7 +487,9 @@ def _is_logged(trace: Trace, name: str, args: Args) -> bool:
     return trace.truth(trace.call_method(args[0], "isEnabledFor", [level]))
 
 
-_LOGGED = {f"Logger.{n}" for n in ("debug", "info", "warning", "error", "critical", "log", "warn", "exception")}
+_LOGGED = {
+    f"Logger.{n}" for n in ("debug", "info", "warning", "error", "critical", "log", "warn", "exception")
+}
 
 
 @builtin_rule(logging.Logger.isEnabledFor, logging.Logger.getEffectiveLevel)
@@ -378,9 +499,13 @@ def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         raise unsupported("unsupported-call", "a logger made in the trace")
     trace.reader.guard_identity(args[0].source, logger)
     if len(args) == 1:
-        return Constant(trace.reader.ask(args[0].source, logger, "the level", logging.Logger.getEffectiveLevel))
+        return Constant(
+            trace.reader.ask(args[0].source, logger, "the level", logging.Logger.getEffectiveLevel)
+        )
     level = args[1].as_constant()
-    return Constant(trace.reader.ask(args[0].source, logger, f"logging {level}", lambda now: now.isEnabledFor(level)))
+    return Constant(
+        trace.reader.ask(args[0].source, logger, f"logging {level}", lambda now: now.isEnabledFor(level))
+    )
 
 
 @builtin_rule(logging.getLogger)
@@ -390,14 +515,18 @@ def _get_logger(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(warnings.warn, warnings.warn_explicit)
 def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    trace.effects.later(trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"})
+    trace.effects.later(
+        trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"}
+    )
     return Constant(None)
 
 
-# The outside world ---------------------------------------------------------------------------------------------------------
+# The outside world ------------------------------------------------------------------------------------------
 @builtin_rule(os.getenv)
 def _getenv(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return environment(trace, args[0].as_constant(), args[1] if len(args) > 1 else kwargs.get("default", Constant(None)))
+    return environment(
+        trace, args[0].as_constant(), args[1] if len(args) > 1 else kwargs.get("default", Constant(None))
+    )
 
 
 def environment(trace: Trace, name: str, default: Value | None) -> Value:
@@ -463,27 +592,42 @@ def _find_outside(fn: Any) -> CallRule | None:
     """random, time and the like change from call to call."""
     module = getattr(fn, "__module__", None)
     owner = getattr(fn, "__self__", None)
-    if module in ("random", "time", "secrets", "uuid", "_random", "datetime") or isinstance(owner, random.Random):
+    if module in ("random", "time", "secrets", "uuid", "_random", "datetime") or isinstance(
+        owner, random.Random
+    ):
+
         def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-            raise unsupported("random", f"{getattr(fn, '__name__', fn)} is called", "its result changes from call to call")
+            raise unsupported(
+                "random", f"{getattr(fn, '__name__', fn)} is called", "its result changes from call to call"
+            )
+
         return rule
     return None
 
 
 @call_finder
 def _find_bookkeeping(fn: Any) -> CallRule | None:
-    """Once torch.compile has run, PyTorch's modules count themselves when they are made: nothing that a program sees."""
+    """Once torch.compile has run, PyTorch's modules count themselves when they are made: nothing that a
+    program sees.
+    """
     if not isinstance(fn, types.FunctionType) or fn.__module__ != "torch._dynamo.mutation_guard":
         return None
-    return (lambda trace, args, kwargs: Constant(None)) if fn.__qualname__ == "GenerationTracker.tag" else None
+    return (
+        (lambda trace, args, kwargs: Constant(None)) if fn.__qualname__ == "GenerationTracker.tag" else None
+    )
 
 
 @builtin_rule(sys.exc_info)
 def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if trace.handled is None:
         return trace.make((None, None, None))
-    return TupleValue([trace.make(trace.handled.python_type()), trace.handled,
-                       trace.handled.getattr(trace, "__traceback__")])
+    return TupleValue(
+        [
+            trace.make(trace.handled.python_type()),
+            trace.handled,
+            trace.handled.getattr(trace, "__traceback__"),
+        ]
+    )
 
 
 @builtin_rule(sys.getrecursionlimit)
@@ -496,10 +640,12 @@ def _clock(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     raise unsupported("random", "the clock is read", "its value changes from call to call")
 
 
-# collections -----------------------------------------------------------------------------------------------------------------
+# collections ------------------------------------------------------------------------------------------------
 @builtin_rule(collections.namedtuple)
 def _namedtuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("unsupported-call", "a namedtuple class is made", cure="make it outside the compiled function")
+    raise unsupported(
+        "unsupported-call", "a namedtuple class is made", cure="make it outside the compiled function"
+    )
 
 
 pure_functions.update({typing.get_origin, typing.get_args, sys.intern, os.path.join, os.fspath})

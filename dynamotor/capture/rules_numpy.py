@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 _PLAIN = (int, float, complex, bool, str, type(None))
-_SCALARS: tuple[type, ...] = () if np is None else tuple(
-    {np.dtype(code).type for code in "?bhilqBHILQefdFD"})
+_SCALARS: tuple[type, ...] = () if np is None else tuple({np.dtype(code).type for code in "?bhilqBHILQefdFD"})
 _CALLABLES: tuple[type, ...] = () if np is None else (np.ufunc, type(np.prod))
 PURE_TYPES.update(base for scalar in _SCALARS for base in scalar.__mro__ if base is not object)
 
@@ -65,8 +64,11 @@ def _find_numpy(fn: Any) -> CallRule | None:
         if not _is_plain(result):
             raise _refused(fn, f"it gives a {type(result).__name__}")
         return trace.fresh(result)
+
     return rule
 
 
 def _refused(fn: Any, cause: str) -> Unsupported:
-    return unsupported("unsupported-call", f"numpy.{fn.__name__} is called", cause, cure="use torch's function")
+    return unsupported(
+        "unsupported-call", f"numpy.{fn.__name__} is called", cause, cure="use torch's function"
+    )

@@ -1,4 +1,6 @@
-"""`threading.local`: what the program writes is seen by its later reads, and written for real after the graph."""
+"""`threading.local`: what the program writes is seen by its later reads, and written for real after the
+graph.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class LocalValue(UserObject):
-    """A `threading.local`, from outside or made in the trace. `written` holds what the program set (None: deleted)."""
+    """A `threading.local`, from outside or made in the trace. `written` holds what the program set (None:
+    deleted).
+    """
 
     __slots__ = ("written",)
 
@@ -34,7 +38,9 @@ class LocalValue(UserObject):
 
     def _of_class(self, trace: Trace, name: str) -> Value:
         if self.written:
-            raise unsupported("unsupported-value", f"attribute {name!r} of {self.describe()} that was written before")
+            raise unsupported(
+                "unsupported-value", f"attribute {name!r} of {self.describe()} that was written before"
+            )
         return trace.foreign_getattr(self, self.cls, name)
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
@@ -45,7 +51,10 @@ class LocalValue(UserObject):
         self._write(trace, name, None)
 
     def _write(self, trace: Trace, name: str, value: Value | None) -> None:
-        if trace.type_attr(self.cls, name) is not MISSING or trace.type_attr(self.cls, "__setattr__") is not _SETATTR:
+        if (
+            trace.type_attr(self.cls, name) is not MISSING
+            or trace.type_attr(self.cls, "__setattr__") is not _SETATTR
+        ):
             raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
         self.written[name] = value
         if self.obj is not MISSING:

@@ -1,6 +1,8 @@
-"""Call rules of a few transformers functions by name: checks that only warn, and bookkeeping that is the same at every call.
+"""Call rules of a few transformers functions by name: checks that only warn, and bookkeeping that is the same
+at every call.
 
-transformers itself is never imported here. A function that moves or changes its name is inlined like any other code.
+transformers itself is never imported here. A function that moves or changes its name is inlined like any
+other code.
 """
 
 from __future__ import annotations
@@ -17,28 +19,37 @@ if TYPE_CHECKING:
 
 def _run_once(fn: Any) -> CallRule:
     """Idempotent registrations of classes: done while tracing."""
+
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         fn(*[a.as_constant() for a in args], **{name: v.as_constant() for name, v in kwargs.items()})
         return Constant(None)
+
     return rule
 
 
 def _run_after(fn: Any) -> CallRule:
     """Functions that look at data to warn about it: called after the graph, where the data is."""
+
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         trace.effects.later(trace.make(fn), args[:1], args[1:], kwargs)
         return Constant(None)
+
     return rule
 
 
 def _traced(fn: Any) -> CallRule:
-    """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be taken.
+    """`is_tracing(tensor)` stands before shortcuts that look at data and do not change the result: not to be
+    taken.
 
     Without a tensor (no mask was given) there is no data to look at.
     """
+
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        given = [v for v in (*args, *kwargs.values()) if not (isinstance(v, Constant) and v.as_constant() is None)]
+        given = [
+            v for v in (*args, *kwargs.values()) if not (isinstance(v, Constant) and v.as_constant() is None)
+        ]
         return Constant(bool(given))
+
     return rule
 
 

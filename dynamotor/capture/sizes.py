@@ -1,7 +1,9 @@
-"""Which sizes, strides and integers from outside are symbols in a trace, and the guard of what the program assumed of them.
+"""Which sizes, strides and integers from outside are symbols in a trace, and the guard of what the program
+assumed of them.
 
-A size is a number at first. When it differs at a later call it becomes a symbol, and one entry serves all values that its
-guards admit. Sizes that are equal at the call being captured share a symbol, until a call tells them apart.
+A size is a number at first. When it differs at a later call it becomes a symbol, and one entry serves all
+values that its guards admit. Sizes that are equal at the call being captured share a symbol, until a call
+tells them apart.
 
 >>> sizes = TraceSizes(SizePolicy(dynamic=True), where)
 >>> sizes.read(Arg(0, "x"), torch.ones(8, 3)).shape
@@ -36,10 +38,10 @@ LARGEST = 1 << 61  # integers beyond are constants: the guards compute in 64 bit
 class SizePolicy:
     """What is known of a callable's sizes from one capture to the next.
 
-    symbolic: whether the backend takes graphs with symbols for tensors of a device (its type). varying: sizes, strides and
-    integers that differed between calls. guessed: sizes that are symbols beside a varying one although they have not differed
-    yet, None after a backend refused them. apart: pairs of sources that were equal at one call and not at another. refused: why
-    sizes stay numbers all the same.
+    symbolic: whether the backend takes graphs with symbols for tensors of a device (its type). varying:
+    sizes, strides and integers that differed between calls. guessed: sizes that are symbols beside a varying
+    one although they have not differed yet, None after a backend refused them. apart: pairs of sources that
+    were equal at one call and not at another. refused: why sizes stay numbers all the same.
     """
 
     dynamic: bool | None = None
@@ -47,7 +49,9 @@ class SizePolicy:
     varying: set[Source] = field(default_factory=set)
     guessed: set[Source] | None = field(default_factory=set)
     apart: set[frozenset[Source]] = field(default_factory=set)
-    seen: dict[int, dict[Source, int]] = field(default_factory=dict)  # the numbers of each entry, by the id of its guards
+    seen: dict[int, dict[Source, int]] = field(
+        default_factory=dict
+    )  # the numbers of each entry, by the id of its guards
     refused: str = ""
 
     def takes(self, device: str) -> bool:
@@ -56,12 +60,17 @@ class SizePolicy:
 
     def differ(self, a: Source, b: Source) -> bool:
         """Whether two sizes were different at some call."""
-        return frozenset((a, b)) in self.apart or any(n[a] != n[b] for n in self.seen.values() if a in n and b in n)
+        return frozenset((a, b)) in self.apart or any(
+            n[a] != n[b] for n in self.seen.values() if a in n and b in n
+        )
 
     def follows(self, source: Source, value: int) -> bool:
-        """Whether a size that is met for the first time is what a varying one was: a cache is as long as the first prompt."""
+        """Whether a size that is met for the first time is what a varying one was: a cache is as long as the
+        first prompt.
+        """
         return not any(source in numbers for numbers in self.seen.values()) and any(
-            numbers.get(other) == value for numbers in self.seen.values() for other in self.varying)
+            numbers.get(other) == value for numbers in self.seen.values() for other in self.varying
+        )
 
     def again(self) -> SizePolicy:
         """The same choices for another callable, of which nothing is known yet."""
@@ -70,8 +79,13 @@ class SizePolicy:
     def learn(self, guards: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         """Note in what a call differs from what an entry with these guards was compiled for."""
         if id(guards) not in self.seen:
-            self.seen[id(guards)] = {SizeOf(row.source, d): n for row in guards if type(row) is TensorMatch
-                                     for d, n in enumerate(row.shape) if n is not None}
+            self.seen[id(guards)] = {
+                SizeOf(row.source, d): n
+                for row in guards
+                if type(row) is TensorMatch
+                for d, n in enumerate(row.shape)
+                if n is not None
+            }
         for row in guards:
             kind = type(row)
             if kind is ConstEquals and type(row.value) is int or kind is TensorMatch:
@@ -89,18 +103,25 @@ class SizePolicy:
             self.guessed |= self._guesses([row for row in guards if type(row) is TensorMatch])
 
     def _guesses(self, rows: list[TensorMatch]) -> set[Source]:
-        """Sizes that are likely to differ too, at another call: the batch of a tensor of which a size differs (its first
-        dimension), the first dimension of others that is as large, and all of a tensor of positions, tokens or flags."""
+        """Sizes that are likely to differ too, at another call: the batch of a tensor of which a size differs
+        (its first dimension), the first dimension of others that is as large, and all of a tensor of
+        positions, tokens or flags."""
         batches, found = set(), set()
         for row in rows:
             if row.shape and any(SizeOf(row.source, d) in self.varying for d in range(len(row.shape))):
                 batches.add(row.shape[0])
-                found.update(SizeOf(row.source, d) for d in range(1 if row.dtype.is_floating_point else len(row.shape)))
-        return found | {SizeOf(row.source, 0) for row in rows if row.shape and row.shape[0] in batches - {None}}
+                found.update(
+                    SizeOf(row.source, d) for d in range(1 if row.dtype.is_floating_point else len(row.shape))
+                )
+        return found | {
+            SizeOf(row.source, 0) for row in rows if row.shape and row.shape[0] in batches - {None}
+        }
 
 
 def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:
-    """The sizes and strides in which a tensor differs from what is guarded, if it differs in nothing else that matters."""
+    """The sizes and strides in which a tensor differs from what is guarded, if it differs in nothing else
+    that matters.
+    """
     if type(value) is not row.cls or value.layout != torch.strided or value.dim() != len(row.shape):
         return
     for d, (now, then) in enumerate(zip(value.shape, row.shape)):
@@ -112,19 +133,25 @@ def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:
 
 
 class TraceSizes:
-    """The symbols of one trace. `fixed`: sources of which the program needs the numbers, with what says so."""
+    """The symbols of one trace. `fixed`: sources of which the program needs the numbers, with what says
+    so.
+    """
 
-    def __init__(self, policy: SizePolicy, where: Callable[[], UserLine | None], fixed: Mapping[Source, Assumption]) -> None:
+    def __init__(
+        self, policy: SizePolicy, where: Callable[[], UserLine | None], fixed: Mapping[Source, Assumption]
+    ) -> None:
         self.policy, self.fixed, self.symbolic = policy, fixed, policy.takes("cpu")
         self.env = ShapeEnv(where)
         self.sources: dict[Symbol, Source] = {}
-        self.bounds: dict[Symbol, tuple[int, int]] = {}  # as they were asked for; the symbols' own follow from the guards too
+        self.bounds: dict[
+            Symbol, tuple[int, int]
+        ] = {}  # as they were asked for; the symbols' own follow from the guards too
         self.facts: dict[Source, Size] = {}  # what else is read, as an expression of the symbols
         self.integers: set[Symbol] = set()  # symbols of Python integers, without bounds until they are used
         self._specs: dict[Source, TensorSpec] = {}
         self._nodes: SizeNodes | None = None
 
-    # Symbols ---------------------------------------------------------------------------------------------------------
+    # Symbols ------------------------------------------------------------------------------------------------
     def integer(self, source: Source, value: int) -> Size | None:
         """The symbol of a Python integer that differs between calls, or None for one that is a constant."""
         if source not in self.policy.varying or source in self.fixed or abs(value) >= LARGEST:
@@ -136,7 +163,9 @@ class TraceSizes:
         return made
 
     def read(self, source: Source, tensor: torch.Tensor, static: bool = False) -> TensorSpec:
-        """The spec of an outside tensor, with symbols for what differs between calls; `static`: a parameter or buffer."""
+        """The spec of an outside tensor, with symbols for what differs between calls; `static`: a parameter
+        or buffer.
+        """
         found = self._specs.get(source)
         if found is None:
             found = TensorSpec.of(tensor)
@@ -164,7 +193,11 @@ class TraceSizes:
 
     def _symbol(self, source: Source, value: int, lo: int, hi: int) -> Size:
         for symbol, first in self.sources.items():
-            if symbol.hint == value and self.bounds.get(symbol) == (lo, hi) and not self._are_apart(source, symbol, first):
+            if (
+                symbol.hint == value
+                and self.bounds.get(symbol) == (lo, hi)
+                and not self._are_apart(source, symbol, first)
+            ):
                 self.facts[source] = shared = Size({(symbol,): 1}, self.env)
                 return shared
         made = self.env.symbol(value, lo, hi)
@@ -176,7 +209,9 @@ class TraceSizes:
         sharing = [first, *(s for s, fact in self.facts.items() if fact.same(Size({(symbol,): 1}, self.env)))]
         return any(self.policy.differ(source, other) for other in sharing)
 
-    def _strides(self, source: Source, shape: tuple[Size | int, ...], stride: tuple[int, ...]) -> tuple[Size | int, ...]:
+    def _strides(
+        self, source: Source, shape: tuple[Size | int, ...], stride: tuple[int, ...]
+    ) -> tuple[Size | int, ...]:
         """Strides as expressions of the sizes, where the tensor is dense in some order of dimensions."""
         found = next((c for c in _usual_strides(shape) if tuple(map(hint, c)) == stride), None)
         if found is None:
@@ -188,7 +223,9 @@ class TraceSizes:
                 elif StrideOf(source, d) in self.policy.varying and 2 <= stride[d] < LARGEST:
                     found[d] = self._symbol(StrideOf(source, d), stride[d], 2, INFINITY)
                     if hint(step) <= stride[d]:
-                        self.env.ask(">=", found[d] - step)  # what is written through the strides reaches no element twice
+                        self.env.ask(
+                            ">=", found[d] - step
+                        )  # what is written through the strides reaches no element twice
                 if stride[d]:
                     step = found[d] * shape[d]
         for d, step in enumerate(found):
@@ -197,13 +234,15 @@ class TraceSizes:
         return tuple(found)
 
     def guard(self, source: Source, tensor: torch.Tensor) -> TensorMatch:
-        """The tensor guard of what `read` gave, which leaves the symbolic sizes and strides to `SizesHold`."""
+        """The tensor guard of what `read` gave, which leaves the symbolic sizes and strides to
+        `SizesHold`.
+        """
         row, spec = TensorMatch.of(source, tensor), self._specs[source]
         if not is_symbolic(spec.shape + spec.stride):
             return row
         return replace(row, shape=_numbers(spec.shape), stride=_numbers(spec.stride))
 
-    # Use -------------------------------------------------------------------------------------------------------------
+    # Use ----------------------------------------------------------------------------------------------------
     def used(self, value: Size | int) -> Size | int:
         """A size that becomes part of the graph: a number where it cannot be a symbol there."""
         if type(value) is not Size:
@@ -221,13 +260,19 @@ class TraceSizes:
             int(own)
             return
         for other, first in self.sources.items():
-            if other.hint == symbol.hint and other in self.bounds and not self._are_apart(source, other, first):
+            if (
+                other.hint == symbol.hint
+                and other in self.bounds
+                and not self._are_apart(source, other, first)
+            ):
                 self.env.ask("==", own - Size({(other,): 1}, self.env))
                 return
         symbol.lo, self.bounds[symbol] = max(symbol.lo, 2), (2, INFINITY)
 
     def placeholders(self, graph: GraphBuilder, spec: TensorSpec) -> None:
-        """Make the placeholders of a spec's symbols: graphs take every symbol that their tensors' sizes hold."""
+        """Make the placeholders of a spec's symbols: graphs take every symbol that their tensors' sizes
+        hold.
+        """
         for value in (*spec.shape, *spec.stride):
             if type(value) is Size:
                 for symbol in sorted(value.symbols, key=lambda s: s.order):
@@ -245,36 +290,57 @@ class TraceSizes:
         return self._nodes
 
     def node(self, graph: GraphBuilder, value: Size | int) -> fx.Node | int:
-        """What stands for a size in the graph: a number, a placeholder, or what is computed from these, once an expression."""
+        """What stands for a size in the graph: a number, a placeholder, or what is computed from these, once
+        an expression.
+        """
         if type(value) is not Size:
             return value
         for symbol in sorted(value.symbols, key=lambda s: s.order):
             self._placeholder(graph, symbol)
         return self._writer(graph).node(value)
 
-    # What was assumed --------------------------------------------------------------------------------------------------
+    # What was assumed ---------------------------------------------------------------------------------------
     def row(self) -> SizesHold | None:
         """The guard of the symbols' ranges, of what else must equal them, and of all that was assumed."""
         guards = tuple(self.env.guards)
-        needed = {s for g in guards for s in g.expr.symbols} | {s for fact in self.facts.values() for s in fact.symbols}
+        needed = {s for g in guards for s in g.expr.symbols} | {
+            s for fact in self.facts.values() for s in fact.symbols
+        }
         read = {s: source for s, source in self.sources.items() if s in needed or s in self.bounds}
         if not read:
             return None
-        return SizesHold(next(iter(read.values())), tuple(read.items()), dict(self.bounds), tuple(self.facts.items()), guards)
+        return SizesHold(
+            next(iter(read.values())),
+            tuple(read.items()),
+            dict(self.bounds),
+            tuple(self.facts.items()),
+            guards,
+        )
 
     def as_numbers(self, where: UserLine | None) -> dict[Source, Assumption]:
         """All sources of sizes, each with the assumption that it is the number that it is now."""
         symbols = {symbol: source for symbol, source in self.sources.items() if symbol in self.bounds}
         found = {source: Size({(symbol,): 1}, self.env) for symbol, source in symbols.items()}
         found |= {source: expr for source, expr in self.facts.items() if type(source) is SizeOf}
-        return {source: Assumption("==", self.env.lift(expr - expr.hint), where) for source, expr in found.items()}
+        return {
+            source: Assumption("==", self.env.lift(expr - expr.hint), where) for source, expr in found.items()
+        }
 
     def report(self) -> list[str]:
-        """For people, a line each: the symbols, what equals them, what was assumed, and why other sizes are numbers."""
+        """For people, a line each: the symbols, what equals them, what was assumed, and why other sizes are
+        numbers.
+        """
         row = self.row()
-        numbers = [f"{source} is a number in this program: {g!r}" + (f", asked at {g.where}" if g.where is not None else "")
-                   for source, g in {**self.fixed, **self.specialised()}.items()]
-        refused = [f"sizes are numbers in this program, with symbols: {self.policy.refused}"] if self.policy.refused else []
+        numbers = [
+            f"{source} is a number in this program: {g!r}"
+            + (f", asked at {g.where}" if g.where is not None else "")
+            for source, g in {**self.fixed, **self.specialised()}.items()
+        ]
+        refused = (
+            [f"sizes are numbers in this program, with symbols: {self.policy.refused}"]
+            if self.policy.refused
+            else []
+        )
         return ([] if row is None else row.describe()) + numbers + refused
 
     def close(self) -> None:
@@ -287,7 +353,9 @@ class TraceSizes:
         guards = {s: g for g in self.env.guards if g.kind == "==" for s in g.expr.symbols}
         numbers = {s: guards[s] for s, value in self.env.fixed.items() if type(value) is int and s in guards}
         found = {self.sources[s]: g for s, g in numbers.items()}
-        return found | {source: numbers[s] for source, fact in self.facts.items() for s in fact.symbols & numbers.keys()}
+        return found | {
+            source: numbers[s] for source, fact in self.facts.items() for s in fact.symbols & numbers.keys()
+        }
 
 
 def _nowhere() -> None:
@@ -304,10 +372,12 @@ def _numbers(values: Iterable[Size | int]) -> tuple[int | None, ...]:
     return tuple([None if type(v) is Size else v for v in values])
 
 
-# The guard ---------------------------------------------------------------------------------------------------------------
+# The guard --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class SizesHold(Guard):
-    """The symbols are in their ranges, what shares or follows from them is equal, and every assumption holds."""
+    """The symbols are in their ranges, what shares or follows from them is equal, and every assumption
+    holds.
+    """
 
     symbols: tuple[tuple[Symbol, Source], ...]
     bounds: Mapping[Symbol, tuple[int, int]]
@@ -318,7 +388,11 @@ class SizesHold(Guard):
     @property
     def sources(self) -> tuple[Source, ...]:
         """What the C program evaluates: tensors and integers."""
-        return tuple(dict.fromkeys(_place(source)[0] for _, source in (*self.symbols, *((None, s) for s, _ in self.facts))))
+        return tuple(
+            dict.fromkeys(
+                _place(source)[0] for _, source in (*self.symbols, *((None, s) for s, _ in self.facts))
+            )
+        )
 
     def values(self, args: tuple[Any, ...]) -> dict[Symbol, int]:
         """The symbols' values at a call; raises Missing."""
@@ -328,7 +402,9 @@ class SizesHold(Guard):
         return self.failure(args) is None
 
     def failure(self, args: tuple[Any, ...]) -> Any:
-        """What does not hold: a missing Source, a Symbol out of its range, a pair of `facts`, an assumption; or None."""
+        """What does not hold: a missing Source, a Symbol out of its range, a pair of `facts`, an assumption;
+        or None.
+        """
         try:
             of = self.values(args)
             read = [source.fetch(args) for source, _ in self.facts]
@@ -370,7 +446,9 @@ class SizesHold(Guard):
         of = self.values(args)
         if type(failed) is tuple:
             source, expr = failed
-            return f"{source} is {source.fetch(args)}, and {expr} was expected ({self._now(expr.symbols, of)})"
+            return (
+                f"{source} is {source.fetch(args)}, and {expr} was expected ({self._now(expr.symbols, of)})"
+            )
         asked = f", asked at {failed.where}" if failed.where is not None else ""
         return f"{failed!r} does not hold: {self._now(failed.expr.symbols, of)}{asked}"
 
@@ -380,21 +458,31 @@ class SizesHold(Guard):
 
     def _now(self, symbols: Iterable[Symbol], of: Mapping[Symbol, int]) -> str:
         first = dict(self.symbols)
-        return "; ".join(f"{s} = {first[s]} is {of[s]}, was {s.hint}" for s in sorted(symbols, key=lambda s: s.order))
+        return "; ".join(
+            f"{s} = {first[s]} is {of[s]}, was {s.hint}" for s in sorted(symbols, key=lambda s: s.order)
+        )
 
     def describe(self) -> list[str]:
         """The symbols, what equals them, and the assumptions, a line each."""
-        lines = [f"{symbol} = {source}, {symbol.hint} at the capture{self._range(symbol)}" for symbol, source in self.symbols]
+        lines = [
+            f"{symbol} = {source}, {symbol.hint} at the capture{self._range(symbol)}"
+            for symbol, source in self.symbols
+        ]
         lines += [f"{source} == {expr}" for source, expr in self.facts]
-        return lines + [f"{g!r}" + (f", asked at {g.where}" if g.where is not None else "") for g in self.assumed]
+        return lines + [
+            f"{g!r}" + (f", asked at {g.where}" if g.where is not None else "") for g in self.assumed
+        ]
 
     def __str__(self) -> str:
         return "; ".join(map(repr, self.assumed)) or "sizes"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         """(what is read: (node, kind, dimension) each, the program); see csrc/sizes.c."""
-        places = {source: (node(place), kind, dim) for source in [s for _, s in self.symbols] + [s for s, _ in self.facts]
-                  for place, kind, dim in [_place(source)]}
+        places = {
+            source: (node(place), kind, dim)
+            for source in [s for _, s in self.symbols] + [s for s, _ in self.facts]
+            for place, kind, dim in [_place(source)]
+        }
         loads = sorted(set(places.values()))  # what is read of one tensor lies together
         program = _Program({symbol: loads.index(places[source]) for symbol, source in self.symbols})
         for symbol, _ in self.symbols:
@@ -420,8 +508,12 @@ def _place(source: Source) -> tuple[Source, int, int]:
     return source, 0, 0
 
 
-_CODES = {name: i for i, name in enumerate(
-    ("number", "load", "add", "mul", "floordiv", "mod", "min", "max", "same", "ordered", ">=", "==", "!="))}
+_CODES = {
+    name: i
+    for i, name in enumerate(
+        ("number", "load", "add", "mul", "floordiv", "mod", "min", "max", "same", "ordered", ">=", "==", "!=")
+    )
+}
 
 
 class _Program:
@@ -456,7 +548,7 @@ class _Program:
             self.emit(atom.kind)
 
 
-# Marks -------------------------------------------------------------------------------------------------------------------
+# Marks ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class DimRange:
     """The values that a dimension marked dynamic may have; None: no bound."""
@@ -467,10 +559,12 @@ class DimRange:
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, *, min: int | None = None, max: int | None = None) -> None:
-    """Make a dimension a symbol from the first call on; `min` and `max`: the sizes that one program must serve.
+    """Make a dimension a symbol from the first call on; `min` and `max`: the sizes that one program must
+    serve.
 
-    Sizes 0 and 1 are programs of their own. Where the program needs the number itself the dimension is specialised all
-    the same, and `explain` says why. Raises IndexError for a dimension that the tensor has not.
+    Sizes 0 and 1 are programs of their own. Where the program needs the number itself the dimension is
+    specialised all the same, and `explain` says why. Raises IndexError for a dimension that the tensor has
+    not.
     """
     dim = _checked(tensor, dim)
     tensor.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(dim)
@@ -478,7 +572,9 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, *, min: int | None = None, max:
 
 
 def mark_static(tensor: torch.Tensor, dim: int) -> None:
-    """Keep a dimension a number: every size of it is a program of its own. Raises IndexError as `mark_dynamic`."""
+    """Keep a dimension a number: every size of it is a program of its own. Raises IndexError as
+    `mark_dynamic`.
+    """
     tensor.__dict__.setdefault("_dynamo_static_indices", set()).add(_checked(tensor, dim))
 
 
@@ -500,7 +596,9 @@ class Marks:
     def of(tensor: torch.Tensor) -> Marks:
         """What was marked on a tensor."""
         own = tensor.__dict__
-        ranges = {r.dim: (max(r.min or 2, 2), r.max or INFINITY) for r in own.get("_dynamo_dynamic_range", ())}
+        ranges = {
+            r.dim: (max(r.min or 2, 2), r.max or INFINITY) for r in own.get("_dynamo_dynamic_range", ())
+        }
         dynamic = own.get("_dynamo_dynamic_indices", set()) | own.get("_dynamo_weak_dynamic_indices", set())
         return Marks(frozenset(own.get("_dynamo_static_indices", ())), frozenset(dynamic), ranges)
 

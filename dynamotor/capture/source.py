@@ -1,7 +1,8 @@
 """Where a value comes from: sources can be fetched again at the next call, and print as Python.
 
-A source is a root (`Arg`, `Const`) or one raw step away from its `base`. Raw means that no user code runs: dictionaries
-are read as dictionaries, classes through their MRO without binding, functions and cells by their slots.
+A source is a root (`Arg`, `Const`) or one raw step away from its `base`. Raw means that no user code runs:
+dictionaries are read as dictionaries, classes through their MRO without binding, functions and cells by their
+slots.
 
 >>> DictItem(InstanceDict(Arg(0, "self")), "training").fetch((module,))
 True
@@ -74,7 +75,9 @@ class Source:
 
     @property
     def is_held(self) -> bool:
-        """Whether the chain starts at an object that the cache entry holds (so that its value can be bound)."""
+        """Whether the chain starts at an object that the cache entry holds (so that its value can be
+        bound).
+        """
         return isinstance(self.root, Const)
 
 
@@ -103,7 +106,9 @@ class Arg(Source):
 
 
 class Const(Source):
-    """An object that the entry holds, compared by identity: the root module, the function, a class, a module."""
+    """An object that the entry holds, compared by identity: the root module, the function, a class, a
+    module.
+    """
 
     __slots__ = ("label",)
     step_kind = "const"
@@ -280,7 +285,15 @@ class CellContents(Source):
         return f"{self.base}.cell_contents"
 
 
-FUNCTION_SLOTS = ("__defaults__", "__kwdefaults__", "__code__", "__closure__", "__globals__", "__dict__", "__builtins__")
+FUNCTION_SLOTS = (
+    "__defaults__",
+    "__kwdefaults__",
+    "__code__",
+    "__closure__",
+    "__globals__",
+    "__dict__",
+    "__builtins__",
+)
 
 
 class FuncAttr(Source):

@@ -30,10 +30,12 @@ def _set(name: str) -> None:
 
 
 class set_stance(contextlib.ContextDecorator):  # noqa: N801
-    """Set the stance of this process: from the call on, for a `with` block, or for the calls of a decorated function.
+    """Set the stance of this process: from the call on, for a `with` block, or for the calls of a decorated
+    function.
 
-    "default": compile where nothing fits. "force_eager": nothing compiled runs. "eager_on_recompile": what fits runs, the rest
-    runs eager. "fail_on_recompile": UsageError (DM111) where something would be compiled. Raises UsageError (DM110) for others.
+    "default": compile where nothing fits. "force_eager": nothing compiled runs. "eager_on_recompile": what
+    fits runs, the rest runs eager. "fail_on_recompile": UsageError (DM111) where something would be compiled.
+    Raises UsageError (DM110) for others.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,8 +60,10 @@ class set_stance(contextlib.ContextDecorator):  # noqa: N801
 
 def run(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose calls run what is compiled already and compile nothing."""
+
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         with set_stance("eager_on_recompile"):
             return fn(*args, **kwargs)
+
     return call

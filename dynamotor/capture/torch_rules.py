@@ -14,13 +14,35 @@ import torch.nn.functional as F
 from torch._functorch import apis, eager_transforms, vmap
 
 # Python functions of these modules are one node each: they are written over tensors and call no user code.
-_NODE_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch.special", "torch.linalg", "torch.fft",
-                           "torch._lowrank", "torch._tensor", "torch.masked._ops"))
+_NODE_MODULES = frozenset(
+    (
+        "torch.nn.functional",
+        "torch.functional",
+        "torch.special",
+        "torch.linalg",
+        "torch.fft",
+        "torch._lowrank",
+        "torch._tensor",
+        "torch.masked._ops",
+    )
+)
 # These call a function or module that the user gives: they are inlined.
 _CALL_BACK = frozenset((F.triplet_margin_with_distance_loss,))
-_NAMESPACES = (torch, F, torch.functional, torch.linalg, torch.special, torch.fft, torch._C._nn, torch._C._linalg,  # type: ignore
-               torch._C._special, torch._C._fft, torch._C._VariableFunctions,  # type: ignore
-               torch.nested, torch.masked)
+_NAMESPACES = (
+    torch,
+    F,
+    torch.functional,
+    torch.linalg,
+    torch.special,
+    torch.fft,
+    torch._C._nn,
+    torch._C._linalg,  # type: ignore
+    torch._C._special,
+    torch._C._fft,
+    torch._C._VariableFunctions,  # type: ignore
+    torch.nested,
+    torch.masked,
+)
 
 # Answered at trace time, by what keeps the answer true. Names that this PyTorch lacks are skipped.
 _QUERY_NAMES = {
@@ -74,44 +96,100 @@ def _by_name(names_by_row: dict[str, str]) -> dict[str, str]:
 
 QUERIES = {fn: how for how, names in _QUERY_NAMES.items() for fn in _resolve(names)}
 
-# Plain attributes of tensors, by what keeps the answer of a tensor from outside true: the `TensorMatch` row, or ("asked") a guard
-# of their own. Others are no constants: they have rules in values/tensor.py, or break the graph.
-METADATA = _by_name({
-    "match": """
+# Plain attributes of tensors, by what keeps the answer of a tensor from outside true: the `TensorMatch` row,
+# or ("asked") a guard of their own. Others are no constants: they have rules in values/tensor.py, or break
+# the graph.
+METADATA = _by_name(
+    {
+        "match": """
         shape dtype device ndim requires_grad layout itemsize nbytes names is_cuda is_cpu is_xla is_xpu is_mps is_mtia is_ipu
         is_maia is_vulkan is_sparse is_sparse_csr is_mkldnn is_quantized is_nested is_meta
     """,
-    "asked": "is_leaf output_nr _backward_hooks",
-})
+        "asked": "is_leaf output_nr _backward_hooks",
+    }
+)
 METADATA = {name: row for name, row in METADATA.items() if hasattr(torch.Tensor, name)}
-# Functions and methods of tensors that answer with something else, by what keeps the answer true. Others break the graph.
-# "arguments": see above. "offset": the tensors from outside whose memory it is about start where they started.
-ANSWERS = _by_name({
-    "arguments": """
+# Functions and methods of tensors that answer with something else, by what keeps the answer true. Others
+# break the graph. "arguments": see above. "offset": the tensors from outside whose memory it is about start
+# where they started.
+ANSWERS = _by_name(
+    {
+        "arguments": """
         size stride dim ndimension numel nelement element_size is_floating_point is_complex is_signed is_contiguous get_device
         type is_same_size result_type can_cast promote_types is_conj is_neg is_inference _is_zerotensor has_names __len__
         is_coalesced dim_order broadcast_shapes is_distributed sym_size sym_stride sym_numel
     """,
-    "offset": "storage_offset sym_storage_offset",
-})
+        "offset": "storage_offset sym_storage_offset",
+    }
+)
 # These take offsets that count from the start of the memory.
 ADDRESSING = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 
-_RANDOM = (torch.manual_seed, torch.seed, torch.initial_seed, torch.get_rng_state, torch.set_rng_state, torch.random.manual_seed,
-           torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state, torch.random.set_rng_state,
-           torch.random.fork_rng, torch.Generator, torch.cuda.manual_seed, torch.cuda.manual_seed_all)
-_EFFECTS = (torch.save, torch.load, torch.set_default_dtype, torch.set_default_device, torch.set_default_tensor_type,
-            torch.set_num_threads, torch.set_num_interop_threads, torch.use_deterministic_algorithms, torch.set_printoptions,
-            torch.set_float32_matmul_precision, torch.set_deterministic_debug_mode, torch.set_flush_denormal,
-            torch.set_warn_always, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled,
-            torch.clear_autocast_cache, torch.autocast_increment_nesting, torch.autocast_decrement_nesting,
-            torch.set_autocast_cpu_enabled, torch.set_autocast_cpu_dtype, torch.set_autocast_gpu_dtype)
-_AUTOGRAD = (torch.autograd.backward, torch.autograd.functional.jacobian, torch.autograd.functional.hessian,
-             torch.autograd.functional.vjp, torch.autograd.functional.jvp)
-_TRANSFORMS = (torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap)
+_RANDOM = (
+    torch.manual_seed,
+    torch.seed,
+    torch.initial_seed,
+    torch.get_rng_state,
+    torch.set_rng_state,
+    torch.random.manual_seed,
+    torch.random.seed,
+    torch.random.initial_seed,
+    torch.random.get_rng_state,
+    torch.random.set_rng_state,
+    torch.random.fork_rng,
+    torch.Generator,
+    torch.cuda.manual_seed,
+    torch.cuda.manual_seed_all,
+)
+_EFFECTS = (
+    torch.save,
+    torch.load,
+    torch.set_default_dtype,
+    torch.set_default_device,
+    torch.set_default_tensor_type,
+    torch.set_num_threads,
+    torch.set_num_interop_threads,
+    torch.use_deterministic_algorithms,
+    torch.set_printoptions,
+    torch.set_float32_matmul_precision,
+    torch.set_deterministic_debug_mode,
+    torch.set_flush_denormal,
+    torch.set_warn_always,
+    torch.set_autocast_enabled,
+    torch.set_autocast_dtype,
+    torch.set_autocast_cache_enabled,
+    torch.clear_autocast_cache,
+    torch.autocast_increment_nesting,
+    torch.autocast_decrement_nesting,
+    torch.set_autocast_cpu_enabled,
+    torch.set_autocast_cpu_dtype,
+    torch.set_autocast_gpu_dtype,
+)
+_AUTOGRAD = (
+    torch.autograd.backward,
+    torch.autograd.functional.jacobian,
+    torch.autograd.functional.hessian,
+    torch.autograd.functional.vjp,
+    torch.autograd.functional.jvp,
+)
+_TRANSFORMS = (
+    torch.vmap,
+    torch.func.grad,
+    torch.func.vjp,
+    torch.func.jvp,
+    torch.func.jacrev,
+    torch.func.jacfwd,
+    torch.func.vmap,
+)
 _FUNCTORCH = tuple(module.__file__ for module in (apis, eager_transforms, vmap))
 _COMPILERS = (torch.compile, torch.jit.script, torch.jit.trace, torch.cond)
-_CONVERSIONS = (torch.from_numpy, torch.frombuffer, torch.from_dlpack, torch.from_file, torch.utils.dlpack.from_dlpack)
+_CONVERSIONS = (
+    torch.from_numpy,
+    torch.frombuffer,
+    torch.from_dlpack,
+    torch.from_file,
+    torch.utils.dlpack.from_dlpack,
+)
 
 # Function -> (kind of break, why).
 REFUSED: dict[Any, tuple[str, str]] = {
@@ -120,30 +198,95 @@ REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
     **dict.fromkeys(_TRANSFORMS, ("transform", "function transforms run as they are")),
     **dict.fromkeys(_COMPILERS, ("unsupported-call", "other compilers are not captured")),
-    **dict.fromkeys(_CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")),
+    **dict.fromkeys(
+        _CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")
+    ),
 }
 
 # Functions of these packages run as they are: they work on gradients, files or processes, between graphs.
-_NATIVE_PACKAGES = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.optim", "torch.nn.utils.clip_grad",
-                    "torch.amp.grad_scaler", "torch.utils.data", "torch.utils.tensorboard")
+_NATIVE_PACKAGES = (
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.nn.utils.clip_grad",
+    "torch.amp.grad_scaler",
+    "torch.utils.data",
+    "torch.utils.tensorboard",
+)
 
 # Functions of these packages call user code through a compiler or interpreter of PyTorch's own.
-_COMPILERS_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._higher_order_ops", "torch.nn.attention.flex_attention")
-_BOOKKEEPING = "torch._dynamo.mutation_guard"  # what every module's `__init__` goes through once torch.compile was used
+_COMPILERS_PACKAGES = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._higher_order_ops",
+    "torch.nn.attention.flex_attention",
+)
+_BOOKKEEPING = (
+    "torch._dynamo.mutation_guard"  # what every module's `__init__` goes through once torch.compile was used
+)
 
 # Tensor methods that need data, change autograd's or the storage's state, or hand out memory.
 REFUSED_METHODS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__",
-                     "__contains__", "__repr__", "__str__", "__format__", "__deepcopy__", "__reduce_ex__", "__reduce__",
-                     "is_nonzero", "__dlpack__", "__cuda_array_interface__"),
-                    ("data-dependent", "it hands the tensor's data to Python")),
-    **dict.fromkeys(("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_",
-                     "_backward_hooks", "__setstate__"),
-                    ("autograd", "it changes autograd's state")),
-    **dict.fromkeys(("data_ptr", "storage", "untyped_storage", "_typed_storage", "set_", "resize_", "resize_as_", "share_memory_",
-                     "map_", "map2_", "apply_", "as_subclass", "_make_subclass", "__torch_function__", "__torch_dispatch__",
-                     "module_load", "pin_memory", "_set_data", "set_data"),
-                    ("unsupported-call", "it reaches into the tensor's memory or class")),
+    **dict.fromkeys(
+        (
+            "item",
+            "tolist",
+            "numpy",
+            "__array__",
+            "__float__",
+            "__int__",
+            "__bool__",
+            "__index__",
+            "__complex__",
+            "__contains__",
+            "__repr__",
+            "__str__",
+            "__format__",
+            "__deepcopy__",
+            "__reduce_ex__",
+            "__reduce__",
+            "is_nonzero",
+            "__dlpack__",
+            "__cuda_array_interface__",
+        ),
+        ("data-dependent", "it hands the tensor's data to Python"),
+    ),
+    **dict.fromkeys(
+        (
+            "backward",
+            "register_hook",
+            "register_post_accumulate_grad_hook",
+            "retain_grad",
+            "requires_grad_",
+            "_backward_hooks",
+            "__setstate__",
+        ),
+        ("autograd", "it changes autograd's state"),
+    ),
+    **dict.fromkeys(
+        (
+            "data_ptr",
+            "storage",
+            "untyped_storage",
+            "_typed_storage",
+            "set_",
+            "resize_",
+            "resize_as_",
+            "share_memory_",
+            "map_",
+            "map2_",
+            "apply_",
+            "as_subclass",
+            "_make_subclass",
+            "__torch_function__",
+            "__torch_dispatch__",
+            "module_load",
+            "pin_memory",
+            "_set_data",
+            "set_data",
+        ),
+        ("unsupported-call", "it reaches into the tensor's memory or class"),
+    ),
 }
 
 
@@ -177,10 +320,38 @@ def _hashable(obj: Any) -> bool:
 
 
 _NOT_COMPUTING = (
-    "set_", "get_", "_set_", "_get_", "_enter", "_exit", "_add_docstr", "_log_api", "_functionalize", "_freeze", "_from_func",
-    "_to_func", "_enable_func", "_disable_func", "_is_func", "_mirror", "_make_dual", "_unpack_dual", "_add_batch_dim",
-    "_remove_batch_dim", "_init", "_cufft", "_debug", "_has_comp", "_pin_memory", "_foobar", "_test", "_from_blob", "_lazy_clone",
-    "_print", "_parse_to")
+    "set_",
+    "get_",
+    "_set_",
+    "_get_",
+    "_enter",
+    "_exit",
+    "_add_docstr",
+    "_log_api",
+    "_functionalize",
+    "_freeze",
+    "_from_func",
+    "_to_func",
+    "_enable_func",
+    "_disable_func",
+    "_is_func",
+    "_mirror",
+    "_make_dual",
+    "_unpack_dual",
+    "_add_batch_dim",
+    "_remove_batch_dim",
+    "_init",
+    "_cufft",
+    "_debug",
+    "_has_comp",
+    "_pin_memory",
+    "_foobar",
+    "_test",
+    "_from_blob",
+    "_lazy_clone",
+    "_print",
+    "_parse_to",
+)
 
 
 def _is_setting(name: str) -> bool:
@@ -214,10 +385,16 @@ def is_query(fn: Any) -> bool:
 def refusal(fn: Any) -> tuple[str, str] | None:
     """Kind and cause of the break that a call makes, or None."""
     module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
-    if isinstance(fn, types.FunctionType) and fn.__code__.co_filename.startswith(_FUNCTORCH):  # `wraps` changes `__module__`
+    if isinstance(fn, types.FunctionType) and fn.__code__.co_filename.startswith(
+        _FUNCTORCH
+    ):  # `wraps` changes `__module__`
         return "transform", "function transforms run as they are"
-    if isinstance(module, str) and module.startswith(_COMPILERS_PACKAGES) and module != _BOOKKEEPING and (
-            "__marked_compile_region_fn__" not in fn.__dict__):
+    if (
+        isinstance(module, str)
+        and module.startswith(_COMPILERS_PACKAGES)
+        and module != _BOOKKEEPING
+        and ("__marked_compile_region_fn__" not in fn.__dict__)
+    ):
         return "transform", f"functions of {module} compile what they are given, or run it as it is"
     if isinstance(module, str) and module.startswith(_NATIVE_PACKAGES):
         return "unsupported-call", f"functions of {module} run between graphs, as they are"

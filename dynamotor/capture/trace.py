@@ -1,8 +1,9 @@
-"""One trace: the graph, the reader, the effects and the stack of inlined frames, and the calls between values.
+"""One trace: the graph, the reader, the effects and the stack of inlined frames, and the calls between
+values.
 
-Calls between values go through `trace.call` (the caller goes on working with the result) or `trace.tail_call` (the caller
-returns the result as it is). Only a tail call can be resumed when the graph breaks inside; a break inside any other call
-moves out to the instruction that started it.
+Calls between values go through `trace.call` (the caller goes on working with the result) or `trace.tail_call`
+(the caller returns the result as it is). Only a tail call can be resumed when the graph breaks inside; a
+break inside any other call moves out to the instruction that started it.
 """
 
 from __future__ import annotations
@@ -32,46 +33,63 @@ from .values.text import Text
 _NONE: Mapping[Source, Any] = {}
 TORCH = torch.__path__[0]
 # Constants whose values need no identity: made again freely.
-PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range))
+PLAIN = frozenset(
+    (int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range)
+)
 
 
 class Trace(Inlining, Instances, Text, Protocol):
-    """The state of one symbolic run. `break_at` is the instruction count at which to stop (see frontend.py)."""
+    """The state of one symbolic run. `break_at` is the instruction count at which to stop (see
+    frontend.py).
+    """
 
-    def __init__(self, *, break_at: int | None = None, max_steps: int = 3_000_000, policy: SizePolicy | None = None,
-                 fixed: Mapping[Source, Any] = _NONE) -> None:
+    def __init__(
+        self,
+        *,
+        break_at: int | None = None,
+        max_steps: int = 3_000_000,
+        policy: SizePolicy | None = None,
+        fixed: Mapping[Source, Any] = _NONE,
+    ) -> None:
         self.frames: list[Frame] = []
         self.sizes = TraceSizes(policy or SizePolicy(dynamic=False), self.where, fixed)
         self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)
         self.effects = Effects(self)
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
-        self.reader.guard(ConstEquals(DictItem(Const(vars(forward_ad), "torch.autograd.forward_ad"), "_current_level"), -1))
+        self.reader.guard(
+            ConstEquals(DictItem(Const(vars(forward_ad), "torch.autograd.forward_ad"), "_current_level"), -1)
+        )
         self.steps = 0
         self.break_at = break_at
         self.max_steps = max_steps
-        # True between an instruction's call and the inlining that it directly stands for (see module docstring).
+        # True between an instruction's call and the inlining that it directly stands for (see module
+        # docstring).
         self.tail = False
         self.contexts: list[Any] = []  # active context values (no_grad, autocast, ...), innermost last
         self.handled: Value | None = None  # the exception that an `except` block is handling
         self.stopped: tuple[Frame, ...] = ()  # the frames at the cut
         self.generators: list[Any] = []
 
-    # Values --------------------------------------------------------------------------------------------------------
+    # Values -------------------------------------------------------------------------------------------------
     def wrap(self, source: Any, obj: Any) -> Value:
-        """The value of an object read from outside; installs the guards of the read. One object is one value."""
+        """The value of an object read from outside; installs the guards of the read. One object is one
+        value.
+        """
         return self.reader.wrap(source, obj)
 
     def make(self, obj: Any) -> Value:
-        """The value of a real result computed at trace time: plain constants, or an object that the entry holds
-        (functions, classes, containers of the library, ...)."""
+        """The value of a real result computed at trace time: plain constants, or an object that the entry
+        holds (functions, classes, containers of the library, ...)."""
         cls = type(obj)
         if cls in PLAIN:
             return Constant(obj)
         return self.reader.wrap(Const(obj, _label(obj)), obj)
 
     def fresh(self, obj: Any) -> Value:
-        """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the trace."""
+        """Like `make`, for a result that nobody else holds: lists, dicts and sets become ones made in the
+        trace.
+        """
         maker = makers.get(type(obj))
         return self.make(obj) if maker is None else maker(self, obj)
 
@@ -79,10 +97,13 @@ class Trace(Inlining, Instances, Text, Protocol):
         """Refuse a trace that ends while a generator waits inside a `try` or `with`."""
         for generator in self.generators:
             if generator.has_duties():
-                raise unsupported("finalizer", f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
-                                  "CPython closes it when the last reference goes")
+                raise unsupported(
+                    "finalizer",
+                    f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
+                    "CPython closes it when the last reference goes",
+                )
 
-    # Calls ---------------------------------------------------------------------------------------------------------
+    # Calls --------------------------------------------------------------------------------------------------
     def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
         """Call a value; a break inside cuts before the current instruction of the current frame."""
         tail, self.tail = self.tail, False
@@ -95,17 +116,23 @@ class Trace(Inlining, Instances, Text, Protocol):
         """Call a value whose result the caller returns untouched."""
         return fn.call(self, args, kwargs or {})
 
-    def call_method(self, obj: Value, name: str, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+    def call_method(
+        self, obj: Value, name: str, args: list[Value], kwargs: dict[str, Value] | None = None
+    ) -> Value:
         """`obj.name(*args, **kwargs)`."""
         return self.call(obj.getattr(self, name), args, kwargs)
 
-    def call_python(self, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+    def call_python(
+        self, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value] | None = None
+    ) -> Value:
         """Inline one of our own Python functions (a polyfill); its globals are trusted."""
         return self.call(self.make(fn), args, kwargs)
 
-    # Errors and places -----------------------------------------------------------------------------------------------
+    # Errors and places --------------------------------------------------------------------------------------
     def error(self, cls: type[BaseException], *args: Any) -> Raised:
-        """An exception of the user's program to raise: `raise trace.error(KeyError, key)`; args are values or plain objects."""
+        """An exception of the user's program to raise: `raise trace.error(KeyError, key)`; args are values or
+        plain objects.
+        """
         values = [a if isinstance(a, Value) else self.make(a) for a in args]
         error = self.new_exception(cls, values)
         self.link_context(error)
@@ -119,8 +146,12 @@ class Trace(Inlining, Instances, Text, Protocol):
         return None
 
     def user_line(self) -> UserLine | None:
-        """The current line of the innermost frame outside of PyTorch's own modules; of the innermost one, if all are inside."""
-        own = next((f for f in reversed(self.frames) if not f.code.co_filename.startswith((POLYFILLS, TORCH))), None)
+        """The current line of the innermost frame outside of PyTorch's own modules; of the innermost one, if
+        all are inside.
+        """
+        own = next(
+            (f for f in reversed(self.frames) if not f.code.co_filename.startswith((POLYFILLS, TORCH))), None
+        )
         return self.where() if own is None else own.user_line()
 
     def user_stack(self) -> tuple[UserLine, ...]:
@@ -130,8 +161,11 @@ class Trace(Inlining, Instances, Text, Protocol):
     def count_step(self) -> None:
         """Refuse endless loops."""
         if self.steps > self.max_steps:
-            raise unsupported("too-long", f"more than {self.max_steps} instructions in one trace",
-                              cure="compile a smaller function, or one without long Python loops")
+            raise unsupported(
+                "too-long",
+                f"more than {self.max_steps} instructions in one trace",
+                cure="compile a smaller function, or one without long Python loops",
+            )
 
 
 def _label(obj: Any) -> str:

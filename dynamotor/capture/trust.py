@@ -13,7 +13,11 @@ from typing import Any
 
 # Libraries whose module globals and functions are taken as constants: replacing torch.nn.functional.relu or
 # contextlib.suppress after a compile is not seen; everything that hangs on users' objects and classes is.
-_TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) - {"__main__", "test", "this"} | {"torch", "numpy", "dynamotor"}
+_TRUSTED_ROOTS = frozenset(sys.stdlib_module_names) - {"__main__", "test", "this"} | {
+    "torch",
+    "numpy",
+    "dynamotor",
+}
 
 
 def trusted_module(name: Any) -> bool:
@@ -25,7 +29,9 @@ _rebound: dict[int, tuple[Any, frozenset[str]]] = {}  # by the id of a module's 
 
 
 def is_rebound(namespace: dict[str, Any], name: Any) -> bool:
-    """Whether a function of a library's module gives the name another value (`global name`): it is state, not a constant."""
+    """Whether a function of a library's module gives the name another value (`global name`): it is state, not
+    a constant.
+    """
     found = _rebound.get(id(namespace))
     if found is None:
         names: set[str] = set()

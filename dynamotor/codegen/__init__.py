@@ -2,35 +2,39 @@
 
 ## Contract 4: the program (lower → codegen), continued
 
-* `codegen/cpp.py`: `emit_kernel(kernel) -> CFunction(name, source, params)`; structural memo: kernels equal up to names share
-  one function.
-* `codegen/program.py`: `build_program(program, info) -> callable(*tensors) -> tuple`: plans memory, builds the translation
-  unit through `runtime.build`, and writes the call program as readable Python text.
-* On an NVIDIA GPU (`codegen/gpu_program.py`; `config.target = "triton"` runs the same on CPU tensors, in Triton's
-  interpreter): `codegen/triton.py` replaces each `LoopStep` by launches (`TritonStep`, with buffers for what one launch
-  leaves for the next), `triton_plan.py` chooses tiles and where rows are shared by programs, `triton_vectors.py` lets tiles
-  of long rows start at 16 bytes wherever the row does, `triton_kernel.py` and `triton_body.py` write a draft in which numbers
-  that follow from sizes are marked, `triton_sizes.py` settles which of them are literals and which arguments, `triton_ops.py`
-  has a row an op. `runtime.triton_build` makes cubins in worker processes (disk cached; no worker starts and triton is not
-  imported when all are there), `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of tensors and a stream;
-  code for aligned pointers has a twin for others, built when it is first needed. `runtime.device_memory` keeps scratch blocks
-  by device and stream. `runtime.cuda_graphs.GraphedCall` replays a warm call as one CUDA graph (docs/gpu.md says what a user
-  may rely on). `triton_gemm_sites.py` finds matrix products that a template (`triton_gemm.py`) could compute together with
-  the map behind it (operands by pointers, or through descriptors of the tensor memory accelerator, `triton_tma.py`: their
-  memory is a buffer of the program, and a launch with pointers that are no multiples of 16 takes another function, of small
-  tiles and without them; `triton_conv.py` reads channels-last images as the rows of a product), `pad_rows.py` moves rows that
-  products read apart to multiples of 16 bytes, `triton_gemm_choice.py` takes those that `gemm_table.py` names (what was
-  measured on such a GPU, also for the same layer with about as many samples) or, under `config.max_autotune`, that
-  `autotune.py` times faster.
-* Every result of an aten call passes through `_C.Expect` (sizes, strides, dtype, device); what differs is laid out anew or
-  DM404.
-* `config.check` (`DYNAMOTOR_CHECK=1`, `codegen/checked.py`): `StepChecks` poisons planned memory before a buffer's first and
-  after its last step and looks at guard bytes behind each live buffer after each step; `Checked` compares each call's results
-  and written inputs with the aten graph as it was before the passes, and on a difference repeats the call with every buffer
-  compared (`Program.values`: where the values of the graph's nodes lie). Graphs with collectives, custom ops or a
-  `torch.Generator` are not run twice. `memory.verify_plan` (`config.verify`) proves planned lifetimes apart.
-* `runtime.build.load_library(source: str, flags) -> CDLL-like`: compile with g++ (disk cached), load. `runtime.launch`: C
-  function pointers called with tensors' data pointers through `dynamotor._C` without ctypes' cost.
+* `codegen/cpp.py`: `emit_kernel(kernel) -> CFunction(name, source, params)`; structural memo: kernels equal
+  up to names share one function.
+* `codegen/program.py`: `build_program(program, info) -> callable(*tensors) -> tuple`: plans memory, builds
+  the translation unit through `runtime.build`, and writes the call program as readable Python text.
+* On an NVIDIA GPU (`codegen/gpu_program.py`; `config.target = "triton"` runs the same on CPU tensors, in
+  Triton's interpreter): `codegen/triton.py` replaces each `LoopStep` by launches (`TritonStep`, with buffers
+  for what one launch leaves for the next), `triton_plan.py` chooses tiles and where rows are shared by
+  programs, `triton_vectors.py` lets tiles of long rows start at 16 bytes wherever the row does,
+  `triton_kernel.py` and `triton_body.py` write a draft in which numbers that follow from sizes are marked,
+  `triton_sizes.py` settles which of them are literals and which arguments, `triton_ops.py` has a row an op.
+  `runtime.triton_build` makes cubins in worker processes (disk cached; no worker starts and triton is not
+  imported when all are there), `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of
+  tensors and a stream; code for aligned pointers has a twin for others, built when it is first needed.
+  `runtime.device_memory` keeps scratch blocks by device and stream. `runtime.cuda_graphs.GraphedCall` replays
+  a warm call as one CUDA graph (docs/gpu.md says what a user may rely on). `triton_gemm_sites.py` finds
+  matrix products that a template (`triton_gemm.py`) could compute together with the map behind it (operands
+  by pointers, or through descriptors of the tensor memory accelerator, `triton_tma.py`: their memory is a
+  buffer of the program, and a launch with pointers that are no multiples of 16 takes another function, of
+  small tiles and without them; `triton_conv.py` reads channels-last images as the rows of a product),
+  `pad_rows.py` moves rows that products read apart to multiples of 16 bytes, `triton_gemm_choice.py` takes
+  those that `gemm_table.py` names (what was measured on such a GPU, also for the same layer with about as
+  many samples) or, under `config.max_autotune`, that `autotune.py` times faster.
+* Every result of an aten call passes through `_C.Expect` (sizes, strides, dtype, device); what differs is
+  laid out anew or DM404.
+* `config.check` (`DYNAMOTOR_CHECK=1`, `codegen/checked.py`): `StepChecks` poisons planned memory before a
+  buffer's first and after its last step and looks at guard bytes behind each live buffer after each step;
+  `Checked` compares each call's results and written inputs with the aten graph as it was before the passes,
+  and on a difference repeats the call with every buffer compared (`Program.values`: where the values of the
+  graph's nodes lie). Graphs with collectives, custom ops or a `torch.Generator` are not run twice.
+  `memory.verify_plan` (`config.verify`) proves planned lifetimes apart.
+* `runtime.build.load_library(source: str, flags) -> CDLL-like`: compile with g++ (disk cached), load.
+  `runtime.launch`: C function pointers called with tensors' data pointers through `dynamotor._C` without
+  ctypes' cost.
 """
 
 from __future__ import annotations
@@ -63,20 +67,22 @@ from .specialise import Picking, specialised
 from .triton_plan import CannotPlan
 
 Compiled = Callable[..., tuple[Any, ...]]
-# Expressions are interned, and memos are filled, for one graph at a time: backwards compile on whatever thread runs them first.
+# Expressions are interned, and memos are filled, for one graph at a time: backwards compile on whatever
+# thread runs them first.
 _lowering = threading.RLock()
 # The thread that held it is not in the child.
 os.register_at_fork(after_in_child=_lowering._at_fork_reinit)  # type: ignore[attr-defined]  # private
 
 
 def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False) -> Compiled:
-    """Compile one aten graph (contract 3); `gm` is rewritten in place. The result takes and returns real tensors.
+    """Compile one aten graph (contract 3); `gm` is rewritten in place. The result takes and returns real
+    tensors.
 
     cuda_graphs: on a GPU, warm calls are replayed as one CUDA graph.
 
-    The steps: passes over the graph → lowering and fusion → kernels built in the background (C++ for a CPU, Triton for an
-    NVIDIA GPU), call program written. When kernels cannot be built, the graph runs on aten kernels, with one warning; under
-    `config.strict` that is a BuildError.
+    The steps: passes over the graph → lowering and fusion → kernels built in the background (C++ for a CPU,
+    Triton for an NVIDIA GPU), call program written. When kernels cannot be built, the graph runs on aten
+    kernels, with one warning; under `config.strict` that is a BuildError.
     """
     device, why_not = device_of(gm)
     if why_not:
@@ -117,11 +123,17 @@ def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cud
 
 
 def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
-    """The call of a graph, replayed as one CUDA graph once it is warm; without a GPU the call as it is, said once."""
+    """The call of a graph, replayed as one CUDA graph once it is warm; without a GPU the call as it is, said
+    once.
+    """
     device, why_not = device_of(gm)
     if any(node.op == "call_function" and meets_ranks(node.target) for node in gm.graph.nodes):
         counters["fallback"]["cudagraphs.collectives"] += 1
-        emit("fallback", what="cudagraphs", reason="the graph holds collectives, whose handles live on the host")
+        emit(
+            "fallback",
+            what="cudagraphs",
+            reason="the graph holds collectives, whose handles live on the host",
+        )
         return call
     if device.type != "cuda" or why_not:
         warn_once("cudagraphs", why_not or "there are no CUDA graphs without a GPU: calls run as they are")
@@ -130,7 +142,9 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     written = {node.args[0] for node in gm.graph.nodes if node.op == "call_function" and node.target is COPY_}
     mutated = frozenset(i for i, node in enumerate(placeholders) if node in written)
-    return GraphedCall(call, info.static_inputs, mutated, device, n_copied=0 if info.kind == "backward" else info.n_outputs)
+    return GraphedCall(
+        call, info.static_inputs, mutated, device, n_copied=0 if info.kind == "backward" else info.n_outputs
+    )
 
 
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
@@ -151,7 +165,10 @@ def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
         return device, f"the graph has tensors on {' and '.join(str(d) for d in found)}"
     if device.type == "cuda" and not triton_build.triton_version():
         return device, "triton is not installed (pip install triton)"
-    return device, "" if device.type in ("cpu", "cuda") else f"there is no code generator for {device.type} yet"
+    return device, "" if device.type in (
+        "cpu",
+        "cuda",
+    ) else f"there is no code generator for {device.type} yet"
 
 
 def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Compiled:
@@ -164,7 +181,9 @@ def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Comp
 
 
 def _build_failed(gm: fx.GraphModule, info: GraphInfo, strict: bool) -> Callable[[BuildError], Compiled]:
-    """What happens when the C++ cannot be built: the error under `strict`, the graph on aten kernels otherwise."""
+    """What happens when the C++ cannot be built: the error under `strict`, the graph on aten kernels
+    otherwise.
+    """
 
     def replace(error: BuildError) -> Compiled:
         if strict:

@@ -1,6 +1,7 @@
 """Times programs on a GPU against each other, on random data, to choose the fastest.
 
->>> time_calls([library, candidate], random_inputs(specs), device)      # milliseconds; infinite for one that fails or errs
+>>> # milliseconds; infinite for one that fails or errs
+>>> time_calls([library, candidate], random_inputs(specs), device)
 [0.041, 0.033]
 """
 
@@ -36,12 +37,19 @@ def random_inputs(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     return found
 
 
-def time_calls(calls: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor], device: torch.device) -> list[float]:
-    """Median milliseconds of each call on the same inputs, in turns. One whose results are not the first one's is out."""
+def time_calls(
+    calls: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor], device: torch.device
+) -> list[float]:
+    """Median milliseconds of each call on the same inputs, in turns. One whose results are not the first
+    one's is out.
+    """
     with timed("autotune"), torch.cuda.device(device), torch.no_grad():
         other = torch.ones(_CACHE, dtype=torch.int8, device=device)
         wanted = _results(calls[0], inputs)
-        alive = [wanted is not None, *(wanted is not None and _agrees(_results(c, inputs), wanted) for c in calls[1:])]
+        alive = [
+            wanted is not None,
+            *(wanted is not None and _agrees(_results(c, inputs), wanted) for c in calls[1:]),
+        ]
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(ROUNDS):
             for call, runs, found in zip(calls, alive, times, strict=True):
@@ -51,7 +59,9 @@ def time_calls(calls: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tenso
 
 
 def _results(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """What the first call gives and leaves in its inputs. It builds and loads: a tile may ask for more than there is."""
+    """What the first call gives and leaves in its inputs. It builds and loads: a tile may ask for more than
+    there is.
+    """
     try:
         given = [_copy(t) for t in inputs]
         found = [*call(*given), *given]
@@ -67,7 +77,9 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
 
 
 def _agrees(found: list[torch.Tensor] | None, wanted: list[torch.Tensor]) -> bool:
-    """Whether these are the same numbers but for rounding, which a comparison in the epilogue makes large here and there."""
+    """Whether these are the same numbers but for rounding, which a comparison in the epilogue makes large
+    here and there.
+    """
     return found is not None and all(bool(_off(a, b) <= _FEW) for a, b in zip(found, wanted, strict=True))
 
 

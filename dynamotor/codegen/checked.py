@@ -1,8 +1,10 @@
-"""The check mode (`config.check`, DYNAMOTOR_CHECK=1): a compiled graph runs beside eager, over memory that tells of mistakes.
+"""The check mode (`config.check`, DYNAMOTOR_CHECK=1): a compiled graph runs beside eager, over memory that
+tells of mistakes.
 
-Planned memory holds NaN before a buffer's first and after its last step, and bytes behind each buffer stay as they are
-(`StepChecks`). Each call's results and written inputs are compared with the aten graph, run node by node (`Checked`); where
-they differ, the call is repeated with every buffer compared, so that the first node that differs is named.
+Planned memory holds NaN before a buffer's first and after its last step, and bytes behind each buffer stay as
+they are (`StepChecks`). Each call's results and written inputs are compared with the aten graph, run node by
+node (`Checked`); where they differ, the call is repeated with every buffer compared, so that the first node
+that differs is named.
 
 >>> call = Checked(call, copy_of(gm), optimised_gm, info)
 """
@@ -33,16 +35,33 @@ from .rounding import RUNS, Moved, beyond
 Values = dict[fx.Node, Any]
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _CURE = "report the program; backend='aot_eager' runs it without the native compiler"
-# How far a result may lie from eager's, relative to its largest element, before eager is asked how far rounding moves it.
-TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 1e-2,
-             torch.bfloat16: 4e-2}
-# What is saved for a backward may lie in another order than eager's, where a view is a copy and oneDNN may overwrite memory.
-_RELAXED = {torch.ops.aten.view.default: torch.reshape, torch.ops.aten._unsafe_view.default: torch.reshape,
-            torch.ops.aten.convolution_backward.default: row_major_backward}
+# How far a result may lie from eager's, relative to its largest element, before eager is asked how far
+# rounding moves it.
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}
+# What is saved for a backward may lie in another order than eager's, where a view is a copy and oneDNN may
+# overwrite memory.
+_RELAXED = {
+    torch.ops.aten.view.default: torch.reshape,
+    torch.ops.aten._unsafe_view.default: torch.reshape,
+    torch.ops.aten.convolution_backward.default: row_major_backward,
+}
 _EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
-          torch.complex64: torch.complex128}
-_reference: ContextVar[dict[str, tuple[fx.Node, Any, list[Any]]] | None] = ContextVar("dynamotor.reference", default=None)
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+_reference: ContextVar[dict[str, tuple[fx.Node, Any, list[Any]]] | None] = ContextVar(
+    "dynamotor.reference", default=None
+)
 
 
 def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
@@ -54,7 +73,9 @@ def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
 
 @dataclass(frozen=True)
 class Plan:
-    """Planned memory, by buffer: where its bytes start, where they end, where those that guard it end; first and last steps."""
+    """Planned memory, by buffer: where its bytes start, where they end, where those that guard it end; first
+    and last steps.
+    """
 
     starts: dict[str, int]
     stops: dict[str, int]
@@ -63,7 +84,7 @@ class Plan:
     last: dict[str, int]
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory --------------------------------------------------------------------------------------------------
 class StepChecks:
     """What is looked at around each step of one program; `watch(block)` gives the hooks of one call."""
 
@@ -81,7 +102,9 @@ class StepChecks:
         self.ends[-1:] = [[]]  # results that show planned memory are copied behind the last step
         made = {name: at for at, step in enumerate(program.steps) for name in makes(step)}
         nodes = {ref: name for name, ref in program.values.items()}  # of two that share memory, the later
-        self.values = [[(name, ref) for ref, name in nodes.items() if made.get(ref.name) == at] for at in steps]
+        self.values = [
+            [(name, ref) for ref, name in nodes.items() if made.get(ref.name) == at] for at in steps
+        ]
 
     def watch(self, block: Any) -> StepWatch:
         return StepWatch(self, block.bytes)
@@ -112,8 +135,13 @@ class StepWatch:
         step = self.checks.steps[at]
         if self.checks.guards[at].numel() and not bool((self.memory[self.checks.guards[at]] == 0xA5).all()):
             what = f"{step.target}" if isinstance(step, ExternStep) else f"the kernel of {step.note}"
-            raise InternalError("DM921", f"{what} wrote beyond the memory of its buffers", why="guard bytes changed",
-                                where=getattr(step, "where", None), cure=_CURE)
+            raise InternalError(
+                "DM921",
+                f"{what} wrote beyond the memory of its buffers",
+                why="guard bytes changed",
+                where=getattr(step, "where", None),
+                cure=_CURE,
+            )
         reference = _reference.get()
         for name, ref in self.checks.values[at] if reference is not None else ():
             buffer = made.get(ref.name)
@@ -135,15 +163,20 @@ def fresh(make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
     tensor = make(*args)
     held = _lent.get(tensor.data_ptr()) if tensor.numel() else None
     if held is not None and held.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-        raise InternalError("DM923", "memory of a result that is still held was handed out again",
-                            why=f"{held.dtype}{list(held.shape)}", cure=_CURE)
+        raise InternalError(
+            "DM923",
+            "memory of a result that is still held was handed out again",
+            why=f"{held.dtype}{list(held.shape)}",
+            cure=_CURE,
+        )
     _lent[tensor.data_ptr()] = tensor
     return poison(tensor)
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------------------
 class Checked:
-    """A compiled graph whose every call is compared with `original`, the aten graph that it was compiled from.
+    """A compiled graph whose every call is compared with `original`, the aten graph that it was compiled
+    from.
 
     optimised: the graph that was lowered, whose nodes have the names that buffers are known by.
     """
@@ -168,9 +201,15 @@ class Checked:
         torch.set_rng_state(state)
         results = self.call(*inputs)
         if isinstance(reference, Exception):
-            raise _differs("a compiled graph", f"eager raises {type(reference).__name__}: {reference}", None) from reference
+            raise _differs(
+                "a compiled graph", f"eager raises {type(reference).__name__}: {reference}", None
+            ) from reference
         moved: list[Values] = []
-        made = zip((*self.results, *self.written.values()), (*results, *(inputs[i] for i in self.written)), strict=True)
+        made = zip(
+            (*self.results, *self.written.values()),
+            (*results, *(inputs[i] for i in self.written)),
+            strict=True,
+        )
         for node, got in made:
             if isinstance(node, fx.Node) and node not in self.free:
                 want = reference[node]
@@ -188,7 +227,9 @@ class Checked:
                     raise
                 except Exception as error:  # no error of the program's, which would run again without checks
                     note = f"{type(error).__name__} when it was looked at: {error}"
-                raise _differs(f"the result of {node} = {node.target}", f"{why}; {note}", node.meta.get("where"))
+                raise _differs(
+                    f"the result of {node} = {node.target}", f"{why}; {note}", node.meta.get("where")
+                )
         return tuple(results)
 
     def taking(self, inputs: list[Any]) -> tuple[Any, ...]:
@@ -202,7 +243,9 @@ class Checked:
         return [_copy(x) if i in self.written else x for i, x in enumerate(inputs)]
 
     def _moved(self, gm: fx.GraphModule, given: Sequence[Any], state: torch.Tensor) -> list[Values]:
-        """All values of runs in which eager might have rounded otherwise; each draws the same random numbers."""
+        """All values of runs in which eager might have rounded otherwise; each draws the same random
+        numbers.
+        """
         now, runs = torch.get_rng_state(), []
         for seed in range(RUNS):
             torch.set_rng_state(state)
@@ -219,7 +262,9 @@ class Checked:
         given = (*given, *constants)
         reference = evaluate(self.optimised, [*inputs, *constants])
         moved = self._moved(self.optimised, given, state)
-        token = _reference.set({node.name: (node, v, [run[node] for run in moved]) for node, v in reference.items()})
+        token = _reference.set(
+            {node.name: (node, v, [run[node] for run in moved]) for node, v in reference.items()}
+        )
         try:
             torch.set_rng_state(state)
             self.call(*self._private(given[: len(inputs)]))
@@ -229,10 +274,19 @@ class Checked:
 
 
 def checkable(gm: fx.GraphModule) -> bool:
-    """Whether a graph may run twice: collectives meet other ranks, custom ops and generators may have effects."""
+    """Whether a graph may run twice: collectives meet other ranks, custom ops and generators may have
+    effects.
+    """
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
-    generators = (arg for node in calls for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, torch.Generator))
-    return next(generators, None) is None and not any(is_collective(n.target) or is_custom(n.target) for n in calls)
+    generators = (
+        arg
+        for node in calls
+        for arg in (*node.args, *node.kwargs.values())
+        if isinstance(arg, torch.Generator)
+    )
+    return next(generators, None) is None and not any(
+        is_collective(n.target) or is_custom(n.target) for n in calls
+    )
 
 
 def _plainly(node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
@@ -250,7 +304,9 @@ def evaluate(gm: fx.GraphModule, inputs: Sequence[Any], compute: Callable[..., A
                 values[node] = next(given)
             elif node.op == "get_attr":
                 values[node] = operator.attrgetter(str(node.target))(gm)
-            elif node.target is COPY_ and node.args[0].op == "placeholder":  # behind everything that reads what was there
+            elif (
+                node.target is COPY_ and node.args[0].op == "placeholder"
+            ):  # behind everything that reads what was there
                 copies.append((node, values[node.args[0]], _copy(values[node.args[1]])))
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -295,9 +351,13 @@ def _far(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 
 def difference(got: Any, want: Any, moved: Sequence[Any] = ()) -> str | None:
-    """In words, how far a value is from eager's; None when it is not. `moved`: what rounding makes of eager's (`rounding.py`)."""
+    """In words, how far a value is from eager's; None when it is not. `moved`: what rounding makes of eager's
+    (`rounding.py`).
+    """
     if not isinstance(got, torch.Tensor) or not isinstance(want, torch.Tensor):
-        return None if type(got) is type(want) and (got == want or got != got) else f"{got!r}, and not {want!r}"
+        return (
+            None if type(got) is type(want) and (got == want or got != got) else f"{got!r}, and not {want!r}"
+        )
     if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
         return f"{got.dtype}{list(got.shape)}, and not {want.dtype}{list(want.shape)}"
     if got.layout is not torch.strided or not (got.dtype in TOLERANCE or got.dtype in _EXACT):

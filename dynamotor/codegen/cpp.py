@@ -44,7 +44,8 @@ def flags() -> tuple[str, ...]:
 class CFunction:
     """One C function `extern "C" void name(void** ptrs, const int64_t* ints)`.
 
-    name: what it computes and a hash of its structure: equal kernels share one function. params: C element types, one a pointer.
+    name: what it computes and a hash of its structure: equal kernels share one function. params: C element
+    types, one a pointer.
     """
 
     name: str
@@ -84,7 +85,11 @@ def structure(kernel: Kernel) -> str:
         for e in walk(*roots(s)):
             if e not in ids:
                 parts = [
-                    f"#{ids[a]}" if isinstance(a, Expr) else names.get(a, a) if isinstance(a, str) else index_text(a)
+                    f"#{ids[a]}"
+                    if isinstance(a, Expr)
+                    else names.get(a, a)
+                    if isinstance(a, str)
+                    else index_text(a)
                     for a in e.args
                 ]
                 if e.op == "rand":
@@ -136,10 +141,15 @@ def emit_kernel(kernel: Kernel) -> CFunction:
         verify_places(kernel, emitter.stores)
         verify_cpp(kernel, text, complete=config.verify)
         if kernel.symbols:  # the same text whatever the hints: one entry of the disk cache
-            old, name = name, f"{title(kernel)}_{hashlib.sha256(text.replace(name, '').encode()).hexdigest()[:12]}"
+            old, name = (
+                name,
+                f"{title(kernel)}_{hashlib.sha256(text.replace(name, '').encode()).hexdigest()[:12]}",
+            )
             text = text.replace(old, name)
         body = emitter.body
-        found = CFunction(name, text, tuple(emitter.types), frozenset(body.widths), body.random, bool(kernel.symbols))
+        found = CFunction(
+            name, text, tuple(emitter.types), frozenset(body.widths), body.random, bool(kernel.symbols)
+        )
         if len(_memo) > 4096:
             _memo.clear()
         _memo[key] = found
@@ -151,4 +161,6 @@ def emit_unit(functions: Iterable[CFunction]) -> str:
     unique = {f.name: f for f in functions}
     widths = set().union(*(f.widths for f in unique.values())) if unique else set()
     found = unique.values()
-    return prelude(widths, any(f.random for f in found), any(f.sizes for f in found)) + "".join(f.source for f in found)
+    return prelude(widths, any(f.random for f in found), any(f.sizes for f in found)) + "".join(
+        f.source for f in found
+    )

@@ -1,7 +1,8 @@
 """Statements inside loops: places each expression in the outermost scope where its variables are known.
 
-A scope is a block of C++ with the loop variables bound in it. In the vector scope expressions that depend on its variable
-are vectors, everything else is a scalar computed further out. What has no vector form runs lane by lane.
+A scope is a block of C++ with the loop variables bound in it. In the vector scope expressions that depend on
+its variable are vectors, everything else is a scalar computed further out. What has no vector form runs lane
+by lane.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Body:
         self.count = 0
         self.random = False
         self.widths: set[int] = set()
-        self.prefilled: dict[Expr, tuple[str, Index]] = {}  # rand expressions whose numbers lie in a row buffer
+        self.prefilled: dict[
+            Expr, tuple[str, Index]
+        ] = {}  # rand expressions whose numbers lie in a row buffer
         self.scratch: dict[int, str] = {}
         self.sizes: dict[Size, str] = {}  # sizes that the function computes first, and their names
 
@@ -69,7 +72,7 @@ class Body:
             return str(n)
         return self.sizes.setdefault(n, f"z{len(self.sizes)}")
 
-    # -- indices ------------------------------------------------------------------------------------------------------
+    # -- indices ---------------------------------------------------------------------------------------------
     def index(self, index: Index, scope: Scope) -> str:
         """An index as C++ text; loaded indices are computed first (as scalars)."""
         parts: list[str] = []
@@ -81,15 +84,21 @@ class Body:
             else:
                 base, n = self.index(atom.base, scope), self.number(atom.n)
                 if type(atom.n) is Size and not known(">=", atom.base.bounds[0]):
-                    text = f"(({base})/{n}-(({base})%{n}<0))" if isinstance(atom, Div) else f"((({base})%{n}+{n})%{n})"
+                    text = (
+                        f"(({base})/{n}-(({base})%{n}<0))"
+                        if isinstance(atom, Div)
+                        else f"((({base})%{n}+{n})%{n})"
+                    )
                 else:
                     text = f"(({base}){'/' if isinstance(atom, Div) else '%'}{n})"
-            parts.append(text if is_one(c) else f"{self.number(c)}*{text}" if type(c) is Size else f"{c}l*{text}")
+            parts.append(
+                text if is_one(c) else f"{self.number(c)}*{text}" if type(c) is Size else f"{c}l*{text}"
+            )
         if not is_zero(index.const) or not parts:
             parts.append(self.number(index.const))
         return "+".join(parts).replace("+-", "-")
 
-    # -- values -------------------------------------------------------------------------------------------------------
+    # -- values ----------------------------------------------------------------------------------------------
     def home(self, e: Expr, scope: Scope) -> Scope:
         """The outermost scope in which e can be computed."""
         best = scope
@@ -171,7 +180,7 @@ class Body:
         seed, stream, linear = e.args
         return f"philox_one({self.value(seed, scope)},{self.stream(stream)},{self.index(linear, scope)})"
 
-    # -- what has no vector form --------------------------------------------------------------------------------------
+    # -- what has no vector form -----------------------------------------------------------------------------
     def _needs_lanes(self, e: Expr, scope: Scope) -> bool:
         v = scope.loop
         if e.op == "load" or e.op == "index":
@@ -218,7 +227,9 @@ class Body:
 
 
 def same_for_all_lanes(condition: Expr, vector: Var, width: int) -> bool:
-    """Whether a condition cannot change inside a vector: its boundary along the loop is a multiple of the width."""
+    """Whether a condition cannot change inside a vector: its boundary along the loop is a multiple of the
+    width.
+    """
     if vector not in condition.vars:
         return True
     if condition.op in ("and", "or", "not"):

@@ -1,6 +1,8 @@
-"""The C++ function of a "cols" kernel: sums down the columns, a block of columns per task, accumulators in registers.
+"""The C++ function of a "cols" kernel: sums down the columns, a block of columns per task, accumulators in
+registers.
 
-for (block of columns) { for (middle rows) acc[u] += ...; final statements }    long columns are cut into chunks first
+for (block of columns) { for (middle rows) acc[u] += ...; final statements }    long columns are cut into
+chunks first
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class ColsEmitter(Emitter):
     def text(self) -> str:
         outer = numel(v.size for v in self.outer)
         vectors = self.columns // self.width if self.width > 1 else 0
-        unroll = next((u for u in (4, 3, 2) if not is_zero(vectors) and divides(u * self.width, self.columns)), 1)
+        unroll = next(
+            (u for u in (4, 3, 2) if not is_zero(vectors) and divides(u * self.width, self.columns)), 1
+        )
         if len(self.exprs) > 40:
             unroll = 1
         block = unroll * max(self.width, 1)
@@ -65,7 +69,7 @@ class ColsEmitter(Emitter):
         given = f"{number(first)},{least},{number(rows)},{CHUNK_ROWS},{number(nbytes)}"
         return "chunks", f"const i64 chunks=parts({number(work)}>={PARALLEL_WORK},{given});"
 
-    # -- summing ------------------------------------------------------------------------------------------------------
+    # -- summing ---------------------------------------------------------------------------------------------
     def _tasks(self, outer: Dim, blocks: Dim, unroll: int, tail: Dim, chunks: str, first: Dim) -> str:
         per_outer = blocks + (0 if is_zero(tail) else 1)
         tasks = outer * per_outer
@@ -86,9 +90,13 @@ class ColsEmitter(Emitter):
                 loop = f"i64 {name}={start};for(;{name}+{TAIL}<={columns};{name}+={TAIL}){{{narrow}}}\n"
                 loop += f"for(;{name}<{columns};{name}++){{{scalar}}}"
             parts.append(loop if is_zero(blocks) else f"else{{{loop}}}")
-        head = f"const i64 block=task%{every};" + (f"const i64 chunk=task/{self.number(tasks)};" if chunks != "1" else "")
+        head = f"const i64 block=task%{every};" + (
+            f"const i64 chunk=task/{self.number(tasks)};" if chunks != "1" else ""
+        )
         if self.outer:
-            head += f"const i64 flat=task/{every}%{self.number(outer)};" + self.decode("flat", self.outer, self.vars)
+            head += f"const i64 flat=task/{every}%{self.number(outer)};" + self.decode(
+                "flat", self.outer, self.vars
+            )
         if chunks != "1":
             rows = self.number(first)
             head += f"const i64 from=chunk*{rows}/{chunks},to=(chunk+1)*{rows}/{chunks};"
@@ -103,7 +111,9 @@ class ColsEmitter(Emitter):
         lines = []
         for s in self.reductions:
             t = ctype(s.expr.dtype, width)
-            lines += [f"{t} a{s.id}_{u}=bc<{t}>({reduce_start(s.kind, s.expr.dtype)});" for u in range(unroll)]
+            lines += [
+                f"{t} a{s.id}_{u}=bc<{t}>({reduce_start(s.kind, s.expr.dtype)});" for u in range(unroll)
+            ]
         names = [f"{self.vars[lane]}_{u}" if width > 1 else start for u in range(unroll)] if lane else [""]
         if width > 1:
             lines += [f"const i64 {n}={start}+{u * width};" for u, n in enumerate(names)]
@@ -114,8 +124,14 @@ class ColsEmitter(Emitter):
                 v, name = loops[0], self.vars[loops[0]]
                 scope = Scope(parent, [(v, name)])
                 rows(loops[1:], scope)
-                limits = ("from", "to") if chunks != "1" and v is self.kernel.middle[0] else ("0", self.number(v.size))
-                parent.lines.append(f"for(i64 {name}={limits[0]};{name}<{limits[1]};{name}++){{{''.join(scope.lines)}}}")
+                limits = (
+                    ("from", "to")
+                    if chunks != "1" and v is self.kernel.middle[0]
+                    else ("0", self.number(v.size))
+                )
+                parent.lines.append(
+                    f"for(i64 {name}={limits[0]};{name}<{limits[1]};{name}++){{{''.join(scope.lines)}}}"
+                )
                 return
             for u, pairs in enumerate(bound):
                 scope = Scope(parent, pairs, width, lane if width > 1 else None)
@@ -134,7 +150,8 @@ class ColsEmitter(Emitter):
             if chunks != "1":
                 at = self.body.index(self._flat(), end)
                 lines += [
-                    f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});" for s in self.reductions
+                    f"st<{ctype(s.expr.dtype, 1)}>(acc{s.id}+chunk*{self._kept()}+{at},a{s.id}_{u});"
+                    for s in self.reductions
                 ]
                 continue
             for s in self.reductions:
@@ -144,7 +161,7 @@ class ColsEmitter(Emitter):
             lines.append("{" + "".join(end.lines) + "}")
         return "".join(lines)
 
-    # -- chunks -------------------------------------------------------------------------------------------------------
+    # -- chunks ----------------------------------------------------------------------------------------------
     def _flat(self) -> Index:
         loops = [*self.outer, *([self.lane] if self.lane else [])]
         return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))

@@ -1,6 +1,7 @@
 """The C++ function of a "rows" kernel: parallel over rows, each phase a pass over the row.
 
-for (row) { phase 0: vector loop; accumulators; phase 1: ...; row stores }   then sums across rows are combined
+for (row) { phase 0: vector loop; accumulators; phase 1: ...; row stores }   then sums across rows are
+combined
 """
 
 from __future__ import annotations
@@ -17,7 +18,21 @@ from ..graph.sizes import Dim, Size, divides, equal, hint, known
 from ..graph.spec import contiguous_stride, numel
 from ..lower.fusion import elements
 from ..lower.index import Index, Var, determined, flatten, is_one, is_zero
-from ..lower.ir import BOOL, F64, I64, Expr, Kernel, Phase, Reduce, Scratch, Statement, Store, of_kind, roots, walk
+from ..lower.ir import (
+    BOOL,
+    F64,
+    I64,
+    Expr,
+    Kernel,
+    Phase,
+    Reduce,
+    Scratch,
+    Statement,
+    Store,
+    of_kind,
+    roots,
+    walk,
+)
 from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
 
@@ -29,7 +44,11 @@ ROW, FINAL = Var("@row", 0), Var("@final", 0)
 ONCE = Var("@once", 0)
 
 
-ISAS = {"avx512": (16, "-march=x86-64-v4"), "avx2": (8, "-march=x86-64-v3"), "portable": (4, "")}  # floats a vector, flag
+ISAS = {
+    "avx512": (16, "-march=x86-64-v4"),
+    "avx2": (8, "-march=x86-64-v3"),
+    "portable": (4, ""),
+}  # floats a vector, flag
 
 
 @functools.cache
@@ -51,7 +70,11 @@ def isa() -> tuple[int, str]:
     if not config.isa:
         return 0, "-march=native"
     if config.isa not in ISAS:
-        raise UsageError("DM109", f"config.isa names no known instruction set: {config.isa!r}", cure=f"one of {', '.join(ISAS)}")
+        raise UsageError(
+            "DM109",
+            f"config.isa names no known instruction set: {config.isa!r}",
+            cure=f"one of {', '.join(ISAS)}",
+        )
     return ISAS[config.isa]
 
 
@@ -61,11 +84,21 @@ def all_exprs(statements: Iterable[Statement]) -> list[Expr]:
 
 
 def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
-    """Lanes of the vector loop: the machine's, half when 64-bit values change along it, fewer when it is short."""
-    size, width = loop.size if type(loop.size) is int else max(hint(loop.size), machine_width()), machine_width()
+    """Lanes of the vector loop: the machine's, half when 64-bit values change along it, fewer when it is
+    short.
+    """
+    size, width = (
+        loop.size if type(loop.size) is int else max(hint(loop.size), machine_width()),
+        machine_width(),
+    )
     exprs = list(exprs)
     half = width // 2
-    uniform = {c for e in exprs if e.op == "masked" and same_for_all_lanes(e.args[0], loop, width) for c in walk(e.args[0])}
+    uniform = {
+        c
+        for e in exprs
+        if e.op == "masked" and same_for_all_lanes(e.args[0], loop, width)
+        for c in walk(e.args[0])
+    }
     if any(e.dtype in (F64, I64) and loop in e.vars and e not in uniform for e in exprs):
         width = half
     while width > 4 and width > size:
@@ -95,7 +128,9 @@ class Emitter:
         self.exprs = all_exprs(kernel.statements())
         self.accs: dict[int, Expr] = {e.args[0]: e for e in self.exprs if e.op == "acc"}
         self.top = Scope(None)
-        self.stores: list[tuple[Store, Collection[Var]]] = []  # as they are emitted, with the variables bound there
+        self.stores: list[
+            tuple[Store, Collection[Var]]
+        ] = []  # as they are emitted, with the variables bound there
         self.vars = {
             v: f"{part}{n}"
             for part, vs in (("o", kernel.outer), ("m", kernel.middle), ("n", kernel.inner))
@@ -115,7 +150,10 @@ class Emitter:
     def function(self, name: str) -> str:
         """The whole C++ function."""
         text = self.text()
-        numbers = [f"const i64 {s.name}=ints[{len(self.kernel.streams()) + n}];" for n, s in enumerate(self.kernel.symbols)]
+        numbers = [
+            f"const i64 {s.name}=ints[{len(self.kernel.streams()) + n}];"
+            for n, s in enumerate(self.kernel.symbols)
+        ]
         numbers += [f"const i64 {z}={size};" for size, z in self.body.sizes.items()]
         head = f"{''.join(numbers)}{self.pointers()}\n{''.join(self.top.lines)}"
         return f'extern "C" void {name}(void**P,const i64*ints){{{head}{text}}}\n'
@@ -137,7 +175,8 @@ class Emitter:
     def over(self, name: str, tasks: Dim, count: str, inside: str) -> str:
         """A loop of `name` up to `count`, on several threads when that pays for `tasks` tasks.
 
-        Where the call decides, a call on one thread does not pay for OpenMP, which takes as long as a small kernel.
+        Where the call decides, a call on one thread does not pay for OpenMP, which takes as long as a small
+        kernel.
         """
         work = self.work()
         loop = f"for(i64 {name}={{}};{name}<{{}};{name}++){{{{{{}}}}}}"
@@ -152,7 +191,9 @@ class Emitter:
         return f"\n#pragma omp parallel for schedule(static){clause}\n{loop.format('0', count, inside)}"
 
     def chunks(self, rows: Dim, least: int, longest: int, nbytes: Dim) -> tuple[str, str]:
-        """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it at the call."""
+        """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it
+        at the call.
+        """
         work = self.work()
         if all(type(n) is int for n in (work, rows, nbytes)):
             count = 1 if work < PARALLEL_WORK else min(rows, max(least, -(-rows // longest)))
@@ -160,7 +201,9 @@ class Emitter:
                 count //= 2
             return str(count), ""
         count = self.number(rows)
-        parts = f"{self.number(work)}>={PARALLEL_WORK},{count},{least},{count},{longest},{self.number(nbytes)}"
+        parts = (
+            f"{self.number(work)}>={PARALLEL_WORK},{count},{least},{count},{longest},{self.number(nbytes)}"
+        )
         return "chunks", f"const i64 chunks=parts({parts});"
 
     def complete(self, s: Reduce, scope: Scope, name: str, width: int) -> None:
@@ -184,12 +227,16 @@ class Emitter:
         if s.add:
             t = ctype(s.expr.dtype, scope.width if vector is not None else 1)
             place = self.body.fresh()
-            scope.lines.append(f"{{{MEMORY[s.memory]}*const {place}={at};st{kind}({place},ld<{t}>({place})+({t}){value});}}")
+            scope.lines.append(
+                f"{{{MEMORY[s.memory]}*const {place}={at};st{kind}({place},ld<{t}>({place})+({t}){value});}}"
+            )
         elif is_one(step):
             width = scope.width if vector is not None else 1
             t = ctype(s.expr.dtype, width)
             scope.lines.append(
-                f"st{bool_mark}{kind}({at},({t}){value});" if width == 1 else f"st{bool_mark}{kind}({at},{value});"
+                f"st{bool_mark}{kind}({at},({t}){value});"
+                if width == 1
+                else f"st{bool_mark}{kind}({at},{value});"
             )
         else:
             assert step is not None  # places that are computed are taken lane by lane
@@ -224,20 +271,28 @@ class RowsEmitter(Emitter):
             self.width = 1
         if self.width > 1:
             self.body.widths.add(self.width)
-        self.across = [(s, True) for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across]
-        self.across += [(s, False) for p in kernel.phases for s in p.row if isinstance(s, Reduce) and s.across]
+        self.across = [
+            (s, True) for p in kernel.phases for s in p.inner if isinstance(s, Reduce) and s.across
+        ]
+        self.across += [
+            (s, False) for p in kernel.phases for s in p.row if isinstance(s, Reduce) and s.across
+        ]
         self.is_map = (
-            len(kernel.phases) == 1 and not any(isinstance(s, Reduce) for s in kernel.statements()) and not kernel.phases[0].row
+            len(kernel.phases) == 1
+            and not any(isinstance(s, Reduce) for s in kernel.statements())
+            and not kernel.phases[0].row
         )
         self.inner_count = numel(v.size for v in kernel.inner)
         self.row_buffers = 0  # of a length that is known at the call
 
     @staticmethod
     def apart(v: Var, s: Store) -> bool:
-        """Whether a vector along v can be scattered: its elements go to different places, which follow each other."""
+        """Whether a vector along v can be scattered: its elements go to different places, which follow each
+        other.
+        """
         return v in determined(s.index) and is_one(s.index.coefficient(v))
 
-    # -- the function -------------------------------------------------------------------------------------------------
+    # -- the function ----------------------------------------------------------------------------------------
     def text(self) -> str:
         text = self._with_across() if self.across else self._plain()
         return text.replace("@rows@", str(self.row_buffers))
@@ -252,7 +307,9 @@ class RowsEmitter(Emitter):
             and (elements(outer) < 32 or any(e.op == "rand" for e in self.exprs))
             and not self.scatters
         )
-        free = frozenset(outer).intersection(*(determined(s.index) for s in self.scatters))  # no two tasks write one place
+        free = frozenset(outer).intersection(
+            *(determined(s.index) for s in self.scatters)
+        )  # no two tasks write one place
         lead: list[Var] = []
         while outer and outer[0] in free and elements(lead) < 64:
             lead.append(outer.pop(0))
@@ -262,7 +319,9 @@ class RowsEmitter(Emitter):
         blocks: Dim = (self.size + BLOCK - 1) // BLOCK if blocked else 1
         size = self.number(self.size)
         self._row(row, ("lo", "hi") if blocked else None)
-        head = self.decode(f"(task/{self.number(blocks)})" if blocked else "task", lead, names) if lead else ""
+        head = (
+            self.decode(f"(task/{self.number(blocks)})" if blocked else "task", lead, names) if lead else ""
+        )
         if blocked:
             head += f"const i64 lo=task%{self.number(blocks)}*{BLOCK},hi=lo+{BLOCK}<{size}?lo+{BLOCK}:{size};"
         for v in outer:
@@ -295,11 +354,16 @@ class RowsEmitter(Emitter):
         decode = self.decode("row", k.outer, self.vars) if k.outer else ""
         count = self.number(rows)
         inside = f"for(i64 row=chunk*{count}/{chunks};row<(chunk+1)*{count}/{chunks};row++){{{decode}{''.join(row.lines)}}}"
-        loop = self.over("chunk", int(chunks) if chunks.isdigit() else rows, chunks, "".join(start) + inside) + "\n"
+        loop = (
+            self.over("chunk", int(chunks) if chunks.isdigit() else rows, chunks, "".join(start) + inside)
+            + "\n"
+        )
         return f"{head}char*room_=(char*)room({offset});{room}{loop}{self._finish(chunks, places)}"
 
     def _finish(self, chunks: str, places: dict[int, tuple[str, str, str]]) -> str:
-        """Combine the chunks' accumulators, then the final statements over the inner loops, then those done once."""
+        """Combine the chunks' accumulators, then the final statements over the inner loops, then those done
+        once.
+        """
         k = self.kernel
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
         final = Scope(self.top, [(FINAL, ""), (ONCE, "")])
@@ -324,10 +388,14 @@ class RowsEmitter(Emitter):
         name, _, t = place
         result = self.body.fresh()
         combine = COMBINE[s.kind].format("s_", f"{name}[c_]")
-        scope.lines.append(f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}")
+        scope.lines.append(
+            f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
+        )
         self.complete(s, scope, result, 1)
 
-    def _combine_lane(self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: Scope) -> None:
+    def _combine_lane(
+        self, s: Reduce, chunks: str, place: tuple[str, str, str], position: Index, scope: Scope
+    ) -> None:
         name, n, _ = place
         t = ctype(s.expr.dtype, scope.width)
         result = self.body.fresh()
@@ -338,7 +406,7 @@ class RowsEmitter(Emitter):
         )
         self.complete(s, scope, result, scope.width)
 
-    # -- one row ------------------------------------------------------------------------------------------------------
+    # -- one row ---------------------------------------------------------------------------------------------
     def _row(self, row: Scope, limits: tuple[str, str] | None) -> None:
         second = next((p for p in [p for p in self.kernel.phases if p.inner][1:]), None)
         for phase in self.kernel.phases:
@@ -354,8 +422,8 @@ class RowsEmitter(Emitter):
     def _streams(self) -> list[Expr]:
         """Loads of the first pass that walk along the rows of large buffers.
 
-        The second pass computes on a row that is in the cache already, so it has time to fetch the next one: softmax over
-        12×512×512 takes 0.72 of the time.
+        The second pass computes on a row that is in the cache already, so it has time to fetch the next one:
+        softmax over 12×512×512 takes 0.72 of the time.
         """
         k = self.kernel
         if not k.outer or len(k.inner) != 1 or elements(k.outer) * hint(self.inner_count) < STREAMED:
@@ -363,7 +431,9 @@ class RowsEmitter(Emitter):
         first = next(p for p in k.phases if p.inner)
         loads = [e for e in all_exprs(first.inner) if e.op == "load" and e.args[1].is_affine]
         steps = [(e, e.args[1].coefficient(k.inner[0]), e.args[1].terms.get(k.outer[-1], 0)) for e in loads]
-        return [e for e, along, across in steps if is_one(along) and known(">=", across - k.inner[0].size)][:4]
+        return [e for e, along, across in steps if is_one(along) and known(">=", across - k.inner[0].size)][
+            :4
+        ]
 
     def _fetch_ahead(self, loads: Sequence[Expr], scope: Scope) -> None:
         for e in loads:
@@ -381,7 +451,11 @@ class RowsEmitter(Emitter):
                 self._row_buffer(t, f"s{s.id}_", self.inner_count, row)
         reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
         exprs = all_exprs(phase.inner)
-        unroll = 4 if reductions and len(exprs) <= 16 and hint(self.size) >= 8 * self.width and self.width > 1 else 1
+        unroll = (
+            4
+            if reductions and len(exprs) <= 16 and hint(self.size) >= 8 * self.width and self.width > 1
+            else 1
+        )
         for s in reductions:
             self._declare(s, row, unroll)
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
@@ -394,16 +468,25 @@ class RowsEmitter(Emitter):
                     self.store(s, scope)
                 elif isinstance(s, Scratch):
                     value = self.body.operand(s.expr, scope, scope.width)
-                    scope.lines.append(f"st<{ctype(s.expr.dtype, 1)}>(s{s.id}_+{self.body.index(position, scope)},{value});")
+                    scope.lines.append(
+                        f"st<{ctype(s.expr.dtype, 1)}>(s{s.id}_+{self.body.index(position, scope)},{value});"
+                    )
                 else:
-                    self._gather(of_kind(s, Reduce), f"a{s.id}_{copy}" if scope.width > 1 else f"a{s.id}s", position, scope)
+                    self._gather(
+                        of_kind(s, Reduce),
+                        f"a{s.id}_{copy}" if scope.width > 1 else f"a{s.id}s",
+                        position,
+                        scope,
+                    )
 
         self.nest(k.inner, row, emit, limits, unroll)
         for s in reductions:
             self._collect(s, row, unroll)
 
     def _row_buffer(self, t: str, name: str, count: Dim, row: Scope) -> None:
-        """Memory for a row of values: on the stack, or of the thread when its length is known only at the call."""
+        """Memory for a row of values: on the stack, or of the thread when its length is known only at the
+        call.
+        """
         if type(count) is int:
             row.lines.append(f"{t} {name}[{count}] __attribute__((aligned(64)));")
             return
@@ -417,7 +500,9 @@ class RowsEmitter(Emitter):
         t = ctype(s.expr.dtype, scope.width)
         at = f"a{s.id}_+{self.body.index(position, scope)}"
         value = self.body.operand(s.expr, scope, scope.width)
-        scope.lines.append(f"st<{ctype(s.expr.dtype, 1)}>({at},{COMBINE[s.kind].format(f'ld<{t}>({at})', value)});")
+        scope.lines.append(
+            f"st<{ctype(s.expr.dtype, 1)}>({at},{COMBINE[s.kind].format(f'ld<{t}>({at})', value)});"
+        )
 
     def _declare(self, s: Reduce, row: Scope, unroll: int) -> None:
         t, start = ctype(s.expr.dtype, 1), reduce_start(s.kind, s.expr.dtype)
@@ -504,7 +589,7 @@ class RowsEmitter(Emitter):
         """Whether a loop of narrow vectors follows that of wide ones."""
         return self.width > TAIL and type(self.size) is Size and not divides(self.width, self.size)
 
-    # -- loops --------------------------------------------------------------------------------------------------------
+    # -- loops -----------------------------------------------------------------------------------------------
     def nest(
         self,
         loops: Sequence[Var],
@@ -524,7 +609,9 @@ class RowsEmitter(Emitter):
             v, name = loops[0], self.vars[loops[0]]
             scope = Scope(parent, [(v, name), *extra])
             self.nest(loops[1:], scope, emit, limits, unroll, extra)
-            parent.lines.append(f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}")
+            parent.lines.append(
+                f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}"
+            )
             return
         v, name = loops[0], self.vars[loops[0]]
         lo, hi = limits or ("0", self.number(v.size))
@@ -537,7 +624,9 @@ class RowsEmitter(Emitter):
                     scope = Scope(parent, [(v, f"{name}_{u}"), *extra], width, v)
                     emit(scope, u)
                     copies.append(f"{{const i64 {name}_{u}={name}+{u * width};{''.join(scope.lines)}}}")
-                lines.append(f"for(;{name}+{unroll * width}<={hi};{name}+={unroll * width}){{{''.join(copies)}}}\n")
+                lines.append(
+                    f"for(;{name}+{unroll * width}<={hi};{name}+={unroll * width}){{{''.join(copies)}}}\n"
+                )
             if unroll == 1 or not divides(unroll * width, v.size) or limits:
                 scope = Scope(parent, [(v, name), *extra], width, v)
                 emit(scope)

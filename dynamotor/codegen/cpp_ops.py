@@ -87,7 +87,9 @@ def ctype(dtype: torch.dtype, width: int) -> str:
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
-    """A number of a compute type; in parentheses where it has a sign, because `a--1` is no difference in C."""
+    """A number of a compute type; in parentheses where it has a sign, because `a--1` is no difference in
+    C.
+    """
     if dtype is BOOL:
         return "(-1)" if value else "0"
     if not dtype.is_floating_point:
@@ -108,7 +110,9 @@ def _in_parentheses(number: str) -> str:
     return f"({number})" if number.startswith("-") else number
 
 
-def operation(e: Expr, operands: list[str], result: str, width: int, number: Callable[[Dim], str] = str) -> str:
+def operation(
+    e: Expr, operands: list[str], result: str, width: int, number: Callable[[Dim], str] = str
+) -> str:
     """Text of e over operands that are already of its width; `number` gives the text of a size."""
     name, source = e.op, e.args[0].dtype if e.args and isinstance(e.args[0], Expr) else e.dtype
     if name == "cast":
@@ -117,7 +121,11 @@ def operation(e: Expr, operands: list[str], result: str, width: int, number: Cal
         memory = e.args[1]
         if memory is torch.bfloat16:
             return f"round_bf({operands[0]})"
-        return f"round_h({operands[0]})" if memory is torch.float16 else f"wrap_<{MEMORY[memory]}>({operands[0]})"
+        return (
+            f"round_h({operands[0]})"
+            if memory is torch.float16
+            else f"wrap_<{MEMORY[memory]}>({operands[0]})"
+        )
     if name in ("floordiv", "rem", "truncdiv"):
         return f"{name}{'f' if e.dtype.is_floating_point else 'i'}_({', '.join(operands)})"
     if name == "wrap_index":
@@ -149,7 +157,9 @@ def reduce_start(kind: str, dtype: torch.dtype) -> str:
         return literal(-math.inf if low else math.inf, dtype)
     bits = 63 if dtype is I64 else 31
     return (
-        literal(-(1 << bits) if low else (1 << bits) - 1, dtype) if bits == 63 else ("(-2147483647-1)" if low else "2147483647")
+        literal(-(1 << bits) if low else (1 << bits) - 1, dtype)
+        if bits == 63
+        else ("(-2147483647-1)" if low else "2147483647")
     )
 
 

@@ -1,7 +1,8 @@
-"""The C++ text that every translation unit starts with: vector types, loads and stores, elementwise functions.
+"""The C++ text that every translation unit starts with: vector types, loads and stores, elementwise
+functions.
 
-No headers. `F16` is 16 floats, `I16` 16 ints (also masks: 0 or -1), `L8` 8 longs, `D8` 8 doubles; each function works on a
-scalar and on a vector alike, so that one text serves both the vector loop and its tail.
+No headers. `F16` is 16 floats, `I16` 16 ints (also masks: 0 or -1), `L8` 8 longs, `D8` 8 doubles; each
+function works on a scalar and on a vector alike, so that one text serves both the vector loop and its tail.
 """
 
 # ruff: noqa: E501  (C++ text)
@@ -94,7 +95,8 @@ static __thread void* dm_room; static __thread i64 dm_room_size;
 static void* room(i64 bytes){ if(bytes>dm_room_size){ dm_room=realloc(dm_room,bytes+64); dm_room_size=bytes; } return (void*)(((u64)dm_room+63)&~63ul); }
 """
 
-# Sizes that are known at the call: `Size`s print in these functions. A row's scratch has room of its own in each thread.
+# Sizes that are known at the call: `Size`s print in these functions. A row's scratch has room of its own in
+# each thread.
 SIZES = r"""
 INL i64 floordiv(i64 a,i64 b){ i64 q=a/b; return q-((a%b!=0)&&((a<0)!=(b<0))); }
 INL i64 mod(i64 a,i64 b){ i64 r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
@@ -211,5 +213,11 @@ static __attribute__((noinline)) float philox_one(i64 seed,u32 stream,i64 i){ fl
 
 def prelude(widths: set[int], random: bool, sizes: bool = False) -> str:
     """The parts that functions with these vector widths need; sizes: some are known only at the call."""
-    parts = [TYPES, *(WIDTH.replace("@", str(w)) for w in sorted(widths)), CORE, *([SIZES] if sizes else []), MATH]
+    parts = [
+        TYPES,
+        *(WIDTH.replace("@", str(w)) for w in sorted(widths)),
+        CORE,
+        *([SIZES] if sizes else []),
+        MATH,
+    ]
     return "".join(parts) + (RANDOM if random else "")

@@ -45,7 +45,9 @@ class ScanEmitter(Emitter):
                     self._step(s, scope)
                 else:
                     self.store(of_kind(s, Store), scope)
-        parent.lines.append(f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}")
+        parent.lines.append(
+            f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}"
+        )
 
     def _step(self, s: Scan, scope: Scope) -> None:
         """One element more in a running result."""
@@ -54,7 +56,9 @@ class ScanEmitter(Emitter):
             sign = ">=" if s.kind == "argmax" else "<="
             assert s.position is not None
             place = self.body.index(s.position, scope)
-            scope.lines.append(f"if({value}!={value}||({best}=={best}&&{value}{sign}{best})){{{best}={value};{best}at={place};}}")
+            scope.lines.append(
+                f"if({value}!={value}||({best}=={best}&&{value}{sign}{best})){{{best}={value};{best}at={place};}}"
+            )
             result, kept = f"{best}at", "i64"
         else:
             scope.lines.append(f"{best}={COMBINE[s.kind].format(best, value)};")

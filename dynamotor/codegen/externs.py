@@ -1,4 +1,5 @@
-"""How the call program calls aten: the fastest callable of an overload, its `out=` names, and which results may alias.
+"""How the call program calls aten: the fastest callable of an overload, its `out=` names, and which results
+may alias.
 
 >>> callee_of(ExternStep(aten.mm.default, ..., out_variant=aten.mm.out))
 ('mm', Callee(target=aten.mm.out, row_major=False))
@@ -26,7 +27,9 @@ def row_major_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
 
 
 def _overwrites_memory(step: ExternStep) -> bool:
-    """Whether oneDNN (torch 2.13) writes beyond memory if operands are channels-last: 1×1 with a stride and few channels."""
+    """Whether oneDNN (torch 2.13) writes beyond memory if operands are channels-last: 1×1 with a stride and
+    few channels.
+    """
     if step.target is not aten.convolution_backward.default:
         return False
     _, x, weight, _, stride, *_ = step.args
@@ -35,8 +38,13 @@ def _overwrites_memory(step: ExternStep) -> bool:
 
 # Python bindings parse their arguments faster than OpOverload does.
 _FAST: dict[Any, Callable[..., Any]] = {
-    aten.mm.out: torch.mm, aten.addmm.out: torch.addmm, aten.bmm.out: torch.bmm, aten.baddbmm.out: torch.baddbmm,
-    aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
+    aten.mm.out: torch.mm,
+    aten.addmm.out: torch.addmm,
+    aten.bmm.out: torch.bmm,
+    aten.baddbmm.out: torch.baddbmm,
+    aten.mm.default: torch.mm,
+    aten.addmm.default: torch.addmm,
+    aten.bmm.default: torch.bmm,
 }
 _ALIASING_UNDECLARED = {aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default}
 
@@ -52,7 +60,11 @@ class Callee:
     @property
     def function(self) -> Callable[..., Any]:
         """The fastest callable."""
-        return row_major_backward if self.row_major else _FAST.get(self.target) or getattr(self.target, "_op", self.target)
+        return (
+            row_major_backward
+            if self.row_major
+            else _FAST.get(self.target) or getattr(self.target, "_op", self.target)
+        )
 
 
 def callee_of(step: ExternStep) -> tuple[str, Callee]:
@@ -82,11 +94,18 @@ def returns_many(target: Any) -> bool:
 
 def is_custom(target: Any) -> bool:
     """Whether somebody else than PyTorch registered the op (and its shape rule)."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims", "mkldnn", "dynamotor")
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in (
+        "aten",
+        "prims",
+        "mkldnn",
+        "dynamotor",
+    )
 
 
 def may_alias(target: Any) -> bool:
-    """Whether a result of the call may share memory with an argument (declared, or possible in a composite op)."""
+    """Whether a result of the call may share memory with an argument (declared, or possible in a composite
+    op).
+    """
     if not isinstance(target, torch._ops.OpOverload):
         return True
     if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):

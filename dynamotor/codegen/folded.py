@@ -1,4 +1,5 @@
-"""A program whose static parts are computed once and again only when the tensors they were computed from have changed.
+"""A program whose static parts are computed once and again only when the tensors they were computed from have
+changed.
 
 >>> call = FoldedCall(program, Part.of(fold, gm))
 >>> call(*inputs)            # program(*inputs, *constants)
@@ -27,7 +28,9 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 @dataclass(frozen=True)
 class Part:
-    """What was split off: `gm` of the inputs at these positions (with their specs) gives constants of these specs."""
+    """What was split off: `gm` of the inputs at these positions (with their specs) gives constants of these
+    specs.
+    """
 
     gm: fx.GraphModule
     sources: tuple[tuple[int, TensorSpec], ...]
@@ -37,7 +40,9 @@ class Part:
     def of(fold: Fold, gm: fx.GraphModule) -> Part:
         """The part that was split off `gm`."""
         specs = [node.meta["val"] for node in placeholders(gm.graph)]
-        return Part(fold.gm, tuple((i, specs[i]) for i in fold.sources), tuple(specs[len(specs) - fold.count:]))
+        return Part(
+            fold.gm, tuple((i, specs[i]) for i in fold.sources), tuple(specs[len(specs) - fold.count :])
+        )
 
 
 class FoldedCall:
@@ -68,8 +73,8 @@ class FoldedCall:
         return state[1]
 
     def _key(self, sources: list[torch.Tensor]) -> tuple[int, bytes] | None:
-        """What the sources hold, as a hash, where they lie and how often they were written; None (compute again) when the hash
-        function cannot be built."""
+        """What the sources hold, as a hash, where they lie and how often they were written; None (compute
+        again) when the hash function cannot be built."""
         if self._fingerprint is not None:
             try:
                 return self._fingerprint.of(sources), _C.tensor_stamps(sources)

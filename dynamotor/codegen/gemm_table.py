@@ -1,4 +1,5 @@
-"""The stored table of matrix products and convolutions: what was measured on a GPU, and which other sizes that speaks for.
+"""The stored table of matrix products and convolutions: what was measured on a GPU, and which other sizes
+that speaks for.
 
 >>> stored("NVIDIA H200 bf16 1x4096x3072x768 nt+bias > mul,normal_cdf reads nothing writes bf16")
 Tiling(m=128, n=256, k=64, ...)
@@ -25,7 +26,7 @@ _SIZES = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+) (\w)")
 
 @functools.cache
 def table() -> dict[str, Tiling | None]:
-    """"GPU label" → the tiling under which a template won, None where the library did."""
+    """ "GPU label" → the tiling under which a template won, None where the library did."""
     rows = json.loads(PATH.read_text())["rows"]
     return {key: None if row is None else Tiling(**row) for key, row in rows.items()}
 
@@ -73,8 +74,8 @@ def _layers() -> dict[str, dict[int, Tiling | None]]:
 def _layer(key: str) -> tuple[str, int]:
     """A row's key without the size that the number of samples decides, and that size.
 
-    It is the number of products where there are several, else the rows of the result; in a weight's gradient, whose first
-    operand lies transposed, it is what is summed over.
+    It is the number of products where there are several, else the rows of the result; in a weight's gradient,
+    whose first operand lies transposed, it is what is summed over.
     """
     match = _SIZES.search(key)
     if match is None:

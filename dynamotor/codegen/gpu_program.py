@@ -1,4 +1,5 @@
-"""The call program of a GPU: the CPU's, with Triton launches in place of C functions and memory of the device.
+"""The call program of a GPU: the CPU's, with Triton launches in place of C functions and memory of the
+device.
 
     def call(arg0, arg1):
         stream = current_stream()
@@ -7,7 +8,8 @@
         k0(buf1, out0, stream)
         return (out0,)
 
-On CPU tensors the same program runs its kernels in Triton's interpreter: that is how it is tested without a GPU.
+On CPU tensors the same program runs its kernels in Triton's interpreter: that is how it is tested without a
+GPU.
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ class GpuWriter(Writer):
     def __init__(self, program: Program, info: GraphInfo, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.launches: dict[str, tuple[TritonFunction, int, tuple[int, ...]]] = {}
-        self.facts: dict[str, dict[str, Any]] = {}  # function -> what it fuses, the bytes it is given, its launch: for reports
+        self.facts: dict[
+            str, dict[str, Any]
+        ] = {}  # function -> what it fuses, the bytes it is given, its launch: for reports
         super().__init__(program, info, device)
-        self.numbers = [n for n in program.inputs if self.on_gpu and program.buffers[n].spec.device.type == "cpu"]
+        self.numbers = [
+            n for n in program.inputs if self.on_gpu and program.buffers[n].spec.device.type == "cpu"
+        ]
         self.static -= set(self.numbers)
 
     def loop(self, step: LoopStep) -> Iterator[str]:
@@ -52,7 +58,10 @@ class GpuWriter(Writer):
         self.launches[name], self.labels[name] = row, f"dynamotor::{step.function.name}"
         if step.function.name not in self.facts:
             given = step.args[:-1] if step.function.scratch else step.args
-            nbytes = sum(s.extent * s.dtype.itemsize for s in (self.program.buffers[n].spec for n in dict.fromkeys(given)))
+            nbytes = sum(
+                s.extent * s.dtype.itemsize
+                for s in (self.program.buffers[n].spec for n in dict.fromkeys(given))
+            )
             self.facts[step.function.name] = {
                 "note": step.note,
                 "bytes": nbytes,
@@ -60,13 +69,18 @@ class GpuWriter(Writer):
                 "warps": step.function.warps,
             }
         self.called.append(step.function)
-        arguments = [*step.args, "stream"] if self.on_gpu else step.args[:-1] if step.function.scratch else step.args
+        arguments = (
+            [*step.args, "stream"] if self.on_gpu else step.args[:-1] if step.function.scratch else step.args
+        )
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
         """The lines of an aten call; what it makes must lie on the device, where kernels read it."""
         reads_tensors = any(True for _ in refs((step.args, step.kwargs)))
-        if self.on_gpu and torch.device(step.kwargs.get("device") or ("cuda" if reads_tensors else "cpu")).type != "cuda":
+        if (
+            self.on_gpu
+            and torch.device(step.kwargs.get("device") or ("cuda" if reads_tensors else "cpu")).type != "cuda"
+        ):
             raise CannotPlan(f"{step.target} makes a tensor on the CPU amid what a GPU computes")
         return super().extern(step)
 
@@ -83,7 +97,9 @@ class GpuWriter(Writer):
         return super().write()
 
 
-def _new(device: torch.device, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _new(
+    device: torch.device, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
@@ -94,7 +110,9 @@ def _is_gpu(device: torch.device) -> bool:
 def _job(f: TritonFunction, arch: int) -> triton_build.TritonJob:
     """What is built for a function."""
     source = HELPERS + f.source
-    return triton_build.TritonJob(source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=f.stages, scratch=f.scratch)
+    return triton_build.TritonJob(
+        source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=f.stages, scratch=f.scratch
+    )
 
 
 def _interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
@@ -105,7 +123,9 @@ def _interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None
 
 
 def _placed(program: Program, device: torch.device) -> Program:
-    """The program with all buffers on the device: intermediates, which a trial is given as inputs, do not say where they lie."""
+    """The program with all buffers on the device: intermediates, which a trial is given as inputs, do not say
+    where they lie.
+    """
     buffers = {name: replace(b, spec=replace(b.spec, device=device)) for name, b in program.buffers.items()}
     return replace(program, buffers=buffers)
 
@@ -120,9 +140,11 @@ def _raise(error: BuildError) -> Callable[..., Any]:
 
 
 class GpuProgram(CallProgram):
-    """A compiled graph whose kernels are Triton's, on one device. Kernels are built in worker processes meanwhile.
+    """A compiled graph whose kernels are Triton's, on one device. Kernels are built in worker processes
+    meanwhile.
 
-    expanded: the program's loops are launches already, and nothing in it is to be replaced by a template (a trial).
+    expanded: the program's loops are launches already, and nothing in it is to be replaced by a template (a
+    trial).
     """
 
     def __init__(
@@ -140,7 +162,9 @@ class GpuProgram(CallProgram):
             program = self._with_templates(launches, info)
             if program is not launches:
                 given, on_build_error = on_build_error, self._leave_templates
-                self._without_templates = functools.cache(lambda: GpuProgram(launches, info, device, given, expanded=True))
+                self._without_templates = functools.cache(
+                    lambda: GpuProgram(launches, info, device, given, expanded=True)
+                )
                 self._rounds = any(_rounds_operands(step) for step in program.steps)
         for name, buffer in program.buffers.items():
             if buffer.value is not None and buffer.value.device != device:
@@ -148,20 +172,26 @@ class GpuProgram(CallProgram):
         super().__init__(program, info, on_build_error)
 
     def _with_templates(self, program: Program, info: GraphInfo) -> Program:
-        """The program with generated matrix products where they are known, or found, to be faster than the library's."""
+        """The program with generated matrix products where they are known, or found, to be faster than the
+        library's.
+        """
         if self.device.type != "cuda":
             return triton_gemm_choice.choose(program, "interpreter")
         tune = functools.partial(self._time, info) if config.max_autotune else None
         return triton_gemm_choice.choose(program, torch.cuda.get_device_name(self.device), tune)
 
     def _leave_templates(self, error: BuildError) -> GpuProgram:
-        """What runs where a template cannot be built or loaded: the library's products with their own kernels behind them."""
+        """What runs where a template cannot be built or loaded: the library's products with their own kernels
+        behind them.
+        """
         counters["fallback"][f"template.{error.code}"] += 1
         emit("fallback", what="template", name=self.name, reason=str(error), code=error.code)
         return self._without_templates()
 
     def _time(self, info: GraphInfo, programs: Sequence[Program]) -> list[float]:
-        """Milliseconds of programs with the same inputs; their kernels are built side by side before any is timed."""
+        """Milliseconds of programs with the same inputs; their kernels are built side by side before any is
+        timed.
+        """
         plain = replace(info, static_inputs=frozenset())
         placed = [_placed(program, self.device) for program in programs]
         calls = [GpuProgram(program, plain, self.device, _raise, expanded=True) for program in placed]
@@ -200,7 +230,9 @@ class GpuProgram(CallProgram):
                 job, pending = self.builds[f.name]
                 second = f.fallback
                 other = (_job(second, job.arch), second.grid) if second is not None else None
-                found[name] = triton_launch.make_gpu_kernel(job, pending.result(), self.device, f.grid, n_tensors, ints, other)
+                found[name] = triton_launch.make_gpu_kernel(
+                    job, pending.result(), self.device, f.grid, n_tensors, ints, other
+                )
             else:
                 found[name] = _interpreted(f, ints)
         return found

@@ -1,8 +1,10 @@
-"""Rows of intermediate tensors that matrix products read start at multiples of 16 bytes: cuBLAS's fast kernels need that.
+"""Rows of intermediate tensors that matrix products read start at multiples of 16 bytes: cuBLAS's fast
+kernels need that.
 
     dlogits: 2048 rows of 50257, 50257 apart   →   50257 wide still, 50264 apart
 
-Only intermediates: what the user sees, and what one graph leaves for another, keeps its strides. Nobody reads or writes the gaps.
+Only intermediates: what the user sees, and what one graph leaves for another, keeps its strides. Nobody reads
+or writes the gaps.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from .program import refs
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 ALIGNMENT = 16  # bytes
-LEAST_WIDTH, LEAST_ELEMENTS = 128, 1 << 16  # rows of 49: cuBLAS takes the same slow kernels, and they move more
+LEAST_WIDTH, LEAST_ELEMENTS = (
+    128,
+    1 << 16,
+)  # rows of 49: cuBLAS takes the same slow kernels, and they move more
 
 
 class _Cannot(Exception):
@@ -28,7 +33,9 @@ class _Cannot(Exception):
 
 
 def pad_rows(program: Program) -> Program:
-    """The program with the rows of such tensors moved apart, where every step that touches them can follow."""
+    """The program with the rows of such tensors moved apart, where every step that touches them can
+    follow.
+    """
     for name in _candidates(program):
         try:
             program = _padded(program, name)
@@ -39,8 +46,14 @@ def pad_rows(program: Program) -> Program:
 
 def _candidates(program: Program) -> list[str]:
     """Intermediates that a product reads or makes and whose rows do not start at multiples of 16 bytes."""
-    products = [s for s in program.steps if isinstance(s, ExternStep) and s.target in _PRODUCTS and s.out_variant is not None]
-    named = dict.fromkeys(n for s in products for n in (*(r.name for r in refs((s.args, s.kwargs))), *filter(None, s.outs)))
+    products = [
+        s
+        for s in program.steps
+        if isinstance(s, ExternStep) and s.target in _PRODUCTS and s.out_variant is not None
+    ]
+    named = dict.fromkeys(
+        n for s in products for n in (*(r.name for r in refs((s.args, s.kwargs))), *filter(None, s.outs))
+    )
     visible = {ref.name for ref in refs(program.outputs)} | set(program.mutations) | set(program.inputs)
     return [name for name in named if name not in visible and _is_misaligned(program.buffers[name])]
 
@@ -138,7 +151,13 @@ class _Rows:
         """A map over one long loop as a map over rows and columns."""
         loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
         reduces = any(isinstance(s, Reduce) for s in kernel.statements())
-        if len(loops) != 1 or loops[0].size % self.width or reduces or len(kernel.phases) != 1 or kernel.final:
+        if (
+            len(loops) != 1
+            or loops[0].size % self.width
+            or reduces
+            or len(kernel.phases) != 1
+            or kernel.final
+        ):
             raise _Cannot
         (long,) = loops
         row, column = Var(f"{long.name}r", long.size // self.width), Var(f"{long.name}c", self.width)

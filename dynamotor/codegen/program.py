@@ -1,10 +1,11 @@
-"""The call program: a lowered `Program` written as a readable Python function over kernels, aten calls and planned memory.
+"""The call program: a lowered `Program` written as a readable Python function over kernels, aten calls and
+planned memory.
 
-    def call(arg0, arg1):
-        out0 = take((24576, float32), (32, 192), (192, 1))
-        k0(arg0, buf1)                       # buf1 lies in the scratch block, as a global of this function
-        mm(buf1, arg1_v0, out=out0)          # arg1_v0: a view of a parameter, remade when its memory moves
-        return (out0,)
+def call(arg0, arg1):
+    out0 = take((24576, float32), (32, 192), (192, 1))
+    k0(arg0, buf1)                       # buf1 lies in the scratch block, as a global of this function
+    mm(buf1, arg1_v0, out=out0)          # arg1_v0: a view of a parameter, remade when its memory moves
+    return (out0,)
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def _touches(step: LoopStep | ExternStep) -> set[str]:
     """Names of all buffers that a step reads or writes."""
     if isinstance(step, LoopStep):
         return set(step.args) | set(step.reads) | set(step.writes)
-    return {ref.name for ref in refs((step.args, step.kwargs))} | {name for name in step.outs if name} | set(step.mutates)
+    return (
+        {ref.name for ref in refs((step.args, step.kwargs))}
+        | {name for name in step.outs if name}
+        | set(step.mutates)
+    )
 
 
 def _makes(step: LoopStep | ExternStep, name: str) -> bool:
@@ -76,11 +81,15 @@ def _nbytes(spec: TensorSpec) -> int | Size:
 
 
 def _guarded(spec: TensorSpec) -> int:
-    """Bytes of a buffer in check mode: up to the next aligned place, and as many behind it that nobody may write."""
+    """Bytes of a buffer in check mode: up to the next aligned place, and as many behind it that nobody may
+    write.
+    """
     return -(-spec.extent * spec.dtype.itemsize // memory.ALIGNMENT) * memory.ALIGNMENT + memory.GUARD
 
 
-def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: Shape, offset: int) -> torch.Tensor:
+def _view_dtype(
+    tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: Shape, offset: int
+) -> torch.Tensor:
     """A view with other strides whose elements are read as another dtype of the same width."""
     return _view(tensor.view(dtype), shape, stride, offset)
 
@@ -90,8 +99,8 @@ def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype, shape: Shape, stride: 
 class Expected:
     """What is done with a result that is not, to the letter, what the program was compiled for.
 
-    Only the strides may differ (an aten kernel chose others): the result is laid out anew, and that is counted.
-    planned: it is written into memory of the program's. number: it may be a Python number.
+    Only the strides may differ (an aten kernel chose others): the result is laid out anew, and that is
+    counted. planned: it is written into memory of the program's. number: it may be a Python number.
     """
 
     spec: TensorSpec
@@ -105,7 +114,9 @@ class Expected:
         if self.number and isinstance(value, (bool, int, float)):
             return value
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            raise self._error(str(value.layout) if isinstance(value, torch.Tensor) else f"{type(value).__name__} {value!r}")
+            raise self._error(
+                str(value.layout) if isinstance(value, torch.Tensor) else f"{type(value).__name__} {value!r}"
+            )
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         found = TensorSpec.of(value)
@@ -113,7 +124,9 @@ class Expected:
             return value  # a bucket's start gives what the rank holds, which may be nothing
         if (found.shape, found.dtype, found.device) != (spec.shape, spec.dtype, spec.device):
             raise self._error(str(found))
-        if 0 in spec.shape or all(n == 1 or a == b for n, a, b in zip(spec.shape, found.stride, spec.stride, strict=True)):
+        if 0 in spec.shape or all(
+            n == 1 or a == b for n, a, b in zip(spec.shape, found.stride, spec.stride, strict=True)
+        ):
             return _view(value, spec.shape, spec.stride, 0)
         if self.planned:
             raise self._error(str(found))
@@ -126,9 +139,14 @@ class Expected:
         return _C.Expect(shape, stride, self.spec.dtype, self.spec.device, otherwise)
 
     def _is_state_of_attention(self, found: TensorSpec) -> bool:
-        """Seed and offset that attention on a GPU hands to its backward lie on the CPU unless a CUDA graph is recorded."""
-        return (found.shape == self.spec.shape == () and found.dtype is self.spec.dtype is torch.int64
-                and str(self.target).startswith("aten._scaled_dot_product"))
+        """Seed and offset that attention on a GPU hands to its backward lie on the CPU unless a CUDA graph is
+        recorded.
+        """
+        return (
+            found.shape == self.spec.shape == ()
+            and found.dtype is self.spec.dtype is torch.int64
+            and str(self.target).startswith("aten._scaled_dot_product")
+        )
 
     def _at(self, shape: Shape, stride: Shape, value: Any) -> Any:
         return replace(self, spec=replace(self.spec, shape=shape, stride=stride))(value)
@@ -151,9 +169,13 @@ def _as_many(step: ExternStep, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _unforeseen(step: ExternStep | Expected, found: str, foretold: str) -> BackendError:
-    return BackendError("DM404", f"{step.target} returned {found}, but its shape rule foretold {foretold}", where=step.where,
-                        why="the program was compiled for what the rule said, and would read other memory",
-                        cure="mend the op's register_fake (or meta kernel); report it when the op is PyTorch's own")
+    return BackendError(
+        "DM404",
+        f"{step.target} returned {found}, but its shape rule foretold {foretold}",
+        where=step.where,
+        why="the program was compiled for what the rule said, and would read other memory",
+        cure="mend the op's register_fake (or meta kernel); report it when the op is PyTorch's own",
+    )
 
 
 def _copied(tensor: torch.Tensor, shape: Shape, stride: Shape) -> torch.Tensor:
@@ -171,8 +193,15 @@ def _written(tensors: list[torch.Tensor]) -> None:
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
-# What the program's text calls besides kernels and ops, by name. No op, kernel or buffer gets one of these names.
-HELPERS: dict[str, Any] = {"torch": torch, "view": _view, "view_dtype": _view_dtype, "copied": _copied, "written": _written}
+# What the program's text calls besides kernels and ops, by name. No op, kernel or buffer gets one of these
+# names.
+HELPERS: dict[str, Any] = {
+    "torch": torch,
+    "view": _view,
+    "view_dtype": _view_dtype,
+    "copied": _copied,
+    "written": _written,
+}
 _LATER = ("take", "new", "check", "watch", "on_device", "current_stream", "stream", "call", "given", "_")
 _RESERVED = {*HELPERS, *SIZES, *_LATER, *keyword.kwlist, *dir(builtins)}
 
@@ -195,10 +224,10 @@ class Listing:
     """A program as data: its text, and what the text's globals stand for beside ops.
 
     layout: the text of `Writer.layout` where sizes differ between calls. symbols: which inputs are sizes.
-    takes: it is called with a list, which it empties.
-    scratch: tensors in the block: their buffer, where that starts and how far in they lie (bytes), its bytes, the view.
-    bound: views of inputs: the position, the view, the input's spec. pool: results by bytes and type.
-    kernels: C name, pointers, ints. labels: what a profile calls them.
+    takes: it is called with a list, which it empties. scratch: tensors in the block: their buffer, where that
+    starts and how far in they lie (bytes), its bytes, the view. bound: views of inputs: the position, the
+    view, the input's spec. pool: results by bytes and type. kernels: C name, pointers, ints. labels: what a
+    profile calls them.
     """
 
     source: str
@@ -221,13 +250,17 @@ class Writer:
         self.static = {program.inputs[i] for i in info.static_inputs if i < len(program.inputs)}
         # Check mode: hooks stand around each step, guard bytes behind each planned buffer.
         self.watched = config.check and program.env is None and not config.sanitize
-        self.takes = info.kind == "backward"  # inputs come in a list that is emptied: each is freed after its last use
+        self.takes = (
+            info.kind == "backward"
+        )  # inputs come in a list that is emptied: each is freed after its last use
         self.given = program.buffers.keys() & set(program.inputs) - self.static if self.takes else set()
         self.outputs = {ref.name for ref in program.outputs if isinstance(ref, BufRef)}
         self.constants: dict[str, Any] = {}  # globals that never change
         self.described: dict[str, Any] = {}  # the same as plain data: a `Callee` or an `Expected`
         self.scratch: dict[str, BufRef] = {}  # globals that are tensors in the block
-        self.seen: set[str] = set()  # names by which aten calls know buffers and views; kernels take addresses
+        self.seen: set[str] = (
+            set()
+        )  # names by which aten calls know buffers and views; kernels take addresses
         self.bound: dict[str, BufRef] = {}  # globals that are views of static inputs
         self.kernels: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # global -> C name, pointers, ints
         self.functions: dict[str, cpp.CFunction] = {}
@@ -243,12 +276,14 @@ class Writer:
         self._last: dict[str, int] = {}
         self._plan()
 
-    # -- memory ------------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         """Which buffers lie in the scratch block, and where."""
         first: dict[str, int] = {}
-        holds: dict[str, set[str]] = {}  # result of a view-like extern call -> buffers whose memory it may show
+        holds: dict[
+            str, set[str]
+        ] = {}  # result of a view-like extern call -> buffers whose memory it may show
         for at, step in enumerate(self.program.steps):
             if isinstance(step, ExternStep) and step.out_variant is None:
                 made = {name for name in step.outs if name}
@@ -264,9 +299,15 @@ class Writer:
         self.holds = holds
         for name in self.outputs & holds.keys():  # copied out at the very end
             self._last.update(dict.fromkeys(holds[name], len(self.program.steps) - 1))
-        temps = [buffer for buffer in self.program.buffers.values() if buffer.name in first and self._in_scratch(buffer)]
+        temps = [
+            buffer
+            for buffer in self.program.buffers.values()
+            if buffer.name in first and self._in_scratch(buffer)
+        ]
         nbytes = _guarded if self.watched else _nbytes
-        lifetimes = [memory.Lifetime(b.name, nbytes(b.spec), first[b.name], self._last[b.name]) for b in temps]
+        lifetimes = [
+            memory.Lifetime(b.name, nbytes(b.spec), first[b.name], self._last[b.name]) for b in temps
+        ]
         inplace: dict[str, list[str]] = {}
         for step in self.program.steps:
             if isinstance(step, LoopStep):
@@ -285,9 +326,13 @@ class Writer:
             self.scratch[buffer.name] = BufRef.whole(buffer)
 
     def _in_scratch(self, buffer: Buffer) -> bool:
-        return buffer.kind in ("temp", "output") and buffer.name not in self.outputs and buffer.name not in self._fresh
+        return (
+            buffer.kind in ("temp", "output")
+            and buffer.name not in self.outputs
+            and buffer.name not in self._fresh
+        )
 
-    # -- values ------------------------------------------------------------------------------------------------------
+    # -- values ----------------------------------------------------------------------------------------------
 
     def ref(self, ref: BufRef) -> str:
         """The expression for a view of a buffer."""
@@ -328,7 +373,9 @@ class Writer:
             return f"[{items}]" if isinstance(value, list) else f"({items}{',' if len(value) == 1 else ''})"
         if isinstance(value, float) and value - value != 0:
             return f"float({str(value)!r})"
-        if value is None or isinstance(value, (bool, int, float, str, Size, torch.dtype, torch.memory_format, torch.layout)):
+        if value is None or isinstance(
+            value, (bool, int, float, str, Size, torch.dtype, torch.memory_format, torch.layout)
+        ):
             return repr(value)
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
@@ -350,7 +397,7 @@ class Writer:
             self.constants[name], self.described[name] = value, plain
         return self._names[key]
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     def loop(self, step: LoopStep) -> Iterator[str]:
         """The lines that run one kernel."""
@@ -378,7 +425,9 @@ class Writer:
             for keyword, name in zip(externs.out_keywords(step.out_variant), outs, strict=True):
                 arguments.append(f"{keyword}={name}")
         call = f"{self.constant(stem, callee.function, callee)}({', '.join(arguments)})"
-        absent = [k for k, name in enumerate(step.outs) if name is None] if externs.is_custom(step.target) else []
+        absent = (
+            [k for k, name in enumerate(step.outs) if name is None] if externs.is_custom(step.target) else []
+        )
         for k in absent:
             outs[k] = self.unique("none")
         if externs.is_custom(step.target) and externs.returns_many(step.target):
@@ -400,7 +449,9 @@ class Writer:
     def _expected(self, name: str, step: ExternStep) -> str:
         """The global that lets a result through when it is as the program was compiled for."""
         spec = replace(self.program.buffers[name].spec, device=self.device, offset=0)
-        otherwise = Expected(spec, step.target, step.out_variant is not None, name in step.numbers, step.where)
+        otherwise = Expected(
+            spec, step.target, step.out_variant is not None, name in step.numbers, step.where
+        )
         if is_symbolic((*spec.shape, *spec.stride)):
             check = self.unique(f"as_{name}")
             self.checks[check] = otherwise
@@ -409,7 +460,11 @@ class Writer:
 
     def _is_read(self, name: str, step: ExternStep) -> bool:
         """Whether anybody reads a result of this step; in planned memory it has to be written anyway."""
-        return step.out_variant is not None or name in self.outputs or self.program.steps[self._last[name]] is not step
+        return (
+            step.out_variant is not None
+            or name in self.outputs
+            or self.program.steps[self._last[name]] is not step
+        )
 
     def new_result(self, name: str) -> str:
         spec = self.program.buffers[name].spec
@@ -445,14 +500,23 @@ class Writer:
                 self.lines.append(f"check.before({at})")
             self.lines.extend(self.loop(step) if isinstance(step, LoopStep) else self.extern(step))
             if self.watched:
-                unread = () if isinstance(step, LoopStep) else {n for n in step.outs if n and not self._is_read(n, step)}
+                unread = (
+                    ()
+                    if isinstance(step, LoopStep)
+                    else {n for n in step.outs if n and not self._is_read(n, step)}
+                )
                 names = [name for name in checked.makes(step) if name not in unread]
                 self.lines.append(f"check.after({at}, dict({', '.join(f'{name}={name}' for name in names)}))")
-            dead = sorted(n for n in touched & (self._fresh | self.given) - self.outputs
-                          if self._last[n] == at and not _makes(step, n))
+            dead = sorted(
+                n
+                for n in touched & (self._fresh | self.given) - self.outputs
+                if self._last[n] == at and not _makes(step, n)
+            )
             if dead:
                 self.lines.append(f"del {', '.join(dead)}")
-        for name in sorted(self.outputs - made - self._fresh):  # an output without elements that no step writes
+        for name in sorted(
+            self.outputs - made - self._fresh
+        ):  # an output without elements that no step writes
             if self.program.buffers[name].kind not in ("input", "const"):
                 self.lines.append(self.new_result(name))
         if self.program.mutations:
@@ -468,33 +532,62 @@ class Writer:
         if self.takes:
             unused = sorted(self.given - self.outputs - self._last.keys())
             unpack = [f"{names}{',' if len(self.program.inputs) == 1 else ''} = given"] if names else []
-            head = ["def call(given):", *unpack, "given.clear()", *([f"del {', '.join(unused)}"] if unused else [])]
+            head = [
+                "def call(given):",
+                *unpack,
+                "given.clear()",
+                *([f"del {', '.join(unused)}"] if unused else []),
+            ]
         if self.watched:
             head.append("check = watch()")
         return "\n    ".join([*head, *self.lines]) + "\n"
-
 
     def listing(self) -> Listing:
         """The program as data; its text is written here."""
         source, buffers = self.write(), self.program.buffers
         fixed = self.program.env is None
         position = {name: i for i, name in enumerate(self.program.inputs)}
-        scratch = {name: (ref.name, self.offsets[ref.name], ref.offset * buffers[ref.name].spec.dtype.itemsize,
-                          _nbytes(buffers[ref.name].spec), ref) for name, ref in self.scratch.items()}
+        scratch = {
+            name: (
+                ref.name,
+                self.offsets[ref.name],
+                ref.offset * buffers[ref.name].spec.dtype.itemsize,
+                _nbytes(buffers[ref.name].spec),
+                ref,
+            )
+            for name, ref in self.scratch.items()
+        }
         bound = {name: (position[ref.name], ref, buffers[ref.name].spec) for name, ref in self.bound.items()}
         symbols = tuple(i for name, i in position.items() if name not in buffers)
-        return Listing(source, "" if fixed else self.layout(), symbols, self.takes, scratch if fixed else {}, self.scratch_size,
-                       bound, dict(self.pool), self.kernels, self.labels)
+        return Listing(
+            source,
+            "" if fixed else self.layout(),
+            symbols,
+            self.takes,
+            scratch if fixed else {},
+            self.scratch_size,
+            bound,
+            dict(self.pool),
+            self.kernels,
+            self.labels,
+        )
 
     def layout(self) -> str:
-        """The source text of a function of the symbols: bytes of scratch memory, where in it what lies, what results are like."""
+        """The source text of a function of the symbols: bytes of scratch memory, where in it what lies, what
+        results are like.
+        """
         names = [name for name in self.program.inputs if name not in self.program.buffers]
         lines = [f"def layout({', '.join(names)}):", f"    return {self.scratch_size}, {{"]
         for name, ref in self.scratch.items():
             offset = self.offsets[ref.name] + ref.offset * self.program.buffers[ref.name].spec.dtype.itemsize
-            place = f"({offset}, {ref.shape}, {ref.stride}, {ref.dtype})" if name in self.seen else f"{offset}"
+            place = (
+                f"({offset}, {ref.shape}, {ref.stride}, {ref.dtype})" if name in self.seen else f"{offset}"
+            )
             lines.append(f"        {name!r}: {place},")
-        checks = [f"        {name!r}: ({check.spec.shape}, {check.spec.stride})," for name, check in self.checks.items()]
+        checks = [
+            f"        {name!r}: ({check.spec.shape}, {check.spec.stride}),"
+            for name, check in self.checks.items()
+        ]
         return "\n".join([*lines, "    }, {", *checks, "    }"]) + "\n"
 
 
@@ -516,20 +609,30 @@ def _split(functions: list[cpp.CFunction]) -> list[list[cpp.CFunction]]:
 
 
 class CallProgram:
-    """A compiled graph: `program(*tensors) -> tuple`. Safe to call from several threads and from within itself.
+    """A compiled graph: `program(*tensors) -> tuple`. Safe to call from several threads and from within
+    itself.
 
-    The C++ is built in the background; the first call waits for it. When the build fails, `on_build_error(error)` raises or
-    gives the callable that takes this one's place.
+    The C++ is built in the background; the first call waits for it. When the build fails,
+    `on_build_error(error)` raises or gives the callable that takes this one's place.
     """
 
-    def __init__(self, program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]) -> None:
+    def __init__(
+        self, program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]
+    ) -> None:
         writer = self._writer = self._write(program, info)
         self._on_build_error = on_build_error
         self._set_up(program.name, writer.listing())
         self._checks = checked.StepChecks(writer.program, writer.plan) if writer.plan is not None else None
         log("code", self.source)
-        emit("code", name=self.name, python=self.source, scratch_bytes=writer.scratch_size, program=writer.program,
-             functions=writer.called, **self._start_builds())
+        emit(
+            "code",
+            name=self.name,
+            python=self.source,
+            scratch_bytes=writer.scratch_size,
+            program=writer.program,
+            functions=writer.called,
+            **self._start_builds(),
+        )
 
     def _set_up(self, name: str, listing: Listing) -> None:
         """Make the function of the text, and what calls of it share."""
@@ -541,7 +644,11 @@ class CallProgram:
         exec(compile(self.source, filename, "exec"), {"torch": torch}, scope)
         self._code: types.CodeType = scope["call"].__code__
         symbols = listing.symbols
-        self._sizes = operator.itemgetter(*symbols) if len(symbols) > 1 else lambda inputs: tuple([inputs[i] for i in symbols])
+        self._sizes = (
+            operator.itemgetter(*symbols)
+            if len(symbols) > 1
+            else lambda inputs: tuple([inputs[i] for i in symbols])
+        )
         if listing.layout:
             exec(compile(listing.layout, filename, "exec"), {"torch": torch, **SIZES}, scope)
         self._nbytes: dict[tuple[int, ...], int] = {}  # of scratch memory, by the symbols' values
@@ -552,12 +659,14 @@ class CallProgram:
         self._pool = memory.new_pool(limits, 4 * max(listing.pool.values(), default=1))
         self._globals: dict[str, Any] | None = None
         self._checks: checked.StepChecks | None = None
-        self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], _Instance]] = weakref.WeakKeyDictionary()
+        self._instances: weakref.WeakKeyDictionary[memory.Block, dict[tuple[int, ...], _Instance]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._replacement: Callable[..., Any] | None = None
         self._arena = self._memory()
         self._arena.register(self)
 
-    # -- what depends on the target (C++ on a CPU here) ----------------------------------------------------------------
+    # -- what depends on the target (C++ on a CPU here) ------------------------------------------------------
     def _write(self, program: Program, info: GraphInfo) -> Writer:
         return Writer(program, info)
 
@@ -576,7 +685,9 @@ class CallProgram:
     def _built(self) -> dict[str, Any]:
         """The kernels and what else the program's text names, by name; BuildError when one does not build."""
         libraries = [pending.result() for pending in self.builds]
-        return self._kernels({f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit})
+        return self._kernels(
+            {f.name: library for unit, library in zip(self._units, libraries, strict=True) for f in unit}
+        )
 
     def _kernels(self, place: Mapping[str, build.Library]) -> dict[str, Any]:
         """The kernels, whose C functions are in these libraries, and where results come from."""
@@ -594,9 +705,12 @@ class CallProgram:
 
     def units(self) -> list[tuple[str, tuple[str, ...], list[str]]]:
         """The C++ that was built: source, flags, names of the functions in it."""
-        return [(source, cpp.flags(), [f.name for f in unit]) for source, unit in zip(self.sources, self._units, strict=True)]
+        return [
+            (source, cpp.flags(), [f.name for f in unit])
+            for source, unit in zip(self.sources, self._units, strict=True)
+        ]
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
     def _prepare(self) -> None:
         """Fill the globals that all instances share; needs the built library."""
         try:
@@ -641,14 +755,19 @@ class CallProgram:
 
     def _labelled(self, scope: dict[str, Any]) -> Callable[..., Any]:
         """The function with kernels that show in a profile."""
-        named = {name: functools.partial(_recorded, label, scope[name]) for name, label in self.listing.labels.items()}
+        named = {
+            name: functools.partial(_recorded, label, scope[name])
+            for name, label in self.listing.labels.items()
+        }
         return types.FunctionType(self._code, {**scope, **named}, "call")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self._run(inputs)
 
     def taking(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
-        """A call that empties the list: a backward frees what was saved for it as it goes, as eager's does."""
+        """A call that empties the list: a backward frees what was saved for it as it goes, as eager's
+        does.
+        """
         return self._run(inputs)
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
@@ -691,7 +810,9 @@ class CallProgram:
 
 
 class _Instance:
-    """The call function bound to one block of scratch memory, and the static inputs' pointers that its views were made of."""
+    """The call function bound to one block of scratch memory, and the static inputs' pointers that its views
+    were made of.
+    """
 
     __slots__ = ("call", "scope", "pointers")
 
@@ -700,6 +821,8 @@ class _Instance:
         self.pointers: tuple[int, ...] | None = None
 
 
-def build_program(program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]) -> CallProgram:
+def build_program(
+    program: Program, info: GraphInfo, on_build_error: Callable[[BuildError], Callable[..., Any]]
+) -> CallProgram:
     """Plan memory, start building the C++ and write the call program."""
     return CallProgram(program, info, on_build_error)

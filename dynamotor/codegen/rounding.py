@@ -1,8 +1,10 @@
-"""How far rounding alone moves what a graph computes: the graph runs again, op by op, with all that is rounded moved about.
+"""How far rounding alone moves what a graph computes: the graph runs again, op by op, with all that is
+rounded moved about.
 
-A compiler that is right rounds otherwise than eager does, so values that hang on roundings (a difference of equal numbers, a
-gradient that is zero, a comparison of two sums) may differ. No tolerance is written down for them: an element may lie a few
-times as far from eager's as it moved in these runs, and what no run moves must be equal.
+A compiler that is right rounds otherwise than eager does, so values that hang on roundings (a difference of
+equal numbers, a gradient that is zero, a comparison of two sums) may differ. No tolerance is written down for
+them: an element may lie a few times as far from eager's as it moved in these runs, and what no run moves must
+be equal.
 
 >>> runs = [evaluate(gm, inputs, compute=Moved(seed)) for seed in range(RUNS)]
 >>> beyond(got, want, [run[node] for run in runs])      # which elements rounding does not explain
@@ -22,8 +24,14 @@ from ..graph.spec import TensorSpec
 
 RUNS = 10
 FACTOR = 8  # times the farthest of so many random moves
-_UNIT = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7,
-         torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
+_UNIT = {
+    torch.float64: 2.0**-52,
+    torch.float32: 2.0**-23,
+    torch.float16: 2.0**-10,
+    torch.bfloat16: 2.0**-7,
+    torch.complex64: 2.0**-23,
+    torch.complex128: 2.0**-52,
+}
 # Ops that give numbers that they are given: nothing is rounded. (A cast to a narrower type does round.)
 _EXACT = frozenset((
     "abs", "neg", "relu", "relu_", "sign", "sgn", "floor", "ceil", "trunc", "round", "where", "masked_fill", "clamp", "clamp_min",
@@ -39,7 +47,9 @@ _EXACT = frozenset((
 
 
 class Moved:
-    """Computes a node as another rounding might have: results are moved, and operands of what adds many of them up."""
+    """Computes a node as another rounding might have: results are moved, and operands of what adds many of
+    them up.
+    """
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -61,16 +71,24 @@ class Moved:
         unit = _UNIT.get(value.dtype) if isinstance(value, torch.Tensor) else None
         if unit is None or value.layout is not torch.strided or not value.numel():
             return value
-        noise = (torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 4 - 2).to(value.device)
+        noise = (torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 4 - 2).to(
+            value.device
+        )
         wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
         moved = torch.where(torch.isfinite(wide), wide * (1 + unit * noise), wide).to(value.dtype)
         if sees_twice(TensorSpec.of(value)):
             return moved
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(moved)
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(
+            moved
+        )
 
 
 def _narrows(op: Any, args: Any, result: Any) -> bool:
-    return op is torch.ops.aten._to_copy.default and result.is_floating_point() and result.dtype.itemsize < args[0].dtype.itemsize
+    return (
+        op is torch.ops.aten._to_copy.default
+        and result.is_floating_point()
+        and result.dtype.itemsize < args[0].dtype.itemsize
+    )
 
 
 def beyond(got: torch.Tensor, want: torch.Tensor, runs: list[torch.Tensor]) -> torch.Tensor:
@@ -83,7 +101,9 @@ def beyond(got: torch.Tensor, want: torch.Tensor, runs: list[torch.Tensor]) -> t
     wide = torch.complex128 if got.dtype.is_complex else torch.float64
     a, b, others = got.to(wide), want.to(wide), [run.to(wide) for run in runs]
     reach = torch.zeros(a.shape, dtype=torch.float64, device=a.device)
-    sure = torch.ones(a.shape, dtype=torch.bool, device=a.device)  # not infinite in one run and finite in another
+    sure = torch.ones(
+        a.shape, dtype=torch.bool, device=a.device
+    )  # not infinite in one run and finite in another
     for z in others:
         sure &= (z.isfinite() & b.isfinite()) | (z == b) | (z.isnan() & b.isnan())
         reach = torch.maximum(reach, (z - b).abs().nan_to_num(0, 0, 0))

@@ -1,4 +1,5 @@
-"""What the C++ and the Triton emitters share: scopes that remember values, names, the error for an operation without text.
+"""What the C++ and the Triton emitters share: scopes that remember values, names, the error for an operation
+without text.
 
 >>> outer = ValueScope(None); inner = ValueScope(outer)
 >>> outer.values[e] = "v1"; inner.find(e)
@@ -23,7 +24,9 @@ class ValueScope(Generic[Known]):
         self.values: dict[Expr, Known] = {}
 
     def find(self, e: Expr) -> Known | None:
-        """A value that is already there; each scope around answers for itself, for some show values in another form."""
+        """A value that is already there; each scope around answers for itself, for some show values in
+        another form.
+        """
         found = self.values.get(e)
         if found is None and self.parent is not None:
             return self.parent.find(e)
@@ -38,7 +41,9 @@ _MOST_WORDS = 5
 
 
 def title(kernel: Kernel) -> str:
-    """What a kernel computes, for profiles: `dm_mul_max_sub_exp_sum`. Equal for kernels that share a function."""
+    """What a kernel computes, for profiles: `dm_mul_max_sub_exp_sum`. Equal for kernels that share a
+    function.
+    """
     words: dict[str, None] = {}
     for s in kernel.statements():
         words |= dict.fromkeys(e.op for e in walk(*roots(s)) if e.op not in _UNSAID)

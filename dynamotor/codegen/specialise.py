@@ -1,4 +1,5 @@
-"""For targets whose code has no symbols yet: a graph at the sizes of the call that is being compiled, guarded.
+"""For targets whose code has no symbols yet: a graph at the sizes of the call that is being compiled,
+guarded.
 
 >>> info, kept = specialised(gm, info)      # gm takes inputs[kept[0]], inputs[kept[1]], ... from now on
 """
@@ -21,7 +22,9 @@ Compiled = Callable[..., tuple[Any, ...]]
 
 
 def specialised(gm: fx.GraphModule, info: GraphInfo) -> tuple[GraphInfo, tuple[int, ...]]:
-    """Put plain numbers in the place of all sizes of `gm`; each symbol becomes a guard. Gives the info and which inputs stay."""
+    """Put plain numbers in the place of all sizes of `gm`; each symbol becomes a guard. Gives the info and
+    which inputs stay.
+    """
     env = gm.meta.pop("shape_env")
     for node in gm.graph.nodes:
         if is_size(node):

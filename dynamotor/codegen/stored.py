@@ -1,6 +1,8 @@
-"""Compiled graphs as plain data, and back: what the disk cache keeps of a call program, so that nobody writes it again.
+"""Compiled graphs as plain data, and back: what the disk cache keeps of a call program, so that nobody writes
+it again.
 
->>> again = restore(json.loads(json.dumps(describe(compiled))), "graph0")      # None when a library of its kernels is gone
+>>> # None when a library of its kernels is gone
+>>> again = restore(json.loads(json.dumps(describe(compiled))), "graph0")
 """
 
 from __future__ import annotations
@@ -29,18 +31,33 @@ Compiled = Callable[..., Any]
 
 
 def describe(call: Compiled | None) -> Any:
-    """Plain data of what `compile_aten` gave. NotPlain where it holds something that no text can stand for."""
+    """Plain data of what `compile_aten` gave. NotPlain where it holds something that no text can stand
+    for.
+    """
     if call is None:
         return None
     if type(call) is FoldedCall:
         part = call.part
-        return {"folded": [describe(call.program), encode_graph(part.gm), encode(part.sources), encode(part.specs)]}
+        return {
+            "folded": [
+                describe(call.program),
+                encode_graph(part.gm),
+                encode(part.sources),
+                encode(part.specs),
+            ]
+        }
     if type(call) is not CallProgram:
         raise NotPlain(f"a {type(call).__qualname__}")
     if call.listing.layout:
         raise NotPlain("a program of sizes that differ between calls")
     units = [[build.build_key(source, flags), names] for source, flags, names in call.units()]
-    return {"program": [encode(call.listing), {name: _constant(name, value) for name, value in call.described().items()}, units]}
+    return {
+        "program": [
+            encode(call.listing),
+            {name: _constant(name, value) for name, value in call.described().items()},
+            units,
+        ]
+    }
 
 
 def _constant(name: str, value: Any) -> Any:
@@ -55,11 +72,13 @@ def library_keys(data: Any) -> list[str]:
     return [key for key, _ in program["program"][2]]
 
 
-def restore(data: Any, name: str, find: Callable[[str], build.Library | None] | None = None,
-            fixed: bool = False) -> Compiled | None:
+def restore(
+    data: Any, name: str, find: Callable[[str], build.Library | None] | None = None, fixed: bool = False
+) -> Compiled | None:
     """The compiled graph of which `describe` wrote this; None when a library of its kernels is not there.
 
-    find: gives a library by key (default: from the disk cache). fixed: what it was made static by never changes.
+    find: gives a library by key (default: from the disk cache). fixed: what it was made static by never
+    changes.
     """
     find = find or build.stored_library
     if "folded" in data:
@@ -74,14 +93,21 @@ def restore(data: Any, name: str, find: Callable[[str], build.Library | None] | 
         if library is None:
             return None
         place.update(dict.fromkeys(names, library))
-    return StoredProgram(name, decode(listing), {known: decode(value) for known, value in constants.items()}, place)
+    return StoredProgram(
+        name, decode(listing), {known: decode(value) for known, value in constants.items()}, place
+    )
 
 
 class StoredProgram(CallProgram):
     """A call program whose text and kernels were there already."""
 
-    def __init__(self, name: str, listing: Listing, constants: Mapping[str, Callee | Expected],
-                 place: Mapping[str, build.Library]) -> None:
+    def __init__(
+        self,
+        name: str,
+        listing: Listing,
+        constants: Mapping[str, Callee | Expected],
+        place: Mapping[str, build.Library],
+    ) -> None:
         self._stored, self._place = constants, place
         self._set_up(name, listing)
 
@@ -89,26 +115,54 @@ class StoredProgram(CallProgram):
         return self._kernels(self._place)
 
     def _constants(self) -> dict[str, Any]:
-        return {name: value.function if type(value) is Callee else value.sized(value.spec.shape, value.spec.stride)
-                for name, value in self._stored.items()}
+        return {
+            name: value.function
+            if type(value) is Callee
+            else value.sized(value.spec.shape, value.spec.stride)
+            for name, value in self._stored.items()
+        }
 
 
-# -- what a stored program depends on besides its graph ------------------------------------------------------------------
+# -- what a stored program depends on besides its graph ------------------------------------------------------
 _PACKAGE = Path(__file__).resolve().parents[1]
 _APART = ("xla", "distributed", "tools")  # rooms that have no part in a program that is kept
-_NOT_READ = {"cache_dir", "cache_size_limit", "debug", "log", "disk_cache", "trace", "report"}  # settings that change no program
+_NOT_READ = {
+    "cache_dir",
+    "cache_size_limit",
+    "debug",
+    "log",
+    "disk_cache",
+    "trace",
+    "report",
+}  # settings that change no program
 
 
 def environment() -> tuple[str, ...]:
-    """The settings, versions and machine that programs are compiled for. NotPlain where the package has no files to compare."""
-    settings = sorted((name, value) for name, value in asdict(config.snapshot()).items() if name not in _NOT_READ)
-    return (repr(settings), *_versions(), build.cpu_model(), torch.backends.cpu.get_cpu_capability(), str(os.cpu_count()),
-            *_compiler(config.cxx or os.environ.get("CXX", "")))
+    """The settings, versions and machine that programs are compiled for. NotPlain where the package has no
+    files to compare.
+    """
+    settings = sorted(
+        (name, value) for name, value in asdict(config.snapshot()).items() if name not in _NOT_READ
+    )
+    return (
+        repr(settings),
+        *_versions(),
+        build.cpu_model(),
+        torch.backends.cpu.get_cpu_capability(),
+        str(os.cpu_count()),
+        *_compiler(config.cxx or os.environ.get("CXX", "")),
+    )
 
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    return sys.version, platform.platform(), torch.__version__, str(torch.version.git_version), _hash_of_package()
+    return (
+        sys.version,
+        platform.platform(),
+        torch.__version__,
+        str(torch.version.git_version),
+        _hash_of_package(),
+    )
 
 
 def _hash_of_package() -> str:

@@ -2,7 +2,8 @@
 
 >>> functions, steps = expand(program)      # the program's loop steps as launches over more buffers
 
-The functions are text; runtime/triton_build.py makes GPU code of them, runtime/triton_interpret.py runs them without a GPU.
+The functions are text; runtime/triton_build.py makes GPU code of them, runtime/triton_interpret.py runs them
+without a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from .verify import verify_places, verify_triton
 
 @dataclass(frozen=True, slots=True)
 class TritonStep(LoopStep):
-    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams and sizes."""
+    """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams and
+    sizes.
+    """
 
     function: TritonFunction | None = None
 
@@ -56,7 +59,9 @@ def _canonical(piece: Piece) -> str:
 
 
 def expand(program: Program) -> Program:
-    """The program with each loop step replaced by its launches, and buffers for what they hand to each other."""
+    """The program with each loop step replaced by its launches, and buffers for what they hand to each
+    other.
+    """
     buffers = dict(program.buffers)
 
     def new_buffer(spec: TensorSpec) -> str:

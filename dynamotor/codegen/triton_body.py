@@ -1,7 +1,8 @@
 """Statements of one Triton kernel: tiles, and where each expression is computed.
 
-A tile has one or two axes, `x` and `r`; a value spans the axes that its variables lie on (none: one number). A scope is a
-stretch of text in which some loop variables are bound; what does not depend on those of a loop is computed before it.
+A tile has one or two axes, `x` and `r`; a value spans the axes that its variables lie on (none: one number).
+A scope is a stretch of text in which some loop variables are bound; what does not depend on those of a loop
+is computed before it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ NO_VARS: frozenset[Var] = frozenset()
 class Axis:
     """One axis of a tile: `block` consecutive positions of the flat index over `vars`.
 
-    exact: positions never lie behind the end, so that no mask is needed. run: how many positions in a row a thread takes at
-    most; 0 leaves that to Triton, which moves a value through shared memory where accesses of two widths want it.
+    exact: positions never lie behind the end, so that no mask is needed. run: how many positions in a row a
+    thread takes at most; 0 leaves that to Triton, which moves a value through shared memory where accesses of
+    two widths want it.
     """
 
     name: str
@@ -58,17 +60,25 @@ class Name:
 
 
 class Scope(ValueScope[Name]):
-    """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not touched.
+    """Lines, the values known in them, and the variables that they bind. Positions outside of `masks` are not
+    touched.
 
-    closed: what is computed here may not be computed outside. before: the same condition, before a loop that this lies in.
-    met_for: variables on which alone the condition rests, and for some of whose values it holds: what does not depend on them
-    is wanted in any case.
+    closed: what is computed here may not be computed outside. before: the same condition, before a loop that
+    this lies in. met_for: variables on which alone the condition rests, and for some of whose values it
+    holds: what does not depend on them is wanted in any case.
     """
 
     parent: Scope | None
 
-    def __init__(self, parent: Scope | None = None, bound: Mapping[Var, Name] | None = None, closed: bool = False,
-                 masks: tuple[Name, ...] = (), indent: int = 1, before: Scope | None = None) -> None:
+    def __init__(
+        self,
+        parent: Scope | None = None,
+        bound: Mapping[Var, Name] | None = None,
+        closed: bool = False,
+        masks: tuple[Name, ...] = (),
+        indent: int = 1,
+        before: Scope | None = None,
+    ) -> None:
         super().__init__(parent)
         self.closed, self.before, self.met_for = closed, before, NO_VARS
         self.branches: dict[tuple[Expr, bool], Scope] = {}
@@ -84,7 +94,9 @@ class Scope(ValueScope[Name]):
 
 
 def _met_for(condition: Expr) -> frozenset[Var]:
-    """The loop variables of a condition that compares each of them with constants and holds for some of their values."""
+    """The loop variables of a condition that compares each of them with constants and holds for some of their
+    values.
+    """
     tests = [condition]
     ranges: dict[Var, Bounds] = {}
     while tests:
@@ -112,24 +124,38 @@ def _word(rand: Expr) -> Expr:
 class TileBody:
     """Emits the expressions of one kernel."""
 
-    def __init__(self, pointers: Mapping[str, str], streams: tuple[int, ...], axes: tuple[Axis, ...], exprs: Iterable[Expr],
-                 wide: bool, vectors: Vectors | None = None) -> None:
+    def __init__(
+        self,
+        pointers: Mapping[str, str],
+        streams: tuple[int, ...],
+        axes: tuple[Axis, ...],
+        exprs: Iterable[Expr],
+        wide: bool,
+        vectors: Vectors | None = None,
+    ) -> None:
         self.pointers, self.streams, self.wide, self.vectors = pointers, streams, wide, vectors
         self.axes = {axis.name: axis for axis in axes}
         self.order = tuple(axis.name for axis in axes)
         self.starts: dict[str, str] = {}  # axis -> its first position in the current tile
         self.checks = False
-        self.stores: list[tuple[Store, Collection[Var]]] = []  # as they are emitted, with the variables bound there
+        self.stores: list[
+            tuple[Store, Collection[Var]]
+        ] = []  # as they are emitted, with the variables bound there
         self.count = 0
         rounding = ("trunc", "floor", "ceil", "round", "cast")
-        self.exact_divisions = {a for e in exprs if e.op in rounding and not (e.op == "cast" and e.dtype.is_floating_point)
-                                for a in e.args if isinstance(a, Expr) and a.op == "div" and a.dtype.is_floating_point}
+        self.exact_divisions = {
+            a
+            for e in exprs
+            if e.op in rounding and not (e.op == "cast" and e.dtype.is_floating_point)
+            for a in e.args
+            if isinstance(a, Expr) and a.op == "div" and a.dtype.is_floating_point
+        }
 
     def fresh(self) -> str:
         self.count += 1
         return f"v{self.count}"
 
-    # -- axes --------------------------------------------------------------------------------------------------------
+    # -- axes ------------------------------------------------------------------------------------------------
     def expanded(self, text: str, axis: str) -> str:
         """A one-dimensional range put on its axis of the tile."""
         if len(self.order) == 1:
@@ -137,7 +163,9 @@ class TileBody:
         return f"({text})[:, None]" if axis == self.order[0] else f"({text})[None, :]"
 
     def bind(self, axis: Axis, start: str, scope: Scope) -> tuple[dict[Var, Name], tuple[Name, ...]]:
-        """Lines that give the positions of a tile from `start` on; the variables' names, and the mask if one is needed."""
+        """Lines that give the positions of a tile from `start` on; the variables' names, and the mask if one
+        is needed.
+        """
         name = axis.name
         steps = f"tl.arange(0, {axis.block})"
         positions = self.expanded(f"tl.max_contiguous({steps}, {axis.run})" if axis.run else steps, name)
@@ -181,13 +209,17 @@ class TileBody:
         return f"tl.broadcast_to({name.text}, [{shape}])"
 
     def mask(self, scope: Scope, axes: Axes, inside: str = "r_in") -> tuple[str, Axes]:
-        """The mask of an access that spans `axes`; a condition masks every access. inside: what stands for `r_in`."""
+        """The mask of an access that spans `axes`; a condition masks every access. inside: what stands for
+        `r_in`.
+        """
         parts = [m for m in scope.masks if not m.text.endswith("_in") or m.axes <= axes]
         texts = (inside if m.text == "r_in" else m.text for m in parts)
         return " & ".join(texts), frozenset().union(*(m.axes for m in parts)) if parts else NOTHING
 
     def by_vectors(self, index: Index, memory: torch.dtype, scope: Scope) -> tuple[bool, bool]:
-        """Whether an access takes whole vectors, and whether it may take those that lie in the row in part."""
+        """Whether an access takes whole vectors, and whether it may take those that lie in the row in
+        part.
+        """
         if self.vectors is None or not self.vectors.covers(index):
             return False, False
         return True, self.vectors.whole(memory) and any(m.text == "r_in" for m in scope.masks)
@@ -199,7 +231,7 @@ class TileBody:
             return f"({text})"
         return self.vectors.place(text, any(m.text == "r_in" for m in scope.masks))
 
-    # -- indices -----------------------------------------------------------------------------------------------------
+    # -- indices ---------------------------------------------------------------------------------------------
     def index(self, index: Index, scope: Scope) -> Name:
         """An index as text."""
         parts: list[str] = []
@@ -209,7 +241,11 @@ class TileBody:
             loops = [v for v in axis.vars if v.size > 1]
             steps = contiguous_stride([v.size for v in loops])
             c = terms.get(loops[-1], 0) if loops else 0
-            if len(loops) > 1 and c and all(terms.get(v) == c * step for v, step in zip(loops, steps, strict=True)):
+            if (
+                len(loops) > 1
+                and c
+                and all(terms.get(v) == c * step for v, step in zip(loops, steps, strict=True))
+            ):
                 parts.append(axis.name if c == 1 else f"{axis.name} * {mark(c)}")
                 axes |= {axis.name}
                 for v in loops:
@@ -223,7 +259,9 @@ class TileBody:
         return Name(" + ".join(parts), axes)
 
     def integer(self, index: Index, kind: str, scope: Scope) -> Name:
-        """An index as a value of an integer type; along dimensions of one element it is a number, which Triton cannot cast."""
+        """An index as a value of an integer type; along dimensions of one element it is a number, which
+        Triton cannot cast.
+        """
         at = self.index(index, scope)
         text = f"({at.text}).to({kind})" if at.axes else f"tl.full((), {at.text}, {kind})"
         return self.define(text, at.axes, scope)
@@ -243,7 +281,7 @@ class TileBody:
                 return Name(f"(({base.text}) // {mark(atom.n)} - {mark(lift // atom.n)})", base.axes)
         return Name(f"(({base.text}) {'//' if isinstance(atom, Div) else '%'} {mark(atom.n)})", base.axes)
 
-    # -- values ------------------------------------------------------------------------------------------------------
+    # -- values ----------------------------------------------------------------------------------------------
     def value(self, e: Expr, scope: Scope) -> Name:
         """The name of e as seen from `scope`."""
         if scope.before is not None and not e.vars & (scope.bound.keys() - scope.before.bound.keys()):
@@ -269,7 +307,9 @@ class TileBody:
             return self.define(test[1].format(word.text), word.axes, scope)
         operands = [self.value(a, scope) for a in e.args if isinstance(a, Expr)]
         texts = [o.text for o in operands]
-        text = f"libdevice.div_rn({texts[0]}, {texts[1]})" if e in self.exact_divisions else operation(e, texts)
+        text = (
+            f"libdevice.div_rn({texts[0]}, {texts[1]})" if e in self.exact_divisions else operation(e, texts)
+        )
         return self.define(text, frozenset().union(*(o.axes for o in operands)), scope)
 
     def define(self, text: str, axes: Axes, scope: Scope) -> Name:
@@ -306,7 +346,9 @@ class TileBody:
 
     def _random_word(self, e: Expr, scope: Scope) -> Name:
         seed, stream, linear = e.args
-        while scope.closed and scope.parent is not None:  # the seed is one number, also where only some elements want it
+        while (
+            scope.closed and scope.parent is not None
+        ):  # the seed is one number, also where only some elements want it
             scope = scope.parent
         key, number = self.value(seed, scope).text, f"s{self.streams.index(stream)}"
         run = self._run_of_four(linear, scope)
@@ -317,7 +359,9 @@ class TileBody:
         return self.define(f"random_word({key}, {number}, {text})", at.axes, scope)
 
     def _run_of_four(self, linear: Index, scope: Scope) -> Name | None:
-        """The counters of a tile whose last axis goes through consecutive elements: one serves four of them."""
+        """The counters of a tile whose last axis goes through consecutive elements: one serves four of
+        them.
+        """
         axis = self.axes[self.order[-1]]
         loops = [v for v in axis.vars if v.size > 1]
         steps = contiguous_stride([v.size for v in loops])
@@ -328,7 +372,9 @@ class TileBody:
         if rest.const % 4 or any(c % 4 for c in rest.terms.values()):
             return None
         before = self.index(Index({a: c // 4 for a, c in rest.terms.items()}, rest.const // 4), scope)
-        quarter = self.expanded(f"({self.starts[axis.name]}) // 4 + tl.arange(0, {axis.block // 4})", axis.name)
+        quarter = self.expanded(
+            f"({self.starts[axis.name]}) // 4 + tl.arange(0, {axis.block // 4})", axis.name
+        )
         return Name(f"{before.text} + {quarter}", before.axes | {axis.name})
 
     def _wrap_index(self, e: Expr, scope: Scope) -> Name:
@@ -349,11 +395,18 @@ class TileBody:
         """Each branch touches memory only where it is the one wanted."""
         condition, body, other = e.args
         test = self.value(condition, scope)
-        yes, no = (self.value(branch, self._branch(condition, way, scope)) for branch, way in ((body, True), (other, False)))
-        return self.define(f"tl.where({test.text}, {yes.text}, {no.text})", test.axes | yes.axes | no.axes, scope)
+        yes, no = (
+            self.value(branch, self._branch(condition, way, scope))
+            for branch, way in ((body, True), (other, False))
+        )
+        return self.define(
+            f"tl.where({test.text}, {yes.text}, {no.text})", test.axes | yes.axes | no.axes, scope
+        )
 
     def _branch(self, condition: Expr, way: bool, scope: Scope) -> Scope:
-        """A branch's scope; what it needs that no loop changes is computed before the loop, under the same condition."""
+        """A branch's scope; what it needs that no loop changes is computed before the loop, under the same
+        condition.
+        """
         found = scope.branches.get((condition, way))
         if found is None:
             before = None
@@ -368,7 +421,7 @@ class TileBody:
             scope.branches[condition, way] = found
         return found
 
-    # -- statements --------------------------------------------------------------------------------------------------
+    # -- statements ------------------------------------------------------------------------------------------
     def store(self, s: Store, scope: Scope, known: bool) -> None:
         """Emit one store. known: later reads of the same element may use the value."""
         self.stores.append((s, scope.bound.keys()))
@@ -378,12 +431,16 @@ class TileBody:
             mask, _ = self.mask(scope, whole)
             place = f"({self.spread(at.text, at.axes, whole)})"
             text = self.full_tile(Name(f"{value.text}.to({MEMORY[s.memory]})", value.axes))
-            scope.line(f'tl.atomic_add({self.pointers[s.buffer]} + {place}, {text}{f", {mask}" if mask else ""}, sem="relaxed")')
+            scope.line(
+                f'tl.atomic_add({self.pointers[s.buffer]} + {place}, {text}{f", {mask}" if mask else ""}, sem="relaxed")'
+            )
             return
         covered, some = self.by_vectors(s.index, s.memory, scope)
         mask, mask_axes = self.mask(scope, at.axes)
         text = value.text if s.memory is BOOL else f"{value.text}.to({MEMORY[s.memory]})"
-        place = f"{self.pointers[s.buffer]} + {self.place(at, covered, at.axes | value.axes | mask_axes, scope)}"
+        place = (
+            f"{self.pointers[s.buffer]} + {self.place(at, covered, at.axes | value.axes | mask_axes, scope)}"
+        )
         if some:  # whole vectors first, then the row's part of the others
             scope.line(f"tl.store({place}, {text}, {self.mask(scope, at.axes, 'r_all')[0]})")
             mask += " & (r_all == 0)"

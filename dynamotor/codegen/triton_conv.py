@@ -1,10 +1,12 @@
-"""Convolutions of channels-last images as matrix products: rows are places of the result, k goes through what lies under them.
+"""Convolutions of channels-last images as matrix products: rows are places of the result, k goes through what
+lies under them.
 
     for step in tl.range(0, 9 * 1):                  # kernel positions × blocks of channels
         a = tl.load(p0 + (a_row + ...)[:, None] + c[None, :], inside, 0.0)      # zeros where the padding is
         acc = tl.dot(a, tl.load(b_at + ...), acc)
 
-One of 1×1 without stride and padding is a plain product. The rest (bias, epilogue, stores) is that of `triton_gemm.py`.
+One of 1×1 without stride and padding is a plain product. The rest (bias, epilogue, stores) is that of
+`triton_gemm.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ Pair = tuple[int, int]
 
 def convolution(program: Program, step: Step) -> Product | None:
     """The product that a convolution is; None where a template cannot compute it."""
-    if not isinstance(step, ExternStep) or step.target is not torch.ops.aten.convolution.default or step.outs[0] is None:
+    if (
+        not isinstance(step, ExternStep)
+        or step.target is not torch.ops.aten.convolution.default
+        or step.outs[0] is None
+    ):
         return None
     x, weight, bias, stride, padding, dilation, transposed, _, groups = step.args
     out = BufRef.whole(program.buffers[step.outs[0]])
@@ -35,14 +41,21 @@ def convolution(program: Program, step: Step) -> Product | None:
     operands = [x, weight, out, *([bias] if bias is not None else [])]
     dtypes = {r.dtype for r in operands} | {program.buffers[r.name].spec.dtype for r in operands}
     names = [r.name for r in operands]
-    if len(dtypes) != 1 or not dtypes <= set(_DTYPES) or names.count(out.name) > 1 or x.shape[1] < LEAST_CHANNELS:
+    if (
+        len(dtypes) != 1
+        or not dtypes <= set(_DTYPES)
+        or names.count(out.name) > 1
+        or x.shape[1] < LEAST_CHANNELS
+    ):
         return None
     if not _is_channels_last(weight) or not _is_channels_last(out) or x.stride[1] != 1 or 0 in _steps(x):
         return None
     return _product(x, weight, bias, out, _pair(stride), _pair(padding), _pair(dilation))
 
 
-def _product(x: BufRef, weight: BufRef, bias: BufRef | None, out: BufRef, stride: Pair, padding: Pair, dilation: Pair) -> Product:
+def _product(
+    x: BufRef, weight: BufRef, bias: BufRef | None, out: BufRef, stride: Pair, padding: Pair, dilation: Pair
+) -> Product:
     images, channels, n = int(x.shape[0]), int(x.shape[1]), int(weight.shape[0])
     image, kernel, result = (_pair(ref.shape[2:]) for ref in (x, weight, out))
     m, k = images * result[0] * result[1], channels * kernel[0] * kernel[1]
@@ -51,7 +64,11 @@ def _product(x: BufRef, weight: BufRef, bias: BufRef | None, out: BufRef, stride
     plain = k == channels and stride == (1, 1) and padding == (0, 0) and row is not None
     a = Operand(x.name, x.dtype, int(x.offset), (0, _step(m, row or 0), 1))
     b = Operand(weight.name, x.dtype, int(weight.offset), (0, 1, _step(n, k)))
-    added = Operand(bias.name, x.dtype, int(bias.offset), (0, 0, _step(n, int(bias.stride[0])))) if bias is not None else None
+    added = (
+        Operand(bias.name, x.dtype, int(bias.offset), (0, 0, _step(n, int(bias.stride[0]))))
+        if bias is not None
+        else None
+    )
     to = Operand(out.name, x.dtype, 0, (0, _step(m, n), _step(n, 1)))
     return Product((1, m, n, k), a, b, added, to, x.dtype, window=None if plain else window)
 
@@ -86,9 +103,15 @@ def _is_channels_last(ref: BufRef) -> bool:
 
 
 def multiply_window(
-    p: Product, tile: tuple[int, int, int], pointers: Mapping[str, str], wide: bool, weights: Plane | None = None
+    p: Product,
+    tile: tuple[int, int, int],
+    pointers: Mapping[str, str],
+    wide: bool,
+    weights: Plane | None = None,
 ) -> Iterator[str]:
-    """The loop over kernel positions and blocks of channels, for a tile of the result. weights: read through a descriptor."""
+    """The loop over kernel positions and blocks of channels, for a tile of the result. weights: read through
+    a descriptor.
+    """
     assert p.window is not None
     tile_m, tile_n, tile_k = tile
     w, (_, m, n, k), big = p.window, p.size, ".to(tl.int64)" if wide else ""

@@ -1,10 +1,12 @@
-"""Triton matrix products: the text of one, with whatever the elementwise kernel behind it computes done on its tile.
+"""Triton matrix products: the text of one, with whatever the elementwise kernel behind it computes done on
+its tile.
 
     acc = tl.dot(a, b, acc)                          # a tile of the product, float32
     v1 = acc.to(tl.bfloat16).to(tl.float32)          # rounded as the library's result would be
     ...                                              # the epilogue: the kernel's statements over (m, n)
 
-`triton_gemm_sites.py` finds where a program has a product that this could replace, `triton_gemm_choice.py` whether it should.
+`triton_gemm_sites.py` finds where a program has a product that this could replace, `triton_gemm_choice.py`
+whether it should.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _COPIES = 4  # of each descriptor at most, where groups of warps have descriptor
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut: tile sizes, warps of a program, depth of the pipeline, rows of tiles that share columns.
+    """How a product is cut: tile sizes, warps of a program, depth of the pipeline, rows of tiles that share
+    columns.
 
     persistent: as many programs as the GPU has multiprocessors, each of which takes tile after tile.
     tma: operands are read through descriptors; tma_store: results are written so too.
@@ -50,19 +53,28 @@ class Tiling:
 
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", f"{self.warps} warps", f"{self.stages} stages"]
-        return " ".join([*words, *(word for word in ("persistent", "tma", "tma_store", "specialized") if getattr(self, word))])
+        return " ".join(
+            [
+                *words,
+                *(word for word in ("persistent", "tma", "tma_store", "specialized") if getattr(self, word)),
+            ]
+        )
 
     def row(self) -> dict[str, int]:
         """What differs from the defaults, as the stored table keeps it: `Tiling(**row)` is this one again."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def unaligned(self) -> Tiling:
-        """What takes its place where pointers are no multiples of 16: elements move one by one, and large tiles spill."""
+        """What takes its place where pointers are no multiples of 16: elements move one by one, and large
+        tiles spill.
+        """
         small = {"m": min(self.m, 64), "n": min(self.n, 64), "k": min(self.k, 64), "warps": 4}
         return replace(self, **small, persistent=False, tma=False, tma_store=False, specialized=False)
 
     def suited(self, product: Product) -> Tiling:
-        """This tiling without what the product's operands do not allow; windows are copied ahead only by programs of one tile."""
+        """This tiling without what the product's operands do not allow; windows are copied ahead only by
+        programs of one tile.
+        """
         found = self if product.window is None else replace(self, persistent=False, specialized=False)
         if found.tma and not qualifies(product, found.persistent, found.k):
             return replace(found, tma=False, tma_store=False, specialized=False)
@@ -79,7 +91,8 @@ class ProductEmitter:
         self.tiles = self.batch * self.tiles_m * self.tiles_n
         self.pointers = {name: f"p{n}" for n, name in enumerate(product.buffers())}
         self.wide = any(
-            abs(o.offset) + sum(abs(s) * max(n - 1, 0) for s, n in zip(o.stride, sizes)) >= _WIDE for o, sizes in self._operands()
+            abs(o.offset) + sum(abs(s) * max(n - 1, 0) for s, n in zip(o.stride, sizes)) >= _WIDE
+            for o, sizes in self._operands()
         ) or any(i.bounds[1] >= _WIDE for s in product.epilogue for i in _indices(s))
         self.planes = (planes(product) if tiling.tma else None) or {}
         self.stored = self._stored_planes() if tiling.tma_store else {}
@@ -130,7 +143,9 @@ class ProductEmitter:
         """The descriptors that a program works with."""
         t, z = self.tiling, "z" if self.batch > 1 else ""
         for key, shown in self.planes.items():
-            yield shown.descriptor(f"{key}_all", self.pointers[shown.buffer], (t.m, t.k) if key == "a" else (t.k, t.n), z)
+            yield shown.descriptor(
+                f"{key}_all", self.pointers[shown.buffer], (t.m, t.k) if key == "a" else (t.k, t.n), z
+            )
         for name, shown in self.stored.values():
             yield shown.descriptor(name, self.pointers[shown.buffer], (t.m, t.n))
 
@@ -208,7 +223,11 @@ class ProductEmitter:
         rows, row_masks = body.bind(axes[0], f"tm * {t.m}", top)
         columns, column_masks = body.bind(axes[1], f"tn * {t.n}", top)
         bound = {**rows, **columns, z: Name("z" if self.batch > 1 else "0", frozenset())}
-        masks = [_always(axis, mask, top) for axis, found in zip(axes, (row_masks, column_masks), strict=True) for mask in found]
+        masks = [
+            _always(axis, mask, top)
+            for axis, found in zip(axes, (row_masks, column_masks), strict=True)
+            for mask in found
+        ]
         tile = Scope(top, bound, masks=tuple(masks), indent=indent)
         both = frozenset(("x", "r"))
         if p.bias is not None:
@@ -217,10 +236,15 @@ class ProductEmitter:
             tile.line(f"acc = acc + {bias.text}")
         rounded = "acc" if p.out.dtype is F32 else f"acc.to({MEMORY[p.out.dtype]}).to(tl.float32)"
         tile.values[p.result] = body.define(rounded, both, tile)
-        for known, s in (*([(False, self._plain_store())] if p.stored else []), *((True, s) for s in p.epilogue)):
+        for known, s in (
+            *([(False, self._plain_store())] if p.stored else []),
+            *((True, s) for s in p.epilogue),
+        ):
             if s.buffer in self.stored:
                 value = body.full_tile(body.value(s.expr, tile))
-                tile.line(f"{self.stored[s.buffer][0]}.store([tm * {t.m}, tn * {t.n}], {value}.to({MEMORY[s.memory]}))")
+                tile.line(
+                    f"{self.stored[s.buffer][0]}.store([tm * {t.m}, tn * {t.n}], {value}.to({MEMORY[s.memory]}))"
+                )
             else:
                 body.store(s, tile, known)
         yield from top.lines
@@ -228,7 +252,9 @@ class ProductEmitter:
 
 
 def _always(axis: Axis, mask: Name, scope: Scope) -> Name:
-    """The mask of an axis; that of a single row or column counts for every access, whose index does not show the axis."""
+    """The mask of an axis; that of a single row or column counts for every access, whose index does not show
+    the axis.
+    """
     if axis.size > 1:
         return mask
     scope.line(f"{axis.name}_only = {mask.text}")
@@ -246,6 +272,8 @@ def emit_product(product: Product, tiling: Tiling) -> TritonFunction:
     tiling = tiling.suited(product)
     emitter = ProductEmitter(product, tiling)
     draft = emitter.function("kernel")
-    digest = hashlib.sha256(f"{draft.source}{draft.signature}{draft.warps}{draft.stages}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(
+        f"{draft.source}{draft.signature}{draft.warps}{draft.stages}".encode()
+    ).hexdigest()[:12]
     other = tiling.unaligned()
     return emitter.function(f"g{digest}", emit_product(product, other) if other != tiling else None)

@@ -1,8 +1,9 @@
 """Which matrix products of a program are computed by a template, and under which tiling.
 
-By default those that the stored table names (gemm_table.py: what a measurement on such a GPU has found, of this product or of
-the same layer with about as many samples); under `mode="max-autotune"` products that are not in it are timed, the library with
-the kernels behind it against the template, and the disk cache keeps what was found.
+By default those that the stored table names (gemm_table.py: what a measurement on such a GPU has found, of
+this product or of the same layer with about as many samples); under `mode="max-autotune"` products that are
+not in it are timed, the library with the kernels behind it against the template, and the disk cache keeps
+what was found.
 
 >>> choose(program, "NVIDIA H200", tune=measure)
 """
@@ -26,7 +27,9 @@ from .triton_gemm_sites import Site, find_sites, put, template_step, trial
 from .triton_product import Product
 
 MARGIN = 0.97  # of the library's time that a template must stay under
-Measure = Callable[[Sequence[Program]], Sequence[float]]  # milliseconds of programs; infinite for one that does not run
+Measure = Callable[
+    [Sequence[Program]], Sequence[float]
+]  # milliseconds of programs; infinite for one that does not run
 TILINGS = (
     Tiling(128, 256, 64, warps=8, stages=3),
     Tiling(128, 256, 64, warps=8, stages=3, persistent=True),
@@ -57,16 +60,24 @@ TILINGS = (
 )
 
 
-def tilings(size: tuple[int, int, int, int], dtype: torch.dtype, product: Product | None = None) -> list[Tiling]:
-    """Candidates for a product: tiles that are not much larger than it, float32 with half of k (the same bytes).
+def tilings(
+    size: tuple[int, int, int, int], dtype: torch.dtype, product: Product | None = None
+) -> list[Tiling]:
+    """Candidates for a product: tiles that are not much larger than it, float32 with half of k (the same
+    bytes).
 
-    Descriptors only where `product` allows them, programs that take tile after tile where there is more than one for each, and
-    small tiles where large ones would leave the GPU idle: what is left out only costs time to build.
+    Descriptors only where `product` allows them, programs that take tile after tile where there is more than
+    one for each, and small tiles where large ones would leave the GPU idle: what is left out only costs time
+    to build.
     """
     batch, m, n, k = size
     if product is not None and product.window is not None:
         k = product.window.channels  # no tile spans two kernel positions
-    found = [t for t in TILINGS if t.m < 2 * max(m, 16) and t.n < 2 * max(n, 16) and (t.k < 2 * max(k, 16) or t.k == 64)]
+    found = [
+        t
+        for t in TILINGS
+        if t.m < 2 * max(m, 16) and t.n < 2 * max(n, 16) and (t.k < 2 * max(k, 16) or t.k == 64)
+    ]
     many = batch * -(-m // 64) * -(-n // 64) >= 4 * MULTIPROCESSORS
     found = [t for t in found if not (many and t.m * t.n < 64 * 64 and min(m, n) >= 64)]
     found = [t for t in found if not t.persistent or batch * -(-m // t.m) * -(-n // t.n) > MULTIPROCESSORS]
@@ -85,7 +96,11 @@ def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
     for site in find_sites(program, tf32=tf32_is_allowed()):
         found = _from_table(site, gpu, gemm_table.stored)
         if found is None:
-            found = tuned(program, site, gpu, tune) if tune is not None else _from_table(site, gpu, gemm_table.nearest)
+            found = (
+                tuned(program, site, gpu, tune)
+                if tune is not None
+                else _from_table(site, gpu, gemm_table.nearest)
+            )
         if found is not None:
             chosen.append(found)
     return put(program, chosen) if chosen else program
@@ -100,7 +115,9 @@ def tf32_is_allowed() -> bool:
 
 
 def _from_table(site: Site, gpu: str, look_up: Callable[[str], Tiling | None]) -> tuple[Site, Tiling] | None:
-    """What the table names; a tiling that these operands do not allow was measured with others, and says nothing here."""
+    """What the table names; a tiling that these operands do not allow was measured with others, and says
+    nothing here.
+    """
     for variant in site.variants():
         tiling = look_up(f"{gpu} {variant.label()}")
         if tiling is not None and tiling.suited(variant.product) == tiling:
@@ -117,7 +134,11 @@ def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Sit
 
     Measured once for a label and what the operands' strides allow, then read from the cache.
     """
-    candidates = [(n, t) for n, v in enumerate(site.variants()) for t in tilings(v.product.size, v.product.compute, v.product)]
+    candidates = [
+        (n, t)
+        for n, v in enumerate(site.variants())
+        for t in tilings(v.product.size, v.product.compute, v.product)
+    ]
     key = cache.digest("gemm-3", gpu, site.label(), repr(candidates), torch.__version__, triton_version())
     if key not in _known:
         stored = cache.load("gemm", key)
@@ -132,7 +153,9 @@ def tuned(program: Program, site: Site, gpu: str, measure: Measure) -> tuple[Sit
     return (site.variants()[best[0]], best[1]) if best else None
 
 
-def _measure(program: Program, site: Site, candidates: Sequence[Candidate], gpu: str, measure: Measure) -> Candidate | None:
+def _measure(
+    program: Program, site: Site, candidates: Sequence[Candidate], gpu: str, measure: Measure
+) -> Candidate | None:
     """Time the library with the steps around it, and every candidate."""
     variants = site.variants()
     programs = [trial(program, site, [program.steps[n] for n in site.steps()])]

@@ -35,12 +35,16 @@ _PRODUCTS = {
 }
 
 
-_SourceOf = Callable[[Store, Product, Operand], Expr | None]  # what a store takes from elsewhere to make a product's operand
+_SourceOf = Callable[
+    [Store, Product, Operand], Expr | None
+]  # what a store takes from elsewhere to make a product's operand
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A product at step `at`; with its epilogue at step `consumer`, and what casts or pads its operands at `makers`."""
+    """A product at step `at`; with its epilogue at step `consumer`, and what casts or pads its operands at
+    `makers`.
+    """
 
     at: int
     product: Product
@@ -62,7 +66,9 @@ class Site:
         sizes = "x".join(str(n) for n in p.size)
         layout = "".join("n" if o.stride[2] == 1 else "t" if o.stride[1] == 1 else "s" for o in (p.a, p.b))
         casts = "".join(f" cast {_FLOATS[o.dtype]}" for o in (p.a, p.b) if o.dtype != p.compute)
-        extra = f"{'+bias' if p.bias else ''}{casts}{' keep' if p.stored and self.consumer is not None else ''}"
+        extra = (
+            f"{'+bias' if p.bias else ''}{casts}{' keep' if p.stored and self.consumer is not None else ''}"
+        )
         window = f" {p.window}" if p.window is not None else ""
         return f"{_FLOATS[p.compute]} {sizes} {layout}{window}{extra}{_work(p)}"
 
@@ -83,7 +89,9 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def find_sites(program: Program, tf32: bool = False) -> list[Site]:
-    """Every product in order, with as much around it as can be fused. tf32: float32 products may round their operands so."""
+    """Every product in order, with as much around it as can be fused. tf32: float32 products may round their
+    operands so.
+    """
     found, flow = [], _Flow(program)
     for at, step in enumerate(program.steps):
         convolved = convolution(program, step)
@@ -118,7 +126,9 @@ def _product(program: Program, step: Step, tf32: bool) -> Product | None:
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     shapes = [(batch, m, k), (batch, k, n), (batch, m, n), (batch, m, n)]
     found = [_operand(r, shape) for r, shape in zip(operands, shapes)]
-    return Product((batch, m, n, k), found[0], found[1], found[3] if bias is not None else None, found[2], result.dtype)
+    return Product(
+        (batch, m, n, k), found[0], found[1], found[3] if bias is not None else None, found[2], result.dtype
+    )
 
 
 def _operand(ref: BufRef, shape: tuple[int, ...]) -> Operand:
@@ -205,7 +215,11 @@ def _with_sources(program: Program, flow: _Flow, site: Site, source_of: _SourceO
             continue
         (made,) = makers
         source = _made_from(program, made, site, key, source_of) if made < site.at else None
-        if source is None or source.buffer in site.product.buffers() or flow.is_written(source.buffer, made, site.steps()[-1]):
+        if (
+            source is None
+            or source.buffer in site.product.buffers()
+            or flow.is_written(source.buffer, made, site.steps()[-1])
+        ):
             continue
         changes: dict[str, Any] = {key: source}
         site = replace(site, product=replace(site.product, **changes), makers=(*site.makers, made))
@@ -235,7 +249,9 @@ def _cast_from(store: Store, product: Product, operand: Operand) -> Expr | None:
 
 
 def _padded_from(store: Store, product: Product, operand: Operand) -> Expr | None:
-    """What has zeros behind it, where the product does not read them: they lie behind the last of its columns."""
+    """What has zeros behind it, where the product does not read them: they lie behind the last of its
+    columns.
+    """
     if store.expr.op != "masked" or operand is not product.b or operand.offset or operand.stride[0]:
         return None
     test, given, _ = store.expr.args
@@ -254,7 +270,11 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     old = program.steps[site.consumer] if site.consumer is not None else None
     names = tuple(product.buffers())
     scratch = (f"scratch_{product.out.buffer}",) if function.scratch else ()
-    writes = (*([product.out.buffer] if product.stored else []), *(old.writes if isinstance(old, TritonStep) else ()), *scratch)
+    writes = (
+        *([product.out.buffer] if product.stored else []),
+        *(old.writes if isinstance(old, TritonStep) else ()),
+        *scratch,
+    )
     operands = {o.buffer for o in product.operands()}
     inplace = old.inplace if isinstance(old, TritonStep) else ()
     inplace = tuple((w, r) for w, r in inplace if r != product.out.buffer and r not in operands)
@@ -262,11 +282,15 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     reads = tuple(name for name in names if name in operands | loaded)
     kernel = old.kernel if isinstance(old, TritonStep) else None
     note = site.label()
-    return TritonStep(kernel, (*names, *scratch), reads, writes, inplace, product.numbers, note, function=function)
+    return TritonStep(
+        kernel, (*names, *scratch), reads, writes, inplace, product.numbers, note, function=function
+    )
 
 
 def _with_scratch(buffers: dict[str, Buffer], steps: Iterable[Step]) -> dict[str, Buffer]:
-    """The buffers, and the memory that these steps need for themselves: as any other intermediate it belongs to one call."""
+    """The buffers, and the memory that these steps need for themselves: as any other intermediate it belongs
+    to one call.
+    """
     found = dict(buffers)
     for step in steps:
         function = step.function if isinstance(step, TritonStep) else None
@@ -294,7 +318,9 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
 
 
 def trial(program: Program, site: Site, steps: list[Step]) -> Program:
-    """A program of these steps alone (the site's own, or the template): what they read is given, what they leave is returned."""
+    """A program of these steps alone (the site's own, or the template): what they read is given, what they
+    leave is returned.
+    """
     needed, made = _needs_and_makes([program.steps[n] for n in site.steps()])
     flow, inside = _Flow(program), set(site.steps())
     left = sorted(n for n in made if n in flow.results or not inside.issuperset(flow.readers.get(n, ())))
@@ -303,7 +329,14 @@ def trial(program: Program, site: Site, steps: list[Step]) -> Program:
     touched = made.union(*(_reads(step) | _writes(step) for step in steps)) - needed
     buffers |= {n: replace(known[n], kind="output" if n in left else "temp") for n in sorted(touched)}
     outputs = tuple(BufRef.whole(buffers[n]) for n in left if n not in needed)
-    return Program(f"{program.name}_trial", tuple(sorted(needed)), buffers, list(steps), outputs, tuple(sorted(made & needed)))
+    return Program(
+        f"{program.name}_trial",
+        tuple(sorted(needed)),
+        buffers,
+        list(steps),
+        outputs,
+        tuple(sorted(made & needed)),
+    )
 
 
 def _needs_and_makes(steps: Iterable[Step]) -> tuple[set[str], set[str]]:

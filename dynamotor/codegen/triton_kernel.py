@@ -1,9 +1,9 @@
 """The Triton function of one kernel under a plan: how its tiles walk over the two axes.
 
-    map      every position on its own; one axis, or two where accesses are contiguous along different variables
-    rows     tiles of rows `x`; each phase is one pass over `r`, whole in registers or in a loop; `chunks` share a row
-    across   few programs loop over all rows and put sums across them aside, which another kernel adds up
-    scan     tiles of rows, gone through in order with running results (triton_scan.py)
+map      every position on its own; one axis, or two where accesses are contiguous along different variables
+rows     tiles of rows `x`; each phase is one pass over `r`, whole in registers or in a loop; `chunks` share a
+row across   few programs loop over all rows and put sums across them aside, which another kernel adds up scan
+tiles of rows, gone through in order with running results (triton_scan.py)
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ Form = Literal["map", "rows", "across", "scan"]
 class Plan:
     """How a kernel's loops become programs of a grid.
 
-    second: the axis `r` (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs that share a
-    row (rows) or a tile of columns (across); per_chunk: positions of r, or of x, that each takes. vectors: where the tiles of
-    a loop over r start; None: at the row's start. run: neighbours of a row that a thread loads together. fold: sums across are
-    taken of each tile of rows at once. stages: loads of a loop run ahead of it, by way of shared memory.
+    second: the axis `r` (None: a map along one). looped: a pass over r is a loop over tiles. chunks: programs
+    that share a row (rows) or a tile of columns (across); per_chunk: positions of r, or of x, that each
+    takes. vectors: where the tiles of a loop over r start; None: at the row's start. run: neighbours of a row
+    that a thread loads together. fold: sums across are taken of each tile of rows at once. stages: loads of a
+    loop run ahead of it, by way of shared memory.
     """
 
     form: Form
@@ -75,7 +76,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One launch: a kernel under a plan. partial: reduction → the buffer that takes what each chunk has gathered."""
+    """One launch: a kernel under a plan. partial: reduction → the buffer that takes what each chunk has
+    gathered.
+    """
 
     kernel: Kernel
     plan: Plan
@@ -87,9 +90,10 @@ class Piece:
 class TritonFunction:
     """A function of pointers `p0...` and random streams `s0...`, and how it is launched.
 
-    stages: depth of its software pipeline; 0: Triton's own. scratch: bytes of memory of its own that each program needs; the
-    launch's last tensor then is that memory. fallback: the function for pointers that are no multiples of 16. numbers: what a
-    launch passes behind the streams, for `n0...`: sizes that are arguments (triton_sizes.py).
+    stages: depth of its software pipeline; 0: Triton's own. scratch: bytes of memory of its own that each
+    program needs; the launch's last tensor then is that memory. fallback: the function for pointers that are
+    no multiples of 16. numbers: what a launch passes behind the streams, for `n0...`: sizes that are
+    arguments (triton_sizes.py).
     """
 
     name: str
@@ -108,7 +112,12 @@ class TileEmitter:
     """Writes one function."""
 
     def __init__(self, piece: Piece) -> None:
-        self.kernel, self.plan, self.partial, self.params = piece.kernel, piece.plan, piece.partial, piece.params
+        self.kernel, self.plan, self.partial, self.params = (
+            piece.kernel,
+            piece.plan,
+            piece.partial,
+            piece.params,
+        )
         self.pointers = {p[0]: f"p{n}" for n, p in enumerate(piece.params)}
         self.exprs = list(walk(*roots(*self.kernel.statements())))
         self.accs: dict[int, list[Expr]] = {}
@@ -132,7 +141,7 @@ class TileEmitter:
         signature = (*(POINTER[memory] for _, memory, _ in self.params), *("i64" for _ in self.streams))
         return TritonFunction(name, text, signature, self.plan.grid, self.plan.warps, self.body.checks)
 
-    # -- forms -------------------------------------------------------------------------------------------------------
+    # -- forms -----------------------------------------------------------------------------------------------
     def write(self, top: Scope) -> None:
         """The lines of the function."""
         {"map": self._map, "rows": self._rows, "across": self._across}[self.plan.form](top)
@@ -152,7 +161,9 @@ class TileEmitter:
         top.lines += scope.lines
 
     def _rows(self, top: Scope) -> None:
-        """Tiles of rows; with chunks, each program takes a part of its rows and leaves what it gathered in memory."""
+        """Tiles of rows; with chunks, each program takes a part of its rows and leaves what it gathered in
+        memory.
+        """
         plan = self.plan
         tiles = -(-plan.x.size // plan.x.block)
         at = "pid" if plan.chunks == 1 else f"(pid % {mark(tiles)})"
@@ -187,13 +198,19 @@ class TileEmitter:
             outside = self.open(top, bound, masks, 1)
         for s in (*lanes, *numbers):
             shape = [1 if plan.fold and s in lanes else plan.x.block, plan.r.block if s in lanes else 1]
-            outside.line(f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})")
+            outside.line(
+                f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})"
+            )
         loop = Scope(outside, indent=2)
         bound, masks = self.body.bind(plan.x, f"({part} * {mark(plan.per_chunk)} + step)", loop)
         row = self.open(outside, bound, masks, 2, ROW)
         self._passes(row)
         span = f"0, {mark(plan.per_chunk)}, {plan.x.block}"
-        outside.line(f"for step in tl.range({span}, num_stages={plan.stages}):" if plan.stages else f"for step in range({span}):")
+        outside.line(
+            f"for step in tl.range({span}, num_stages={plan.stages}):"
+            if plan.stages
+            else f"for step in range({span}):"
+        )
         outside.lines += [*loop.lines, *row.lines]
         for s in (*lanes, *numbers):
             total = self.body.define(across_tile(s.kind, s.expr.dtype, f"a{s.id}", 0), NOTHING, outside)
@@ -208,17 +225,21 @@ class TileEmitter:
             top.lines += outside.lines
 
     @staticmethod
-    def open(parent: Scope, bound: Mapping[Var, Name], masks: tuple[Name, ...], indent: int, *pseudo: Var) -> Scope:
+    def open(
+        parent: Scope, bound: Mapping[Var, Name], masks: tuple[Name, ...], indent: int, *pseudo: Var
+    ) -> Scope:
         """A scope that binds loop variables, and says which accumulators may be read in it."""
         return Scope(parent, {**bound, **{v: Name("", NOTHING) for v in pseudo}}, masks=masks, indent=indent)
 
-    # -- passes over a row -------------------------------------------------------------------------------------------
+    # -- passes over a row -----------------------------------------------------------------------------------
     def _passes(self, row: Scope) -> None:
         """The phases of a tile of rows."""
         plan = self.plan
         inner = row
         if not plan.looped and plan.form == "rows":
-            bound, masks = self.body.bind(plan.r, f"chunk * {mark(plan.per_chunk)}" if plan.chunks > 1 else "", row)
+            bound, masks = self.body.bind(
+                plan.r, f"chunk * {mark(plan.per_chunk)}" if plan.chunks > 1 else "", row
+            )
             inner = self.open(row, bound, masks, row.indent)
             inner.lines = row.lines
         for phase in self.kernel.phases:
@@ -245,7 +266,9 @@ class TileEmitter:
                     self._statement(s, inner, row)
             row.line(f"for base in tl.range({steps}):")
             row.lines += [*head.lines, *inner.lines]
-        for s in sorted(reductions, key=lambda s: s.top is not None):  # maxima before what is relative to them
+        for s in sorted(
+            reductions, key=lambda s: s.top is not None
+        ):  # maxima before what is relative to them
             self._collect(s, f"a{s.id}", f"at{s.id}", row)
         self.written |= {s.buffer for s in phase.inner if isinstance(s, Store)}
 
@@ -255,7 +278,9 @@ class TileEmitter:
         head = Scope(row, indent=row.indent + 1)
         if vectors is None:
             shared = plan.form == "rows" and plan.chunks > 1
-            bound, masks = self.body.bind(plan.r, f"chunk * {mark(plan.per_chunk)} + base" if shared else "base", head)
+            bound, masks = self.body.bind(
+                plan.r, f"chunk * {mark(plan.per_chunk)} + base" if shared else "base", head
+            )
             yield f"0, {mark(plan.per_chunk if shared else plan.r.size)}, {plan.r.block}", head, bound, masks
             return
         inside, edge = vectors.steps(plan.r.size, plan.r.block, plan.chunks, plan.per_chunk)
@@ -305,7 +330,7 @@ class TileEmitter:
             positions = self.body.full_tile(self.body.integer(s.position, self.position_type, scope))
             self._collect(s, tile.text, positions, row, masked=scope)
 
-    # -- reductions --------------------------------------------------------------------------------------------------
+    # -- reductions ------------------------------------------------------------------------------------------
     @property
     def position_type(self) -> str:
         return "tl.int64" if self.plan.wide else "tl.int32"
@@ -330,7 +355,11 @@ class TileEmitter:
         value = self.body.value(s.expr, scope)
         if s.position is not None and s.expr.dtype is BOOL:
             value = Name(f"{value.text}.to(tl.int32)", value.axes)
-        text = self.body.full_tile(value) if lanes else f"tl.broadcast_to({value.text}, [{self.plan.x.block}, 1])"
+        text = (
+            self.body.full_tile(value)
+            if lanes
+            else f"tl.broadcast_to({value.text}, [{self.plan.x.block}, 1])"
+        )
         reduced = {"x"} if s.across else {"r"}
         mask = " & ".join(m.text for m in scope.masks if m.text.endswith("_in") and m.axes <= reduced)
         neutral = reduce_start("max", s.expr.dtype) if s.top is not None else self._start(s)
@@ -359,7 +388,9 @@ class TileEmitter:
         sign = ">" if s.kind == "argmax" else "<"
         both_nan = f"(({tile} != {tile}) & ({best} != {best}))"
         tie = f"(({tile} == {best}) | {both_nan}) & ({here} < {at})"
-        better = self.body.define(f"({tile} {sign} {best}) | (({tile} != {tile}) & ({best} == {best})) | ({tie})", NOTHING, scope)
+        better = self.body.define(
+            f"({tile} {sign} {best}) | (({tile} != {tile}) & ({best} == {best})) | ({tie})", NOTHING, scope
+        )
         scope.line(f"{best} = tl.where({better.text}, {tile}, {best})")
         scope.line(f"{at} = tl.where({better.text}, {here}, {at})")
 

@@ -1,4 +1,5 @@
-"""Triton text of each operation of the loop IR: one row an op, and the helper functions that all kernels may call.
+"""Triton text of each operation of the loop IR: one row an op, and the helper functions that all kernels may
+call.
 
 >>> operation(op("mul", x, const(2.0, F32)), ["v1", "c0"])
 'v1 * c0'
@@ -80,8 +81,8 @@ for _name in ("floordiv", "rem", "truncdiv"):
     TEXT[f"{_name}_int"] = f"{_name}_int({{0}}, {{1}})"
     TEXT[f"{_name}_float"] = f"{_name}_float({{0}}, {{1}})"
 
-# Functions that generated kernels call; Triton compiles only those that are called. ALIGNED is given with each build: whether
-# all pointers are multiples of 16.
+# Functions that generated kernels call; Triton compiles only those that are called. ALIGNED is given with
+# each build: whether all pointers are multiples of 16.
 HELPERS = '''
 @triton.jit
 def maximum(a, b):
@@ -212,7 +213,9 @@ def normal_cdf(x):
 
 
 def mark(number: Dim | str) -> str:
-    """The text of a number that other sizes may change (an integer, or a float32 as text), for triton_sizes.py to settle."""
+    """The text of a number that other sizes may change (an integer, or a float32 as text), for
+    triton_sizes.py to settle.
+    """
     return f"⟦{number}⟧"
 
 

@@ -1,6 +1,8 @@
-"""How a kernel runs on a GPU: its tile sizes, and into which launches it is cut so that all multiprocessors have work.
+"""How a kernel runs on a GPU: its tile sizes, and into which launches it is cut so that all multiprocessors
+have work.
 
->>> [piece.plan.grid for piece in plan_kernel(kernel, new_buffer)]     # column sums: partial sums, then their sums
+>>> # column sums: partial sums, then their sums
+>>> [piece.plan.grid for piece in plan_kernel(kernel, new_buffer)]
 [264, 12]
 """
 
@@ -41,7 +43,9 @@ WHOLE_ROW = 16384  # elements of a row that are kept in registers
 LOOP_TILE = 4096  # elements of a tile of a loop over a longer row
 LONG_TILE = 8192  # and of one that would not fit into registers
 LOOP_WARP = 512  # elements of such a tile for each warp
-LOOP_STAGES = 0  # tiles of such a loop under way at once, by way of shared memory; 0: as the hardware overlaps programs
+LOOP_STAGES = (
+    0  # tiles of such a loop under way at once, by way of shared memory; 0: as the hardware overlaps programs
+)
 LONG_ROW = 4096  # elements from which on a map over many rows takes a program a row
 THREAD = 16  # elements of each thread in a tile of whole rows that also are summed across
 ROW_WARPS = 8  # warps that share a row while each thread has few enough elements: two programs a multiprocessor overlap
@@ -69,7 +73,9 @@ def power_of_two(n: int) -> int:
 
 
 def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
-    """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the next."""
+    """The launches of a kernel, in order; `new_buffer(spec)` makes memory for what one launch leaves for the
+    next.
+    """
     overwrites = _keeps_what_it_overwrites(kernel)
     kernel = one_row(_plain_columns(_without_scratch(kernel)))
     if kernel.template == "rows" and _tile(kernel, *_axes(kernel)).looped:
@@ -87,7 +93,13 @@ def _plan(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     across = [s for s in reductions if s.across]
     if across:
         return _across(kernel, across, new_buffer)
-    if not reductions and len(kernel.phases) == 1 and not kernel.phases[0].row and not kernel.final and not kernel.final_once:
+    if (
+        not reductions
+        and len(kernel.phases) == 1
+        and not kernel.phases[0].row
+        and not kernel.final
+        and not kernel.final_once
+    ):
         return [_piece(kernel, _map(kernel))]
     if kernel.template == "rows" and (kernel.final or kernel.final_once):
         return _separate_final(kernel, new_buffer)
@@ -95,7 +107,9 @@ def _plan(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
 
 
 def _without_scratch(kernel: Kernel) -> Kernel:
-    """Kept values spelt out: a row in registers has them still, a loop over a long one computes them again."""
+    """Kept values spelt out: a row in registers has them still, a loop over a long one computes them
+    again.
+    """
     kept = {s.id: s.expr for s in kernel.statements() if isinstance(s, Scratch)}
     if not kept:
         return kernel
@@ -118,13 +132,19 @@ def _keeps_what_it_overwrites(kernel: Kernel) -> bool:
     return any(e.args[0] in written for s in kept for e in loads_of(s.expr))
 
 
-# -- facts ------------------------------------------------------------------------------------------------------------
+# -- facts ---------------------------------------------------------------------------------------------------
 def is_wide(kernel: Kernel) -> bool:
     """Whether some position does not fit 32 bits."""
     if numel(v.size for v in (*kernel.outer, *kernel.middle, *kernel.inner)) >= WIDE_FROM:
         return True
     for s in kernel.statements():
-        indices = [s.index] if isinstance(s, Store) else [s.position] if isinstance(s, Reduce) and s.position is not None else []
+        indices = (
+            [s.index]
+            if isinstance(s, Store)
+            else [s.position]
+            if isinstance(s, Reduce) and s.position is not None
+            else []
+        )
         for index in [*indices, *(i for e in walk(*roots(s)) for i in e.indices())]:
             low, high = index.bounds
             if high >= WIDE_FROM or low <= -WIDE_FROM:
@@ -136,13 +156,22 @@ def contiguous_along(kernel: Kernel, v: Var) -> int:
     """How many wide accesses step by one along a variable."""
     count = 0
     for s in kernel.statements():
-        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in walk(*roots(s)) if e.op == "load")]:
+        for index in [
+            *([s.index] if isinstance(s, Store) else []),
+            *(e.args[1] for e in walk(*roots(s)) if e.op == "load"),
+        ]:
             count += index.coefficient(v) == 1
     return count
 
 
-def _params(kernel: Kernel, given: Mapping[str, tuple[str, torch.dtype, bool]], partial: Sequence[tuple[str, torch.dtype]] = ()):
-    """Parameters of a piece, in the order of their first use: what it reads and stores, then partial results."""
+def _params(
+    kernel: Kernel,
+    given: Mapping[str, tuple[str, torch.dtype, bool]],
+    partial: Sequence[tuple[str, torch.dtype]] = (),
+):
+    """Parameters of a piece, in the order of their first use: what it reads and stores, then partial
+    results.
+    """
     names: dict[str, tuple[str, torch.dtype, bool]] = {}
     for s in kernel.statements():
         for e in walk(*roots(s)):
@@ -161,9 +190,11 @@ def _piece(kernel: Kernel, plan: Plan, partial: Mapping[int, tuple[str, torch.dt
     return Piece(kernel, plan, {n: name for n, (name, _) in partial.items()}, kernel.params)
 
 
-# -- maps -------------------------------------------------------------------------------------------------------------
+# -- maps ----------------------------------------------------------------------------------------------------
 def _map(kernel: Kernel) -> Plan:
-    """Elementwise: one axis, or two where some accesses are contiguous along another variable than the last."""
+    """Elementwise: one axis, or two where some accesses are contiguous along another variable than the
+    last.
+    """
     loops = (*kernel.outer, *kernel.middle, *kernel.inner)
     total = _count(loops)
     wide = is_wide(kernel)
@@ -185,26 +216,35 @@ def _map(kernel: Kernel) -> Plan:
 def _reads_rows(kernel: Kernel, rows: Sequence[Var], last: Var) -> bool:
     """Whether some value belongs to a row as a whole, so that a program a row reads it once."""
     indices = [e.args[1] for e in walk(*roots(*kernel.statements())) if e.op == "load"]
-    return any(not i.coefficient(last) and any(i.coefficient(v) for v in rows) for i in indices if i.is_affine)
+    return any(
+        not i.coefficient(last) and any(i.coefficient(v) for v in rows) for i in indices if i.is_affine
+    )
 
 
 def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
     """Whether some access steps by one along `v` and by more along the last variable."""
     for s in kernel.statements():
-        for index in [*([s.index] if isinstance(s, Store) else []), *(e.args[1] for e in walk(*roots(s)) if e.op == "load")]:
+        for index in [
+            *([s.index] if isinstance(s, Store) else []),
+            *(e.args[1] for e in walk(*roots(s)) if e.op == "load"),
+        ]:
             if index.coefficient(v) == 1 and index.coefficient(last) not in (0, 1):
                 return True
     return False
 
 
-# -- softmax over long rows ---------------------------------------------------------------------------------------------
+# -- softmax over long rows ----------------------------------------------------------------------------------
 def with_exp_sums(kernel: Kernel) -> Kernel:
     """A maximum and the sums of exponentials relative to it in one pass over the row, where they were two."""
     phases = list(kernel.phases)
     for n in range(len(phases) - 2, -1, -1):
         first, second = phases[n], phases[n + 1]
         tops = {s.id: s for s in first.inner if isinstance(s, Reduce) and s.kind == "max" and not s.across}
-        sums = [(s, top) for s in second.inner if isinstance(s, Reduce) and (top := _relative_to(s, tops)) is not None]
+        sums = [
+            (s, top)
+            for s in second.inner
+            if isinstance(s, Reduce) and (top := _relative_to(s, tops)) is not None
+        ]
         if not sums or len(sums) < len(second.inner):
             continue
         added = tuple(Reduce(s.id, "exp_sum", tops[top].expr, top=top) for s, top in sums)
@@ -223,7 +263,7 @@ def _relative_to(s: Statement, tops: Mapping[int, Reduce]) -> int | None:
     return top if top in tops and tops[top].expr is inside.args[0] else None
 
 
-# -- rows and columns ---------------------------------------------------------------------------------------------------
+# -- rows and columns ----------------------------------------------------------------------------------------
 def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows") -> Plan:
     """Tile sizes for rows `x` over `r`."""
     if _strided(kernel, x, r):
@@ -235,10 +275,15 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows
     x_block = min(power_of_two(rows), max(1, 1024 // r_block))
     while x_block > 1 and rows // x_block < PROGRAMS:
         x_block //= 2
-    warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // (LOOP_WARP if looped else 512)))
+    warps = min(
+        32 if r_block * x_block >= WHOLE_ROW else 16,
+        max(1, r_block * x_block // (LOOP_WARP if looped else 512)),
+    )
     if row % 4 and r_block <= ONE_WARP:
         warps = 1
-    return Plan(form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=is_wide(kernel))
+    return Plan(
+        form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=is_wide(kernel)
+    )
 
 
 def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> Plan:
@@ -268,11 +313,15 @@ def _loop_tile(row: int) -> int:
 def _loop_plan(x: Sequence[Var], r: Sequence[Var], wide: bool) -> Plan:
     """A program a row that goes through it in a loop."""
     tile = _loop_tile(_count(r))
-    return Plan("rows", Axis.of("x", x, 1), Axis.of("r", r, tile), True, warps=max(1, tile // LOOP_WARP), wide=wide)
+    return Plan(
+        "rows", Axis.of("x", x, 1), Axis.of("r", r, tile), True, warps=max(1, tile // LOOP_WARP), wide=wide
+    )
 
 
 def _by_vectors(kernel: Kernel, plan: Plan) -> Plan:
-    """The plan of a loop over long rows with tiles that start at vectors, where rows or masks would break these."""
+    """The plan of a loop over long rows with tiles that start at vectors, where rows or masks would break
+    these.
+    """
     found = None if plan.x.block > 1 or kernel.streams() else vectors_of(kernel, plan.r.vars)
     if found is None:
         return plan
@@ -310,37 +359,54 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     if plan.looped and passes > 1 and tiles * 2 < PROGRAMS and plan.r.size > 4 * LOOP_TILE:
         return _by_phases(kernel, x, new_buffer)
     single = passes == 1 and all(s.position is None for s in reductions)
-    chunks = min(PROGRAMS * 2 // tiles, -(-plan.r.size // (2 * plan.r.block))) if plan.looped and single else 1
+    chunks = (
+        min(PROGRAMS * 2 // tiles, -(-plan.r.size // (2 * plan.r.block))) if plan.looped and single else 1
+    )
     if chunks < 2 or not reductions:
         return [_piece(kernel, _by_vectors(kernel, plan) if plan.looped else plan)]
     per = -(-plan.r.size // chunks)
     per = -(-per // plan.r.block) * plan.r.block
     chunks = -(-plan.r.size // per)
-    plan = replace(plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=per * chunks == plan.r.size))
+    plan = replace(
+        plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=per * chunks == plan.r.size)
+    )
     plan = _by_vectors(kernel, plan)
     partial = _room(reductions, chunks * plan.x.size, new_buffer)
     first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
     chunk = Var("chunk", chunks)
     at = flatten([Index.of(v) for v in (chunk, *x)], contiguous_stride([chunks, *(v.size for v in x)]))
     found = {s.id: load(partial[s.id][0], at, partial[s.id][1]) for s in reductions}
-    rest = (*kernel.phases[0].row, *(s for p in kernel.phases[1:] for s in p.row), *kernel.final, *kernel.final_once)
-    second = Kernel("cols", x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params)
+    rest = (
+        *kernel.phases[0].row,
+        *(s for p in kernel.phases[1:] for s in p.row),
+        *kernel.final,
+        *kernel.final_once,
+    )
+    second = Kernel(
+        "cols", x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params
+    )
     return [_piece(first, plan, partial), *_rows(second, new_buffer)]
 
 
 def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Phase, ...]:
-    """The chunks' results put together: sums of exponentials each relative to its own chunk's maximum, in a second pass."""
+    """The chunks' results put together: sums of exponentials each relative to its own chunk's maximum, in a
+    second pass.
+    """
     plain = tuple(Reduce(s.id, s.kind, found[s.id]) for s in reductions if s.top is None)
     relative = []
     for s in reductions:
         if s.top is not None:
             top = make("acc", (s.top, "row", Index({}, 0)), s.expr.dtype)
-            relative.append(Reduce(s.id, "sum", op("mul", found[s.id], op("exp", op("sub", found[s.top], top)))))
+            relative.append(
+                Reduce(s.id, "sum", op("mul", found[s.id], op("exp", op("sub", found[s.top], top))))
+            )
     return (Phase(plain), *([Phase(tuple(relative))] if relative else []))
 
 
 def _by_phases(kernel: Kernel, x: Sequence[Var], new_buffer: NewBuffer) -> list[Piece]:
-    """Few long rows in several passes: a kernel a pass, which many programs can share; row results go through memory."""
+    """Few long rows in several passes: a kernel a pass, which many programs can share; row results go through
+    memory.
+    """
     at = flatten([Index.of(v) for v in x], contiguous_stride([v.size for v in x]))
     count = numel(v.size for v in x)
     ready: dict[int, Expr] = {}
@@ -349,27 +415,40 @@ def _by_phases(kernel: Kernel, x: Sequence[Var], new_buffer: NewBuffer) -> list[
 
     def swap(statements: Sequence[Statement]) -> tuple[Statement, ...]:
         memo: dict[Expr, Expr] = {}
-        return tuple(rebuild(s, lambda e: ready.get(e.args[0]) if e.op == "acc" else None, memo) for s in statements)
+        return tuple(
+            rebuild(s, lambda e: ready.get(e.args[0]) if e.op == "acc" else None, memo) for s in statements
+        )
 
     for n, phase in enumerate(kernel.phases):
         inner, row = swap(phase.inner), list(swap(phase.row))
         made = [s for s in phase.inner if isinstance(s, Reduce)]
         for s in made if n < last else ():
-            found = next((e for t in kernel.statements() for e in walk(t.expr) if e.op == "acc" and e.args[0] == s.id), None)
+            found = next(
+                (e for t in kernel.statements() for e in walk(t.expr) if e.op == "acc" and e.args[0] == s.id),
+                None,
+            )
             if found is not None:
                 name = new_buffer(TensorSpec.dense((count,), found.dtype))
                 row.append(Store(name, at, found, found.dtype))
                 ready[s.id] = load(name, at, found.dtype)
         if inner and not made and not row:
-            k = Kernel("rows", (*kernel.outer, *kernel.middle, *kernel.inner)[:-1], (),
-                       (*kernel.outer, *kernel.middle, *kernel.inner)[-1:], (Phase(inner),), params=kernel.params)
+            k = Kernel(
+                "rows",
+                (*kernel.outer, *kernel.middle, *kernel.inner)[:-1],
+                (),
+                (*kernel.outer, *kernel.middle, *kernel.inner)[-1:],
+                (Phase(inner),),
+                params=kernel.params,
+            )
         else:
             k = replace(kernel, phases=(Phase(inner, tuple(row)),), final=(), final_once=())
         pieces += _plan(k, new_buffer)
     return pieces
 
 
-def _room(reductions: Sequence[Reduce], count: int, new_buffer: NewBuffer) -> dict[int, tuple[str, torch.dtype]]:
+def _room(
+    reductions: Sequence[Reduce], count: int, new_buffer: NewBuffer
+) -> dict[int, tuple[str, torch.dtype]]:
     """Buffers for partial results."""
     return {s.id: (new_buffer(TensorSpec.dense((count,), s.expr.dtype)), s.expr.dtype) for s in reductions}
 
@@ -391,18 +470,22 @@ def one_row(kernel: Kernel) -> Kernel:
         return kernel
     inner = (*whole, *(s for s in phase.inner if not isinstance(s, Reduce)))
     loops = (*kernel.outer, *kernel.inner)
-    return merge_loops(replace(kernel, outer=(), inner=loops, phases=(Phase(inner, kernel.final_once),), final_once=()))
+    return merge_loops(
+        replace(kernel, outer=(), inner=loops, phases=(Phase(inner, kernel.final_once),), final_once=())
+    )
 
 
 def _plain_columns(kernel: Kernel) -> Kernel:
-    """Column sums are, on a GPU, reductions of rows that lie across memory: nothing lives through several of them."""
+    """Column sums are, on a GPU, reductions of rows that lie across memory: nothing lives through several of
+    them.
+    """
     if kernel.template != "cols":
         return kernel
     inner = tuple(replace(s, across=False) if isinstance(s, Reduce) else s for s in kernel.phases[0].inner)
     return replace(kernel, phases=(replace(kernel.phases[0], inner=inner), *kernel.phases[1:]))
 
 
-# -- sums across rows ---------------------------------------------------------------------------------------------------
+# -- sums across rows ----------------------------------------------------------------------------------------
 def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> list[Piece]:
     """Rows in chunks, each with accumulators of its own; then kernels that add the chunks up and finish."""
     x, r = _axes(kernel)
@@ -424,7 +507,9 @@ def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> 
 
 
 def _columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, int]:
-    """Sums over columns alone need no whole rows: small tiles, each program a few of them one below the other."""
+    """Sums over columns alone need no whole rows: small tiles, each program a few of them one below the
+    other.
+    """
     rows, row = _count(x), _count(r)
     r_block = min(row & -row, COLUMNS)
     if r_block < COLUMNS // 4:
@@ -452,7 +537,9 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
     x_block = min(power_of_two(rows), max(1, THREAD * 32 * warps // r_block))
     while x_block > 1 and rows < x_block * programs:
         x_block //= 2
-    resident = x_block * r_block * max(1, 2 * ROW_WARPS // warps)  # elements of the programs of one multiprocessor
+    resident = (
+        x_block * r_block * max(1, 2 * ROW_WARPS // warps)
+    )  # elements of the programs of one multiprocessor
     stages = _stages(kernel, resident * sum(_places(kernel, x, r)[0]))
     axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), loads, stores)
     fold = x_block > 1 and r_block >= 32 * run
@@ -460,7 +547,9 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
 
 
 def _places(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[list[int], list[int]]:
-    """Bytes of an element of each load, and of each store, that goes along r in order and over x (if any) too."""
+    """Bytes of an element of each load, and of each store, that goes along r in order and over x (if any)
+    too.
+    """
 
     def counts(index: Index) -> bool:
         return bool(r) and index.coefficient(r[-1]) == 1 and (not x or any(index.coefficient(v) for v in x))
@@ -471,13 +560,16 @@ def _places(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[list[in
 
 
 def _each(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
-    """Elements of a thread in a tile of columns: registers for what is loaded and summed of 32 warps a multiprocessor."""
+    """Elements of a thread in a tile of columns: registers for what is loaded and summed of 32 warps a
+    multiprocessor.
+    """
     sums = sum(isinstance(s, Reduce) for s in kernel.statements())
     return THREAD if len(_places(kernel, x, r)[0]) + sums <= 3 else THREAD // 2
 
 
 def _in_runs(axis: Axis, loads: Sequence[int], stores: Sequence[int]) -> Axis:
-    """The axis with the same run for all accesses, 16 bytes of the widest: no value changes hands between threads then.
+    """The axis with the same run for all accesses, 16 bytes of the widest: no value changes hands between
+    threads then.
 
     Where the axis is taken apart into variables the compiler would not see runs any more.
     """
@@ -487,22 +579,34 @@ def _in_runs(axis: Axis, loads: Sequence[int], stores: Sequence[int]) -> Axis:
 
 
 def _stages(kernel: Kernel, loaded: int) -> int:
-    """Of a loop that loads so many bytes a step; no load may run ahead of stores to its memory or of a check of its position."""
+    """Of a loop that loads so many bytes a step; no load may run ahead of stores to its memory or of a check
+    of its position.
+    """
     written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
     exprs = list(walk(*roots(*kernel.statements())))
-    plain = not any(e.op in ("wrap_index", "masked") or (e.op == "load" and e.args[0] in written) for e in exprs)
+    plain = not any(
+        e.op in ("wrap_index", "masked") or (e.op == "load" and e.args[0] in written) for e in exprs
+    )
     return STAGES if plain and loaded * (STAGES - 1) <= SHARED else 0
 
 
-def _finish(kernel: Kernel, lanes: Sequence[Reduce], numbers: Sequence[Reduce], partial: Mapping[int, tuple[str, torch.dtype]],
-            chunks: int, new_buffer: NewBuffer) -> list[Piece]:
+def _finish(
+    kernel: Kernel,
+    lanes: Sequence[Reduce],
+    numbers: Sequence[Reduce],
+    partial: Mapping[int, tuple[str, torch.dtype]],
+    chunks: int,
+    new_buffer: NewBuffer,
+) -> list[Piece]:
     """Kernels that add up what the chunks have gathered and do the final statements."""
     pieces: list[Piece] = []
     chunk = Var("chunk", chunks)
     final = [of_kind(s, Store) for s in kernel.final]
     once = [of_kind(s, Store) for s in kernel.final_once]
     if numbers:
-        sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], Index.of(chunk), partial[s.id][1])) for s in numbers)
+        sums = tuple(
+            Reduce(s.id, s.kind, load(partial[s.id][0], Index.of(chunk), partial[s.id][1])) for s in numbers
+        )
         totals: list[Store] = []
         for s in numbers:
             if any(e.op == "acc" and e.args[0] == s.id for f in final for e in walk(f.expr)):
@@ -516,7 +620,9 @@ def _finish(kernel: Kernel, lanes: Sequence[Reduce], numbers: Sequence[Reduce], 
         r = kernel.inner
         at = flatten([Index.of(v) for v in (chunk, *r)], contiguous_stride([chunks, *(v.size for v in r)]))
         sums = tuple(Reduce(s.id, s.kind, load(partial[s.id][0], at, partial[s.id][1])) for s in lanes)
-        third = Kernel("cols", r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params)
+        third = Kernel(
+            "cols", r[:-1], (chunk,), r[-1:], (Phase(sums),), final=tuple(final), params=kernel.params
+        )
         pieces += _rows(third, new_buffer)
         final = []
     return pieces + _maps_of(kernel, final, once)
@@ -529,7 +635,9 @@ def _acc_of(statements: Sequence[Store], number: int) -> Expr:
 def _read_total(s: Store, number: int, name: str, dtype: torch.dtype) -> Store:
     """A statement that reads a complete sum from memory."""
     total = load(name, Index({}, 0), dtype)
-    return replace(s, expr=rewrite(s.expr, lambda e: total if e.op == "acc" and e.args[0] == number else None))
+    return replace(
+        s, expr=rewrite(s.expr, lambda e: total if e.op == "acc" and e.args[0] == number else None)
+    )
 
 
 def _maps_of(kernel: Kernel, final: Sequence[Statement], once: Sequence[Statement]) -> list[Piece]:

@@ -1,4 +1,5 @@
-"""What a generated matrix product computes: its operands, how they lie in memory, and the elementwise kernel behind it.
+"""What a generated matrix product computes: its operands, how they lie in memory, and the elementwise kernel
+behind it.
 
 >>> product = Product((1, 64, 96, 48), a, b, None, out, torch.bfloat16)
 >>> product = over_tile(product, kernel)      # the kernel as its epilogue; None where it does something else
@@ -18,7 +19,9 @@ from .triton_ops import MEMORY
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that a product reads or writes: its buffer and how it lies there. stride: of (batch, row, column)."""
+    """A tensor that a product reads or writes: its buffer and how it lies there. stride: of (batch, row,
+    column).
+    """
 
     buffer: str
     dtype: torch.dtype
@@ -35,17 +38,20 @@ class Operand:
 
 
 def masked(*conditions: str) -> str:
-    """A load's further arguments: elements outside of these conditions (those that are not empty) are zero."""
+    """A load's further arguments: elements outside of these conditions (those that are not empty) are
+    zero.
+    """
     found = " & ".join(f"({c})" for c in conditions if c)
     return f", {found}, 0.0" if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a product's `a` is read where it is a convolution: row m is a place of a result, column k a place under it.
+    """How a product's `a` is read where it is a convolution: row m is a place of a result, column k a place
+    under it.
 
-    The images lie channels-last: k counts channels within columns of the kernel within its rows. Pairs are (down, right);
-    step: elements from one image, row and column to the next.
+    The images lie channels-last: k counts channels within columns of the kernel within its rows. Pairs are
+    (down, right); step: elements from one image, row and column to the next.
     """
 
     channels: int
@@ -58,17 +64,28 @@ class Window:
     step: tuple[int, int, int]
 
     def __str__(self) -> str:
-        parts = ("of", self.image), ("stride", self.stride), ("padding", self.padding), ("dilation", self.dilation)
-        told = [f"{name} {pair[0]}x{pair[1]}" for name, pair in parts if name == "of" or pair != (int(name != "padding"),) * 2]
+        parts = (
+            ("of", self.image),
+            ("stride", self.stride),
+            ("padding", self.padding),
+            ("dilation", self.dilation),
+        )
+        told = [
+            f"{name} {pair[0]}x{pair[1]}"
+            for name, pair in parts
+            if name == "of" or pair != (int(name != "padding"),) * 2
+        ]
         return f"window {self.kernel[0]}x{self.kernel[1]} {' '.join(told)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """out[z, m, n] = sum over k of a[z, m, k] * b[z, k, n] (+ bias[z, m, n]). window: of a convolution, where `a` is no matrix.
+    """out[z, m, n] = sum over k of a[z, m, k] * b[z, k, n] (+ bias[z, m, n]). window: of a convolution, where
+    `a` is no matrix.
 
     compute: the type that operands have when they meet (those of another type are cast as they are read).
-    stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it, over variables z, m, n.
+    stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it, over variables z,
+    m, n.
     """
 
     size: tuple[int, int, int, int]  # batch, m, n, k
@@ -92,12 +109,14 @@ class Product:
     @property
     def result(self) -> Expr:
         """The element of the product, as an epilogue reads it."""
-        return load(self.out.buffer, flatten([Index.of(v) for v in self.loops], self.out.stride), self.out.dtype)
+        return load(
+            self.out.buffer, flatten([Index.of(v) for v in self.loops], self.out.stride), self.out.dtype
+        )
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What a launch is given beside pointers: random streams, and k (a loop of known length is unrolled whole, which takes
-        seconds to compile and gains nothing)."""
+        """What a launch is given beside pointers: random streams, and k (a loop of known length is unrolled
+        whole, which takes seconds to compile and gains nothing)."""
         return (*self.streams, self.size[3])
 
     def operands(self) -> tuple[Operand, ...]:
@@ -114,9 +133,11 @@ class Product:
 
 
 def over_tile(product: Product, kernel: Kernel) -> Product | None:
-    """The product with an elementwise kernel as its epilogue; None where the kernel does not go through it element by element.
+    """The product with an elementwise kernel as its epilogue; None where the kernel does not go through it
+    element by element.
 
-    Where the kernel reads only the first columns (behind padding), the product has only these: nobody else may read it then.
+    Where the kernel reads only the first columns (behind padding), the product has only these: nobody else
+    may read it then.
     """
     loops = [v for v in (*kernel.outer, *kernel.middle, *kernel.inner) if v.size > 1]
     batch, m, n, k = product.size
@@ -145,18 +166,25 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
         env = {v: (position // step) % v.size for v, step in steps.items()}
     else:
         rows = flatten([z, row], (m, 1))
-        env = {v: (column // step) % v.size if step < n else (rows // (step // n)) % v.size for v, step in steps.items()}
+        env = {
+            v: (column // step) % v.size if step < n else (rows // (step // n)) % v.size
+            for v, step in steps.items()
+        }
     result = product.result
 
     def known(e: Expr) -> Expr | None:
         return result if e.op == "load" and e.args[0] == product.out.buffer else None
 
-    changed = tuple(replace(s, index=s.index.subst(env), expr=rewrite(s.expr, known).subst(env)) for s in stores)
+    changed = tuple(
+        replace(s, index=s.index.subst(env), expr=rewrite(s.expr, known).subst(env)) for s in stores
+    )
     return replace(product, epilogue=changed, params=kernel.params, streams=kernel.streams())
 
 
 def _columns(steps: Mapping[Var, int], rows: int, columns: int) -> int | None:
-    """How many of a matrix' columns loops go through whose indices are the digits of a position in it; None for other loops."""
+    """How many of a matrix' columns loops go through whose indices are the digits of a position in it; None
+    for other loops.
+    """
     expected, found = 1, columns
     for v in sorted(steps, key=steps.__getitem__):
         if steps[v] == columns > expected:

@@ -1,4 +1,5 @@
-"""The Triton function of a "scan" kernel: running results inside a tile, carried from tile to tile of a longer row.
+"""The Triton function of a "scan" kernel: running results inside a tile, carried from tile to tile of a
+longer row.
 
 s = tl.associative_scan(x, 1, plus)          # a row that one tile holds
 s = plus(carry, s); carry = last column      # a loop over tiles
@@ -46,7 +47,9 @@ class ScanTiles(TileEmitter):
         row.line(f"last = tl.arange(0, {self.plan.r.block})[None, :] == {self.plan.r.block - 1}")
         for s in kernel.statements():
             if isinstance(s, Scan):
-                row.line(f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})")
+                row.line(
+                    f"a{s.id} = tl.full({shape}, {reduce_start(s.kind, s.expr.dtype)}, {COMPUTE[s.expr.dtype]})"
+                )
                 if s.position is not None and s.kind.startswith("arg"):
                     row.line(f"at{s.id} = tl.full({shape}, 0, {self.position_type})")
 

@@ -1,11 +1,12 @@
-"""Numbers of a kernel's text that follow from sizes: literals at first, arguments once a second shape shows which of them change.
+"""Numbers of a kernel's text that follow from sizes: literals at first, arguments once a second shape shows
+which of them change.
 
-    x_in = x < ⟦4096⟧          a draft: emitters put such numbers between marks
-    x_in = x < 4096            the kernel of the first shape
-    x_in = x < n0              under `config.size_arguments`, where an earlier kernel has the same text but for numbers
+    x_in = x < ⟦4096⟧          a draft: emitters put such numbers between marks x_in = x < 4096            the
+    kernel of the first shape x_in = x < n0              under `config.size_arguments`, where an earlier
+    kernel has the same text but for numbers
 
-Whatever becomes an argument, the numbers put back into the text give the draft: a kernel is never used for a shape that
-needs another text (a mask, another tile, another order of loops).
+Whatever becomes an argument, the numbers put back into the text give the draft: a kernel is never used for a
+shape that needs another text (a mask, another tile, another order of loops).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Form:
     places: tuple[int | None, ...]
 
     def fits(self, numbers: Numbers) -> bool:
-        """Whether these numbers are the sample's where it has literals, and equal where they share an argument."""
+        """Whether these numbers are the sample's where it has literals, and equal where they share an
+        argument.
+        """
         given: dict[int, str] = {}
         for number, place, literal in zip(numbers, self.places, self.sample, strict=True):
             if number != (literal if place is None else given.setdefault(place, number)):
@@ -45,7 +48,9 @@ class Form:
 
     def arguments(self, numbers: Numbers) -> tuple[str, ...]:
         """The numbers that are arguments, in their order."""
-        given = {place: number for number, place in zip(numbers, self.places, strict=True) if place is not None}
+        given = {
+            place: number for number, place in zip(numbers, self.places, strict=True) if place is not None
+        }
         return tuple(given[place] for place in sorted(given))
 
     @staticmethod
@@ -55,16 +60,23 @@ class Form:
 
     @staticmethod
     def guessed(numbers: Numbers) -> Form:
-        """For a text without an earlier kernel: integers that no kernel has had as literals probably come from the new sizes."""
+        """For a text without an earlier kernel: integers that no kernel has had as literals probably come
+        from the new sizes.
+        """
         found: dict[str, int] = {}
         likely = {n for n in numbers if n.isdecimal() and int(n) > 1} - _literals
         return Form(numbers, tuple(found.setdefault(n, len(found)) if n in likely else None for n in numbers))
 
     def widened(self, numbers: Numbers) -> Form:
-        """Numbers that differ become arguments too; those that share one still do, and those that differ alike."""
+        """Numbers that differ become arguments too; those that share one still do, and those that differ
+        alike.
+        """
         found: dict[tuple[int | None, str, str], int] = {}
         rows = zip(numbers, self.places, self.sample, strict=True)
-        places = tuple(None if p is None and new == old else found.setdefault((p, old, new), len(found)) for new, p, old in rows)
+        places = tuple(
+            None if p is None and new == old else found.setdefault((p, old, new), len(found))
+            for new, p, old in rows
+        )
         return Form(numbers, places)
 
     @property
@@ -93,7 +105,11 @@ class _Text:
     def _nearest(self, numbers: Numbers) -> Form | None:
         """A new form: an earlier one that takes these numbers too, with the fewest arguments."""
         earlier = (*map(Form.literal, self.seen), *self.forms)
-        form = min((known.widened(numbers) for known in earlier), key=lambda f: f.n_arguments, default=Form.guessed(numbers))
+        form = min(
+            (known.widened(numbers) for known in earlier),
+            key=lambda f: f.n_arguments,
+            default=Form.guessed(numbers),
+        )
         if not 0 < form.n_arguments <= _MOST_ARGUMENTS or len(self.forms) >= _MOST_SAMPLES:
             return None
         self.forms.append(form)
@@ -106,15 +122,21 @@ _lock = threading.RLock()
 
 
 def settle(draft: TritonFunction) -> TritonFunction:
-    """The function of a draft: its numbers are literals or arguments, and its name ends in a hash of what it has become."""
+    """The function of a draft: its numbers are literals or arguments, and its name ends in a hash of what it
+    has become.
+    """
     parts = _MARK.split(draft.source)
     numbers = tuple(parts[1::2])
-    key = hashlib.sha256("⟦⟧".join([*parts[::2], str((draft.signature, draft.warps, draft.stages))]).encode()).hexdigest()
+    key = hashlib.sha256(
+        "⟦⟧".join([*parts[::2], str((draft.signature, draft.warps, draft.stages))]).encode()
+    ).hexdigest()
     with _lock:
         if len(_texts) > 8192:
             forget()
         form = _texts.setdefault(key, _Text()).choose(numbers, config.size_arguments)
-    parts[1::2] = [n if place is None else _argument(place, n) for n, place in zip(numbers, form.places, strict=True)]
+    parts[1::2] = [
+        n if place is None else _argument(place, n) for n, place in zip(numbers, form.places, strict=True)
+    ]
     given = form.arguments(numbers)
     counters["kernels"]["with size arguments"] += bool(given)
     text = unmarked("".join(parts)).replace("):", "".join(f", n{n}" for n in range(len(given))) + "):", 1)

@@ -4,8 +4,9 @@
     ... a_all.load([tm * 128, k])                    # what lies outside of the tensor is zero
     o0_all.store([tm * 128, tn * 256], v4.to(tl.bfloat16))
 
-A descriptor lies in memory that the launch is given, DESCRIPTOR bytes for each of a program's. It needs a base and rows that
-are multiples of 16 bytes; the base of a buffer is only known at a call, so that a launch has a second function without them.
+A descriptor lies in memory that the launch is given, DESCRIPTOR bytes for each of a program's. It needs a
+base and rows that are multiples of 16 bytes; the base of a buffer is only known at a call, so that a launch
+has a second function without them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Plane:
 
     def descriptor(self, name: str, pointer: str, block: tuple[int, int], z: str = "") -> str:
         """The line that makes the descriptor of tiles of an operand."""
-        base = " + ".join([pointer, *([str(self.offset)] if self.offset else []), *([f"{z} * {self.batch}"] if z else [])])
+        base = " + ".join(
+            [pointer, *([str(self.offset)] if self.offset else []), *([f"{z} * {self.batch}"] if z else [])]
+        )
         rows, columns = reversed(block) if self.turned else block
         return f"{name} = tl.make_tensor_descriptor({base}, {list(self.size)}, [{self.row}, 1], [{rows}, {columns}])"
 
@@ -47,7 +50,9 @@ class Plane:
 
 
 def plane(o: Operand, size: tuple[int, int], compute: torch.dtype) -> Plane | None:
-    """An operand of a product for loads through a descriptor, which do not cast; None where it does not qualify."""
+    """An operand of a product for loads through a descriptor, which do not cast; None where it does not
+    qualify.
+    """
     batch, row, column = o.stride
     turned = column != 1
     if turned:
@@ -73,7 +78,8 @@ def planes(product: Product) -> dict[str, Plane] | None:
 
 
 def qualifies(product: Product, persistent: bool, tile_k: int) -> bool:
-    """Whether a product can read through descriptors; a persistent kernel makes them once, not for each batch.
+    """Whether a product can read through descriptors; a persistent kernel makes them once, not for each
+    batch.
 
     A tile of weights must not reach into the next kernel position, whose numbers are no zeros.
     """
@@ -82,7 +88,9 @@ def qualifies(product: Product, persistent: bool, tile_k: int) -> bool:
 
 
 def stored_plane(product: Product, s: Store) -> Plane | None:
-    """Where a store writes every element (m, n) to row m and column n of something that nobody else touches."""
+    """Where a store writes every element (m, n) to row m and column n of something that nobody else
+    touches.
+    """
     _, m, n = product.loops
     row, unit = s.index.coefficient(m), _UNIT // s.memory.itemsize
     if product.size[0] > 1 or min(m.size, n.size) == 1 or s.memory not in _STORED or s.add or s.scatters:

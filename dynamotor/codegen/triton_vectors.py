@@ -3,8 +3,9 @@
     | . . . a b c d e | f g h i j k l m | ... | w x y z . . . . |      vectors in memory; the row goes from a to z
               edge          loop            loop      edge
 
-A loop takes the vectors that lie inside the row without a mask. The edge, one more tile, takes the vectors in which the
-row starts and ends: it reads them whole, ignores what is not the row's, and writes element by element there.
+A loop takes the vectors that lie inside the row without a mask. The edge, one more tile, takes the vectors in
+which the row starts and ends: it reads them whole, ignores what is not the row's, and writes element by
+element there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ VECTOR = 16  # bytes
 class Vectors:
     """Tiles of rows that start at vectors in memory.
 
-    unit: elements of a vector. start: the position of a row's first element, modulo the unit. itemsize: of such elements.
+    unit: elements of a vector. start: the position of a row's first element, modulo the unit. itemsize: of
+    such elements.
     """
 
     unit: int
@@ -38,7 +40,9 @@ class Vectors:
         return _start(index, self.along, self.unit) == self.start
 
     def whole(self, memory: torch.dtype) -> bool:
-        """Whether vectors of this type are 16 bytes long, so that a part of one inside an allocation means all of it."""
+        """Whether vectors of this type are 16 bytes long, so that a part of one inside an allocation means
+        all of it.
+        """
         return memory.itemsize == self.itemsize
 
     @property
@@ -51,16 +55,23 @@ class Vectors:
         return (size - self.unit + 1) // block * block
 
     def steps(self, size: int, block: int, chunks: int, per_chunk: int) -> tuple[str, str]:
-        """Bounds of the loop, and of the loop over the edge's tiles (one, as a rule). Of several chunks the last has the edge."""
+        """Bounds of the loop, and of the loop over the edge's tiles (one, as a rule). Of several chunks the
+        last has the edge.
+        """
         inside = self.inside(size, block)
         edge = self.unit + size - inside
         if chunks == 1:
             return f"0, {inside}, {block}", f"0, {edge}, {block}"
         first = f"tl.where(chunk == {chunks - 1}, 0, {-(-edge // block) * block})"
-        return f"chunk * {per_chunk}, tl.minimum((chunk + 1) * {per_chunk}, {inside}), {block}", f"{first}, {edge}, {block}"
+        return (
+            f"chunk * {per_chunk}, tl.minimum((chunk + 1) * {per_chunk}, {inside}), {block}",
+            f"{first}, {edge}, {block}",
+        )
 
     def edge(self, size: int, block: int) -> Iterator[str]:
-        """Lines for the edge: `r` and its vectors' first positions `r_first`; of a vector `r_some` or `r_all` is the row's."""
+        """Lines for the edge: `r` and its vectors' first positions `r_first`; of a vector `r_some` or `r_all`
+        is the row's.
+        """
         inside = self.inside(size, block)
         yield f"edge = base + tl.arange(0, {block})[None, :]"
         yield f"r_first = edge // {self.unit} * {self.unit}"
@@ -78,7 +89,9 @@ class Vectors:
 
 
 def _start(index: Index, along: Sequence[Var], unit: int) -> Index | None:
-    """Where an access to a whole row starts, modulo the unit; None when it does not go through the row in order."""
+    """Where an access to a whole row starts, modulo the unit; None when it does not go through the row in
+    order.
+    """
     terms = dict(index.terms)
     loops = [v for v in along if v.size > 1]
     for v, step in zip(loops, contiguous_stride([v.size for v in loops]), strict=True):
@@ -91,7 +104,9 @@ def _start(index: Index, along: Sequence[Var], unit: int) -> Index | None:
 
 def vectors_of(kernel: Kernel, along: Sequence[Var]) -> Vectors | None:
     """The vectors of most of the bytes that a kernel moves along its rows; stores decide between equals."""
-    seen = [(e.args[1], e.args[2], False) for s in kernel.statements() for e in walk(*roots(s)) if e.op == "load"]
+    seen = [
+        (e.args[1], e.args[2], False) for s in kernel.statements() for e in walk(*roots(s)) if e.op == "load"
+    ]
     seen += [(s.index, s.memory, True) for s in kernel.statements() if isinstance(s, Store)]
     accesses = [access for access in dict.fromkeys(seen) if _start(access[0], along, VECTOR) is not None]
     if not accesses:

@@ -1,7 +1,9 @@
-"""Checks of emitted kernels against their IR: InternalError DM914 where a store is missing, misplaced, unmasked or repeated.
+"""Checks of emitted kernels against their IR: InternalError DM914 where a store is missing, misplaced,
+unmasked or repeated.
 
->>> verify_places(kernel, emitter.stores)                  # each store was emitted, in the loops that it belongs to
->>> verify_cpp(kernel, "void k(...){...st<float>(p0+n0,v1);...}")   # goes through the text's loops: each element once
+>>> verify_places(kernel, emitter.stores)  # each store was emitted, in the loops that it belongs to
+>>> # goes through the text's loops: each element once
+>>> verify_cpp(kernel, "void k(...){...st<float>(p0+n0,v1);...}")
 """
 
 from __future__ import annotations
@@ -29,12 +31,20 @@ def _wrong(what: str, text: object) -> NoReturn:
     raise InternalError("DM914", f"an emitted kernel is wrong: {what}", why=str(text), cure=cure)
 
 
-def verify_places(kernel: Kernel, emitted: Iterable[tuple[Store, Collection[Var]]], around: Collection[Var] = ()) -> None:
-    """The stores that were emitted, each with the variables bound where it stands, are the kernel's in their loops.
+def verify_places(
+    kernel: Kernel, emitted: Iterable[tuple[Store, Collection[Var]]], around: Collection[Var] = ()
+) -> None:
+    """The stores that were emitted, each with the variables bound where it stands, are the kernel's in their
+    loops.
 
     around: variables that may be bound where a store does not depend on them, because no loop runs over them.
     """
-    left = {s: {v for v in loops if not v.single} for loops, found in levels(kernel) for s in found if isinstance(s, Store)}
+    left = {
+        s: {v for v in loops if not v.single}
+        for loops, found in levels(kernel)
+        for s in found
+        if isinstance(s, Store)
+    }
     missing = set(left)
     for s, bound in emitted:
         have = {v for v in bound if not v.single}
@@ -45,7 +55,7 @@ def verify_places(kernel: Kernel, emitted: Iterable[tuple[Store, Collection[Var]
         _wrong(f"there is no {missing}", kernel)
 
 
-# -- C++ -----------------------------------------------------------------------------------------------------------------
+# -- C++ -----------------------------------------------------------------------------------------------------
 _TOKEN = re.compile(r"for\(([^;{}]*);([^;{}]*);([^;{}]*?)\)\{|(if|else)([^;{}]*)\{|([{}])|([^;{}]*);")
 _STORED = re.compile(r"(?:\bst[bg]*(?:<\w+>)?\(|\*const \w+=)p(\d+)\+")
 _STORE = re.compile(r"stb?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
@@ -65,7 +75,9 @@ def _python(text: str) -> str:
 
 
 class _Loops:
-    """The loops and stores of a C++ function as Python text, in which `p3(start, step, lanes)` stands for a store."""
+    """The loops and stores of a C++ function as Python text, in which `p3(start, step, lanes)` stands for a
+    store.
+    """
 
     def __init__(self, text: str, scattered: Collection[int]) -> None:
         self.scattered = scattered
@@ -130,28 +142,50 @@ def _parts(pays: bool, n: int, least: int, total: int, longest: int, nbytes: int
 
 def _numbers(text: str, values: dict[str, int]) -> dict[str, int]:
     """The symbols' values, and the numbers that a function computes from them first."""
-    names: dict[str, Any] = {**values, "parts": _parts, "up": _up, "floordiv": operator.floordiv, "mod": operator.mod}
+    names: dict[str, Any] = {
+        **values,
+        "parts": _parts,
+        "up": _up,
+        "floordiv": operator.floordiv,
+        "mod": operator.mod,
+    }
     for name, expression in re.findall(r"const i64 (z\d+|chunks)=([^;]*);", text):
         names[name] = eval(expression, {}, names)
     return names
 
 
 def verify_cpp(kernel: Kernel, text: str, complete: bool) -> None:
-    """Each written pointer of the function is stored to; complete: each of its elements once, as its loops run."""
+    """Each written pointer of the function is stored to; complete: each of its elements once, as its loops
+    run.
+    """
     if complete and kernel.symbols:
         for of in samples(kernel.symbols[0].env):
-            _verify_cpp(Instance(of).kernel(kernel), text, True, _numbers(text, {s.name: of[s] for s in kernel.symbols}))
+            _verify_cpp(
+                Instance(of).kernel(kernel),
+                text,
+                True,
+                _numbers(text, {s.name: of[s] for s in kernel.symbols}),
+            )
     else:
         _verify_cpp(kernel, text, complete, {})
 
 
 def _verify_cpp(kernel: Kernel, text: str, complete: bool, known: dict[str, int]) -> None:
     numbers = {p[0]: n for n, p in enumerate(kernel.params)}
-    stores = {numbers[s.buffer]: (s, loops) for loops, found in levels(kernel) for s in found if isinstance(s, Store)}
+    stores = {
+        numbers[s.buffer]: (s, loops)
+        for loops, found in levels(kernel)
+        for s in found
+        if isinstance(s, Store)
+    }
     named = set(map(int, _STORED.findall(text)))
     if named != stores.keys():
         _wrong(f"it stores to pointers {sorted(named)}, not {sorted(stores)}", text)
-    counts = Counter({n: numel(v.size for v in loops) for n, (_, loops) in stores.items()}) if complete else Counter()
+    counts = (
+        Counter({n: numel(v.size for v in loops) for n, (_, loops) in stores.items()})
+        if complete
+        else Counter()
+    )
     if not complete or counts.total() > MOST_ELEMENTS:
         return
     scattered = {n for n, (s, _) in stores.items() if s.scatters}
@@ -173,9 +207,11 @@ def _verify_cpp(kernel: Kernel, text: str, complete: bool, known: dict[str, int]
         _wrong(f"it stores {dict(times)} elements, not {dict(counts)}", text)
 
 
-# -- Triton --------------------------------------------------------------------------------------------------------------
+# -- Triton --------------------------------------------------------------------------------------------------
 def verify_triton(stored: Collection[int], text: str) -> None:
-    """The function stores to these pointers, and where positions of an axis may lie behind its end, under its mask."""
+    """The function stores to these pointers, and where positions of an axis may lie behind its end, under its
+    mask.
+    """
     axes: dict[str, set[str]] = {"x": {"x"}, "r": {"r"}}
     masks: dict[str, int] = {}  # those that hold here, with the indentation at which they were made
     named = set()
@@ -185,14 +221,21 @@ def verify_triton(stored: Collection[int], text: str) -> None:
         masks = {mask: depth for mask, depth in masks.items() if depth <= indent}
         name, _, value = code.partition(" = ")
         if name.isidentifier():
-            axes[name] = set().union(*(axes.get(word, ()) for word in re.findall(r"\w+", value))) | axes.get(name, set())
+            axes[name] = set().union(*(axes.get(word, ()) for word in re.findall(r"\w+", value))) | axes.get(
+                name, set()
+            )
             masks |= {name: indent} if name in ("x_in", "r_in") else {}
         elif code.startswith(("tl.store(p", "tl.atomic_add(p")):
             call: Any = ast.parse(code, mode="eval").body
             place, _, *mask = call.args
             words = {node.id for node in ast.walk(place) if isinstance(node, ast.Name)}
             spans = set().union(*(axes.get(word, ()) for word in words))
-            under = {node.id.replace("r_all", "r_in") for m in mask for node in ast.walk(m) if isinstance(node, ast.Name)}
+            under = {
+                node.id.replace("r_all", "r_in")
+                for m in mask
+                for node in ast.walk(m)
+                if isinstance(node, ast.Name)
+            }
             missing = {f"{axis}_in" for axis in spans} & masks.keys() - under
             if missing:
                 _wrong(f"`{code}` lacks the mask {missing}", text)

@@ -1,4 +1,5 @@
-"""What the ranks agree on before any gradient moves: through the group's store, so that no collective can be mismatched.
+"""What the ranks agree on before any gradient moves: through the group's store, so that no collective can be
+mismatched.
 
 >>> answers = tell_all(group, "ddp/0", {"mode": "ingraph", "plan": plan.digest})
 >>> [note["mode"] for note in answers]           # one a rank
@@ -49,7 +50,9 @@ def _read(store: Any, topic: str, rank: int, group: dist.ProcessGroup) -> dict[s
         return json.loads(store.get(key))
     except RuntimeError as error:  # a timeout, or the store's own process is gone
         raise DistributedError(
-            "DM702", f"rank {rank} did not say how it reduces its gradients",
+            "DM702",
+            f"rank {rank} did not say how it reduces its gradients",
             why=f"nothing under {topic!r} within {group_timeout(group).total_seconds():.0f} s ({type(error).__name__})",
             cure="every rank must compile the same model with the same options and reach this step; see that rank's own error",
-            where=user_line()) from error
+            where=user_line(),
+        ) from error

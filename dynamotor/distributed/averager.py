@@ -1,7 +1,9 @@
-"""Averages the gradients of one DistributedDataParallel module over a plan that all ranks agreed on, in place of DDP's reducer.
+"""Averages the gradients of one DistributedDataParallel module over a plan that all ranks agreed on, in place
+of DDP's reducer.
 
-A plan fixes what goes over the wire: its buckets, in order, once in each synchronised backward. A rank fulfils it inside its
-compiled backward or, when a graph or its surroundings do not allow that, right after the backward; the others cannot tell.
+A plan fixes what goes over the wire: its buckets, in order, once in each synchronised backward. A rank
+fulfils it inside its compiled backward or, when a graph or its surroundings do not allow that, right after
+the backward; the others cannot tell.
 
 >>> averager = averager_of(ddp)
 >>> averager.adopt(plan)
@@ -68,7 +70,9 @@ class Averager:
         self.pool: ResultPool | None = None
         self.step: Step | _Local | None = None  # of the backward that runs now
         self.late: Reason | None = None  # why this rank reduces after the backward from now on
-        self._open = 0  # forwards since the last reduction: the next backward reduces, once, however many they are
+        self._open = (
+            0  # forwards since the last reduction: the next backward reduces, once, however many they are
+        )
         self._ran = False  # a graph that reduces ran in this forward
         self._scheduled = False
         self._armed: Any = None
@@ -93,11 +97,16 @@ class Averager:
         """What stands for this averager in a graph."""
         return number_of(self)
 
-    # The decision ----------------------------------------------------------------------------------------------------------
+    # The decision -------------------------------------------------------------------------------------------
     def agree(self, proposal: Plan | Reason) -> None:
-        """Settle with the other ranks how gradients are reduced: a plan if all have the same, natively if any cannot."""
-        mine = ({"plan": proposal.digest, "text": proposal.summary} if isinstance(proposal, Plan)
-                else {"reason": proposal.code, "text": proposal.text})
+        """Settle with the other ranks how gradients are reduced: a plan if all have the same, natively if any
+        cannot.
+        """
+        mine = (
+            {"plan": proposal.digest, "text": proposal.summary}
+            if isinstance(proposal, Plan)
+            else {"reason": proposal.code, "text": proposal.text}
+        )
         mine["ddp"] = wire_settings(self.ddp)
         self._order = next_number(self.group)
         self._topic = f"ddp/{self._order}"
@@ -106,7 +115,9 @@ class Averager:
         if refusing:
             self._refuse_others(notes, "ddp", "ddp")
             rank = self.group.rank() if isinstance(proposal, Reason) else refusing[0]
-            text = notes[rank]["text"] if isinstance(proposal, Reason) else f"rank {rank}: {notes[rank]['text']}"
+            text = (
+                notes[rank]["text"] if isinstance(proposal, Reason) else f"rank {rank}: {notes[rank]['text']}"
+            )
             self.reason = Reason(notes[rank]["reason"], text)
             return
         self._refuse_others(notes, "plan", "text")
@@ -118,17 +129,21 @@ class Averager:
         other = next((rank for rank, note in enumerate(notes) if note[key] != mine[key]), None)
         if other is not None:
             raise DistributedError(
-                "DM701", f"rank {self.group.rank()} and rank {other} would reduce different gradient buckets",
+                "DM701",
+                f"rank {self.group.rank()} and rank {other} would reduce different gradient buckets",
                 why=f"{mine[text]} here, {notes[other][text]} there",
                 cure="give every rank the same model, the same arguments of DistributedDataParallel and the same program",
-                where=user_line())
+                where=user_line(),
+            )
 
     def adopt(self, plan: Plan) -> None:
         """Reduce by this plan from now on."""
         self.plan = plan
         named = reduced_parameters(self.ddp)
         self.parameters = {name: named[name] for name in plan.names}
-        kinds = Counter((bucket.nbytes, bucket.dtype) for bucket in plan.buckets if bucket.device.type == "cpu")
+        kinds = Counter(
+            (bucket.nbytes, bucket.dtype) for bucket in plan.buckets if bucket.device.type == "cpu"
+        )
         self.pool = new_pool({kind: 2 * count for kind, count in kinds.items()})
         emit("ddp", mode="ingraph", plan=plan)
 
@@ -140,7 +155,7 @@ class Averager:
             emit("ddp", mode="late", reason=reason)
             log("fallbacks", f"gradients are reduced after the backward: {reason.text}")
 
-    # Around DDP's forward --------------------------------------------------------------------------------------------------
+    # Around DDP's forward -----------------------------------------------------------------------------------
     def note_run(self) -> None:
         """A graph whose backward reduces has run in this forward."""
         self._ran = True
@@ -148,11 +163,18 @@ class Averager:
     def reduces_now(self) -> bool:
         """Whether the forward that runs now is one whose gradients the plan covers."""
         ddp = self.ddp
-        return (self.plan is not None and ddp.require_backward_grad_sync and torch.is_grad_enabled()
-                and not ddp._join_config.enable and not ddp._comm_hooks)
+        return (
+            self.plan is not None
+            and ddp.require_backward_grad_sync
+            and torch.is_grad_enabled()
+            and not ddp._join_config.enable
+            and not ddp._comm_hooks
+        )
 
     def pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """DDP's own, with codes for its complaint about parameters without gradients and for a rank that is gone."""
+        """DDP's own, with codes for its complaint about parameters without gradients and for a rank that is
+        gone.
+        """
         try:
             return type(self.ddp)._pre_forward(self.ddp, *inputs, **kwargs)
         except RuntimeError as error:
@@ -166,7 +188,9 @@ class Averager:
         ran, self._ran = self._ran, False
         original = type(self.ddp)._post_forward
         if not self.reduces_now():
-            self._open += self.plan is None and self.ddp.require_backward_grad_sync and torch.is_grad_enabled()
+            self._open += (
+                self.plan is None and self.ddp.require_backward_grad_sync and torch.is_grad_enabled()
+            )
             return original(self.ddp, output)
         self._disarm()
         self._scheduled = False
@@ -180,9 +204,11 @@ class Averager:
         finally:
             self.ddp.__dict__["reducer"] = reducer
 
-    # Inside the compiled backward --------------------------------------------------------------------------------------------
+    # Inside the compiled backward ---------------------------------------------------------------------------
     def around(self, compiled: Callable[..., Any], places: Sequence[Place | None]) -> Callable[..., tuple]:
-        """The rewritten backward as one that gives a gradient per input again. `places`: where each of them comes from."""
+        """The rewritten backward as one that gives a gradient per input again. `places`: where each of them
+        comes from.
+        """
         call = getattr(compiled, "taking", None) or (lambda given: compiled(*given))
 
         def taking(given: list[torch.Tensor]) -> tuple:
@@ -192,8 +218,16 @@ class Averager:
             finally:
                 self.step = None
             gradients = self._gradients(step)
-            return tuple([None if place is None else outs[place] if isinstance(place, int) else gradients[place[0]][place[1]]
-                          for place in places])
+            return tuple(
+                [
+                    None
+                    if place is None
+                    else outs[place]
+                    if isinstance(place, int)
+                    else gradients[place[0]][place[1]]
+                    for place in places
+                ]
+            )
 
         def backward(*inputs: torch.Tensor) -> tuple:
             return taking(list(inputs))
@@ -209,13 +243,22 @@ class Averager:
         return self.step.start(bucket, grads)  # type: ignore[union-attr]
 
     def _may_start(self) -> bool:
-        """Whether the gradients of this backward may be reduced as they come. Ranks may answer differently: all reduce the
-        plan's buckets once, in order."""
-        if not self._open:  # as in DDP: one reduction for what ran forward, a second backward adds to the gradients
+        """Whether the gradients of this backward may be reduced as they come. Ranks may answer differently:
+        all reduce the plan's buckets once, in order."""
+        if (
+            not self._open
+        ):  # as in DDP: one reduction for what ran forward, a second backward adds to the gradients
             return False
-        if self._armed is None and self.late is None and any(map(has_gradient_hooks, self.parameters.values())):
+        if (
+            self._armed is None
+            and self.late is None
+            and any(map(has_gradient_hooks, self.parameters.values()))
+        ):
             self.be_late(Reason("param_hook", "a parameter has gradient hooks"))
-        beside = any(other._open and other is not self and other.group is self.group and other._accumulates() for other in _all)
+        beside = any(
+            other._open and other is not self and other.group is self.group and other._accumulates()
+            for other in _all
+        )
         if beside or self._armed is not None or self.late is not None:
             if beside or self._open > 1:
                 counters["fallback"]["ddp.several_modules" if beside else "ddp.several_forwards"] += 1
@@ -224,51 +267,72 @@ class Averager:
         return self._accumulates()
 
     def _close(self) -> None:
-        """This module's gradients are reduced; what DDP's reducers of other modules had to do, they have done."""
+        """This module's gradients are reduced; what DDP's reducers of other modules had to do, they have
+        done.
+        """
         self._open = 0
         for other in _all:
             if other.plan is None:
                 other._open = 0
 
     def _accumulates(self) -> bool:
-        """Whether the backward that runs adds to `.grad`: `torch.autograd.grad` and `backward(inputs=...)` do not."""
+        """Whether the backward that runs adds to `.grad`: `torch.autograd.grad` and `backward(inputs=...)` do
+        not.
+        """
         parameters = self.parameters or reduced_parameters(self.ddp)
-        nodes = (torch.autograd.graph.get_gradient_edge(p).node for p in parameters.values() if p.requires_grad)
+        nodes = (
+            torch.autograd.graph.get_gradient_edge(p).node for p in parameters.values() if p.requires_grad
+        )
         try:
             return any(map(torch._C._will_engine_execute_node, nodes))
         except RuntimeError:  # so it answers for leaves under torch.autograd.grad
             return False
 
     def _gradients(self, step: Step | _Local) -> list[list[torch.Tensor | None]]:
-        """Bucket by bucket what autograd gets. A gradient that a parameter holds is written in place, autograd gets None."""
+        """Bucket by bucket what autograd gets. A gradient that a parameter holds is written in place,
+        autograd gets None.
+        """
         if isinstance(step, _Local):
             return step.grads
         averages = step.wait()
         kept = self._write_back(averages)
-        result = [[None if kept[slot.name] is not averages[slot.name] else averages[slot.name] for slot in bucket.slots]
-                  for bucket in self.plan.buckets]  # type: ignore[union-attr]
+        result = [
+            [
+                None if kept[slot.name] is not averages[slot.name] else averages[slot.name]
+                for slot in bucket.slots
+            ]
+            for bucket in self.plan.buckets  # type: ignore[union-attr]
+        ]
         self._close()
-        Variable._execution_engine.queue_callback(functools.partial(self._check, step, _C.tensor_stamps(list(kept.values()))))
+        Variable._execution_engine.queue_callback(
+            functools.partial(self._check, step, _C.tensor_stamps(list(kept.values())))
+        )
         return result
 
     def _write_back(self, averages: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The gradients that parameters hold, written in place; the averages themselves where they hold none."""
+        """The gradients that parameters hold, written in place; the averages themselves where they hold
+        none.
+        """
         held = {name: self.parameters[name].grad for name in averages}
         pairs = [(gradient, averages[name]) for name, gradient in held.items() if gradient is not None]
         if pairs:
             torch._foreach_copy_([gradient for gradient, _ in pairs], [average for _, average in pairs])
         return {name: averages[name] if gradient is None else gradient for name, gradient in held.items()}
 
-    # After the backward ------------------------------------------------------------------------------------------------------
+    # After the backward -------------------------------------------------------------------------------------
     def _check(self, done: Step, stamps: bytes) -> None:
-        """See whether gradients are what the step gave; more may have come from outside of the graph, not averaged."""
+        """See whether gradients are what the step gave; more may have come from outside of the graph, not
+        averaged.
+        """
         missing = [name for name, p in self.parameters.items() if p.grad is None]
         if missing:
             raise self._without_gradient(missing)
         if _C.tensor_stamps([p.grad for p in self.parameters.values() if p.grad is not None]) == stamps:
             return
         with torch.no_grad():
-            self.be_late(Reason("outside", "parameters also get gradients from outside of the compiled graph"))
+            self.be_late(
+                Reason("outside", "parameters also get gradients from outside of the compiled graph")
+            )
             tell_all(self.group, f"{self._topic}/outside", {})
             self._average_rest([slot.of(flat) for slot, flat in done.slots()])
 
@@ -289,11 +353,14 @@ class Averager:
         """Reduce after the next backward, whatever it runs through."""
         self._before = self._stamps()
         self._armed = torch.autograd.graph.register_multi_grad_hook(
-            tuple(self.parameters.values()), lambda grad: self._schedule(), mode="any")
+            tuple(self.parameters.values()), lambda grad: self._schedule(), mode="any"
+        )
 
     def _stamps(self) -> dict[str, bytes]:
         """What changes with each gradient that arrives."""
-        return {name: b"" if p.grad is None else _C.tensor_stamps([p.grad]) for name, p in self.parameters.items()}
+        return {
+            name: b"" if p.grad is None else _C.tensor_stamps([p.grad]) for name, p in self.parameters.items()
+        }
 
     def _disarm(self) -> None:
         if self._armed is not None:
@@ -323,9 +390,11 @@ class Averager:
 
     def _without_gradient(self, names: Sequence[str]) -> DistributedError:
         return DistributedError(
-            "DM704", f"{', '.join(names[:5])} of the DistributedDataParallel module got no gradient in this step",
+            "DM704",
+            f"{', '.join(names[:5])} of the DistributedDataParallel module got no gradient in this step",
             why="the loss does not depend on them",
-            cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)")
+            cure="DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)",
+        )
 
 
 def _reduce_scheduled() -> None:

@@ -1,7 +1,7 @@
 """What goes wrong between ranks gets a code, a cure and the user's line, in every mode.
 
-DDP's reducer fails inside autograd's engine, below anything of ours. So the engine object that Python calls is replaced by one
-that looks at what comes out of it.
+DDP's reducer fails inside autograd's engine, below anything of ours. So the engine object that Python calls
+is replaced by one that looks at what comes out of it.
 
 >>> install(ddp.process_group)
 >>> loss.backward()        # another rank died: DistributedError DM703 at this line
@@ -25,18 +25,40 @@ from .wrapper import group_timeout
 # What DDP's reducer complains about: a part of its text, code, what happened, what to do.
 _NO_GRADIENT = "some parameters of the DistributedDataParallel module got no gradient in the last step"
 _COMPLAINTS = (
-    ("static_graph set to True", "DM704", _NO_GRADIENT,
-     "static_graph=True is for programs that use the same parameters in each step; leave it out"),
-    ("Expected to have finished reduction", "DM704", _NO_GRADIENT,
-     "DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)"),
-    ("Expected to mark a variable ready only once", "DM705", "a parameter got its gradient twice in one backward",
-     "one forward for each backward with find_unused_parameters=True or a reentrant checkpoint; or static_graph=True"),
-    ("Your training graph has changed", "DM705", "another set of parameters got gradients than in the first step",
-     "static_graph=True is for programs that use the same parameters in each step; leave it out"),
+    (
+        "static_graph set to True",
+        "DM704",
+        _NO_GRADIENT,
+        "static_graph=True is for programs that use the same parameters in each step; leave it out",
+    ),
+    (
+        "Expected to have finished reduction",
+        "DM704",
+        _NO_GRADIENT,
+        "DistributedDataParallel(..., find_unused_parameters=True), or freeze them with requires_grad_(False)",
+    ),
+    (
+        "Expected to mark a variable ready only once",
+        "DM705",
+        "a parameter got its gradient twice in one backward",
+        "one forward for each backward with find_unused_parameters=True or a reentrant checkpoint; or static_graph=True",
+    ),
+    (
+        "Your training graph has changed",
+        "DM705",
+        "another set of parameters got gradients than in the first step",
+        "static_graph=True is for programs that use the same parameters in each step; leave it out",
+    ),
 )
 # How process groups put it; gloo has no error type of its own, and not all of its texts name it.
-_GROUP_FAILURES = ("gloo", "NCCL", "Application timeout caused pair closure", "Connection closed by peer",
-                   "Connection reset by peer", "Socket Timeout")
+_GROUP_FAILURES = (
+    "gloo",
+    "NCCL",
+    "Application timeout caused pair closure",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Socket Timeout",
+)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
@@ -60,26 +82,37 @@ def first_line(error: BaseException) -> str:
 def is_group_failure(error: BaseException) -> bool:
     """Whether a process group says that another rank is gone or late."""
     text = str(error)
-    return isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and any(part in text for part in _GROUP_FAILURES)
+    return (
+        isinstance(error, dist.DistError)
+        or isinstance(error, RuntimeError)
+        and any(part in text for part in _GROUP_FAILURES)
+    )
 
 
 def coded(error: RuntimeError, doing: str) -> DistributedError | None:
     """The error as one of ours, with the user's line; None when ranks and DDP have no part in it."""
     if isinstance(error, DistributedError):
-        return DistributedError(error.code, error.what, why=error.why, cure=error.cure, where=error.where or user_line())
+        return DistributedError(
+            error.code, error.what, why=error.why, cure=error.cure, where=error.where or user_line()
+        )
     for part, code, what, cure in _COMPLAINTS:
         if part in str(error):
             return DistributedError(code, what, why=first_line(error), cure=cure, where=user_line())
     if is_group_failure(error):
         return DistributedError(
-            "DM703", f"rank {dist.get_rank()} failed {doing}", why=first_line(error),
+            "DM703",
+            f"rank {dist.get_rank()} failed {doing}",
+            why=first_line(error),
             cure="another rank died, stopped or runs another program; see its own error. The gradients of this step are lost",
-            where=user_line())
+            where=user_line(),
+        )
     return None
 
 
 class _Engine(type(Variable._execution_engine)):  # type: ignore[misc]
-    """Autograd's engine; failures between ranks come out of it coded, and what a GPU waits for in vain is reported."""
+    """Autograd's engine; failures between ranks come out of it coded, and what a GPU waits for in vain is
+    reported.
+    """
 
     watch: Watch | None = None
 

@@ -1,6 +1,8 @@
-"""Functional collectives (`torch.distributed._functional_collectives`) in captured graphs: they stay, in order, and overlap.
+"""Functional collectives (`torch.distributed._functional_collectives`) in captured graphs: they stay, in
+order, and overlap.
 
-A call becomes two nodes, the start and its wait. Starts keep their order; a wait moves down to where its result is first used.
+A call becomes two nodes, the start and its wait. Starts keep their order; a wait moves down to where its
+result is first used.
 
 >>> y = all_reduce(x, "sum", group)      # in compiled code
     all_reduce = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '0')
@@ -27,13 +29,16 @@ from ..lower.lowering import Lowering, lowerings
 
 _ops = torch.ops._c10d_functional
 _start_all_reduce, _start_broadcast = _ops.all_reduce.default, _ops.broadcast.default
-_start_all_gather, _start_reduce_scatter = _ops.all_gather_into_tensor.default, _ops.reduce_scatter_tensor.default
+_start_all_gather, _start_reduce_scatter = (
+    _ops.all_gather_into_tensor.default,
+    _ops.reduce_scatter_tensor.default,
+)
 _start_all_to_all = _ops.all_to_all_single.default
 _wait = _ops.wait_tensor.default
 _cat = torch.cat
 
 
-# What compiled code runs in place of the library's functions: the same ops without its wrapper class ---------------------------
+# What compiled code runs in place of the library's functions: the same ops without its wrapper class --------
 def _name(group: Any, tag: str) -> Any:
     """The group's name; answered while tracing."""
     return functional._resolve_group_name(group, tag)
@@ -60,23 +65,36 @@ def all_gather(self, gather_dim, group, tag=""):
 def reduce_scatter(self, reduceOp, scatter_dim, group, tag=""):
     if scatter_dim != 0:
         self = _cat(self.chunk(_size(group, tag), scatter_dim))
-    return _wait(_start_reduce_scatter(self.contiguous(), reduceOp.lower(), _size(group, tag), _name(group, tag)))
+    return _wait(
+        _start_reduce_scatter(self.contiguous(), reduceOp.lower(), _size(group, tag), _name(group, tag))
+    )
 
 
 def all_to_all(self, output_split_sizes, input_split_sizes, group, tag=""):
     ranks = _size(group, tag)
     even = [self.shape[0] // ranks] * ranks
-    return _wait(_start_all_to_all(self.contiguous(), output_split_sizes or even, input_split_sizes or even, _name(group, tag)))
+    return _wait(
+        _start_all_to_all(
+            self.contiguous(), output_split_sizes or even, input_split_sizes or even, _name(group, tag)
+        )
+    )
 
 
-# The functions that differentiate under a name of their own do so with the same ops, in PyTorch versions whose ops can.
+# The functions that differentiate under a name of their own do so with the same ops, in PyTorch versions
+# whose ops can.
 _POLYFILLS: dict[str, Any] = {
-    "all_reduce": all_reduce, "broadcast": broadcast, "all_to_all_single": all_to_all,
-    "all_gather_tensor": all_gather, "all_gather_single": all_gather,
-    "reduce_scatter_tensor": reduce_scatter, "reduce_scatter_single": reduce_scatter,
+    "all_reduce": all_reduce,
+    "broadcast": broadcast,
+    "all_to_all_single": all_to_all,
+    "all_gather_tensor": all_gather,
+    "all_gather_single": all_gather,
+    "reduce_scatter_tensor": reduce_scatter,
+    "reduce_scatter_single": reduce_scatter,
 }
 if torch._C._dispatch_has_kernel_for_dispatch_key(_start_all_gather.name(), "Autograd"):
-    _POLYFILLS |= {f"{name}_autograd": fn for name, fn in _POLYFILLS.items() if name not in ("all_reduce", "broadcast")}
+    _POLYFILLS |= {
+        f"{name}_autograd": fn for name, fn in _POLYFILLS.items() if name not in ("all_reduce", "broadcast")
+    }
 
 
 @call_finder
@@ -98,8 +116,11 @@ def _answered(fn: Callable[..., Any]) -> None:
         for value in (*args, *kwargs.values()):
             real = value.real()
             if real is MISSING and not value.is_constant():
-                raise unsupported("unsupported-value", "a process group made inside the captured region",
-                                  cure="make the group outside the compiled function")
+                raise unsupported(
+                    "unsupported-value",
+                    "a process group made inside the captured region",
+                    cure="make the group outside the compiled function",
+                )
             if real is not MISSING and value.source is not None:
                 trace.reader.guard(IdIs(value.source, real))
             values.append(value.as_constant() if real is MISSING else real)
@@ -110,9 +131,11 @@ _answered(_name)
 _answered(_size)
 
 
-# In aten graphs ------------------------------------------------------------------------------------------------------------
+# In aten graphs ---------------------------------------------------------------------------------------------
 class OwnInput:
-    """Calls a collective on a copy of its input: it reads while later kernels write into the program's scratch memory."""
+    """Calls a collective on a copy of its input: it reads while later kernels write into the program's
+    scratch memory.
+    """
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -144,8 +167,8 @@ def has_collectives(graph: fx.Graph) -> bool:
 
 
 def sink_waits(graph: fx.Graph) -> None:
-    """Move each wait down to right before the first use of its result (or before gradients are switched on or off). Starts stay
-    in their order."""
+    """Move each wait down to right before the first use of its result (or before gradients are switched on or
+    off). Starts stay in their order."""
     position = {node: i for i, node in enumerate(graph.nodes)}
     switches = [node for node in graph.nodes if node.target is torch._C._set_grad_enabled]
     for node in reversed(list(graph.nodes)):
@@ -155,12 +178,16 @@ def sink_waits(graph: fx.Graph) -> None:
 
 
 def hoist_starts(graph: fx.Graph) -> None:
-    """Move each start of a functional graph up behind its last input or the collective before it, whichever is later."""
+    """Move each start of a functional graph up behind its last input or the collective before it, whichever
+    is later.
+    """
     before: fx.Node | None = None
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_collective(node.target) or node.target is _wait:
             continue
-        anchors = {arg for arg in (*node.all_input_nodes, before) if arg is not None and arg.op != "placeholder"}
+        anchors = {
+            arg for arg in (*node.all_input_nodes, before) if arg is not None and arg.op != "placeholder"
+        }
         last = next((other for other in reversed(graph.nodes) if other in anchors), None)
         if last is not None:
             last.append(node)

@@ -1,6 +1,8 @@
-"""The joint between the compiler and DDP: a captured graph is compiled for where it runs, bare or inside a DDP module.
+"""The joint between the compiler and DDP: a captured graph is compiled for where it runs, bare or inside a
+DDP module.
 
->>> backend = data_parallel(native, mode=lambda: "auto")     # the same contract: (gm, example_inputs) -> callable
+>>> # the same contract: (gm, example_inputs) -> callable
+>>> backend = data_parallel(native, mode=lambda: "auto")
 """
 
 from __future__ import annotations
@@ -43,11 +45,15 @@ def check_mode(options: Mapping[str, Any]) -> None:
     """UsageError (DM700) for an unknown value of the option `ddp`."""
     mode = options.get("ddp", config.ddp)
     if mode not in MODES:
-        raise UsageError("DM700", f"unknown value {mode!r} of the option 'ddp'", cure="use one of " + ", ".join(MODES))
+        raise UsageError(
+            "DM700", f"unknown value {mode!r} of the option 'ddp'", cure="use one of " + ", ".join(MODES)
+        )
 
 
 def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
-    """The backend, its training graphs aware of a DDP module around them. `options` are those of the compiled callable."""
+    """The backend, its training graphs aware of a DDP module around them. `options` are those of the compiled
+    callable.
+    """
     check_mode(options)
 
     def compile_graph(gm: fx.GraphModule, example_inputs: list[torch.Tensor]) -> Compiled:
@@ -55,7 +61,9 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
             sink_waits(gm.graph)
             gm.recompile()
             gm.meta["on_backward"] = _overlapping
-        if not _may_record(gm) or not any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
+        if not _may_record(gm) or not any(
+            isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs
+        ):
             return backend(gm, example_inputs)
         return Variants(gm, backend, options).prepare(example_inputs)
 
@@ -63,12 +71,18 @@ def data_parallel(backend: Backend, options: Mapping[str, Any]) -> Backend:
 
 
 def _may_record(gm: fx.GraphModule) -> bool:
-    """Whether autograd records anything: the rest of a function after a break may begin without gradients and turn them on."""
-    return torch.is_grad_enabled() or any(node.target is torch._C._set_grad_enabled and node.args[0] for node in gm.graph.nodes)
+    """Whether autograd records anything: the rest of a function after a break may begin without gradients and
+    turn them on.
+    """
+    return torch.is_grad_enabled() or any(
+        node.target is torch._C._set_grad_enabled and node.args[0] for node in gm.graph.nodes
+    )
 
 
 class Variants:
-    """One captured graph: compiled plainly for calls outside of DDP and under `no_sync`, and once more for each DDP module."""
+    """One captured graph: compiled plainly for calls outside of DDP and under `no_sync`, and once more for
+    each DDP module.
+    """
 
     def __init__(self, gm: fx.GraphModule, backend: Backend, options: Mapping[str, Any]) -> None:
         self.gm, self.backend, self.options = gm, backend, options
@@ -93,7 +107,9 @@ class Variants:
             return (self.plain or self._plain(inputs))(*inputs)
         form = self.forms.get(averager) or self._form(averager, inputs)
         if averager.plan is not None:
-            if not averager.reduces_now():  # DDP's reducer does: a join is going on, or a hook was registered since
+            if (
+                not averager.reduces_now()
+            ):  # DDP's reducer does: a join is going on, or a hook was registered since
                 return (self.plain or self._plain(inputs))(*inputs)
             if form.reduces:
                 averager.note_run()
@@ -111,7 +127,7 @@ class Variants:
             self.plain = self.backend(_fresh(self.gm), list(inputs))
         return self.plain
 
-    # For a DDP module ------------------------------------------------------------------------------------------------------
+    # For a DDP module ---------------------------------------------------------------------------------------
     def _form(self, averager: Averager, inputs: Sequence[torch.Tensor]) -> Form:
         with collector_paused():
             form = self._compile(averager, inputs)
@@ -135,8 +151,12 @@ class Variants:
         _note("ingraph" if not isinstance(found, Reason) else "late", found)
         return Form(call, not isinstance(found, Reason))
 
-    def _decide(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Form | None:
-        """Propose a plan of this graph's gradients, or why there is none, and settle it with the other ranks."""
+    def _decide(
+        self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
+    ) -> Form | None:
+        """Propose a plan of this graph's gradients, or why there is none, and settle it with the other
+        ranks.
+        """
         mode = self.options.get("ddp", config.ddp)
         asked = Reason("asked", f"options={{'ddp': {mode!r}}}") if mode in ("split", "off") else None
         proposal: Any = asked or why_not_ingraph(averager.ddp)
@@ -149,18 +169,24 @@ class Variants:
         _note("ingraph", averager.plan)
         return Form(call, True)
 
-    def _in_graph(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> tuple:
+    def _in_graph(
+        self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
+    ) -> tuple:
         gm = _fresh(self.gm)
         rewriter = gm.meta["on_backward"] = BackwardRewriter(averager, inputs, parameters)
         call = self.backend(gm, list(inputs))
         return call, rewriter.found
 
-    def _native(self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Form:
+    def _native(
+        self, averager: Averager, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]
+    ) -> Form:
         """DDP's own reducer does the work: cut at its buckets, so that its hooks fire in time."""
         if self.options.get("ddp", config.ddp) == "off":
             _note("off", averager.reason)
             return Form(self.plain or self._plain(inputs), False)
-        stages = cut(_fresh(self.gm), inputs, list(parameters.values()), bucket_caps(averager.ddp), self.backend)
+        stages = cut(
+            _fresh(self.gm), inputs, list(parameters.values()), bucket_caps(averager.ddp), self.backend
+        )
         _note("split", averager.reason)
         return Form(stages if stages is not None else self.plain or self._plain(inputs), False)
 

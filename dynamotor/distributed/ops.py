@@ -1,7 +1,8 @@
-"""The graph's own op: `dynamotor::bucket_start(grads, after, averager, bucket)` packs a bucket and starts its all-reduce.
+"""The graph's own op: `dynamotor::bucket_start(grads, after, averager, bucket)` packs a bucket and starts its
+all-reduce.
 
-`after` is the previous bucket's result, so that no pass can reorder collectives among themselves. The result is the flat
-bucket, which holds the sums once the step has waited for them.
+`after` is the previous bucket's result, so that no pass can reorder collectives among themselves. The result
+is the flat bucket, which holds the sums once the step has waited for them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def number_of(averager: Starts) -> int:
     return number
 
 
-def _bucket_start(grads: Sequence[torch.Tensor], after: torch.Tensor | None, averager: int, bucket: int) -> torch.Tensor:
+def _bucket_start(
+    grads: Sequence[torch.Tensor], after: torch.Tensor | None, averager: int, bucket: int
+) -> torch.Tensor:
     return _averagers[averager].start(bucket, grads)
 
 

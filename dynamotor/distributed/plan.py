@@ -36,7 +36,9 @@ class Slot:
         return math.prod(self.shape)
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The slot's part of a bucket's memory; not a view in autograd's eyes, so that it may become a `param.grad`."""
+        """The slot's part of a bucket's memory; not a view in autograd's eyes, so that it may become a
+        `param.grad`.
+        """
         return _reinterpret(flat, self.shape, self.stride, self.offset)
 
 
@@ -71,14 +73,19 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """Equal on ranks that will reduce the same parameters in the same order and layout."""
-        rows = [(str(b.dtype), b.device.type, [(s.name, s.shape, s.stride) for s in b.slots]) for b in self.buckets]
+        rows = [
+            (str(b.dtype), b.device.type, [(s.name, s.shape, s.stride) for s in b.slots])
+            for b in self.buckets
+        ]
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
     @property
     def summary(self) -> str:
         """One line for errors: what another rank can be compared with."""
-        return (f"{len(self.buckets)} buckets, {len(self.names)} parameters, "
-                f"{sum(b.nbytes for b in self.buckets)} bytes, first {self.names[0]}")
+        return (
+            f"{len(self.buckets)} buckets, {len(self.names)} parameters, "
+            f"{sum(b.nbytes for b in self.buckets)} bytes, first {self.names[0]}"
+        )
 
     def __str__(self) -> str:
         return "\n".join(_line(i, bucket) for i, bucket in enumerate(self.buckets))
@@ -94,8 +101,8 @@ def _line(i: int, bucket: Bucket) -> str:
 def make_plan(ready: Iterable[tuple[str, torch.Tensor]], caps: Sequence[int]) -> Plan:
     """Fill buckets with parameters in the order in which their gradients become ready.
 
-    A bucket is closed when it holds at least its cap in bytes: `caps[i]` is the i-th bucket's, the last one holds for all that
-    follow. Each (dtype, device) has buckets of its own, as in DDP.
+    A bucket is closed when it holds at least its cap in bytes: `caps[i]` is the i-th bucket's, the last one
+    holds for all that follow. Each (dtype, device) has buckets of its own, as in DDP.
     """
     open_: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.Tensor]]] = {}
     count: dict[tuple[torch.dtype, torch.device], int] = {}

@@ -2,7 +2,8 @@
 
 DDP's hooks fire when a stage's backward ends, so that a bucket is reduced while earlier stages still compute.
 
->>> stages = cut(gm, inputs, parameters, caps, backend)       # a callable like the graph's, or None: one stage is enough
+>>> # a callable like the graph's, or None: one stage is enough
+>>> stages = cut(gm, inputs, parameters, caps, backend)
 """
 
 from __future__ import annotations
@@ -19,27 +20,71 @@ _REGIONS_OPEN = (torch.amp.autocast_mode._enter_autocast,)
 _REGIONS_CLOSE = (torch.amp.autocast_mode._exit_autocast,)
 # Calls whose result shows their first argument's memory, by name: a write through them is a write to it.
 _VIEWS = {
-    "T", "contiguous", "detach", "diagonal", "expand", "flatten", "getitem", "mT", "movedim", "narrow", "permute", "reshape",
-    "select", "squeeze", "swapaxes", "t", "transpose", "unflatten", "unsqueeze", "view", "view_as",
+    "T",
+    "contiguous",
+    "detach",
+    "diagonal",
+    "expand",
+    "flatten",
+    "getitem",
+    "mT",
+    "movedim",
+    "narrow",
+    "permute",
+    "reshape",
+    "select",
+    "squeeze",
+    "swapaxes",
+    "t",
+    "transpose",
+    "unflatten",
+    "unsqueeze",
+    "view",
+    "view_as",
 }
 _WRITING_OPERATORS = {
-    "iadd", "iand", "ifloordiv", "imod", "imul", "ior", "ipow", "isub", "itruediv", "ixor", "setitem",
+    "iadd",
+    "iand",
+    "ifloordiv",
+    "imod",
+    "imul",
+    "ior",
+    "ipow",
+    "isub",
+    "itruediv",
+    "ixor",
+    "setitem",
 }
 
 
-def cut(gm: fx.GraphModule, inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor], caps: Sequence[int],
-        backend: Backend) -> Compiled | None:
-    """The graph as stages; None when its parameters fill one bucket at most, or when no place to cut is found."""
+def cut(
+    gm: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+    caps: Sequence[int],
+    backend: Backend,
+) -> Compiled | None:
+    """The graph as stages; None when its parameters fill one bucket at most, or when no place to cut is
+    found.
+    """
     calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
     borders = stage_borders(gm, calls, inputs, parameters, caps)
     if not borders:
         return None
-    return StagedCall(gm, [(calls[a:b], backend) for a, b in zip((0, *borders), (*borders, len(calls)), strict=True)])
+    return StagedCall(
+        gm, [(calls[a:b], backend) for a, b in zip((0, *borders), (*borders, len(calls)), strict=True)]
+    )
 
 
-def first_uses(gm: fx.GraphModule, calls: Sequence[fx.Node], inputs: Sequence[torch.Tensor],
-               parameters: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
-    """Position in `calls` -> parameters first used there: their gradients are complete when that call's backward is."""
+def first_uses(
+    gm: fx.GraphModule,
+    calls: Sequence[fx.Node],
+    inputs: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+) -> dict[int, list[torch.Tensor]]:
+    """Position in `calls` -> parameters first used there: their gradients are complete when that call's
+    backward is.
+    """
     wanted = {id(p): p for p in parameters}
     position = {node: i for i, node in enumerate(calls)}
     found: dict[int, list[torch.Tensor]] = {}
@@ -50,9 +95,16 @@ def first_uses(gm: fx.GraphModule, calls: Sequence[fx.Node], inputs: Sequence[to
     return found
 
 
-def stage_borders(gm: fx.GraphModule, calls: Sequence[fx.Node], inputs: Sequence[torch.Tensor],
-                  parameters: Sequence[torch.Tensor], caps: Sequence[int]) -> list[int]:
-    """Where stages begin (positions in `calls`, without 0): walking back from the loss, a stage holds one bucket's parameters."""
+def stage_borders(
+    gm: fx.GraphModule,
+    calls: Sequence[fx.Node],
+    inputs: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+    caps: Sequence[int],
+) -> list[int]:
+    """Where stages begin (positions in `calls`, without 0): walking back from the loss, a stage holds one
+    bucket's parameters.
+    """
     uses = first_uses(gm, calls, inputs, parameters)
     if not uses:
         return []
@@ -89,11 +141,16 @@ def _between_values(calls: Sequence[fx.Node]) -> list[bool]:
     for i, node in enumerate(calls):
         if not isinstance(node.meta.get("val"), TensorSpec):
             begin, end = i, max((position.get(user, i) for user in node.users), default=i)
-        elif _writes(node) and node.args and isinstance(node.args[0], fx.Node) and _root(node.args[0]) in position:
+        elif (
+            _writes(node)
+            and node.args
+            and isinstance(node.args[0], fx.Node)
+            and _root(node.args[0]) in position
+        ):
             begin, end = position[_root(node.args[0])], i
         else:
             continue
-        free[begin + 1:end + 1] = [False] * (end - begin)
+        free[begin + 1 : end + 1] = [False] * (end - begin)
     return free
 
 
@@ -104,7 +161,11 @@ def _name(node: fx.Node) -> str:
 def _writes(node: fx.Node) -> bool:
     """Whether the call changes its first argument."""
     name = _name(node)
-    return (name.endswith("_") and not name.endswith("__")) or name in _WRITING_OPERATORS or bool(node.kwargs.get("inplace"))
+    return (
+        (name.endswith("_") and not name.endswith("__"))
+        or name in _WRITING_OPERATORS
+        or bool(node.kwargs.get("inplace"))
+    )
 
 
 def _root(node: fx.Node) -> fx.Node:

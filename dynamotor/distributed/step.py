@@ -24,8 +24,13 @@ from .plan import Bucket, Plan, Slot
 class Step:
     """The all-reduces of one backward pass; `flats[i]` is bucket i's memory once it has started."""
 
-    def __init__(self, plan: Plan, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup,
-                 pool: ResultPool | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        parameters: Mapping[str, torch.Tensor],
+        group: dist.ProcessGroup,
+        pool: ResultPool | None = None,
+    ) -> None:
         self.plan, self.parameters, self.group, self.pool = plan, parameters, group, pool
         self.flats: list[torch.Tensor] = []
         self._works: list[Any] = []
@@ -34,8 +39,8 @@ class Step:
     def start(self, bucket: int, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Pack the bucket, divided by the number of ranks, and start its all-reduce.
 
-        Gradients that a parameter holds already (of steps under `no_sync`) are averaged with the new ones, as in DDP; None
-        counts as zeros.
+        Gradients that a parameter holds already (of steps under `no_sync`) are averaged with the new ones, as
+        in DDP; None counts as zeros.
         """
         about = self.plan.buckets[bucket]
         if len(self.flats) != bucket:
@@ -52,21 +57,32 @@ class Step:
         return self.send(flat)
 
     def memory(self, bucket: Bucket) -> torch.Tensor:
-        """Uninitialised memory of a bucket; on a CPU what an earlier step's gradients have left, if nobody holds it any more."""
+        """Uninitialised memory of a bucket; on a CPU what an earlier step's gradients have left, if nobody
+        holds it any more.
+        """
         if self.pool is None or bucket.device.type != "cpu" or not config.reuse_memory:
             return torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
         return self.pool.take((bucket.nbytes, bucket.dtype), (bucket.numel,), (1,))
 
     @staticmethod
-    def _pack_all(parts: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None],
-                  held: Sequence[torch.Tensor | None]) -> None:
+    def _pack_all(
+        parts: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor | None],
+        held: Sequence[torch.Tensor | None],
+    ) -> None:
         first = [(part, h if g is None else g) for part, g, h in zip(parts, grads, held, strict=True)]
-        second = [(part, h) for part, g, h in zip(parts, grads, held, strict=True) if g is not None and h is not None]
+        second = [
+            (part, h)
+            for part, g, h in zip(parts, grads, held, strict=True)
+            if g is not None and h is not None
+        ]
         for part, source in first:
             if source is None:
                 part.zero_()
-        for copy_or_add, pairs in ((torch._foreach_copy_, [(part, source) for part, source in first if source is not None]),
-                                   (torch._foreach_add_, second)):
+        for copy_or_add, pairs in (
+            (torch._foreach_copy_, [(part, source) for part, source in first if source is not None]),
+            (torch._foreach_add_, second),
+        ):
             if pairs:
                 copy_or_add([part for part, _ in pairs], [source for _, source in pairs])
 
@@ -123,7 +139,8 @@ class _CodedErrors:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, RuntimeError) and not isinstance(error, DistributedError):
             raise DistributedError(
-                "DM703", f"the all-reduce of gradient bucket {self.bucket} of {len(self.plan.buckets)} failed on rank "
+                "DM703",
+                f"the all-reduce of gradient bucket {self.bucket} of {len(self.plan.buckets)} failed on rank "
                 f"{self.group.rank()}",
                 why=f"after {time.monotonic() - self.began:.1f} s: {str(error).splitlines()[0]}",
                 cure="another rank died or stopped before this step; see its own error. The gradients of this step are lost",

@@ -1,9 +1,11 @@
-"""A GPU that never comes to the end of a backward, because another rank is gone, is reported, and the process does not hang.
+"""A GPU that never comes to the end of a backward, because another rank is gone, is reported, and the process
+does not hang.
 
-NCCL's collectives wait on the device: nothing that Python calls fails when a rank dies, and a program sooner or later waits for
-its GPU, out of which no exception leads. PyTorch's watchdog ends the process some time after the group's timeout, with a text
-that names no line of the program. So an event lies behind each backward; a thread that sleeps most of the time looks at it,
-says in time what is wrong, and ends the process when PyTorch has not.
+NCCL's collectives wait on the device: nothing that Python calls fails when a rank dies, and a program sooner
+or later waits for its GPU, out of which no exception leads. PyTorch's watchdog ends the process some time
+after the group's timeout, with a text that names no line of the program. So an event lies behind each
+backward; a thread that sleeps most of the time looks at it, says in time what is wrong, and ends the process
+when PyTorch has not.
 
 >>> watch = Watch(timeout=600.0); watch.behind_backward(where)
 """
@@ -61,11 +63,17 @@ class Watch:
                 said = True
             latest = self._latest
             if latest is not None and time.monotonic() - latest[1] > self.timeout + GRACE and _may_end():
-                print("dynamotor: the group's timeout is long over: ending this process", file=self.out or sys.stderr, flush=True)
+                print(
+                    "dynamotor: the group's timeout is long over: ending this process",
+                    file=self.out or sys.stderr,
+                    flush=True,
+                )
                 os._exit(1)
 
     def look(self) -> DistributedError | None:
-        """An error when the latest backward is overdue. The device is asked only then: a question may disturb a graph capture."""
+        """An error when the latest backward is overdue. The device is asked only then: a question may disturb
+        a graph capture.
+        """
         latest = self._latest
         if latest is None or time.monotonic() - latest[1] < self.limit:
             return None
@@ -75,12 +83,16 @@ class Watch:
                 self._latest = None
             return None
         return DistributedError(
-            "DM703", f"rank {dist.get_rank()} waits for the all-reduces of a backward for {time.monotonic() - began:.0f} s",
+            "DM703",
+            f"rank {dist.get_rank()} waits for the all-reduces of a backward for {time.monotonic() - began:.0f} s",
             why=f"another rank died or is late; this process ends when the timeout of {self.timeout:.0f} s is over",
             cure="see the other ranks' own errors. The gradients of this step are lost; go on from the last checkpoint",
-            where=where)
+            where=where,
+        )
 
 
 def _may_end() -> bool:
-    """Whether PyTorch would end the process too: not when its own error handling is switched off or told to clean up only."""
+    """Whether PyTorch would end the process too: not when its own error handling is switched off or told to
+    clean up only.
+    """
     return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") not in ("0", "2")

@@ -1,4 +1,5 @@
-"""What a DistributedDataParallel module says about itself: what it reduces, in which buckets, and what only it can do.
+"""What a DistributedDataParallel module says about itself: what it reduces, in which buckets, and what only
+it can do.
 
 >>> reduced_parameters(ddp)       # {"layer.weight": Parameter, ...}, without ignored and frozen ones
 >>> bucket_caps(ddp)              # (1048576, 26214400): the first bucket, then all others
@@ -47,9 +48,13 @@ def bucket_caps(ddp: DistributedDataParallel) -> tuple[int, ...]:
 
 
 def wire_settings(ddp: DistributedDataParallel) -> str:
-    """What all ranks must have alike when DDP's own reducer does the work: it sends other things otherwise, or nothing."""
+    """What all ranks must have alike when DDP's own reducer does the work: it sends other things otherwise,
+    or nothing.
+    """
     text = f"find_unused_parameters={ddp.find_unused_parameters}, static_graph={ddp.static_graph}"
-    if ddp.find_unused_parameters and not ddp.static_graph:  # otherwise the first rank's buckets are everybody's
+    if (
+        ddp.find_unused_parameters and not ddp.static_graph
+    ):  # otherwise the first rank's buckets are everybody's
         text += f", bucket sizes {bucket_caps(ddp)}"
     return f"{text}, {len(reduced_parameters(ddp))} parameters"
 
@@ -70,15 +75,36 @@ _NATIVE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("static_graph", "static_graph=True", lambda d: d.static_graph),
     ("mixed_precision", "DDP's own mixed precision is on", lambda d: d.mixed_precision is not None),
     ("delayed", "delay_all_reduce_named_params is used", lambda d: bool(d._delay_all_reduce_params)),
-    ("skip_unused", "skip_all_reduce_unused_params=True", lambda d: getattr(d, "skip_all_reduce_unused_params", False)),
+    (
+        "skip_unused",
+        "skip_all_reduce_unused_params=True",
+        lambda d: getattr(d, "skip_all_reduce_unused_params", False),
+    ),
     ("python_reducer", "DDP's Python reducer is on", lambda d: d._use_python_reducer),
-    ("optimizer_in_backward", "the optimizer runs in the backward",
-     lambda d: any(hasattr(p, "_in_backward_optimizers") for p in d._module_parameters)),
-    ("sparse", "an embedding has sparse gradients",
-     lambda d: any(getattr(m, "sparse", False) for m in d.module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))),
-    ("frozen_since", "parameters were frozen or unfrozen after the DistributedDataParallel module was made",
-     lambda d: len(reduced_parameters(d)) != d._get_ddp_logging_data()["num_parameter_tensors"]),
-    ("param_hook", "a parameter has gradient hooks", lambda d: any(map(has_gradient_hooks, reduced_parameters(d).values()))),
+    (
+        "optimizer_in_backward",
+        "the optimizer runs in the backward",
+        lambda d: any(hasattr(p, "_in_backward_optimizers") for p in d._module_parameters),
+    ),
+    (
+        "sparse",
+        "an embedding has sparse gradients",
+        lambda d: any(
+            getattr(m, "sparse", False)
+            for m in d.module.modules()
+            if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
+        ),
+    ),
+    (
+        "frozen_since",
+        "parameters were frozen or unfrozen after the DistributedDataParallel module was made",
+        lambda d: len(reduced_parameters(d)) != d._get_ddp_logging_data()["num_parameter_tensors"],
+    ),
+    (
+        "param_hook",
+        "a parameter has gradient hooks",
+        lambda d: any(map(has_gradient_hooks, reduced_parameters(d).values())),
+    ),
 )
 
 

@@ -10,9 +10,10 @@ from typing import Literal
 class GraphInfo:
     """Facts about one aten graph.
 
-    kind: which half of the program it is. static_inputs: placeholder indices that hold the same tensor object (a
-    parameter or buffer) at each call, so that work on them may be done once and checked by `(data_ptr, _version)`.
-    n_outputs: for a forward graph, how many leading outputs are the user's; the rest are saved for the backward.
+    kind: which half of the program it is. static_inputs: placeholder indices that hold the same tensor object
+    (a parameter or buffer) at each call, so that work on them may be done once and checked by `(data_ptr,
+    _version)`. n_outputs: for a forward graph, how many leading outputs are the user's; the rest are saved
+    for the backward.
     """
 
     kind: Literal["inference", "forward", "backward"]

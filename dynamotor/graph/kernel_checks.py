@@ -1,7 +1,9 @@
-"""Errors that eager's kernels raise and shape rules do not: about dtypes, numbers that do not fit, writes into shared memory.
+"""Errors that eager's kernels raise and shape rules do not: about dtypes, numbers that do not fit, writes
+into shared memory.
 
-The kernels know best, so they are asked, once for each op with arguments of these kinds: on one element where every element is
-treated alike, on memory of the right shapes where dtypes are mixed in a way that few ops take.
+The kernels know best, so they are asked, once for each op with arguments of these kinds: on one element where
+every element is treated alike, on memory of the right shapes where dtypes are mixed in a way that few ops
+take.
 
 >>> check(aten.rsub.Scalar, (mask, 1), {})
 RuntimeError: Subtraction, the `-` operator, with a bool tensor is not supported. ...
@@ -26,14 +28,45 @@ aten = torch.ops.aten
 Check = Callable[[OpOverload, tuple, dict[str, Any]], None]
 
 # Ops that put a number into a tensor of a dtype that does not follow from the number.
-_FILLS = frozenset(("full", "full_like", "new_full", "fill", "fill_", "scalar_tensor", "constant_pad_nd", "index_fill",
-                    "index_fill_", "scatter", "scatter_", "masked_fill", "masked_fill_"))
+_FILLS = frozenset(
+    (
+        "full",
+        "full_like",
+        "new_full",
+        "fill",
+        "fill_",
+        "scalar_tensor",
+        "constant_pad_nd",
+        "index_fill",
+        "index_fill_",
+        "scatter",
+        "scatter_",
+        "masked_fill",
+        "masked_fill_",
+    )
+)
 _PUTS = frozenset(("index_put", "index_put_", "_unsafe_index_put"))
 _NUMBERS = ("value", "fill_value", "s")  # what the number is called
-_ANY_DTYPE = frozenset(("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding"))  # not worth asking
-_INDICES = frozenset(("index", "indices", "target", "mask", "attn_mask", "offs", "offsets", "offset2bag", "bag_size",
-                      "maximum_indices"))
-_ALIKE = frozenset((aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor))
+_ANY_DTYPE = frozenset(
+    ("_to_copy", "copy_", "clone", "cat", "_unsafe_view", "index_select", "embedding")
+)  # not worth asking
+_INDICES = frozenset(
+    (
+        "index",
+        "indices",
+        "target",
+        "mask",
+        "attn_mask",
+        "offs",
+        "offsets",
+        "offset2bag",
+        "bag_size",
+        "maximum_indices",
+    )
+)
+_ALIKE = frozenset(
+    (aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)
+)
 _LIMIT = 1 << 16  # elements that a question may cost
 
 _checks: dict[OpOverload, tuple[Check, ...]] = {}
@@ -41,15 +74,21 @@ _answers: dict[Any, Exception | None] = {}
 
 
 # What these run, and so where errors come from and how results lie in memory, is chosen by settings.
-CHOOSING = frozenset((aten.convolution.default, aten._fused_sdp_choice.default, aten.mkldnn_rnn_layer.default))
+CHOOSING = frozenset(
+    (aten.convolution.default, aten._fused_sdp_choice.default, aten.mkldnn_rnn_layer.default)
+)
 
 
 # What generated kernels of these compute on a GPU depends on whether TF32 is allowed.
-PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default))
+PRODUCTS = frozenset(
+    (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default)
+)
 
 
 def tf32() -> bool | None:
-    """Whether float32 products may be computed in TF32; None where PyTorch's two ways to say so were used and differ."""
+    """Whether float32 products may be computed in TF32; None where PyTorch's two ways to say so were used and
+    differ.
+    """
     try:
         return torch._C._get_cublas_allow_tf32()
     except RuntimeError:
@@ -59,12 +98,21 @@ def tf32() -> bool | None:
 def kernel_settings() -> tuple[Any, ...]:
     """PyTorch's settings that choose kernels: attention's, oneDNN, cuDNN, threads."""
     c = torch._C
-    return (c._get_flash_sdp_enabled(), c._get_mem_efficient_sdp_enabled(), c._get_math_sdp_enabled(), c._get_cudnn_sdp_enabled(),
-            c._get_mkldnn_enabled(), c._get_cudnn_enabled(), torch.get_num_threads())
+    return (
+        c._get_flash_sdp_enabled(),
+        c._get_mem_efficient_sdp_enabled(),
+        c._get_math_sdp_enabled(),
+        c._get_cudnn_sdp_enabled(),
+        c._get_mkldnn_enabled(),
+        c._get_cudnn_enabled(),
+        torch.get_num_threads(),
+    )
 
 
 def check(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise what eager would raise for these tensors (`ShapeTensor`s or real ones), or UnsupportedOp where only running tells."""
+    """Raise what eager would raise for these tensors (`ShapeTensor`s or real ones), or UnsupportedOp where
+    only running tells.
+    """
     found = _checks.get(func)
     if found is None:
         found = _checks[func] = _choose(func)
@@ -110,7 +158,7 @@ def _check_values(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
         raise UnsupportedOp("DM213", f"{func} puts values of shape {tuple(given)} where {tuple(shape)} are")
 
 
-# Kernels that are asked ------------------------------------------------------------------------------------------------------
+# Kernels that are asked -------------------------------------------------------------------------------------
 def _ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """A draw into a tensor: without elements it looks at its numbers and leaves the generator alone."""
     _ask(func, args, kwargs, lambda t: t.dtype, lambda dtype: torch.empty(0, dtype=dtype))
@@ -118,17 +166,21 @@ def _ask_nothing(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
 def _ask_element(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """A map: one element says what all would."""
+
     def element(tensor: torch.Tensor) -> Any:
         return tensor.dtype, tensor.device, tensor.dim()
 
     def make(kind: Any) -> torch.Tensor:
         dtype, device, rank = kind
         return torch.ones((1,) * rank, dtype=dtype, device=device)
+
     _ask(func, args, kwargs, element, make)
 
 
 def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Anything else, unless its tensors are of one floating-point dtype, but for masks and indices of 64 bits."""
+    """Anything else, unless its tensors are of one floating-point dtype, but for masks and indices of 64
+    bits.
+    """
     tensors = list(_tensors((args, tuple(kwargs.values()))))
     named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
     dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
@@ -139,25 +191,46 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
 
     def make(spec: TensorSpec) -> torch.Tensor:
         as_number = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
-        memory = torch.full((int(spec.extent),), 1 if as_number else 0, dtype=spec.dtype, device=spec.device)  # an index may be 0
+        memory = torch.full(
+            (int(spec.extent),), 1 if as_number else 0, dtype=spec.dtype, device=spec.device
+        )  # an index may be 0
         return memory.as_strided(numbers(spec.shape), numbers(spec.stride))
+
     _ask(func, args, kwargs, _spec, make)
 
 
 def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     """Whether the number fits into the dtype."""
     named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
-    number = next((named[name] for name in _NUMBERS if type(named.get(name)) in (int, float, bool, complex)), None)
+    number = next(
+        (named[name] for name in _NUMBERS if type(named.get(name)) in (int, float, bool, complex)), None
+    )
     dtype = named.get("dtype") or next((t.dtype for t in _tensors(args)), None)
     if number is not None and dtype is not None:
-        _ask(aten.fill_.Scalar, (torch.empty(2, dtype=dtype), number), {}, lambda t: t.dtype, lambda d: torch.empty(2, dtype=d))
+        _ask(
+            aten.fill_.Scalar,
+            (torch.empty(2, dtype=dtype), number),
+            {},
+            lambda t: t.dtype,
+            lambda d: torch.empty(2, dtype=d),
+        )
 
 
-def _ask(func: OpOverload, args: tuple, kwargs: dict[str, Any], kind_of: Callable[[torch.Tensor], Any],
-         make: Callable[[Any], torch.Tensor]) -> None:
-    """Run the kernel on tensors made of the arguments' kinds, once for equal kinds, and raise what it raises."""
+def _ask(
+    func: OpOverload,
+    args: tuple,
+    kwargs: dict[str, Any],
+    kind_of: Callable[[torch.Tensor], Any],
+    make: Callable[[Any], torch.Tensor],
+) -> None:
+    """Run the kernel on tensors made of the arguments' kinds, once for equal kinds, and raise what it
+    raises.
+    """
     try:
-        kinds, named = _kinds(args, kind_of), tuple((name, _kinds(value, kind_of)) for name, value in kwargs.items())
+        kinds, named = (
+            _kinds(args, kind_of),
+            tuple((name, _kinds(value, kind_of)) for name, value in kwargs.items()),
+        )
         key = func, kinds, named
         known = key in _answers
     except (TypeError, _NotAsked):  # an argument without a hash, or a size that differs between calls
@@ -221,10 +294,10 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     return tensor.spec.hinted() if hasattr(tensor, "spec") else TensorSpec.of(tensor)
 
 
-# Memory ----------------------------------------------------------------------------------------------------------------------
+# Memory -----------------------------------------------------------------------------------------------------
 def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Refuse a write into memory that the tensor sees twice, or that another argument sees from another place: eager raises, or
-    the order in which its kernel goes decides."""
+    """Refuse a write into memory that the tensor sees twice, or that another argument sees from another
+    place: eager raises, or the order in which its kernel goes decides."""
     for where in facts(func).writes:
         target = kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
         for written in _tensors(target):
@@ -234,7 +307,11 @@ def _check_memory(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
             if sees_twice(spec):
                 raise UnsupportedOp("DM213", f"{func} writes into memory that the tensor sees more than once")
             for other in _tensors((args, tuple(kwargs.values()))):
-                if other is not written and getattr(other, "memory", None) is written.memory and meet(spec, _spec(other)):
+                if (
+                    other is not written
+                    and getattr(other, "memory", None) is written.memory
+                    and meet(spec, _spec(other))
+                ):
                     raise UnsupportedOp("DM213", f"{func} writes into memory that another argument sees")
 
 
@@ -249,7 +326,8 @@ def sees_twice(spec: TensorSpec) -> bool:
 
 
 def meet(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two views of one memory may share elements without being the same view; exact for slices of one tensor.
+    """Whether two views of one memory may share elements without being the same view; exact for slices of one
+    tensor.
 
     >>> meet(TensorSpec((4,), (2,), torch.float32), TensorSpec((4,), (2,), torch.float32, offset=1))
     False
@@ -264,17 +342,23 @@ def meet(a: TensorSpec, b: TensorSpec) -> bool:
 
 
 def _reach(distance: Dim, dims: list[tuple[Dim, Dim, Dim]]) -> bool:
-    """Whether an element of one view lies `distance` before one of the other; (stride, size, other size), the longest first."""
+    """Whether an element of one view lies `distance` before one of the other; (stride, size, other size), the
+    longest first.
+    """
     if not dims:
         return distance == 0
     step, size, other = dims[0]
     inner = sum((max(n, m) - 1) * s for s, n, m in dims[1:])
     if step <= inner:  # a place has several indices
         return True
-    return any(-other < steps < size and _reach(distance - steps * step, dims[1:])
-               for steps in {distance // step, distance // step + 1})
+    return any(
+        -other < steps < size and _reach(distance - steps * step, dims[1:])
+        for steps in {distance // step, distance // step + 1}
+    )
 
 
 def _places(spec: TensorSpec) -> set[int]:
-    return {spec.offset + sum(i * s for i, s in zip(index, spec.stride))
-            for index in itertools.product(*map(range, spec.shape))}
+    return {
+        spec.offset + sum(i * s for i, s in zip(index, spec.stride))
+        for index in itertools.product(*map(range, spec.shape))
+    }

@@ -13,7 +13,9 @@ from .spec import TensorSpec, channels_last_stride, contiguous_stride
 
 
 def suggests_channels_last(spec: TensorSpec) -> bool:
-    """Whether `Tensor.suggest_memory_format()` is channels-last (2d or 3d): strides in the order C, W, H, (D,) N."""
+    """Whether `Tensor.suggest_memory_format()` is channels-last (2d or 3d): strides in the order C, W, H,
+    (D,) N.
+    """
     rank = len(spec.shape)
     if rank not in (4, 5) or spec.stride[1] == 0:
         return False
@@ -46,7 +48,9 @@ def is_channels_last_contiguous(spec: TensorSpec) -> bool:
 
 
 def packed_stride(spec: TensorSpec, shape: Sequence[Dim]) -> Dims:
-    """As `suggested_stride`, for kernels that ask whether the tensor is contiguous in either format: sizes of 1 say nothing."""
+    """As `suggested_stride`, for kernels that ask whether the tensor is contiguous in either format: sizes of
+    1 say nothing.
+    """
     if spec.is_contiguous:
         return contiguous_stride(shape)
     return channels_last_stride(shape) if is_channels_last_contiguous(spec) else suggested_stride(spec, shape)
@@ -78,7 +82,9 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
 
 
 def preserved_stride(spec: TensorSpec) -> Dims:
-    """Strides of `torch.empty_like(x)`: the tensor's own when it is dense, else its order of dimensions without holes."""
+    """Strides of `torch.empty_like(x)`: the tensor's own when it is dense, else its order of dimensions
+    without holes.
+    """
     if is_dense(spec):
         return spec.stride
     return dense_in_order(_order([spec.stride], spec.shape), spec.shape)
@@ -98,7 +104,9 @@ def dense_in_order(perm: list[int], shape: Dims) -> Dims:
 
 def _broadcast_stride(op: TensorSpec, shape: Dims) -> list[Dim]:
     missing = len(shape) - len(op.shape)
-    own: list[Dim] = [0 if size == 1 and shape[missing + i] != 1 else op.stride[i] for i, size in enumerate(op.shape)]
+    own: list[Dim] = [
+        0 if size == 1 and shape[missing + i] != 1 else op.stride[i] for i, size in enumerate(op.shape)
+    ]
     return [0] * missing + own
 
 

@@ -36,7 +36,10 @@ def preserved_modes() -> Iterator[None]:
 
 def autocast_state() -> dict[str, tuple[bool, torch.dtype]]:
     """Whether autocast is on, and its type, by kind of device."""
-    return {device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in AUTOCAST_DEVICES}
+    return {
+        device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in AUTOCAST_DEVICES
+    }
 
 
 def _nesting() -> int:

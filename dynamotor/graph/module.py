@@ -11,6 +11,8 @@ import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
-def graph_module(graph: torch.fx.Graph, name: str = "Graph", root: torch.nn.Module | None = None) -> torch.fx.GraphModule:
+def graph_module(
+    graph: torch.fx.Graph, name: str = "Graph", root: torch.nn.Module | None = None
+) -> torch.fx.GraphModule:
     """A `GraphModule` over the graph (and the root's attributes, if it has `get_attr` nodes)."""
     return _LazyGraphModule({} if root is None else root, graph, name)

@@ -1,4 +1,5 @@
-"""Reading the nodes of an aten graph: what is not of the kind that a pass expects is an InternalError, at that node.
+"""Reading the nodes of an aten graph: what is not of the kind that a pass expects is an InternalError, at
+that node.
 
 >>> operand(node, 0), overload(node), spec_of(node)
 (arg0_1, <OpOverload(op='aten.t', overload='default')>, TensorSpec(...))
@@ -17,18 +18,26 @@ from .spec import TensorSpec
 
 
 def _wrong(node: fx.Node, what: str) -> NoReturn:
-    raise InternalError("DM901", f"an aten graph is wrong at `{node.format_node()}`: {what}", where=node.meta.get("where"),
-                        cure="this is a bug in dynamotor: please report it")
+    raise InternalError(
+        "DM901",
+        f"an aten graph is wrong at `{node.format_node()}`: {what}",
+        where=node.meta.get("where"),
+        cure="this is a bug in dynamotor: please report it",
+    )
 
 
 def operand(node: fx.Node, position: int) -> fx.Node:
     """The node that is an argument."""
     found = node.args[position]
-    return found if isinstance(found, fx.Node) else _wrong(node, f"argument {position} is no value of the graph")
+    return (
+        found if isinstance(found, fx.Node) else _wrong(node, f"argument {position} is no value of the graph")
+    )
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The positional arguments, for passes that know their kinds from the op's schema: nodes, numbers, lists of them, None."""
+    """The positional arguments, for passes that know their kinds from the op's schema: nodes, numbers, lists
+    of them, None.
+    """
     return node.args
 
 

@@ -20,10 +20,21 @@ _HIDDEN_WRITES: dict[OpOverload, tuple[int, ...]] = {aten.native_batch_norm.defa
 # Views in the schema's eyes that allocate, and the reverse.
 _NOT_VIEWS = {aten.lift_fresh.default, aten.lift.default}
 # Pointwise ops without the tag.
-_POINTWISE = {getattr(aten, name).default for name in (
-    "hardswish", "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "elu_backward", "softplus_backward",
-    "log_sigmoid_backward", "leaky_relu_backward", "_prelu_kernel", "floor_divide")} | {
-    aten.rsub.Tensor, aten.rsub.Scalar, aten.lerp.Scalar, aten.lerp.Tensor, aten.clamp.Tensor}
+_POINTWISE = {
+    getattr(aten, name).default
+    for name in (
+        "hardswish",
+        "hardswish_backward",
+        "hardsigmoid_backward",
+        "hardtanh_backward",
+        "elu_backward",
+        "softplus_backward",
+        "log_sigmoid_backward",
+        "leaky_relu_backward",
+        "_prelu_kernel",
+        "floor_divide",
+    )
+} | {aten.rsub.Tensor, aten.rsub.Scalar, aten.lerp.Scalar, aten.lerp.Tensor, aten.clamp.Tensor}
 # Calls that answer about a tensor without reading its data.
 _METADATA = {aten.is_same_size.default}
 
@@ -32,11 +43,11 @@ _METADATA = {aten.is_same_size.default}
 class OpFacts:
     """Facts of one overload.
 
-    writes: positions (or names, for keyword-only arguments) of the arguments that the op writes. returns: for each
-    returned value, the position or name of the argument that it is, or None for a new tensor. is_view: the result
-    shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of its argument.
-    data_dependent: shape or value of the result depends on the data. random: it draws from a generator. pointwise: each
-    element of the result depends on the same element of each argument.
+    writes: positions (or names, for keyword-only arguments) of the arguments that the op writes. returns: for
+    each returned value, the position or name of the argument that it is, or None for a new tensor. is_view:
+    the result shares storage with argument 0. changes_metadata: it resizes, restrides or swaps the storage of
+    its argument. data_dependent: shape or value of the result depends on the data. random: it draws from a
+    generator. pointwise: each element of the result depends on the same element of each argument.
     """
 
     writes: tuple[int | str, ...]
@@ -50,8 +61,15 @@ class OpFacts:
 
 
 # Elementwise ops that PyTorch does not tag.
-_UNTAGGED = {aten.hardswish.default, aten.hardswish_.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default,
-             aten.mish_.default, aten.mish_backward.default, aten.hardtanh_backward.default}
+_UNTAGGED = {
+    aten.hardswish.default,
+    aten.hardswish_.default,
+    aten.hardswish_backward.default,
+    aten.hardsigmoid_backward.default,
+    aten.mish_.default,
+    aten.mish_backward.default,
+    aten.hardtanh_backward.default,
+}
 _facts: dict[OpOverload, OpFacts] = {}
 
 
@@ -74,31 +92,49 @@ def _work_out(func: OpOverload) -> OpFacts:
     returns: list[int | str | None] = []
     for value in schema.returns:
         alias = value.alias_info
-        returns.append(next((writers[n] for n in alias.before_set if n in writers), None) if alias is not None else None)
+        returns.append(
+            next((writers[n] for n in alias.before_set if n in writers), None) if alias is not None else None
+        )
     tags = set(func.tags)
-    is_view = (not writers and func not in _NOT_VIEWS and bool(schema.returns)
-               and any(r.alias_info is not None for r in schema.returns))
+    is_view = (
+        not writers
+        and func not in _NOT_VIEWS
+        and bool(schema.returns)
+        and any(r.alias_info is not None for r in schema.returns)
+    )
     return OpFacts(
         writes=tuple(writers.values()) or _HIDDEN_WRITES.get(func, ()),
         returns=tuple(returns),
         is_view=is_view,
         changes_metadata=torch.Tag.inplace_view in tags or func is aten.set_.source_Storage,
-        data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}) and func not in _METADATA,
+        data_dependent=bool(tags & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+        and func not in _METADATA,
         random=torch.Tag.nondeterministic_seeded in tags,
         pointwise=(torch.Tag.pointwise in tags or func in _POINTWISE) and not writers,
-        elementwise=(torch.Tag.pointwise in tags or func in _UNTAGGED) and torch.Tag.nondeterministic_seeded not in tags
-        and tuple(writers.values()) in ((), (0,)) and len(schema.returns) == 1 and func.namespace == "aten",
+        elementwise=(torch.Tag.pointwise in tags or func in _UNTAGGED)
+        and torch.Tag.nondeterministic_seeded not in tags
+        and tuple(writers.values()) in ((), (0,))
+        and len(schema.returns) == 1
+        and func.namespace == "aten",
     )
 
 
 def is_collective(target: object) -> bool:
-    """Whether a call is part of a collective: every rank makes it, in the same order, whether or not anybody uses the result."""
+    """Whether a call is part of a collective: every rank makes it, in the same order, whether or not anybody
+    uses the result.
+    """
     return isinstance(target, OpOverload) and target.namespace == "_c10d_functional"
 
 
 def meets_ranks(target: object) -> bool:
-    """Whether a call takes part in communication, our own ops for gradient buckets (`distributed/ops.py`) among them."""
-    return is_collective(target) or isinstance(target, OpOverload) and target.name().startswith("dynamotor::bucket_")
+    """Whether a call takes part in communication, our own ops for gradient buckets (`distributed/ops.py`)
+    among them.
+    """
+    return (
+        is_collective(target)
+        or isinstance(target, OpOverload)
+        and target.name().startswith("dynamotor::bucket_")
+    )
 
 
 # In-place ops that only look at the same memory another way, and the view op that says how.

@@ -1,4 +1,5 @@
-"""Named passes over `torch.fx` graphs: each emits an event before and after, and is verified under `config.verify`.
+"""Named passes over `torch.fx` graphs: each emits an event before and after, and is verified under
+`config.verify`.
 
 >>> run_passes(gm, [("dead code", remove_dead_code)], stage="joint")
 """
@@ -18,8 +19,13 @@ from .text import program_text
 GraphPass = Callable[[torch.fx.GraphModule], None]
 
 
-def run_passes(gm: torch.fx.GraphModule, passes: Sequence[tuple[str, GraphPass]], *, stage: str,
-               verify: Callable[[torch.fx.GraphModule], None] | None = None) -> None:
+def run_passes(
+    gm: torch.fx.GraphModule,
+    passes: Sequence[tuple[str, GraphPass]],
+    *,
+    stage: str,
+    verify: Callable[[torch.fx.GraphModule], None] | None = None,
+) -> None:
     """Run the passes in order, in place; `verify` is called after each when `config.verify` is on."""
     for name, graph_pass in passes:
         seen = listening("pass") or enabled("passes")
@@ -34,4 +40,3 @@ def run_passes(gm: torch.fx.GraphModule, passes: Sequence[tuple[str, GraphPass]]
         if verify is not None and config.verify:
             verify(gm)
     gm.recompile()
-

@@ -1,4 +1,5 @@
-"""Programs as plain data: values, specs and graphs in what JSON can hold, and back. Nothing that is read is run.
+"""Programs as plain data: values, specs and graphs in what JSON can hold, and back. Nothing that is read is
+run.
 
 >>> decode(json.loads(json.dumps(encode(TensorSpec.dense((2, 3), torch.float32)))))
 TensorSpec(shape=(2, 3), stride=(3, 1), dtype=torch.float32, device=device(type='cpu'), offset=0)
@@ -26,7 +27,12 @@ from .module import graph_module
 from .spec import TensorSpec
 
 C = TypeVar("C", bound=type)
-NAMESPACES = ("aten", "prims", "mkldnn", "dynamotor")  # of ops whose meaning is told by PyTorch's version and ours
+NAMESPACES = (
+    "aten",
+    "prims",
+    "mkldnn",
+    "dynamotor",
+)  # of ops whose meaning is told by PyTorch's version and ours
 
 
 class NotPlain(Exception):
@@ -46,11 +52,15 @@ for _cls in (TensorSpec, UserLine, GraphInfo):
     plain(_cls)
 
 _NAMED = {torch.dtype: "dtype", torch.memory_format: "memory_format", torch.layout: "layout"}
-_OPERATORS = {getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")}
+_OPERATORS = {
+    getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
+}
 
 
 def encode(value: Any) -> Any:
-    """What `json.dumps` takes for a value. NotPlain for what cannot be written down; subclasses of plain types are none."""
+    """What `json.dumps` takes for a value. NotPlain for what cannot be written down; subclasses of plain
+    types are none.
+    """
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is str:
         return value
@@ -87,7 +97,9 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     fx.immutable_collections.immutable_list: lambda value: {"list": [encode(v) for v in value]},
     torch.Size: lambda value: {"Size": list(map(encode, value))},
     dict: lambda value: {"dict": [[encode(k), encode(v)] for k, v in value.items()]},
-    fx.immutable_collections.immutable_dict: lambda value: {"dict": [[encode(k), encode(v)] for k, v in value.items()]},
+    fx.immutable_collections.immutable_dict: lambda value: {
+        "dict": [[encode(k), encode(v)] for k, v in value.items()]
+    },
     frozenset: lambda value: {"set": sorted(map(encode, value))},
     slice: lambda value: {"slice": [encode(v) for v in (value.start, value.stop, value.step)]},
     type(...): lambda value: {"ellipsis": None},
@@ -105,7 +117,7 @@ def decode(value: Any, nodes: Mapping[str, Any] | None = None) -> Any:
         return tuple([decode(v, nodes) for v in value])
     if kind is not dict:
         return value
-    (word, data), = value.items()
+    ((word, data),) = value.items()
     if word == "node":
         return (nodes or {})[data]
     rule = _DECODERS.get(word)
@@ -150,8 +162,18 @@ _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
 
 def encode_graph(gm: fx.GraphModule) -> list[Any]:
     """A graph's nodes, a row each: name, op, target, arguments, keywords, `val` and the user's line."""
-    return [[node.name, node.op, node.target if node.op != "call_function" else encode(node.target), encode(node.args),
-             encode(node.kwargs), encode(node.meta.get("val")), encode(node.meta.get("where"))] for node in gm.graph.nodes]
+    return [
+        [
+            node.name,
+            node.op,
+            node.target if node.op != "call_function" else encode(node.target),
+            encode(node.args),
+            encode(node.kwargs),
+            encode(node.meta.get("val")),
+            encode(node.meta.get("where")),
+        ]
+        for node in gm.graph.nodes
+    ]
 
 
 def decode_graph(rows: list[Any]) -> fx.GraphModule:

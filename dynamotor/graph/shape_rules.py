@@ -43,8 +43,13 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *args
     """A row-major result; where something may be wrong with the arguments, the meta kernel says it."""
     transposed, groups = args[3], args[5]
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
-    if len(x.shape) == len(weight.shape) >= 3 and x.shape[1] == channels and len({(t.dtype, t.device) for t in (
-            x, weight, bias or x)}) == 1 and weight.shape[0] % groups == 0 and 0 not in x.shape + weight.shape:
+    if (
+        len(x.shape) == len(weight.shape) >= 3
+        and x.shape[1] == channels
+        and len({(t.dtype, t.device) for t in (x, weight, bias or x)}) == 1
+        and weight.shape[0] % groups == 0
+        and 0 not in x.shape + weight.shape
+    ):
         shape = symbolic_rules[aten.convolution.default](x, weight, bias, *args)
         if all(n > 0 for n in shape) and (bias is None or bias.shape == shape[1:2]):
             return TensorSpec.dense(shape, x.dtype, x.device)
@@ -52,18 +57,37 @@ def _convolved(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *args
 
 
 @shape_rule(aten.convolution.default)
-def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Any, padding: Any, dilation: Any,
-                 transposed: bool, output_padding: Any, groups: int) -> TensorSpec:
+def _convolution(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> TensorSpec:
     """PyTorch says which kernel it would take and which memory format that kernel works in."""
     out = _convolved(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     if 0 in out.shape:
         return out
     inputs = x.empty(), weight.empty()  # PyTorch looks at the metadata only
     backend = torch._C._select_conv_backend(
-        *inputs, None if bias is None else bias.empty(), stride, padding, dilation, transposed, output_padding, groups)
+        *inputs,
+        None if bias is None else bias.empty(),
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+    )
     if len(out.shape) == 3:  # one row of an image; the input is made row-major first, the weight is not
         row_major = inputs[0] if x.is_contiguous else TensorSpec.dense(x.shape, x.dtype, x.device).empty()
-        layout = torch._C._conv_determine_backend_memory_format(row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend)
+        layout = torch._C._conv_determine_backend_memory_format(
+            row_major.unsqueeze(2), inputs[1].unsqueeze(2), backend
+        )
         shape = (*out.shape[:2], 1, out.shape[2])
         stride4 = (channels_last_stride if layout is torch.channels_last else contiguous_stride)(shape)
         return out.with_stride(stride4[:2] + stride4[3:])
@@ -74,17 +98,25 @@ def _convolution(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, str
 
 
 def _row_major_product(func: OpOverload, ranks: tuple[int, ...]) -> ShapeRule:
-    """Shapes as for symbols: PyTorch's meta kernels of these are Python, and import sympy and torch._dynamo at first."""
+    """Shapes as for symbols: PyTorch's meta kernels of these are Python, and import sympy and torch._dynamo
+    at first.
+    """
+
     def rule(*args: Any, **kwargs: Any) -> Any:
-        tensors = args[-len(ranks):]
+        tensors = args[-len(ranks) :]
         if tuple([len(t.shape) for t in tensors]) != ranks or len({(t.dtype, t.device) for t in args}) > 1:
             return PASS
         return TensorSpec.dense(symbolic_rules[func](*args), args[0].dtype, args[0].device)
+
     return rule
 
 
-for _func, _ranks in ((aten.mm.default, (2, 2)), (aten.addmm.default, (2, 2)), (aten.bmm.default, (3, 3)),
-                      (aten.baddbmm.default, (3, 3))):
+for _func, _ranks in (
+    (aten.mm.default, (2, 2)),
+    (aten.addmm.default, (2, 2)),
+    (aten.bmm.default, (3, 3)),
+    (aten.baddbmm.default, (3, 3)),
+):
     shape_rules.add(_func, _row_major_product(_func, _ranks))
 
 
@@ -96,12 +128,16 @@ def _embedding(weight: TensorSpec, index: TensorSpec, *args: Any) -> Any:
 
 
 def _first_laid_out(func: OpOverload, layout: Callable[[tuple, TensorSpec], Dims]) -> ShapeRule:
-    """The meta kernel's answer, its (first) result with the strides that `layout(arguments, result)` gives."""
+    """The meta kernel's answer, its (first) result with the strides that `layout(arguments, result)`
+    gives.
+    """
+
     def rule(*args: Any, **kwargs: Any) -> Any:
         out = infer_by_meta_kernel(func, args, kwargs)
         if type(out) is not tuple:
             return out.with_stride(layout(args, out))
         return out if out[0] is None else (out[0].with_stride(layout(args, out[0])), *out[1:])
+
     return rule
 
 
@@ -111,9 +147,15 @@ def _as_argument(position: int) -> Callable[[tuple, TensorSpec], Dims]:
 
 
 def _batch_norm_gradient(args: tuple, out: TensorSpec) -> Dims:
-    """Where gradient and input lie in one format the kernel asks for the suggested one, which sizes of 1 leave open."""
+    """Where gradient and input lie in one format the kernel asks for the suggested one, which sizes of 1
+    leave open.
+    """
     grad, x = args[:2]
-    alike = grad.is_contiguous if x.is_contiguous else is_channels_last_contiguous(grad) and not grad.is_contiguous
+    alike = (
+        grad.is_contiguous
+        if x.is_contiguous
+        else is_channels_last_contiguous(grad) and not grad.is_contiguous
+    )
     return suggested_stride(x, out.shape) if alike else packed_stride(x, out.shape)
 
 
@@ -127,16 +169,31 @@ def _reversed(args: tuple, out: TensorSpec) -> Dims:
 
 _LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
     _as_argument(0): (
-        aten.pixel_shuffle.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
-        aten.replication_pad2d.default, aten.replication_pad3d.default, aten.channel_shuffle.default, aten.max_unpool2d.default),
+        aten.pixel_shuffle.default,
+        aten.reflection_pad2d.default,
+        aten.reflection_pad3d.default,
+        aten.replication_pad2d.default,
+        aten.replication_pad3d.default,
+        aten.channel_shuffle.default,
+        aten.max_unpool2d.default,
+    ),
     _as_argument(1): (
-        aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default,
-        aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
+        aten.reflection_pad2d_backward.default,
+        aten.reflection_pad3d_backward.default,
+        aten.replication_pad2d_backward.default,
+        aten.replication_pad3d_backward.default,
+    ),
     _batch_norm_gradient: (aten.native_batch_norm_backward.default,),
     _row_major: (
-        aten.pow.Scalar, aten.glu_backward.default, aten.mvlgamma.default,
-        aten.mse_loss_backward.default, aten.huber_loss_backward.default,
-        aten.normal.Tensor_Tensor, aten.nonzero_static.default, aten.nll_loss2d_forward.default),
+        aten.pow.Scalar,
+        aten.glu_backward.default,
+        aten.mvlgamma.default,
+        aten.mse_loss_backward.default,
+        aten.huber_loss_backward.default,
+        aten.normal.Tensor_Tensor,
+        aten.nonzero_static.default,
+        aten.nll_loss2d_forward.default,
+    ),
     _reversed: (aten.rsub.Tensor, aten.leaky_relu_backward.default),
     lambda args, out: preserved_stride(args[1]): (aten.binary_cross_entropy_backward.default,),
 }
@@ -147,6 +204,7 @@ for _layout, _funcs in _LAYOUTS.items():
 
 def _ask_eager(func: OpOverload) -> ShapeRule:
     """For small arguments, run the op on zeros and look: for kernels whose strides follow no simple rule."""
+
     def rule(*args: Any, **kwargs: Any) -> Any:
         tensors = [a for a in args if type(a) is TensorSpec]
         if any(t.device != CPU or t.numel > 1 << 20 for t in tensors):
@@ -155,11 +213,19 @@ def _ask_eager(func: OpOverload) -> ShapeRule:
         with torch.no_grad():
             out = func(*real, **kwargs)
         return tuple(map(TensorSpec.of, out)) if isinstance(out, (tuple, list)) else TensorSpec.of(out)
+
     return rule
 
 
-for _func in (aten._fft_c2r.default, aten._fft_r2c.default, aten._fft_c2c.default, aten._linalg_svd.default,
-              aten.linalg_eig.default, aten.geqrf.default, aten.ldexp.Tensor):
+for _func in (
+    aten._fft_c2r.default,
+    aten._fft_r2c.default,
+    aten._fft_c2c.default,
+    aten._linalg_svd.default,
+    aten.linalg_eig.default,
+    aten.geqrf.default,
+    aten.ldexp.Tensor,
+):
     shape_rules.add(_func, _ask_eager(_func))
 
 
@@ -188,16 +254,23 @@ def _pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
 
 @shape_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
-    """TensorIterator goes over the positions and the rest of `x`, which does not move along the positions' dimensions."""
+    """TensorIterator goes over the positions and the rest of `x`, which does not move along the positions'
+    dimensions.
+    """
     out = infer_by_meta_kernel(aten.index.Tensor, (x, indices), {})
     at = [d for d, index in enumerate(indices) if index is not None]
     rest = [stride for d, stride in enumerate(x.stride) if d not in at]
-    before = at[0] if at == list(range(at[0], at[0] + len(at))) else 0  # dimensions of the result before the positions'
+    before = (
+        at[0] if at == list(range(at[0], at[0] + len(at))) else 0
+    )  # dimensions of the result before the positions'
     after, count = len(rest) - before, len(out.shape) - len(rest)
     source = replace(x, shape=out.shape, stride=(*rest[:before], *[0] * count, *rest[before:]))
     shape = out.shape[before : before + count]
-    positions = [TensorSpec.of(meta_tensor(i).expand(shape).reshape((*[1] * before, *shape, *[1] * after)))
-                 for i in indices if i is not None]
+    positions = [
+        TensorSpec.of(meta_tensor(i).expand(shape).reshape((*[1] * before, *shape, *[1] * after)))
+        for i in indices
+        if i is not None
+    ]
     return out.with_stride(iterated_stride([source, *positions], out.shape))
 
 
@@ -207,7 +280,8 @@ def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     return dense, dense
 
 
-# Normalisations that return statistics behind their output; True where the output takes the input's memory format.
+# Normalisations that return statistics behind their output; True where the output takes the input's memory
+# format.
 STATISTICS = {
     aten.native_layer_norm.default: False, aten.native_group_norm.default: False, aten.native_batch_norm.default: True,
     aten._native_batch_norm_legit_functional.default: True, aten._native_batch_norm_legit.no_stats: True,
@@ -222,29 +296,43 @@ def _evaluates(func: OpOverload, args: tuple) -> bool:
     return func in (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 
 
-def _fits(x: TensorSpec, shape: Sequence[Dim], weight: TensorSpec | None = None, bias: TensorSpec | None = None) -> bool:
-    """Whether a layer norm is over the last dimensions of its input; the meta kernel has the words for what it is otherwise."""
-    parts = [x.shape[len(x.shape) - len(shape):] if len(x.shape) >= len(shape) else (), *(p.shape for p in (weight, bias) if p)]
+def _fits(
+    x: TensorSpec, shape: Sequence[Dim], weight: TensorSpec | None = None, bias: TensorSpec | None = None
+) -> bool:
+    """Whether a layer norm is over the last dimensions of its input; the meta kernel has the words for what
+    it is otherwise.
+    """
+    parts = [
+        x.shape[len(x.shape) - len(shape) :] if len(x.shape) >= len(shape) else (),
+        *(p.shape for p in (weight, bias) if p),
+    ]
     return len(shape) > 0 and all(same_sizes(part, tuple(shape)) for part in parts)
 
 
 def _normalisation(func: OpOverload, suggests: bool) -> ShapeRule:
-    """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's are never halves.
+    """A CPU's statistics have the input's type, or float32 where a weight or running statistic has; a GPU's
+    are never halves.
 
     Batch norm in evaluation has none on a CPU.
     """
+
     def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple:
         if func is aten.native_layer_norm.default and _fits(x, *args[:3]):
-            out, mean, rstd, *running = (TensorSpec.dense(shape, x.dtype, x.device) for shape in symbolic_rules[func](x, *args))
+            out, mean, rstd, *running = (
+                TensorSpec.dense(shape, x.dtype, x.device) for shape in symbolic_rules[func](x, *args)
+            )
         else:
             out, mean, rstd, *running = infer_by_meta_kernel(func, (x, *args), kwargs)
         out = out.with_stride(packed_stride(x, out.shape)) if suggests else out
         if x.device.type != "cuda":
-            single = x.dtype.itemsize < 4 and any(type(a) is TensorSpec and a.dtype is torch.float32 for a in args)
+            single = x.dtype.itemsize < 4 and any(
+                type(a) is TensorSpec and a.dtype is torch.float32 for a in args
+            )
             mean, rstd = (replace(s, dtype=torch.float32 if single else x.dtype) for s in (mean, rstd))
         if x.device == CPU and _evaluates(func, args):
             mean, rstd = (TensorSpec.dense((0,), s.dtype) for s in (mean, rstd))
         return out, mean, rstd, *running
+
     return rule
 
 
@@ -266,20 +354,36 @@ def _softmax_backward(grad: TensorSpec, out: TensorSpec, dim: int, dtype: torch.
 
 def _reduction(func: OpOverload) -> ShapeRule:
     """Of row-major tensors: row-major results, of the types that the op gives for a tensor of one element."""
+
     def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
         if not x.is_contiguous or 0 in x.shape:
             return PASS
         with torch.no_grad(), torch._C._DisableAutocast():
             out = func(torch.ones([1] * len(x.shape), dtype=x.dtype), *args, **kwargs)
         shapes = symbolic_rules[func](x, *args, **kwargs)
-        results = [TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))]
+        results = [
+            TensorSpec.dense(shapes, o.dtype, x.device) for o in (out if isinstance(out, tuple) else (out,))
+        ]
         return tuple(results) if isinstance(out, tuple) else results[0]
+
     return rule
 
 
-for _func in (aten.sum.dim_IntList, aten.sum.default, aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim,
-              aten.prod.dim_int, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.var.correction,
-              aten.var_mean.correction):
+for _func in (
+    aten.sum.dim_IntList,
+    aten.sum.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.any.dim,
+    aten.all.dim,
+    aten.prod.dim_int,
+    aten.max.dim,
+    aten.min.dim,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.var.correction,
+    aten.var_mean.correction,
+):
     shape_rules.add(_func, _reduction(_func))
 
 
@@ -287,7 +391,9 @@ for _func in (aten.sum.dim_IntList, aten.sum.default, aten.amax.default, aten.am
 def _mean(x: TensorSpec, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """As a sum, of numbers that can be divided."""
     floats = (dtype or x.dtype).is_floating_point
-    return infer_spec(aten.sum.dim_IntList, (x, dims, keepdim), {"dtype": dtype or x.dtype}) if floats else PASS
+    return (
+        infer_spec(aten.sum.dim_IntList, (x, dims, keepdim), {"dtype": dtype or x.dtype}) if floats else PASS
+    )
 
 
 @shape_rule(aten.linalg_vector_norm.default)
@@ -318,27 +424,41 @@ def _nll_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpe
 
 
 @shape_rule(aten.native_layer_norm_backward.default)
-def _layer_norm_backward(grad: TensorSpec, x: TensorSpec, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any,
-                         mask: Any) -> Any:
+def _layer_norm_backward(
+    grad: TensorSpec, x: TensorSpec, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+) -> Any:
     kept = [TensorSpec.dense(x.shape, x.dtype, x.device), weight, bias]
-    return tuple([spec and TensorSpec.dense(spec.shape, spec.dtype, spec.device) if wanted else None
-                  for spec, wanted in zip(kept, mask, strict=True)])
+    return tuple(
+        [
+            spec and TensorSpec.dense(spec.shape, spec.dtype, spec.device) if wanted else None
+            for spec, wanted in zip(kept, mask, strict=True)
+        ]
+    )
 
 
 @shape_rule(aten.view.default, aten._unsafe_view.default)
 def _view_of_row_major(x: TensorSpec, shape: Any) -> Any:
-    exactly = same_sizes(x.stride, contiguous_stride(x.shape))  # a dimension of size 1 may have any other stride, and keeps it
-    return symbolic_rules[aten.view.default](x, shape) if exactly and 0 not in x.shape and 0 not in shape else PASS
+    exactly = same_sizes(
+        x.stride, contiguous_stride(x.shape)
+    )  # a dimension of size 1 may have any other stride, and keeps it
+    return (
+        symbolic_rules[aten.view.default](x, shape)
+        if exactly and 0 not in x.shape and 0 not in shape
+        else PASS
+    )
 
 
 def _joined(func: OpOverload) -> ShapeRule:
     """Row-major parts of one type give a row-major result."""
+
     def rule(parts: Any, dim: int = 0) -> Any:
         if len({(p.dtype, p.device, len(p.shape)) for p in parts}) > 1 or any(
-                not p.is_contiguous or not p.shape or 0 in p.shape or suggests_channels_last(p) for p in parts):
+            not p.is_contiguous or not p.shape or 0 in p.shape or suggests_channels_last(p) for p in parts
+        ):
             return PASS
         require(-len(parts[0].shape) <= dim < len(parts[0].shape))
         return TensorSpec.dense(symbolic_rules[func](parts, dim), parts[0].dtype, parts[0].device)
+
     return rule
 
 
@@ -352,7 +472,9 @@ def _embedding_backward(grad: TensorSpec, index: TensorSpec, rows: int, *args: A
 
 
 @shape_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+def _flash_attention(
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, TensorSpec]:
     """The result is laid out as the query, the logarithms of sums with heads innermost."""
     batch, heads, length, _ = q.shape
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
@@ -363,7 +485,9 @@ def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **
 @shape_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 def _flash_attention_backward(grad: TensorSpec, *inputs: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
     """Gradients lie in the order batch, position, head, channel."""
-    return tuple([TensorSpec(x.shape, dense_in_order([3, 1, 2, 0], x.shape), x.dtype, x.device) for x in inputs[:3]])
+    return tuple(
+        [TensorSpec(x.shape, dense_in_order([3, 1, 2, 0], x.shape), x.dtype, x.device) for x in inputs[:3]]
+    )
 
 
 @shape_rule(aten.native_group_norm_backward.default)
@@ -374,31 +498,54 @@ def _group_norm_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> tuple:
 
 
 @shape_rule(aten.multilabel_margin_loss_forward.default)
-def _multilabel_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int) -> tuple[TensorSpec, TensorSpec]:
+def _multilabel_margin_loss(
+    x: TensorSpec, target: TensorSpec, reduction: int
+) -> tuple[TensorSpec, TensorSpec]:
     shape = x.shape[:-1] if reduction == 0 else ()
     return TensorSpec.dense(shape, x.dtype, x.device), TensorSpec.dense(target.shape, x.dtype, x.device)
 
 
 @shape_rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
-    raise UnsupportedOp("DM243", "embedding_bag's bookkeeping tensors follow the kernel that is taken at run time",
-                        cure="use embedding and a sum")
+    raise UnsupportedOp(
+        "DM243",
+        "embedding_bag's bookkeeping tensors follow the kernel that is taken at run time",
+        cure="use embedding and a sum",
+    )
 
 
-@shape_rule(aten.clone.default, aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
-            aten._to_copy.default, aten.rand_like.default, aten.randn_like.default)
-def _like(x: TensorSpec, value: Any = None, *, memory_format: torch.memory_format | None = None, **options: Any) -> Any:
+@shape_rule(
+    aten.clone.default,
+    aten.empty_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten._to_copy.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+)
+def _like(
+    x: TensorSpec, value: Any = None, *, memory_format: torch.memory_format | None = None, **options: Any
+) -> Any:
     """Copies and `*_like` factories keep the order of dimensions when no memory format is asked for."""
     if memory_format not in (None, torch.preserve_format):
-        stride = {torch.channels_last: channels_last_stride, torch.channels_last_3d: channels_last_stride,
-                  torch.contiguous_format: contiguous_stride}[memory_format](x.shape)
+        stride = {
+            torch.channels_last: channels_last_stride,
+            torch.channels_last_3d: channels_last_stride,
+            torch.contiguous_format: contiguous_stride,
+        }[memory_format](x.shape)
     else:
         stride = preserved_stride(x)
-    return TensorSpec(x.shape, stride, options.get("dtype") or x.dtype, device_with_index(options.get("device") or x.device))
+    return TensorSpec(
+        x.shape, stride, options.get("dtype") or x.dtype, device_with_index(options.get("device") or x.device)
+    )
 
 
-@shape_rule(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default,
-            aten.fractional_max_pool3d_backward.default)
+@shape_rule(
+    aten.multi_margin_loss_backward.default,
+    aten.multilabel_margin_loss_backward.default,
+    aten.fractional_max_pool3d_backward.default,
+)
 def _gradient_of_second(grad: TensorSpec, x: TensorSpec, *rest: Any, **kwargs: Any) -> TensorSpec:
     """Backwards without a meta kernel, whose gradient is a new row-major tensor of the input's shape."""
     return TensorSpec.dense(x.shape, x.dtype, x.device)
@@ -413,14 +560,23 @@ def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
 @shape_rule(aten.roll.default)
 def _roll(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """Eager concatenates two slices along each dimension, and that keeps channels-last."""
-    if x.numel == 0 or len(shifts) != len(dims) or not all(-len(x.shape) <= dim < len(x.shape) for dim in dims):
+    if (
+        x.numel == 0
+        or len(shifts) != len(dims)
+        or not all(-len(x.shape) <= dim < len(x.shape) for dim in dims)
+    ):
         return PASS
     return TensorSpec(x.shape, suggested_stride(x, x.shape), x.dtype, x.device)
 
 
 @shape_rule(aten._grouped_mm.default)
-def _grouped_mm(x: TensorSpec, weight: TensorSpec, offs: TensorSpec | None = None, bias: TensorSpec | None = None,
-                out_dtype: torch.dtype | None = None) -> TensorSpec:
+def _grouped_mm(
+    x: TensorSpec,
+    weight: TensorSpec,
+    offs: TensorSpec | None = None,
+    bias: TensorSpec | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorSpec:
     """Rows of the result start at multiples of 16 bytes."""
     dtype = out_dtype or x.dtype
     shape: Dims = (x.shape[-2], weight.shape[-1])
@@ -428,4 +584,4 @@ def _grouped_mm(x: TensorSpec, weight: TensorSpec, offs: TensorSpec | None = Non
         shape = (x.shape[0] if len(x.shape) == 3 else offs.shape[0] if offs is not None else 0, *shape)
     step = 16 // dtype.itemsize
     row = -(-shape[-1] // step) * step
-    return TensorSpec(shape, (shape[-2] * row, row, 1)[-len(shape):], dtype, x.device)
+    return TensorSpec(shape, (shape[-2] * row, row, 1)[-len(shape) :], dtype, x.device)

@@ -46,7 +46,9 @@ def _in_torch(spec: TensorSpec) -> Any:
 
 
 class ShapeTensor(torch.Tensor):
-    """A strided tensor that has a spec and no data. `memory` is shared by views; `note` is a recorder's own."""
+    """A strided tensor that has a spec and no data. `memory` is shared by views; `note` is a recorder's
+    own.
+    """
 
     spec: TensorSpec
     memory: Memory
@@ -59,8 +61,14 @@ class ShapeTensor(torch.Tensor):
         """A new ShapeTensor; `memory` makes it a view of that memory."""
         shape, stride, offset = _in_torch(spec)
         tensor = torch.Tensor._make_wrapper_subclass(
-            ShapeTensor, shape, strides=stride, storage_offset=offset, dtype=spec.dtype,
-            device=spec.device, requires_grad=requires_grad)
+            ShapeTensor,
+            shape,
+            strides=stride,
+            storage_offset=offset,
+            dtype=spec.dtype,
+            device=spec.device,
+            requires_grad=requires_grad,
+        )
         tensor.spec = spec
         tensor.memory = Memory() if memory is None else memory
         tensor.note = None
@@ -68,7 +76,8 @@ class ShapeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # the stub is of a function, PyTorch calls a class method
-            cls, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        cls, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         return infer(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # the stub: def f(self, *, Any=...)
@@ -88,9 +97,11 @@ def spec_of(value: Any) -> Any:
 
 
 def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Run an op on ShapeTensors (real tensors may be mixed in): in-place ops return their argument, views share storage.
+    """Run an op on ShapeTensors (real tensors may be mixed in): in-place ops return their argument, views
+    share storage.
 
-    Raises DataDependent for results that need data, UnsupportedOp for ops that swap storage, and PyTorch's own errors.
+    Raises DataDependent for results that need data, UnsupportedOp for ops that swap storage, and PyTorch's
+    own errors.
     """
     special = _special.get(func)
     if special is not None:
@@ -119,7 +130,11 @@ def materialise(result: Any, memory: Memory | None = None) -> Any:
     if type(result) is TensorSpec:
         return ShapeTensor.make(result, memory=memory)
     if type(result) is tuple:
-        return [materialise(r, memory) for r in result] if memory is not None else tuple([materialise(r) for r in result])
+        return (
+            [materialise(r, memory) for r in result]
+            if memory is not None
+            else tuple([materialise(r) for r in result])
+        )
     return result
 
 
@@ -150,10 +165,13 @@ _sdp_choices: dict[Any, int] = {}
 
 def _choose_attention(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> int:
     """Which attention kernel PyTorch would take: asked with real, untouched memory of the same metadata."""
+
     def real(value: Any) -> Any:
         if not isinstance(value, ShapeTensor):
             return value
-        return value.spec.hinted().empty().requires_grad_(value.requires_grad)  # each choice is right for all sizes
+        return (
+            value.spec.hinted().empty().requires_grad_(value.requires_grad)
+        )  # each choice is right for all sizes
 
     def key_of(value: Any) -> Any:
         return (value.spec.hinted(), value.requires_grad) if isinstance(value, ShapeTensor) else value
@@ -173,7 +191,9 @@ _special = {
 
 
 class _Mode(TorchDispatchMode):
-    """Catches the ops that have no tensor argument (factories), and sends every op to the recorder when there is one."""
+    """Catches the ops that have no tensor argument (factories), and sends every op to the recorder when there
+    is one.
+    """
 
     def __init__(self, handler: Any) -> None:
         super().__init__()
@@ -184,14 +204,16 @@ class _Mode(TorchDispatchMode):
         """Else PyTorch wraps the method below in a way that imports torch._dynamo, which takes a second."""
         return False
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         return self.handler(func, args, kwargs or {})
 
 
 class shape_mode(_Mode):  # noqa: N801  (a context manager)
-    """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them, and an op raises
-    what eager's kernel would. `reads_settings`: an op was met for which settings choose the kernel; `reads_tf32`: a
-    product on a GPU."""
+    """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them,
+    and an op raises what eager's kernel would. `reads_settings`: an op was met for which settings choose the
+    kernel; `reads_tf32`: a product on a GPU."""
 
     def __init__(self) -> None:
         super().__init__(self._checked)
@@ -215,7 +237,9 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unseen_by_hooks() -> Iterator[None]:
-    """No saved-tensor hooks inside: a user's (checkpointing counts, save_on_cpu copies) see what runs, not what is compiled."""
+    """No saved-tensor hooks inside: a user's (checkpointing counts, save_on_cpu copies) see what runs, not
+    what is compiled.
+    """
     hooks = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)

@@ -1,8 +1,8 @@
 """Shape inference: what an op returns, from the specs of its arguments.
 
-PyTorch's meta kernels answer, through a memo; where they differ from the CPU kernels a rule of our own does (one row
-an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec` in each tensor's place and returns what
-`node.meta["val"]` holds, or `PASS` to leave a case to the meta kernel.
+PyTorch's meta kernels answer, through a memo; where they differ from the CPU kernels a rule of our own does
+(one row an op, in `shape_rules.py`). A rule takes the op's arguments with a `TensorSpec` in each tensor's
+place and returns what `node.meta["val"]` holds, or `PASS` to leave a case to the meta kernel.
 
 >>> infer_spec(torch.ops.aten.mm.default, (TensorSpec.dense((2, 3), f32), TensorSpec.dense((3, 4), f32)), {}).shape
 (2, 4)
@@ -46,7 +46,9 @@ class DataDependent(DynamotorError):
 
 
 class UnsupportedOp(DynamotorError):
-    """The op cannot be traced: it swaps or resizes storage, has no shape rule, or cannot be made functional."""
+    """The op cannot be traced: it swaps or resizes storage, has no shape rule, or cannot be made
+    functional.
+    """
 
 
 def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -55,7 +57,12 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     Raises DataDependent, UnsupportedOp, or the op's own error for arguments that do not fit.
     """
     try:
-        key = (func, _key(args), tuple((name, _key(value)) for name, value in kwargs.items()) if kwargs else (), _ambient())
+        key = (
+            func,
+            _key(args),
+            tuple((name, _key(value)) for name, value in kwargs.items()) if kwargs else (),
+            _ambient(),
+        )
         found = _memo.get(key, PASS)
         if found is not PASS:
             return found
@@ -79,7 +86,12 @@ def _specialised(value: Any) -> Any:
     """Arguments with plain numbers in the place of sizes: each becomes a guard."""
     kind = type(value)
     if kind is TensorSpec:
-        return replace(value, shape=tuple(map(int, value.shape)), stride=tuple(map(int, value.stride)), offset=int(value.offset))
+        return replace(
+            value,
+            shape=tuple(map(int, value.shape)),
+            stride=tuple(map(int, value.stride)),
+            offset=int(value.offset),
+        )
     if kind is tuple or kind is list:
         return kind([_specialised(v) for v in value])
     if kind is dict:
@@ -88,8 +100,8 @@ def _specialised(value: Any) -> Any:
 
 
 def _ambient() -> tuple[Any, ...]:
-    """What answers depend on besides the arguments: types and devices that are left out, and the library of a convolution,
-    which lays its result out."""
+    """What answers depend on besides the arguments: types and devices that are left out, and the library of a
+    convolution, which lays its result out."""
     device = torch.get_default_device() if _function_modes() else None  # a default device is such a mode
     return torch.get_default_dtype(), device, _onednn_is_on(), torch.get_num_threads()
 
@@ -102,7 +114,9 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if rule is None and facts(func).elementwise:
             return _infer_pointwise(func, args, kwargs)
         if func in symbolic_rules and has_symbols((args, kwargs)):
-            return completed(symbolic_rules[func](*args, **kwargs), infer_spec(func, *at_hints((args, kwargs))))
+            return completed(
+                symbolic_rules[func](*args, **kwargs), infer_spec(func, *at_hints((args, kwargs)))
+            )
     except Unknown:
         pass
     try:
@@ -148,29 +162,41 @@ def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) 
 
 
 def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> TensorSpec:
-    """Shape and strides as TensorIterator finds them; the op itself, run on no elements, tells the dtype. In place: the
-    first argument's, when the others fit into it.
+    """Shape and strides as TensorIterator finds them; the op itself, run on no elements, tells the dtype. In
+    place: the first argument's, when the others fit into it.
 
-    The meta kernels of pointwise ops are Python (torch 2.13), and import sympy and torch._dynamo: over a second.
+    The meta kernels of pointwise ops are Python (torch 2.13), and import sympy and torch._dynamo: over a
+    second.
     """
     shape = broadcast(operands(args))
     try:
         with torch.no_grad(), torch._C._DisableAutocast():
-            out = func(*_without_elements(args), **{name: _without_elements(value) for name, value in kwargs.items()})
-    except (RuntimeError, TypeError, IndexError) as error:  # the meta kernel says what is wrong, or knows better
+            out = func(
+                *_without_elements(args), **{name: _without_elements(value) for name, value in kwargs.items()}
+            )
+    except (
+        RuntimeError,
+        TypeError,
+        IndexError,
+    ) as error:  # the meta kernel says what is wrong, or knows better
         raise Unknown from error
     if not isinstance(out, torch.Tensor):
         raise Unknown
     if facts(func).writes:
-        require(facts(func).writes == (0,) and len(shape) == len(args[0].shape)
-                and all(a == b for a, b in zip(shape, args[0].shape)))
+        require(
+            facts(func).writes == (0,)
+            and len(shape) == len(args[0].shape)
+            and all(a == b for a, b in zip(shape, args[0].shape))
+        )
         return args[0]
     stride = iterated_stride(iterated_operands(func, args, out.dtype), shape)
     return TensorSpec(shape, stride, out.dtype, _device_of_result(args, kwargs))
 
 
 def _without_elements(value: Any) -> Any:
-    """Real tensors of a type on the CPU; those without dimensions keep their one element, since they promote otherwise."""
+    """Real tensors of a type on the CPU; those without dimensions keep their one element, since they promote
+    otherwise.
+    """
     kind = type(value)
     if kind is TensorSpec:
         return torch.ones(() if not value.shape else (0,), dtype=value.dtype)
@@ -180,7 +206,9 @@ def _without_elements(value: Any) -> Any:
 
 
 def specs_in(value: Any) -> Any:
-    """A node's arguments as `infer_spec` takes them: what nodes hold, in plain lists (fx keeps lists of a class of its own)."""
+    """A node's arguments as `infer_spec` takes them: what nodes hold, in plain lists (fx keeps lists of a
+    class of its own).
+    """
     if isinstance(value, fx.Node):
         return value.meta["val"]
     if isinstance(value, (tuple, list)):
@@ -203,7 +231,11 @@ def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> lis
 
     An operand of another type than the one computed in is copied first, which fills the holes of its layout.
     """
-    wraps = func._overloadname == "Scalar" or isinstance(args[-1], (int, float, complex)) and func._overloadname == "Tensor"
+    wraps = (
+        func._overloadname == "Scalar"
+        or isinstance(args[-1], (int, float, complex))
+        and func._overloadname == "Tensor"
+    )
     operands = [arg for arg in args if type(arg) is TensorSpec]
     mask = operands[:1] if func is aten.where.self else []
     rest = operands[len(mask) :]
@@ -229,11 +261,17 @@ def check_supported(func: OpOverload, args: tuple) -> None:
     """Raise DataDependent or UnsupportedOp for an op that no shape rule can answer."""
     about = facts(func)
     if about.data_dependent and not _shape_is_known(func, args):
-        raise DataDependent("DM210", f"{func} reads tensor data that a trace does not have",
-                            cure="keep the value in tensors (torch.where, masks), or let the graph break here")
+        raise DataDependent(
+            "DM210",
+            f"{func} reads tensor data that a trace does not have",
+            cure="keep the value in tensors (torch.where, masks), or let the graph break here",
+        )
     if about.changes_metadata:
-        raise UnsupportedOp("DM241", f"{func} changes a tensor's shape, strides or storage in place",
-                            cure="use the out-of-place op")
+        raise UnsupportedOp(
+            "DM241",
+            f"{func} changes a tensor's shape, strides or storage in place",
+            cure="use the out-of-place op",
+        )
 
 
 def _shape_is_known(func: OpOverload, args: tuple) -> bool:
@@ -249,11 +287,18 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
         with torch.no_grad():
             out = func(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
     except NotImplementedError as error:
-        raise UnsupportedOp("DM243", f"{func} has no shape rule", why=str(error).split("\n")[0],
-                            cure="register one with dynamotor.graph.shapes.shape_rule, or a meta kernel") from error
+        raise UnsupportedOp(
+            "DM243",
+            f"{func} has no shape rule",
+            why=str(error).split("\n")[0],
+            cure="register one with dynamotor.graph.shapes.shape_rule, or a meta kernel",
+        ) from error
     if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
-        raise UnsupportedOp("DM213", f"{func} makes a tensor of layout {str(out.layout).removeprefix('torch.')}",
-                            why="a graph holds tensors with strides only")
+        raise UnsupportedOp(
+            "DM213",
+            f"{func} makes a tensor of layout {str(out.layout).removeprefix('torch.')}",
+            why="a graph holds tensors with strides only",
+        )
     return _from_meta(out, device)
 
 
@@ -299,7 +344,9 @@ def _from_meta(out: Any, device: torch.device) -> Any:
 
 
 def _device_of_result(args: tuple, kwargs: dict[str, Any]) -> torch.device:
-    """The device asked for, else the first tensor's with dimensions, else the first tensor's, else the default."""
+    """The device asked for, else the first tensor's with dimensions, else the first tensor's, else the
+    default.
+    """
     asked = kwargs.get("device")
     if asked is not None:
         return device_with_index(asked)

@@ -16,7 +16,11 @@ import torch
 from .sizes import Atom, Size, Symbol, size
 
 _CALLS: dict[str, Callable[..., Any]] = {
-    "floordiv": operator.floordiv, "mod": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+}
 
 
 def is_size(node: torch.fx.Node) -> bool:
@@ -63,7 +67,9 @@ class SizeNodes:
     def _atom(self, atom: Atom) -> torch.fx.Node:
         if type(atom) is Symbol:
             return self.symbols[atom]
-        return self._call(_CALLS[atom.kind], *[self._operand(operand) for operand in (atom.a, atom.b)], val=atom)
+        return self._call(
+            _CALLS[atom.kind], *[self._operand(operand) for operand in (atom.a, atom.b)], val=atom
+        )
 
     def _operand(self, value: Size) -> Any:
         plain = size(value.terms, value.env)

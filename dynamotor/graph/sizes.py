@@ -1,8 +1,8 @@
 """Sizes that differ between calls: integer expressions over symbols, and what a program assumed of them.
 
-A `Size` stands for an int. A question with one answer for all values of the symbols is answered; else the answer at
-the call being compiled (the *hint*) is taken and becomes a guard. Becoming a plain int (`range(n)`) is such a question,
-so code that knows nothing of symbols stays right: its sizes are specialised, and the guard says where.
+A `Size` stands for an int. A question with one answer for all values of the symbols is answered; else the
+answer at the call being compiled (the *hint*) is taken and becomes a guard. Becoming a plain int (`range(n)`)
+is such a question: what knows nothing of symbols stays right, with its sizes specialised by a guard.
 
 >>> env = ShapeEnv()
 >>> n = env.symbol(64)
@@ -42,7 +42,9 @@ class Symbol:
 
 @final
 class Derived:
-    """`a // b`, `a % b`, `min(a, b)` or `max(a, b)` where nothing simpler is known. Interned by `ShapeEnv.derived`."""
+    """`a // b`, `a % b`, `min(a, b)` or `max(a, b)` where nothing simpler is known. Interned by
+    `ShapeEnv.derived`.
+    """
 
     __slots__ = ("kind", "a", "b", "env", "hint", "lo", "hi", "order")
 
@@ -62,7 +64,11 @@ class Derived:
 
 Atom = Symbol | Derived
 _COMPUTE: dict[str, Callable[[int, int], int]] = {
-    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max}
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "min": min,
+    "max": max,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +95,9 @@ class Guard:
 
 
 class ShapeEnv:
-    """The symbols of one program and what it assumed of them. `where()` names the line that is being traced."""
+    """The symbols of one program and what it assumed of them. `where()` names the line that is being
+    traced.
+    """
 
     def __init__(self, where: Callable[[], Any] = lambda: None) -> None:
         self.symbols: list[Symbol] = []
@@ -172,7 +180,12 @@ class ShapeEnv:
         if {len(m) for m in rest} != {1} or len(expr.terms) > 2 or sum(rest.values()) != 0:
             return
         kept, gone = sorted((m[0] for m in rest), key=lambda atom: (-atom.lo, atom.order))
-        if type(kept) is Symbol and type(gone) is Symbol and gone not in self.fixed and kept not in self.fixed:
+        if (
+            type(kept) is Symbol
+            and type(gone) is Symbol
+            and gone not in self.fixed
+            and kept not in self.fixed
+        ):
             self.fixed[gone] = Size({(kept,): 1}, self)
 
     def bind(self, values: Mapping[str, int]) -> dict[Symbol, int]:
@@ -181,12 +194,16 @@ class ShapeEnv:
 
     def admits(self, of: Mapping[Symbol, int]) -> bool:
         """Whether a program compiled under these guards is right for these values."""
-        return all(s.lo <= of[s] <= s.hi for s in self.symbols) and all(g.holds(of) for g in self._guards.values())
+        return all(s.lo <= of[s] <= s.hi for s in self.symbols) and all(
+            g.holds(of) for g in self._guards.values()
+        )
 
 
 @final
 class Size:
-    """A sum of integer multiples of products of atoms; never a plain number (`size` gives an int where it is one)."""
+    """A sum of integer multiples of products of atoms; never a plain number (`size` gives an int where it is
+    one).
+    """
 
     __slots__ = ("terms", "env", "_hash", "_hint", "_text")
 
@@ -196,10 +213,12 @@ class Size:
         self._hint: int | None = None
         self._text: str | None = None
 
-    # What it is -----------------------------------------------------------------------------------------------------
+    # What it is ---------------------------------------------------------------------------------------------
     @property
     def hint(self) -> int:
-        """Its value at the call that is being compiled: for costs and choices that are right for every value."""
+        """Its value at the call that is being compiled: for costs and choices that are right for every
+        value.
+        """
         if self._hint is None:
             total = 0
             for monomial, c in self.terms.items():
@@ -255,7 +274,7 @@ class Size:
         text = repr(self)
         return f"({text})" if len(self.terms) > 1 else text
 
-    # Arithmetic -----------------------------------------------------------------------------------------------------
+    # Arithmetic ---------------------------------------------------------------------------------------------
     def __add__(self, other: Any) -> Any:
         terms = _terms(other)
         if terms is None:
@@ -324,7 +343,7 @@ class Size:
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
 
-    # Questions ------------------------------------------------------------------------------------------------------
+    # Questions ----------------------------------------------------------------------------------------------
     def __eq__(self, other: Any) -> bool:
         if self is other:
             return True
@@ -380,7 +399,9 @@ def numbers(sizes: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def hint(value: Size | int) -> int:
-    """A number's value at the call that is being compiled; asks nothing, so only choices that are right anyway may use it."""
+    """A number's value at the call that is being compiled; asks nothing, so only choices that are right
+    anyway may use it.
+    """
     return value.hint if type(value) is Size else value
 
 
@@ -452,7 +473,9 @@ def divide(env: ShapeEnv, a: Size | int, n: Size | int) -> tuple[Size | int, Siz
 
 
 def _split(env: ShapeEnv, a: Size, n: Size) -> tuple[Size, Size]:
-    """(q, r) with a == n * q + r, q holding the terms that n divides (a number or a product of atoms, times a number)."""
+    """(q, r) with a == n * q + r, q holding the terms that n divides (a number or a product of atoms, times a
+    number).
+    """
     if len(n.terms) > 1:  # a sum divides its own multiples only
         return _split_by_sum(env, a, n)
     ((factors, c),) = n.terms.items() or [((), 0)]
@@ -498,7 +521,9 @@ def minimum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
 
 
 def maximum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
-    """max(a, b) without asking which; `max(size, 1)` in strides asks: sizes of 0 are programs of their own."""
+    """max(a, b) without asking which; `max(size, 1)` in strides asks: sizes of 0 are programs of their
+    own.
+    """
     if type(b) is not Size and b == 1:
         return a if a >= 1 else 1
     if known(">=", a - b):
@@ -521,9 +546,18 @@ def prove(kind: Literal[">=", "=="], expr: Size) -> bool | None:
 
 
 def _without_quotients(expr: Size) -> Size:
-    """A multiple of the expression in which `k * floordiv(a, k)` is written as `a - mod(a, k)`: the sign stays."""
-    found = {m[0] for m in expr.terms if len(m) == 1 and type(m[0]) is Derived and m[0].kind == "floordiv"
-             and m[0].b.terms.keys() == {()} and m[0].b.terms[()] > 0}
+    """A multiple of the expression in which `k * floordiv(a, k)` is written as `a - mod(a, k)`: the sign
+    stays.
+    """
+    found = {
+        m[0]
+        for m in expr.terms
+        if len(m) == 1
+        and type(m[0]) is Derived
+        and m[0].kind == "floordiv"
+        and m[0].b.terms.keys() == {()}
+        and m[0].b.terms[()] > 0
+    }
     for atom in found:
         k = atom.b.terms[()]
         rest = {m: c * k for m, c in expr.terms.items() if m != (atom,)}
@@ -563,7 +597,9 @@ def _settled_atom(atom: Atom, fixed: dict[Symbol, Size | int]) -> Size | int:
 
 
 def _range(expr: Size) -> tuple[int, int]:
-    """Bounds; lower ones are found with each atom written as its smallest value plus something that is not negative."""
+    """Bounds; lower ones are found with each atom written as its smallest value plus something that is not
+    negative.
+    """
     lo, hi = expr.bounds
     if lo < 0:
         lo = max(lo, _shifted_bound(expr))
@@ -573,7 +609,9 @@ def _range(expr: Size) -> tuple[int, int]:
 
 
 def _shifted_bound(expr: Size) -> int:
-    """The constant of the expression in `atom - atom.lo`, where no term of it is negative; else minus infinity."""
+    """The constant of the expression in `atom - atom.lo`, where no term of it is negative; else minus
+    infinity.
+    """
     shifted: dict[Monomial, int] = {}
     for monomial, c in expr.terms.items():
         parts: dict[Monomial, int] = {(): c}
@@ -643,7 +681,9 @@ def _degree(monomial: Monomial) -> tuple[int, list[tuple[int, int, str]]]:
 
 
 def _text(terms: Mapping[Monomial, int]) -> str:
-    """The sum as Python and C both read it (`floordiv`, `mod`, `min`, `max` are functions of two numbers there)."""
+    """The sum as Python and C both read it (`floordiv`, `mod`, `min`, `max` are functions of two numbers
+    there).
+    """
     parts: list[str] = []
     for monomial, c in sorted(terms.items(), key=lambda term: _degree(term[0]), reverse=True):
         factors = [repr(atom) for atom in monomial]

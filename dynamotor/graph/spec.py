@@ -54,8 +54,9 @@ def numel(shape: Iterable[Dim]) -> Dim:
 
 def same_sizes(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Whether two shapes (or strides) are equal for all values of their symbols; asks nothing."""
-    return len(a) == len(b) and all(x.same(y) if type(x) is Size else type(y) is not Size and x == y
-                                    for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x.same(y) if type(x) is Size else type(y) is not Size and x == y for x, y in zip(a, b, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ class TensorSpec:
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
         """The spec of a strided tensor (real, fake, meta or ShapeTensor)."""
-        return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
-                          tensor.storage_offset())  # type: ignore[arg-type]  # a SymInt only under torch.export
+        offset: Any = tensor.storage_offset()  # to the checker a SymInt, which it is only under torch.export
+        return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
 
     @staticmethod
     def dense(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device = CPU) -> TensorSpec:
@@ -115,16 +116,29 @@ class TensorSpec:
 
     def at(self, values: Mapping[Symbol, int]) -> TensorSpec:
         """The spec with the symbols' values put in."""
+
         def number(size: Dim) -> int:
             return size.value(values) if type(size) is Size else size
 
-        return replace(self, shape=tuple(map(number, self.shape)), stride=tuple(map(number, self.stride)),
-                       offset=number(self.offset))
+        return replace(
+            self,
+            shape=tuple(map(number, self.shape)),
+            stride=tuple(map(number, self.stride)),
+            offset=number(self.offset),
+        )
 
     def hinted(self) -> TensorSpec:
         """The spec at the call that is being compiled; asks nothing."""
-        return replace(self, shape=tuple(map(hint, self.shape)), stride=tuple(map(hint, self.stride)),
-                       offset=hint(self.offset)) if self.is_symbolic else self
+        return (
+            replace(
+                self,
+                shape=tuple(map(hint, self.shape)),
+                stride=tuple(map(hint, self.stride)),
+                offset=hint(self.offset),
+            )
+            if self.is_symbolic
+            else self
+        )
 
     def with_stride(self, stride: Sequence[Dim]) -> TensorSpec:
         """The same tensor laid out with other strides."""
@@ -132,7 +146,9 @@ class TensorSpec:
 
     def empty(self) -> torch.Tensor:
         """A real tensor with this metadata, at the start of memory that nobody has written."""
-        return torch.empty_strided(numbers(self.shape), numbers(self.stride), dtype=self.dtype, device=self.device)
+        return torch.empty_strided(
+            numbers(self.shape), numbers(self.stride), dtype=self.dtype, device=self.device
+        )
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")

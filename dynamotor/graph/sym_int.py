@@ -1,4 +1,5 @@
-"""`torch.SymInt` over our sizes: PyTorch's own C++ (composites, autograd formulas, meta kernels) computes with `Size`s.
+"""`torch.SymInt` over our sizes: PyTorch's own C++ (composites, autograd formulas, meta kernels) computes
+with `Size`s.
 
 >>> to_torch(env.symbol(64)) * 2
 2*s0
@@ -17,7 +18,9 @@ from .sizes import ShapeEnv, Size, divide, known, maximum, minimum, size
 
 
 class Condition:
-    """A question about sizes that nobody has answered yet; `ask()` gives the answer, `sure()` only a provable one."""
+    """A question about sizes that nobody has answered yet; `ask()` gives the answer, `sure()` only a provable
+    one.
+    """
 
     __slots__ = ("kind", "expr", "negated")
 
@@ -26,7 +29,11 @@ class Condition:
 
     def ask(self) -> bool:
         """The answer, guarded where it is not provable."""
-        answer = self.expr.env.ask(self.kind, self.expr) if type(self.expr) is Size else _plainly(self.kind, self.expr)
+        answer = (
+            self.expr.env.ask(self.kind, self.expr)
+            if type(self.expr) is Size
+            else _plainly(self.kind, self.expr)
+        )
         return answer is not self.negated
 
     def sure(self, wanted: bool) -> bool:
@@ -56,8 +63,12 @@ class _Prover:
         return True if condition.sure(True) else False if condition.sure(False) else None
 
     @staticmethod
-    def evaluate_sym_node(node: SizeNode, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
-        """`guard_or_false(x)` and its like: PyTorch falls back only where no hint is known; ours always is."""
+    def evaluate_sym_node(
+        node: SizeNode, size_oblivious: bool = False, fallback_value: bool | None = None
+    ) -> Any:
+        """`guard_or_false(x)` and its like: PyTorch falls back only where no hint is known; ours always
+        is.
+        """
         return node.bool_() if node.is_bool() else node.int_()
 
 
@@ -197,11 +208,15 @@ def _binary(compute: Callable[[ShapeEnv, Any, Any], Any]) -> Callable[[SizeNode,
     return lambda a, b: SizeNode(compute(a.env, a.expr, b.expr), a.env)
 
 
-def _question(kind: str, left_first: bool, strict: bool, negated: bool = False) -> Callable[[SizeNode, SizeNode], SizeNode]:
+def _question(
+    kind: str, left_first: bool, strict: bool, negated: bool = False
+) -> Callable[[SizeNode, SizeNode], SizeNode]:
     """`a - b` (or `b - a`), less one when strict, compared with 0."""
+
     def node(a: SizeNode, b: SizeNode) -> SizeNode:
         x, y = (a.expr, b.expr) if left_first else (b.expr, a.expr)
         return SizeNode(Condition(kind, x - y - strict, negated), a.env)
+
     return node
 
 
@@ -213,7 +228,13 @@ _BINARY: dict[str, Callable[[ShapeEnv, Any, Any], Any]] = {
     "sym_min": minimum, "sym_max": maximum,
 }  # fmt: skip
 _UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": lambda a: -a, "pos": lambda a: a, "abs": abs, "ceil": math.ceil, "floor": math.floor, "trunc": math.trunc}
+    "neg": lambda a: -a,
+    "pos": lambda a: a,
+    "abs": abs,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "trunc": math.trunc,
+}
 _QUESTIONS = {
     "eq": _question("==", True, False), "ne": _question("==", True, False, negated=True),
     "ge": _question(">=", True, False), "gt": _question(">=", True, True),
@@ -222,7 +243,9 @@ _QUESTIONS = {
 
 
 def _unary(compute: Callable[[Any], Any]) -> Callable[[SizeNode], SizeNode]:
-    return lambda a: SizeNode(a.expr if type(a.expr) is Size and compute in _WHOLE else compute(a.expr), a.env)
+    return lambda a: SizeNode(
+        a.expr if type(a.expr) is Size and compute in _WHOLE else compute(a.expr), a.env
+    )
 
 
 _WHOLE = (math.ceil, math.floor, math.trunc)

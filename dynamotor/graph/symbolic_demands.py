@@ -1,6 +1,8 @@
-"""What kernels demand of sizes that differ between calls, beside what their result's shape says; asked, it is a guard.
+"""What kernels demand of sizes that differ between calls, beside what their result's shape says; asked, it is
+a guard.
 
-A program is right only where eager does not refuse the sizes: a kernel of ours would read beyond a tensor. One row an op.
+A program is right only where eager does not refuse the sizes: a kernel of ours would read beyond a tensor.
+One row an op.
 
 >>> demands[aten.gather.default](x, 0, index)     # index.shape[1] <= x.shape[1]
 """
@@ -39,14 +41,20 @@ def _channels(n: Any, *parameters: Any) -> None:
             _equal(one.shape, (n,))
 
 
-# Positions ---------------------------------------------------------------------------------------------------------------
+# Positions --------------------------------------------------------------------------------------------------
 @demand(aten.gather.default)
 def _gather(x: TensorSpec, dim: int, index: TensorSpec, **kwargs: Any) -> None:
     _within(index.shape, x.shape, dim)
 
 
-@demand(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce,
-        aten.scatter.value_reduce)
+@demand(
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+)
 def _scatter(x: TensorSpec, dim: int, index: TensorSpec, source: Any, *args: Any, **kwargs: Any) -> None:
     _within(index.shape, x.shape, dim)
     if type(source) is TensorSpec:
@@ -57,15 +65,19 @@ def _within(index: Shape, shape: Shape, dim: int | None) -> None:
     """No dimension of the positions is larger, but for `dim`."""
     if shape and index and 0 not in [n for n in index if type(n) is int]:
         dim = None if dim is None else dim % len(shape)
-        require(len(index) == len(shape) and all(m <= n for d, (m, n) in enumerate(zip(index, shape)) if d != dim))
+        require(
+            len(index) == len(shape) and all(m <= n for d, (m, n) in enumerate(zip(index, shape)) if d != dim)
+        )
 
 
 @demand(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
-def _index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *args: Any, **kwargs: Any) -> None:
+def _index_add(
+    x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *args: Any, **kwargs: Any
+) -> None:
     if x.shape and source.shape:
         dim %= len(x.shape)
         count = index.shape[0] if index.shape else 1
-        _equal(source.shape, (*x.shape[:dim], count, *x.shape[dim + 1:]))
+        _equal(source.shape, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
 @demand(aten.index_put.default, aten._unsafe_index_put.default)
@@ -75,7 +87,7 @@ def _index_put(x: TensorSpec, indices: Sequence[TensorSpec | None], values: Tens
         rank = 1
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             rank, masks = len(index.shape), masks + 1
-            _equal(index.shape, x.shape[at:at + rank])
+            _equal(index.shape, x.shape[at : at + rank])
         at += rank
     if not masks:
         _fits(values.shape, symbolic_rules[aten.index.Tensor](x, indices))
@@ -86,7 +98,7 @@ def _masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> None
     broadcast([x.shape, mask.shape])
 
 
-# Writes of a part --------------------------------------------------------------------------------------------------------
+# Writes of a part -------------------------------------------------------------------------------------------
 @demand(aten.slice_scatter.default)
 def _slice_scatter(x: TensorSpec, source: TensorSpec, *args: Any) -> None:
     _equal(source.shape, symbolic_rules[aten.slice.Tensor](x, *args).shape)
@@ -98,7 +110,9 @@ def _select_scatter(x: TensorSpec, source: TensorSpec, dim: int, index: Any) -> 
 
 
 @demand(aten.diagonal_scatter.default)
-def _diagonal_scatter(x: TensorSpec, source: TensorSpec, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> None:
+def _diagonal_scatter(
+    x: TensorSpec, source: TensorSpec, offset: Any = 0, dim1: int = 0, dim2: int = 1
+) -> None:
     dim1, dim2 = dim1 % len(x.shape), dim2 % len(x.shape)
     rows, columns = x.shape[dim1] + min(offset, 0), x.shape[dim2] - max(offset, 0)
     env = next((n.env for n in (rows, columns) if type(n) is not int), None)
@@ -106,10 +120,19 @@ def _diagonal_scatter(x: TensorSpec, source: TensorSpec, offset: Any = 0, dim1: 
     _equal(source.shape, (*[n for d, n in enumerate(x.shape) if d not in (dim1, dim2)], length))
 
 
-# Layers ------------------------------------------------------------------------------------------------------------------
+# Layers -----------------------------------------------------------------------------------------------------
 @demand(aten.convolution.default)
-def _convolution(x: TensorSpec, weight: TensorSpec, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-                 output_padding: Any, groups: int) -> None:
+def _convolution(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> None:
     rank = len(weight.shape) - 2
     require(x.shape[-rank - 1] == (weight.shape[0] if transposed else weight.shape[1] * groups))
     require(weight.shape[0] % groups == 0)
@@ -128,12 +151,18 @@ def _layer_norm(x: TensorSpec, shape: Sequence[Any], *parameters: Any) -> None:
 
 
 @demand(aten.native_group_norm.default)
-def _group_norm(x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float) -> None:
+def _group_norm(
+    x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float
+) -> None:
     _channels(c, weight, bias)
 
 
-@demand(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default, aten._batch_norm_no_update.default,
-        aten._native_batch_norm_legit_no_training.default)
+@demand(
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_no_update.default,
+    aten._native_batch_norm_legit_no_training.default,
+)
 def _batch_norm(x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> None:
     _channels(x.shape[1], weight, bias, mean, var)
 
@@ -149,7 +178,9 @@ def _softmax_backward(grad: TensorSpec, output: TensorSpec, *args: Any) -> None:
 
 
 @demand(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def _attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, attn_mask: Any = None, **kwargs: Any) -> None:
+def _attention(
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, attn_mask: Any = None, **kwargs: Any
+) -> None:
     require(q.shape[-1] == k.shape[-1])
     if type(attn_mask) is TensorSpec:
         _fits(attn_mask.shape, (*q.shape[:3], k.shape[2]))
@@ -176,10 +207,17 @@ def _as_strided(x: TensorSpec, size: Sequence[Any], stride: Sequence[Any], offse
         _numbers(x, *[n for n in (*size, *stride) if type(n) is Size])
 
 
-# What no shape function of PyTorch's asks --------------------------------------------------------------------------------
-@demand(aten.as_strided_scatter.default, aten.lu_unpack.default, aten.linalg_lu_solve.default,
-        aten.ormqr.default, aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default,
-        aten.multilabel_margin_loss_forward.default, aten.segment_reduce.default)
+# What no shape function of PyTorch's asks -------------------------------------------------------------------
+@demand(
+    aten.as_strided_scatter.default,
+    aten.lu_unpack.default,
+    aten.linalg_lu_solve.default,
+    aten.ormqr.default,
+    aten.fractional_max_pool2d.default,
+    aten.fractional_max_pool3d.default,
+    aten.multilabel_margin_loss_forward.default,
+    aten.segment_reduce.default,
+)
 def _numbers(*args: Any, **kwargs: Any) -> None:
     """Sizes become numbers."""
     for one in args:

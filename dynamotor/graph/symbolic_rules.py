@@ -1,8 +1,10 @@
-"""Shapes of results where sizes differ between calls. One row an op: the result's shape from the arguments' specs.
+"""Shapes of results where sizes differ between calls. One row an op: the result's shape from the arguments'
+specs.
 
-The meta kernel runs at the hints and tells the rest: number of results, dtypes, and the order in which the dimensions of
-a new tensor lie. Views give whole specs. What a kernel demands of its arguments (equal sizes) is asked here, so that it
-becomes a guard. Ops without a row are tried on PyTorch's meta kernel as they are, else their sizes are specialised.
+The meta kernel runs at the hints and tells the rest: number of results, dtypes, and the order in which the
+dimensions of a new tensor lie. Views give whole specs. What a kernel demands of its arguments (equal sizes)
+is asked here, so that it becomes a guard. Ops without a row are tried on PyTorch's meta kernel as they are,
+else their sizes are specialised.
 """
 
 from __future__ import annotations
@@ -36,12 +38,18 @@ def completed(shapes: Any, like: Any) -> Any:
     """Specs from what a rule gives and what is inferred at the hints; Unknown where they disagree."""
     if isinstance(like, tuple):
         several = isinstance(shapes, list)
-        return tuple([None if spec is None else completed(shapes[k] if several else shapes, spec)
-                      for k, spec in enumerate(like)])
+        return tuple(
+            [
+                None if spec is None else completed(shapes[k] if several else shapes, spec)
+                for k, spec in enumerate(like)
+            ]
+        )
     spec = shapes if type(shapes) is TensorSpec else laid_out(tuple(shapes), like)
     if spec.hinted() != like:
         raise Unknown
-    if any(type(n) is Size and n.hint < 2 for n in spec.shape):  # 0 and 1 are programs of their own, computed sizes too
+    if any(
+        type(n) is Size and n.hint < 2 for n in spec.shape
+    ):  # 0 and 1 are programs of their own, computed sizes too
         return replace(spec, shape=tuple([int(n) if hint(n) < 2 else n for n in spec.shape]))
     return spec
 
@@ -80,7 +88,7 @@ def operands(args: Any) -> list[Shape]:
     return [arg.shape for arg in args if type(arg) is TensorSpec]
 
 
-# Results shaped like an argument ----------------------------------------------------------------------------------------
+# Results shaped like an argument ----------------------------------------------------------------------------
 _SHAPED_LIKE: dict[int, tuple[OpOverload, ...]] = {
     0: (aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default, aten.native_dropout.default,
         aten._log_softmax_backward_data.default, aten.cumsum.default, aten.cumprod.default, aten.tril.default, aten.triu.default,
@@ -102,10 +110,23 @@ def _indexed(x: TensorSpec, *args: Any, **kwargs: Any) -> Shape:
     return next(a for a in args if type(a) is TensorSpec).shape
 
 
-# Reductions ---------------------------------------------------------------------------------------------------------------
-@symbolic_rule(aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim,
-               aten.prod.dim_int, aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default,
-               aten.logsumexp.default, aten.any.dims, aten.all.dims)
+# Reductions -------------------------------------------------------------------------------------------------
+@symbolic_rule(
+    aten.sum.dim_IntList,
+    aten.mean.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.any.dim,
+    aten.all.dim,
+    aten.prod.dim_int,
+    aten.max.dim,
+    aten.min.dim,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.logsumexp.default,
+    aten.any.dims,
+    aten.all.dims,
+)
 def _reduced(x: TensorSpec, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Shape:
     rank = len(x.shape)
     chosen = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
@@ -118,8 +139,15 @@ def _spread(x: TensorSpec, dims: Any = None, *, correction: Any = None, keepdim:
     return _reduced(x, dims, keepdim)
 
 
-@symbolic_rule(aten.sum.default, aten.mean.default, aten.max.default, aten.min.default, aten.any.default, aten.all.default,
-               aten.prod.default)
+@symbolic_rule(
+    aten.sum.default,
+    aten.mean.default,
+    aten.max.default,
+    aten.min.default,
+    aten.any.default,
+    aten.all.default,
+    aten.prod.default,
+)
 def _reduced_whole(x: TensorSpec, **kwargs: Any) -> Shape:
     return ()
 
@@ -128,10 +156,10 @@ def _reduced_whole(x: TensorSpec, **kwargs: Any) -> Shape:
 def _topk(x: TensorSpec, k: Any, dim: int = -1, *args: Any) -> Shape:
     dim %= len(x.shape)
     require(x.shape[dim] >= k)
-    return (*x.shape[:dim], k, *x.shape[dim + 1:])
+    return (*x.shape[:dim], k, *x.shape[dim + 1 :])
 
 
-# Products -----------------------------------------------------------------------------------------------------------------
+# Products ---------------------------------------------------------------------------------------------------
 @symbolic_rule(aten.mm.default, aten.bmm.default)
 def _product(a: TensorSpec, b: TensorSpec) -> Shape:
     require(a.shape[-1] == b.shape[-2] and all(x == y for x, y in zip(a.shape[:-2], b.shape[:-2])))
@@ -149,7 +177,7 @@ def _matrix_vector(a: TensorSpec, b: TensorSpec) -> Shape:
     return a.shape[:1]
 
 
-# Normalisation, attention, losses --------------------------------------------------------------------------------------
+# Normalisation, attention, losses ---------------------------------------------------------------------------
 @symbolic_rule(aten.native_layer_norm.default)
 def _layer_norm(x: TensorSpec, shape: Any, *args: Any) -> list[Shape]:
     kept = len(x.shape) - len(shape)
@@ -164,17 +192,23 @@ def _layer_norm_backward(grad: TensorSpec, x: TensorSpec, shape: Any, *args: Any
 
 
 @symbolic_rule(aten.native_group_norm.default)
-def _group_norm(x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float) -> list[Shape]:
+def _group_norm(
+    x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float
+) -> list[Shape]:
     return [x.shape, (n, groups), (n, groups)]
 
 
 @symbolic_rule(aten.native_group_norm_backward.default)
-def _group_norm_backward(grad: TensorSpec, x: TensorSpec, mean: Any, rstd: Any, weight: Any, n: Any, c: Any, *args: Any) -> list:
+def _group_norm_backward(
+    grad: TensorSpec, x: TensorSpec, mean: Any, rstd: Any, weight: Any, n: Any, c: Any, *args: Any
+) -> list:
     return [x.shape, (c,), (c,)]
 
 
 @symbolic_rule(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default)
-def _batch_norm(x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *args: Any) -> list[Shape]:
+def _batch_norm(
+    x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *args: Any
+) -> list[Shape]:
     evaluates_on_cpu = not training and x.device.type == "cpu"  # then there are no statistics
     return [x.shape, *[(0,) if evaluates_on_cpu else (x.shape[1],)] * 2, *[(x.shape[1],)] * 2]
 
@@ -196,18 +230,28 @@ def _batch_norm_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> list[Sh
 
 @symbolic_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def _attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Shape]:
-    require(all(a == b for a, b in zip(q.shape[:2], k.shape[:2])) and all(a == b for a, b in zip(k.shape[:3], v.shape[:3])))
+    require(
+        all(a == b for a, b in zip(q.shape[:2], k.shape[:2]))
+        and all(a == b for a, b in zip(k.shape[:3], v.shape[:3]))
+    )
     return [q.shape, (q.shape[0], q.shape[1], q.shape[2])]
 
 
 @symbolic_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def _attention_backward(grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Shape]:
+def _attention_backward(
+    grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
+) -> list[Shape]:
     return [q.shape, k.shape, v.shape]
 
 
 @symbolic_rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, *args: Any) -> list[Shape]:
-    require(all(a == b for a, b in zip((x.shape[:1] if len(x.shape) == 2 else (x.shape[0], *x.shape[2:])), target.shape)))
+    require(
+        all(
+            a == b
+            for a, b in zip((x.shape[:1] if len(x.shape) == 2 else (x.shape[0], *x.shape[2:])), target.shape)
+        )
+    )
     return [target.shape if reduction == 0 else (), ()]
 
 
@@ -217,25 +261,43 @@ def _loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, *args: Any) -> 
     return shape if reduction == 0 else ()
 
 
-# Images -------------------------------------------------------------------------------------------------------------------
+# Images -----------------------------------------------------------------------------------------------------
 @symbolic_rule(aten.convolution.default)
-def _convolution(x: TensorSpec, weight: TensorSpec, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-                 output_padding: Any, groups: int) -> Shape:
+def _convolution(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Shape:
     rank = len(weight.shape) - 2
     if not is_symbolic(x.shape[:1]) and x.shape[0] == 1:
-        require(x.numel > 20480 or x.numel <= 20480)  # PyTorch takes another kernel, with another layout, for small images
-    stride, padding, dilation, more = ([*v] * rank if len(v) == 1 else [*v] for v in (stride, padding, dilation, output_padding))
+        require(
+            x.numel > 20480 or x.numel <= 20480
+        )  # PyTorch takes another kernel, with another layout, for small images
+    stride, padding, dilation, more = (
+        [*v] * rank if len(v) == 1 else [*v] for v in (stride, padding, dilation, output_padding)
+    )
     spatial = []
     for d in range(rank):
         window = dilation[d] * (weight.shape[2 + d] - 1)
         n = x.shape[len(x.shape) - rank + d]
-        spatial.append((n - 1) * stride[d] - 2 * padding[d] + window + more[d] + 1 if transposed
-                       else (n + 2 * padding[d] - window - 1) // stride[d] + 1)
+        spatial.append(
+            (n - 1) * stride[d] - 2 * padding[d] + window + more[d] + 1
+            if transposed
+            else (n + 2 * padding[d] - window - 1) // stride[d] + 1
+        )
     return (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *spatial)
 
 
 @symbolic_rule(aten.convolution_backward.default)
-def _convolution_backward(grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias: Any, *args: Any) -> list[Shape]:
+def _convolution_backward(
+    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias: Any, *args: Any
+) -> list[Shape]:
     return [x.shape, weight.shape, grad.shape[1:2]]
 
 
@@ -247,8 +309,10 @@ def _pool(x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = (0,), *ar
         raise Unknown
     kernel, padding, dilation = ([*v] * 2 if len(v) == 1 else [*v] for v in (kernel, padding, dilation))
     stride = kernel if not stride else [*stride] * 2 if len(stride) == 1 else [*stride]
-    sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1
-             for n, k, s, p, d in zip(x.shape[-2:], kernel, stride, padding, dilation)]
+    sizes = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[-2:], kernel, stride, padding, dilation)
+    ]
     return (*x.shape[:-2], *sizes)
 
 
@@ -257,19 +321,34 @@ def _adaptive_pool(x: TensorSpec, size: Any) -> Shape:
     return (*x.shape[:-2], *size)
 
 
-@symbolic_rule(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
-               aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
-               aten._upsample_nearest_exact3d.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
-               aten.upsample_trilinear3d.default, aten.upsample_bicubic2d.default)
+@symbolic_rule(
+    aten.upsample_nearest1d.default,
+    aten.upsample_nearest2d.default,
+    aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default,
+    aten.upsample_linear1d.default,
+    aten.upsample_bilinear2d.default,
+    aten.upsample_trilinear3d.default,
+    aten.upsample_bicubic2d.default,
+)
 def _upsample(x: TensorSpec, size: Any, *args: Any) -> Shape:
     return (*x.shape[:2], *size)
 
 
-@symbolic_rule(aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default,
-               aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
-               aten._upsample_nearest_exact2d_backward.default, aten._upsample_nearest_exact3d_backward.default,
-               aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default,
-               aten.upsample_trilinear3d_backward.default, aten.upsample_bicubic2d_backward.default)
+@symbolic_rule(
+    aten.upsample_nearest1d_backward.default,
+    aten.upsample_nearest2d_backward.default,
+    aten.upsample_nearest3d_backward.default,
+    aten._upsample_nearest_exact1d_backward.default,
+    aten._upsample_nearest_exact2d_backward.default,
+    aten._upsample_nearest_exact3d_backward.default,
+    aten.upsample_linear1d_backward.default,
+    aten.upsample_bilinear2d_backward.default,
+    aten.upsample_trilinear3d_backward.default,
+    aten.upsample_bicubic2d_backward.default,
+)
 def _upsample_backward(grad: TensorSpec, size: Any, input_size: Any, *args: Any) -> Shape:
     return tuple(input_size)
 
@@ -282,9 +361,15 @@ def _pad(x: TensorSpec, pad: Any, value: Any = 0) -> Shape:
     return tuple(shape)
 
 
-# New tensors ----------------------------------------------------------------------------------------------------------------
-@symbolic_rule(aten.full.default, aten.empty.memory_format, aten.zeros.default, aten.ones.default, aten.rand.default,
-               aten.randn.default)
+# New tensors ------------------------------------------------------------------------------------------------
+@symbolic_rule(
+    aten.full.default,
+    aten.empty.memory_format,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.rand.default,
+    aten.randn.default,
+)
 def _filled(size: Any, *args: Any, **kwargs: Any) -> Shape:
     return tuple(size)
 
@@ -312,7 +397,7 @@ def _cat(parts: Sequence[TensorSpec], dim: int = 0) -> Shape:
     dim %= len(parts[0].shape)
     for part in parts[1:]:
         require(all(a == b for d, (a, b) in enumerate(zip(part.shape, parts[0].shape)) if d != dim))
-    return (*parts[0].shape[:dim], sum([p.shape[dim] for p in parts]), *parts[0].shape[dim + 1:])
+    return (*parts[0].shape[:dim], sum([p.shape[dim] for p in parts]), *parts[0].shape[dim + 1 :])
 
 
 @symbolic_rule(aten.stack.default)
@@ -335,7 +420,7 @@ def _embedding_backward(grad: TensorSpec, index: TensorSpec, rows: Any, *args: A
 @symbolic_rule(aten.index_select.default)
 def _index_select(x: TensorSpec, dim: int, index: TensorSpec) -> Shape:
     dim %= len(x.shape)
-    return (*x.shape[:dim], index.shape[0] if index.shape else 1, *x.shape[dim + 1:])
+    return (*x.shape[:dim], index.shape[0] if index.shape else 1, *x.shape[dim + 1 :])
 
 
 @symbolic_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -355,7 +440,7 @@ def _repeat(x: TensorSpec, repeats: Any) -> Shape:
     return tuple([n * k for n, k in zip(shape, repeats)])
 
 
-# Views: whole specs ------------------------------------------------------------------------------------------------------
+# Views: whole specs -----------------------------------------------------------------------------------------
 def _look(x: TensorSpec, shape: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> TensorSpec:
     return TensorSpec(tuple(shape), tuple(stride), x.dtype, x.device, x.offset if offset is None else offset)
 
@@ -374,7 +459,9 @@ def _view(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
 
 
 def _viewed_stride(x: TensorSpec, shape: Sequence[Any]) -> list[Any]:
-    """Strides of a view of memory with holes or in another order: dimensions that lie behind each other are taken together."""
+    """Strides of a view of memory with holes or in another order: dimensions that lie behind each other are
+    taken together.
+    """
     runs: list[list[Any]] = []  # [elements, stride of the innermost], from the last dimension on
     for n, stride in zip(reversed(x.shape), reversed(x.stride)):
         if n == 1:
@@ -482,7 +569,10 @@ def _split(x: TensorSpec, size: Any, dim: int = 0) -> list[TensorSpec]:
     n = x.shape[dim]
     count = (n + size - 1) // size
     starts = [k * size for k in range(max(int(count), 1))]
-    return [_slice(x, dim, at, minimum(n.env, at + size, n) if type(n) is Size else min(at + size, n)) for at in starts]
+    return [
+        _slice(x, dim, at, minimum(n.env, at + size, n) if type(n) is Size else min(at + size, n))
+        for at in starts
+    ]
 
 
 @symbolic_rule(aten.split_with_sizes.default)

@@ -1,4 +1,5 @@
-"""A graph as a program to read: a line a node with its shape and dtype, and the user's line wherever it changes.
+"""A graph as a program to read: a line a node with its shape and dtype, and the user's line wherever it
+changes.
 
 >>> print(program_text(gm))
 def forward(x: float32[2, 4]):
@@ -62,9 +63,13 @@ def target_text(target: Any) -> str:
 def line_text(where: UserLine) -> str:
     """A user's line in one line: file, number, function, source."""
     source = linecache.getline(where.filename, where.lineno).strip()
-    return f"{os.path.basename(where.filename)}:{where.lineno} in {where.function}" + (f": {source}" if source else "")
+    return f"{os.path.basename(where.filename)}:{where.lineno} in {where.function}" + (
+        f": {source}" if source else ""
+    )
 
 
 def _spec(node: torch.fx.Node) -> str:
     val = node.meta.get("val")
-    return "" if val is None else f"({', '.join(map(str, val))})" if isinstance(val, (tuple, list)) else str(val)
+    return (
+        "" if val is None else f"({', '.join(map(str, val))})" if isinstance(val, (tuple, list)) else str(val)
+    )

@@ -21,8 +21,12 @@ aten = torch.ops.aten
 
 
 def _fail(stage: str, node: torch.fx.Node, what: str) -> None:
-    raise InternalError("DM901", f"the {stage} graph is wrong at `{node.format_node()}`: {what}",
-                        where=node.meta.get("where"), cure="this is a bug in dynamotor: please report it")
+    raise InternalError(
+        "DM901",
+        f"the {stage} graph is wrong at `{node.format_node()}`: {what}",
+        where=node.meta.get("where"),
+        cure="this is a bug in dynamotor: please report it",
+    )
 
 
 def _is_value(value: Any) -> bool:
@@ -44,7 +48,9 @@ def verify_torch_graph(gm: torch.fx.GraphModule) -> None:
 
 
 def verify_aten_graph(gm: torch.fx.GraphModule) -> None:
-    """Contract 3: functional OpOverloads with specs; `copy_` into placeholders, only right before the output."""
+    """Contract 3: functional OpOverloads with specs; `copy_` into placeholders, only right before the
+    output.
+    """
     mutations_began = False
     for node in gm.graph.nodes:
         if node.op == "placeholder":

@@ -1,9 +1,11 @@
-"""Convolutions. At inference weights are reordered once for oneDNN, and what follows a convolution is done inside it:
+"""Convolutions. At inference weights are reordered once for oneDNN, and what follows a convolution is done
+inside it:
 
-    y = relu(conv(x, w) + z)   becomes   packed = reorder(w)  (once);  y = conv_pointwise.binary(x, z, packed, ..., "add", "relu")
+    y = relu(conv(x, w) + z)   becomes   packed = reorder(w)  (once);  y = conv_pointwise.binary(x, z, packed,
+    ..., "add", "relu")
 
-In training the weight's gradient of a layer with few pixels and many channels is one matrix product. On a GPU biases, which cuDNN
-adds in passes of their own, move into the kernels around.
+In training the weight's gradient of a layer with few pixels and many channels is one matrix product. On a GPU
+biases, which cuDNN adds in passes of their own, move into the kernels around.
 """
 
 from __future__ import annotations
@@ -24,11 +26,19 @@ from .rewrite import call, only_user, static_nodes
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
 
-_PACKED = getattr(getattr(mkldnn, "_convolution_pointwise", None), "default", None)  # None: a torch without oneDNN
+_PACKED = getattr(
+    getattr(mkldnn, "_convolution_pointwise", None), "default", None
+)  # None: a torch without oneDNN
 _PACKED_BINARY = getattr(getattr(mkldnn, "_convolution_pointwise", None), "binary", None)
 # aten op -> oneDNN's name, for ops without parameters.
-_UNARY = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh", aten.silu.default: "swish",
-          aten.hardswish.default: "hardswish", aten.hardsigmoid.default: "hardsigmoid"}
+_UNARY = {
+    aten.relu.default: "relu",
+    aten.sigmoid.default: "sigmoid",
+    aten.tanh.default: "tanh",
+    aten.silu.default: "swish",
+    aten.hardswish.default: "hardswish",
+    aten.hardsigmoid.default: "hardsigmoid",
+}
 
 
 def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
@@ -42,12 +52,23 @@ def prepack_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
         spec = find_spec(x)
         if transposed or weight not in static or not is_channels_last(node.meta["val"]):
             continue
-        if spec is None or not is_channels_last(spec) or spec.dtype != torch.float32 or (bias is not None and bias not in static):
+        if (
+            spec is None
+            or not is_channels_last(spec)
+            or spec.dtype != torch.float32
+            or (bias is not None and bias not in static)
+        ):
             continue
         place = [list(padding), list(stride), list(dilation), groups]
         with graph.inserting_before(node):
-            packed = call(graph, mkldnn._reorder_convolution_weight.default, weight, *place, list(spec.hinted().shape),
-                          spec=TensorSpec.dense(spec_of(weight).shape, torch.float32))
+            packed = call(
+                graph,
+                mkldnn._reorder_convolution_weight.default,
+                weight,
+                *place,
+                list(spec.hinted().shape),
+                spec=TensorSpec.dense(spec_of(weight).shape, torch.float32),
+            )
             new = call(graph, _PACKED, x, packed, bias, *place, "none", [], "", spec=node.meta["val"])
         node.replace_all_uses_with(new)
         graph.erase_node(node)
@@ -83,8 +104,19 @@ def fuse_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
             relu = last if last is not None and unary is not None and unary[0] == "relu" else None
             end = after if relu is None else relu
             with graph.inserting_before(end):
-                new = call(graph, _PACKED_BINARY, conv.args[0], other, *conv.args[1:7], "add", 1.0,
-                           None if relu is None else "relu", [], None, spec=conv.meta["val"])
+                new = call(
+                    graph,
+                    _PACKED_BINARY,
+                    conv.args[0],
+                    other,
+                    *conv.args[1:7],
+                    "add",
+                    1.0,
+                    None if relu is None else "relu",
+                    [],
+                    None,
+                    spec=conv.meta["val"],
+                )
             order[new] = order[end]
             _replace(graph, new, [after, conv] if relu is None else [relu, after, conv])
             continue
@@ -98,7 +130,12 @@ def fuse_convolutions(gm: fx.GraphModule, info: GraphInfo) -> None:
 
 def _added(conv: fx.Node, add: fx.Node | None) -> fx.Node | None:
     """The other operand when `add` is conv + other, of equal spec."""
-    if add is None or add.op != "call_function" or add.target is not aten.add.Tensor or add.kwargs.get("alpha", 1) != 1:
+    if (
+        add is None
+        or add.op != "call_function"
+        or add.target is not aten.add.Tensor
+        or add.kwargs.get("alpha", 1) != 1
+    ):
         return None
     left, right = add.args
     other = right if left is conv else left
@@ -114,12 +151,16 @@ def _replace(graph: fx.Graph, new: fx.Node, old: list[fx.Node]) -> None:
 
 
 def multiply_weight_gradients(gm: fx.GraphModule, info: GraphInfo) -> None:
-    """Weight gradients as patches and one product, where patches are much smaller than the weight (few pixels, many channels).
+    """Weight gradients as patches and one product, where patches are much smaller than the weight (few
+    pixels, many channels).
 
-    There oneDNN spends its time on reordering the weight's gradient (512 channels, 7x7, batch 4: 13 ms against 7).
+    There oneDNN spends its time on reordering the weight's gradient (512 channels, 7x7, batch 4: 13 ms
+    against 7).
     """
     graph = gm.graph
-    for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.convolution_backward.default]:
+    for node in [
+        n for n in graph.nodes if n.op == "call_function" and n.target is aten.convolution_backward.default
+    ]:
         grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = arguments(node)
         g, w = spec_of(grad), spec_of(weight)
         plain = not transposed and groups == 1 and len(g.shape) == 4 and all(d == 1 for d in dilation)
@@ -141,8 +182,9 @@ def multiply_weight_gradients(gm: fx.GraphModule, info: GraphInfo) -> None:
             graph.erase_node(node)
 
 
-def _patches_product(graph: fx.Graph, grad: fx.Node, x: fx.Node, weight: Dims, stride: list[int],
-                     padding: list[int]) -> fx.Node:
+def _patches_product(
+    graph: fx.Graph, grad: fx.Node, x: fx.Node, weight: Dims, stride: list[int], padding: list[int]
+) -> fx.Node:
     """The gradient of a weight (out, in, height, width): (out, pixels) @ (pixels, in * height * width)."""
     top, left = padding if len(padding) == 2 else (padding[0], padding[0])
     down, right = stride if len(stride) == 2 else (stride[0], stride[0])
@@ -158,7 +200,9 @@ def _patches_product(graph: fx.Graph, grad: fx.Node, x: fx.Node, weight: Dims, s
 
 
 def split_convolution_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
-    """convolution(x, w, bias) → convolution(x, w) + bias where a kernel of ours reads it, and a bias' gradient → a sum."""
+    """convolution(x, w, bias) → convolution(x, w) + bias where a kernel of ours reads it, and a bias'
+    gradient → a sum.
+    """
     graph = gm.graph
     for node in [n for n in graph.nodes if n.op == "call_function"]:
         if node.target is aten.convolution.default:
@@ -170,7 +214,11 @@ def split_convolution_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
 def _add_bias(graph: fx.Graph, node: fx.Node) -> None:
     x, weight, bias, *place = arguments(node)
     spec = node.meta["val"]
-    if bias is None or spec_of(bias).dtype is not spec.dtype or not any(is_fused(user, node) for user in node.users):
+    if (
+        bias is None
+        or spec_of(bias).dtype is not spec.dtype
+        or not any(is_fused(user, node) for user in node.users)
+    ):
         return
     with graph.inserting_before(node):
         plain = call(graph, node.target, x, weight, None, *place, spec=spec)

@@ -1,8 +1,9 @@
-"""Gradients of embedding tables: rows are added in place to what is there, instead of into a zeroed table of its own.
+"""Gradients of embedding tables: rows are added in place to what is there, instead of into a zeroed table of
+its own.
 
-A table that is also the output projection gets a dense gradient from a matrix product; the embedding's rows are added to it:
-`add(mm, embedding_dense_backward(g, i))` becomes `index_add(mm, 0, i, g)`, which saves two passes over the table. On a GPU
-what they are added to is written by a kernel of ours anyway, whatever it is.
+A table that is also the output projection gets a dense gradient from a matrix product; the embedding's rows
+are added to it: `add(mm, embedding_dense_backward(g, i))` becomes `index_add(mm, 0, i, g)`, which saves two
+passes over the table. On a GPU what they are added to is written by a kernel of ours anyway, whatever it is.
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ _OWNED = {aten.mm.default, aten.addmm.default, aten.full.default, aten.index_add
 def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> None:
     """embedding_dense_backward → index_add into a zeroed table, or into what it would be added to."""
     graph = gm.graph
-    for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.embedding_dense_backward.default]:
+    for node in [
+        n
+        for n in graph.nodes
+        if n.op == "call_function" and n.target is aten.embedding_dense_backward.default
+    ]:
         grad, index, _, padding, by_frequency = arguments(node)
-        if by_frequency or spec_of(grad).dtype not in (torch.float32, torch.float64) or spec_of(node).is_symbolic:
+        if (
+            by_frequency
+            or spec_of(grad).dtype not in (torch.float32, torch.float64)
+            or spec_of(node).is_symbolic
+        ):
             continue
         total = only_user(node)
         base = _added_to(node, total) if on_gpu else _dense_gradient(node, total)
@@ -40,16 +49,22 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
         end: fx.Node = node if base is None or total is None else total
         with graph.inserting_before(end):
             places, width = numel(spec_of(index).shape), spec_of(grad).shape[-1]
-            dense = [TensorSpec.dense(shape, spec_of(x).dtype, spec_of(x).device)
-                     for x, shape in ((index, (places,)), (grad, (places, width)))]
+            dense = [
+                TensorSpec.dense(shape, spec_of(x).dtype, spec_of(x).device)
+                for x, shape in ((index, (places,)), (grad, (places, width)))
+            ]
             flat_index = call(graph, aten.reshape.default, index, [-1], spec=dense[0])
             flat = call(graph, aten.reshape.default, grad, [-1, width], spec=dense[1])
             if padding >= 0:  # the padding row gets no gradient
-                keep = call(graph, aten.ne.Scalar, call(graph, aten.unsqueeze.default, flat_index, 1), padding)
+                keep = call(
+                    graph, aten.ne.Scalar, call(graph, aten.unsqueeze.default, flat_index, 1), padding
+                )
                 flat = call(graph, aten.where.ScalarOther, keep, flat, 0)
             if base is None:
                 spec = node.meta["val"]
-                base = call(graph, aten.full.default, list(spec.shape), 0, dtype=spec.dtype, device=spec.device)
+                base = call(
+                    graph, aten.full.default, list(spec.shape), 0, dtype=spec.dtype, device=spec.device
+                )
             new = call(graph, aten.index_add.default, base, 0, flat_index, flat, spec=end.meta["val"])
         end.replace_all_uses_with(new)
         graph.erase_node(end)
@@ -59,7 +74,12 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
 
 def _added_to(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
     """The other operand of the sum that the table's gradient goes into, when it is laid out as the table."""
-    if total is None or total.op != "call_function" or total.target is not aten.add.Tensor or total.kwargs.get("alpha", 1) != 1:
+    if (
+        total is None
+        or total.op != "call_function"
+        or total.target is not aten.add.Tensor
+        or total.kwargs.get("alpha", 1) != 1
+    ):
         return None
     other = total.args[1] if total.args[0] is node else total.args[0]
     if not isinstance(other, fx.Node):
@@ -72,7 +92,9 @@ def _added_to(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
 def _dense_gradient(node: fx.Node, total: fx.Node | None) -> fx.Node | None:
     """That operand, when it is a matrix product read only there."""
     other = _added_to(node, total)
-    return other if other is not None and other.target is aten.mm.default and only_user(other) is total else None
+    return (
+        other if other is not None and other.target is aten.mm.default and only_user(other) is total else None
+    )
 
 
 @lowering(aten.index_add.default)
@@ -84,9 +106,16 @@ def _index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, *
     if not numel(spec.shape) or source.dtype is not x.dtype:
         raise Decline("empty operand or mixed dtypes")
     base = operand(node, 0)
-    owned = base.op == "call_function" and base.target in _OWNED and only_user(base) is node and node.args[3] is not base
+    owned = (
+        base.op == "call_function"
+        and base.target in _OWNED
+        and only_user(base) is node
+        and node.args[3] is not base
+    )
     ref = ctx.realize(x, spec.stride) if owned else ctx.copy(x, contiguous_stride(spec.shape))
     rows, places = ctx.realize(source), ctx.realize(index)
-    step = ExternStep(aten.index_add_.default, (ref, dim, places, rows), {"alpha": alpha}, (), None, (ref.name,))
+    step = ExternStep(
+        aten.index_add_.default, (ref, dim, places, rows), {"alpha": alpha}, (), None, (ref.name,)
+    )
     ctx.add(ExternNode(step, frozenset({ref.name, rows.name, places.name}), (), (ref.name,)))
     return Value(x.shape, x.dtype, ref=ref)

@@ -1,4 +1,6 @@
-"""Facts about aten calls: which write into given memory, which take any strides, which would alias their inputs."""
+"""Facts about aten calls: which write into given memory, which take any strides, which would alias their
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def _overloads(namespace: Any, names: Iterable[str]) -> Iterator[Any]:
 
 # Attention on a GPU: PyTorch's flash, memory-efficient and cuDNN kernels.
 _ATTENTION = [
-    f"_scaled_dot_product_{kind}_attention{part}" for kind in ("flash", "efficient", "cudnn") for part in ("", "_backward")
+    f"_scaled_dot_product_{kind}_attention{part}"
+    for kind in ("flash", "efficient", "cudnn")
+    for part in ("", "_backward")
 ]
 
 # Calls to aten that are not for want of a lowering.
@@ -56,13 +60,23 @@ BY_DESIGN: frozenset[Any] = frozenset(
     (
         *_ATEN_BY_DESIGN,
         *_overloads(aten, _ATTENTION),
-        *_overloads(torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")),
+        *_overloads(
+            torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")
+        ),
         *_overloads(torch.ops.dynamotor, ("new_seed",)),
     )
 )
 
 # Calls that give the same result layout whatever the strides of their inputs.
-_AGNOSTIC = {"mm", "addmm", "bmm", "baddbmm", "mv", "embedding_dense_backward", "_scaled_dot_product_flash_attention_for_cpu"}
+_AGNOSTIC = {
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "mv",
+    "embedding_dense_backward",
+    "_scaled_dot_product_flash_attention_for_cpu",
+}
 
 
 def is_layout_agnostic(target: Any) -> bool:
@@ -71,7 +85,9 @@ def is_layout_agnostic(target: Any) -> bool:
 
 
 class Materialized:
-    """Calls an op that returns views of its inputs, and copies what it returns, so that no buffer aliases another."""
+    """Calls an op that returns views of its inputs, and copies what it returns, so that no buffer aliases
+    another.
+    """
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -80,7 +96,10 @@ class Materialized:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.target(*args, **kwargs)
         if isinstance(result, (tuple, list)):
-            return tuple(r.clone(memory_format=torch.preserve_format) if isinstance(r, torch.Tensor) else r for r in result)
+            return tuple(
+                r.clone(memory_format=torch.preserve_format) if isinstance(r, torch.Tensor) else r
+                for r in result
+            )
         return result.clone(memory_format=torch.preserve_format)
 
     def __repr__(self) -> str:
@@ -88,7 +107,9 @@ class Materialized:
 
 
 class OwnStorage:
-    """Calls an op that counts from the start of its first operand's storage, on a copy that starts its storage."""
+    """Calls an op that counts from the start of its first operand's storage, on a copy that starts its
+    storage.
+    """
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -103,7 +124,9 @@ class OwnStorage:
 
 
 def aten_call_target(target: Any) -> Any:
-    """The callable to run: the op itself, or one that copies when the op's schema says that results alias arguments."""
+    """The callable to run: the op itself, or one that copies when the op's schema says that results alias
+    arguments.
+    """
     schema = getattr(target, "_schema", None)
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
         return Materialized(target)

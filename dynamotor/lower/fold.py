@@ -1,7 +1,8 @@
 """Constant folding at inference: batch norm goes into convolution weights, static parts are computed once.
 
-`split_constants` cuts every part of the graph that depends on parameters and buffers only out into a graph of its own;
-its results become further inputs. The caller computes them when the contents of the static inputs have changed.
+`split_constants` cuts every part of the graph that depends on parameters and buffers only out into a graph of
+its own; its results become further inputs. The caller computes them when the contents of the static inputs
+have changed.
 """
 
 from __future__ import annotations
@@ -20,18 +21,33 @@ from .rewrite import call, placeholders, static_nodes
 
 aten = torch.ops.aten
 
-_BATCH_NORM_EVAL = {aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default,
-                    aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.default}
+_BATCH_NORM_EVAL = {
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_no_training.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.default,
+}
 # Made in a kernel faster than read from memory: they are no constants worth keeping.
-_CHEAP = {aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default,
-          aten.empty.memory_format, aten.zeros.default, aten.ones.default}
-# Reading the sources to see whether they changed must not cost more than this many times what the results hold.
+_CHEAP = {
+    aten.full.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.scalar_tensor.default,
+    aten.empty.memory_format,
+    aten.zeros.default,
+    aten.ones.default,
+}
+# Reading the sources to see whether they changed must not cost more than this many times what the results
+# hold.
 _MAX_READ = 4
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The split-off part: `gm(*[inputs[i] for i in sources])` gives the constants: values of the last `count` inputs."""
+    """The split-off part: `gm(*[inputs[i] for i in sources])` gives the constants: values of the last `count`
+    inputs.
+    """
 
     gm: fx.GraphModule
     sources: tuple[int, ...]
@@ -58,14 +74,20 @@ def fold_batch_norm(gm: fx.GraphModule, info: GraphInfo) -> None:
         if conv.op != "call_function" or conv.target is not aten.convolution.default or len(conv.users) > 1:
             continue
         weight, bias, transposed = conv.args[1], conv.args[2], conv.args[6]
-        parameters = [n for n in (weight, bias, a["weight"], a["bias"], a["running_mean"], a["running_var"]) if n is not None]
+        parameters = [
+            n
+            for n in (weight, bias, a["weight"], a["bias"], a["running_mean"], a["running_var"])
+            if n is not None
+        ]
         if transposed or a["running_mean"] is None or any(n not in static for n in parameters):
             continue
         if any(spec_of(n).dtype not in (torch.float32, torch.float64) for n in parameters):
             continue
         with graph.inserting_before(norm):  # statistics may be computed behind the convolution
             new_weight, new_bias = _scaled(graph, weight, bias, a)
-            folded = call(graph, conv.target, conv.args[0], new_weight, new_bias, *conv.args[3:], spec=conv.meta["val"])
+            folded = call(
+                graph, conv.target, conv.args[0], new_weight, new_bias, *conv.args[3:], spec=conv.meta["val"]
+            )
         for user in used:
             user.replace_all_uses_with(folded)
             graph.erase_node(user)
@@ -73,7 +95,9 @@ def fold_batch_norm(gm: fx.GraphModule, info: GraphInfo) -> None:
         graph.erase_node(conv)
 
 
-def _scaled(graph: fx.Graph, weight: fx.Node, bias: fx.Node | None, a: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
+def _scaled(
+    graph: fx.Graph, weight: fx.Node, bias: fx.Node | None, a: dict[str, Any]
+) -> tuple[fx.Node, fx.Node]:
     """Weight and bias of the convolution that does the batch norm too."""
     deviation = call(graph, aten.rsqrt.default, call(graph, aten.add.Tensor, a["running_var"], a["eps"]))
     scale = deviation if a["weight"] is None else call(graph, aten.mul.Tensor, a["weight"], deviation)
@@ -81,7 +105,11 @@ def _scaled(graph: fx.Graph, weight: fx.Node, bias: fx.Node | None, a: dict[str,
     broadcast = call(graph, aten.view.default, scale, [-1] + [1] * (rank - 1))
     mean = a["running_mean"] if bias is None else call(graph, aten.sub.Tensor, a["running_mean"], bias)
     shift = call(graph, aten.mul.Tensor, mean, scale)
-    new_bias = call(graph, aten.neg.default, shift) if a["bias"] is None else call(graph, aten.sub.Tensor, a["bias"], shift)
+    new_bias = (
+        call(graph, aten.neg.default, shift)
+        if a["bias"] is None
+        else call(graph, aten.sub.Tensor, a["bias"], shift)
+    )
     return call(graph, aten.mul.Tensor, weight, broadcast), new_bias
 
 
@@ -116,15 +144,26 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
 
 
 def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
-    """Static nodes that the rest of the graph reads; for a view, what it views (the view is made again, it is free)."""
+    """Static nodes that the rest of the graph reads; for a view, what it views (the view is made again, it is
+    free).
+    """
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
         if node not in static or all(user in static for user in node.users):
             continue
-        while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and facts(node.target).is_view:
+        while (
+            node.op == "call_function"
+            and isinstance(node.target, torch._ops.OpOverload)
+            and facts(node.target).is_view
+        ):
             node = operand(node, 0)
-        if node in static and node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) \
-                and node.target not in _CHEAP and isinstance(node.meta["val"], TensorSpec):
+        if (
+            node in static
+            and node.op == "call_function"
+            and isinstance(node.target, torch._ops.OpOverload)
+            and node.target not in _CHEAP
+            and isinstance(node.meta["val"], TensorSpec)
+        ):
             found[node] = None
     return list(found)
 
@@ -141,6 +180,8 @@ def _needed(wanted: list[fx.Node]) -> set[fx.Node]:
 
 
 def _pays(node: fx.Node, inputs: list[fx.Node]) -> bool:
-    """Whether reading the sources at each call (to see that they are the same) is cheap beside what is saved."""
+    """Whether reading the sources at each call (to see that they are the same) is cheap beside what is
+    saved.
+    """
     read = sum(spec_of(n).nbytes for n in _needed([node]) if n.op == "placeholder")
     return read <= _MAX_READ * node.meta["val"].nbytes or read <= 4096

@@ -1,7 +1,9 @@
-"""Fusion: nodes join groups that become one kernel each. Every rule returns None (fits) or a Refuse with its reason.
+"""Fusion: nodes join groups that become one kernel each. Every rule returns None (fits) or a Refuse with its
+reason.
 
-A group is a nest of loop variables and its members' expressions over them. A node joins when its own variables can be
-expressed by the nest's (space.match) so that whatever it reads of the group is read at the element just computed.
+A group is a nest of loop variables and its members' expressions over them. A node joins when its own
+variables can be expressed by the nest's (space.match) so that whatever it reads of the group is read at the
+element just computed.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class Refuse:
 class Member:
     """A node in a group: its expression and where it stores, over the group's variables.
 
-    level: "full" (every element of the nest), "row" (one value a row), "final" (per kept element, after all rows), "once".
-    reduced: the variables that it reduces, or scans along.
+    level: "full" (every element of the nest), "row" (one value a row), "final" (per kept element, after all
+    rows), "once". reduced: the variables that it reduces, or scans along.
     """
 
     node: Node
@@ -72,7 +74,7 @@ class Group:
         self._names = 0
         self._accesses: dict[str, list[Index]] | None = None
 
-    # -- variables ---------------------------------------------------------------------------------------------------
+    # -- variables -------------------------------------------------------------------------------------------
     def new_var(self, size: Dim) -> Var:
         self._names += 1
         return Var(f"t{self._names - 1}", size)
@@ -103,7 +105,7 @@ class Group:
         """Elements of the nest, at the call that is being compiled."""
         return elements(self.vars)
 
-    # -- accesses ----------------------------------------------------------------------------------------------------
+    # -- accesses --------------------------------------------------------------------------------------------
     def accesses(self) -> dict[str, list[Index]]:
         """For each buffer the distinct flat indices at which the group touches it, stores first."""
         if self._accesses is not None:
@@ -122,7 +124,7 @@ class Group:
     def params(self) -> set[str]:
         return set(self.accesses())
 
-    # -- joining -----------------------------------------------------------------------------------------------------
+    # -- joining ---------------------------------------------------------------------------------------------
     def start(self, node: Node) -> None:
         """The first member: its own space is the nest."""
         env: Env = {}
@@ -197,7 +199,10 @@ def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
     """The variable along which most memory accesses are contiguous."""
     score: Counter[Var] = Counter()
     for m in members:
-        for index, weight in [*((e.args[1], 1) for e in loads_of(m.expr)), (m.store, 2 if not m.is_reduction else 0)]:
+        for index, weight in [
+            *((e.args[1], 1) for e in loads_of(m.expr)),
+            (m.store, 2 if not m.is_reduction else 0),
+        ]:
             if len(index.vars()) < 1:
                 continue
             weight *= len(index.vars())
@@ -240,7 +245,11 @@ def _choose_rows_of_total(group: Group, fast: Var | None) -> None:
             inner.add(v)
         group.loop = frozenset(inner)
         return
-    low = max((d for d in range(256, 4097) if divides(d, fast.size)), default=0) if fast and _has_factors(fast.size) else 0
+    low = (
+        max((d for d in range(256, 4097) if divides(d, fast.size)), default=0)
+        if fast and _has_factors(fast.size)
+        else 0
+    )
     if fast is not None and low and hint(fast.size) > 2 * low:
         position = group.vars.index(fast)
         group.split(Split(fast, low))
@@ -254,7 +263,7 @@ def _has_factors(n: Dim) -> bool:
     return type(n) is not Size or all(abs(c) >= 256 for c in n.terms.values())
 
 
-# -- rules ------------------------------------------------------------------------------------------------------------
+# -- rules ---------------------------------------------------------------------------------------------------
 Rule = Callable[[Group, Member], Refuse | None]
 RULES: list[Rule] = []
 
@@ -302,8 +311,14 @@ def fits_template(group: Group, m: Member) -> Refuse | None:
     if m.reduced == group.loop:
         return None
     if m.reduced == everything - group.loop:
-        return None if elements(group.loop) <= MAX_ACROSS else Refuse("the partial results would be too large")
-    return None if m.reduced == everything and group.loop != everything else Refuse("reduces other dimensions than the rows")
+        return (
+            None if elements(group.loop) <= MAX_ACROSS else Refuse("the partial results would be too large")
+        )
+    return (
+        None
+        if m.reduced == everything and group.loop != everything
+        else Refuse("reduces other dimensions than the rows")
+    )
 
 
 def _only_inner_columns(group: Group, m: Member) -> bool:
@@ -313,7 +328,9 @@ def _only_inner_columns(group: Group, m: Member) -> bool:
 
 @rule
 def beside_the_nest(group: Group, m: Member) -> Refuse | None:
-    """What is done once the nest is complete must wait for one of its sums: anything else runs in parallel on its own."""
+    """What is done once the nest is complete must wait for one of its sums: anything else runs in parallel on
+    its own.
+    """
     if m.level in (FULL, ROW) or any(group.result_level(p) in (FINAL, ONCE) for p in group.producers(m)):
         return None
     return Refuse("waits for nothing that the nest sums up")
@@ -321,24 +338,40 @@ def beside_the_nest(group: Group, m: Member) -> Refuse | None:
 
 @rule
 def scans_alone(group: Group, m: Member) -> Refuse | None:
-    """A kernel of running sums has no reductions, and all of its scans run along the same variables in the same order."""
+    """A kernel of running sums has no reductions, and all of its scans run along the same variables in the
+    same order.
+    """
     if m.is_reduction:
         return Refuse("a reduction beside a scan") if group.template == "scan" else None
     if m.node.scan is None or group.template is None:
         return None
     others = [x.env[x.node.own[x.node.along]] for x in group.members if x.node.scan is not None]
-    return None if others and others[0] == m.env[m.node.own[m.node.along]] else Refuse("scans along another dimension")
+    return (
+        None
+        if others and others[0] == m.env[m.node.own[m.node.along]]
+        else Refuse("scans along another dimension")
+    )
 
 
 @rule
 def one_scatter(group: Group, m: Member) -> Refuse | None:
-    """A kernel scatters once and each element in one place; in order only where nothing else decides the order of loops."""
+    """A kernel scatters once and each element in one place; in order only where nothing else decides the
+    order of loops.
+    """
     scatters = [x for x in group.members if x.node.scatter is not None]
     if m.node.scatter is None:
-        return Refuse("a reduction or scan beside a scatter") if scatters and (m.is_reduction or m.node.scan) else None
+        return (
+            Refuse("a reduction or scan beside a scatter")
+            if scatters and (m.is_reduction or m.node.scan)
+            else None
+        )
     if scatters:
         return Refuse("a second scatter")
-    if m.level != FULL or group.template in ("cols", "scan") or (m.node.in_order and group.template is not None):
+    if (
+        m.level != FULL
+        or group.template in ("cols", "scan")
+        or (m.node.in_order and group.template is not None)
+    ):
         return Refuse("a scatter is not done once for each element of the nest")
     rows = all(x.reduced == group.loop for x in group.members if x.is_reduction)
     return None if rows else Refuse("a scatter beside sums across rows")
@@ -383,7 +416,9 @@ def try_join(group: Group, node: Node) -> Member | Refuse:
         for index in touched.get(e.args[0], ()):
             candidates.append((index, e.args[1]))
     refusal = Refuse("nothing in common")
-    splits: list[Env] = []  # a split stays when its candidate is refused: later candidates are rewritten by it
+    splits: list[
+        Env
+    ] = []  # a split stays when its candidate is refused: later candidates are rewritten by it
     for nest_index, own_index in sorted(candidates, key=lambda c: -len(c[0].vars()))[:6]:
         for replaced in splits:
             nest_index = nest_index.subst(replaced)
@@ -421,7 +456,9 @@ def replay(number: int, nodes: Sequence[Node]) -> Group | Refuse:
 
 def shares_enough(group: Group, node: Node) -> bool:
     """Whether fusing with a group that it does not depend on saves memory traffic: a large read in common."""
-    wide = {e.args[0] for e in loads_of(node.evaluate()) if elements(e.args[1].vars()) * 2 > elements(node.own)}
+    wide = {
+        e.args[0] for e in loads_of(node.evaluate()) if elements(e.args[1].vars()) * 2 > elements(node.own)
+    }
     return bool(wide & group.params())
 
 
@@ -441,7 +478,9 @@ class Fuser:
         chain: int | None = None
         for entry in self.schedule:
             if isinstance(entry, ExternNode):
-                at = self._append(entry, self._dependencies(entry.reads, (*entry.makes, *entry.mutates), entry.after))
+                at = self._append(
+                    entry, self._dependencies(entry.reads, (*entry.makes, *entry.mutates), entry.after)
+                )
                 if chain is not None:
                     self._add_before(at, 1 << chain)
                 chain = at
@@ -505,20 +544,28 @@ class Fuser:
                 self._note(at, node.reads, (node.buffer,))
                 return
             if listening("refuse"):
-                emit("refuse", node=node.origin, group=group.number, into=_origins(group), reason=member.reason)
+                emit(
+                    "refuse", node=node.origin, group=group.number, into=_origins(group), reason=member.reason
+                )
         group = Group(len(self.items))
         at = self._append(group, direct)
         group.start(node)
         self._note(at, node.reads, (node.buffer,))
 
     def _candidates(self, node: Node) -> list[tuple[int, Group]]:
-        """Groups that a node may join, by position: those that made what it reads, then those that read the same."""
+        """Groups that a node may join, by position: those that made what it reads, then those that read the
+        same.
+        """
         groups = {at: item for at, item in enumerate(self.items) if isinstance(item, Group)}
         made = {self.owner[b] for b in node.reads if self.owner.get(b) in groups}
         shared = 0
         for b in node.reads:
             shared |= self.readers.get(b, 0)
-        nearby = [at for at, group in groups.items() if shared >> at & 1 and at not in made and shares_enough(group, node)]
+        nearby = [
+            at
+            for at, group in groups.items()
+            if shared >> at & 1 and at not in made and shares_enough(group, node)
+        ]
         return [(at, groups[at]) for at in sorted(made, reverse=True) + nearby[:-5:-1]]
 
     def _merge(self) -> None:
@@ -529,10 +576,19 @@ class Fuser:
                 first, second = self.items[a], self.items[b]
                 if not isinstance(first, Group) or not isinstance(second, Group) or not self._adjacent(a, b):
                     continue
-                merged = replay(a, sorted((m.node for m in (*first.members, *second.members)), key=position.__getitem__))
+                merged = replay(
+                    a, sorted((m.node for m in (*first.members, *second.members)), key=position.__getitem__)
+                )
                 if isinstance(merged, Refuse):
                     if listening("refuse"):
-                        emit("refuse", group=a, other=b, node=_origins(second), into=_origins(first), reason=merged.reason)
+                        emit(
+                            "refuse",
+                            group=a,
+                            other=b,
+                            node=_origins(second),
+                            into=_origins(first),
+                            reason=merged.reason,
+                        )
                     continue
                 self.items[a], self.items[b] = merged, None
                 self._redirect(b, a)
@@ -565,10 +621,14 @@ class Fuser:
             if mask & (gone | bit) and at != new:
                 self.before[at] = (mask & ~gone) | bit | self.before[new]
         self.owner = {name: new if at == old else at for name, at in self.owner.items()}
-        self.readers = {name: (mask & ~gone) | bit if mask & gone else mask for name, mask in self.readers.items()}
+        self.readers = {
+            name: (mask & ~gone) | bit if mask & gone else mask for name, mask in self.readers.items()
+        }
 
     def _ordered(self) -> list[Group | ExternNode]:
-        """In program order, but that what writes inputs runs as soon as it can: what it reads (gradients) is free then."""
+        """In program order, but that what writes inputs runs as soon as it can: what it reads (gradients) is
+        free then.
+        """
         done = 0
         order: list[Group | ExternNode] = []
         left = {at: item for at, item in enumerate(self.items) if item is not None}
@@ -589,14 +649,21 @@ class Fuser:
         for name in made - self.overwritten:
             readers |= self.readers.get(name, 0) & ~(1 << self.owner[name])
         return bool(made & self.overwritten) and all(
-            isinstance(other := self.items[at], Group) and {m.node.buffer for m in other.members} <= self.overwritten
-            for at in range(len(self.items)) if readers >> at & 1)
+            isinstance(other := self.items[at], Group)
+            and {m.node.buffer for m in other.members} <= self.overwritten
+            for at in range(len(self.items))
+            if readers >> at & 1
+        )
 
 
 def _origins(group: Group) -> str:
     return ", ".join(dict.fromkeys(m.node.origin for m in group.members))
 
 
-def fuse(schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()) -> list[Group | ExternNode]:
-    """Group the loop nodes; gives groups and extern calls in an order in which they can run. `overwritten`: inputs that are."""
+def fuse(
+    schedule: Sequence[Node | ExternNode], overwritten: Collection[str] = ()
+) -> list[Group | ExternNode]:
+    """Group the loop nodes; gives groups and extern calls in an order in which they can run. `overwritten`:
+    inputs that are.
+    """
     return Fuser(schedule, overwritten).run()

@@ -1,7 +1,8 @@
 """Matrix products: a bias that is added by the next kernel anyway need not be added by the product.
 
-MKL is 3-8 % faster without the bias (`addmm` fills the result with it and then accumulates), and the kernel that follows reads
-the product in any case. Where nothing fusible follows, `addmm` stays. On a GPU, matrices of a batch are copied as they lie.
+MKL is 3-8 % faster without the bias (`addmm` fills the result with it and then accumulates), and the kernel
+that follows reads the product in any case. Where nothing fusible follows, `addmm` stays. On a GPU, matrices
+of a batch are copied as they lie.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ def split_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
     for node in [n for n in graph.nodes if n.op == "call_function" and n.target is aten.addmm.default]:
         bias, a, b = arguments(node)
         plain = not node.kwargs or all(value == 1 for value in node.kwargs.values())
-        if not plain or spec_of(bias).dtype != node.meta["val"].dtype or not spec_of(node).dtype.is_floating_point:
+        if (
+            not plain
+            or spec_of(bias).dtype != node.meta["val"].dtype
+            or not spec_of(node).dtype.is_floating_point
+        ):
             continue
         if not node.users or not all(is_fused(user, node) for user in node.users):
             continue
@@ -37,9 +42,15 @@ def split_bias(gm: fx.GraphModule, info: GraphInfo) -> None:
 
 
 def copy_as_it_lies(gm: fx.GraphModule, info: GraphInfo) -> None:
-    """bmm(q, clone(k.transpose(1, 2))) → bmm(q, clone(k).transpose(1, 2)): whole vectors move, and cuBLAS reads either."""
+    """bmm(q, clone(k.transpose(1, 2))) → bmm(q, clone(k).transpose(1, 2)): whole vectors move, and cuBLAS
+    reads either.
+    """
     graph = gm.graph
-    for node in [n for n in graph.nodes if n.op == "call_function" and n.target in (aten.bmm.default, aten.baddbmm.default)]:
+    for node in [
+        n
+        for n in graph.nodes
+        if n.op == "call_function" and n.target in (aten.bmm.default, aten.baddbmm.default)
+    ]:
         for factor in dict.fromkeys(arguments(node)[-2:]):
             copy: fx.Node = factor
             views: list[fx.Node] = []
@@ -62,8 +73,13 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def _is_transposed_copy(node: fx.Node, factor: fx.Node) -> bool:
-    """Whether a node copies matrices that are contiguous along their columns, with columns that fill 16 bytes."""
-    if node.target is not aten.clone.default or node.kwargs.get("memory_format") is not torch.contiguous_format:
+    """Whether a node copies matrices that are contiguous along their columns, with columns that fill 16
+    bytes.
+    """
+    if (
+        node.target is not aten.clone.default
+        or node.kwargs.get("memory_format") is not torch.contiguous_format
+    ):
         return False
     spec = spec_of(operand(node, 0))
     if len(spec.shape) < 3 or spec.shape[-2:] != spec_of(factor).shape[-2:] or min(spec.shape[-2:]) < 2:

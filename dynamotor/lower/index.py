@@ -1,7 +1,7 @@
 """Index expressions: affine forms over loop variables, with floor-division and remainder, kept simplified.
 
-Sizes, coefficients and constants are plain ints, or a `Size` where they differ between calls. Simplifications are proved and ask
-nothing, so that an index is right for every value of the symbols.
+Sizes, coefficients and constants are plain ints, or a `Size` where they differ between calls. Simplifications
+are proved and ask nothing, so that an index is right for every value of the symbols.
 
 >>> i, j = Var("i", 8), Var("j", 64)
 >>> flat = 64 * Index.of(i) + Index.of(j)
@@ -87,7 +87,9 @@ class Mod:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """An index that is itself a value of the program (gather): 0 .. size - 1, checked by the code that computes it."""
+    """An index that is itself a value of the program (gather): 0 .. size - 1, checked by the code that
+    computes it.
+    """
 
     expr: Any  # lower.ir.Expr
     size: Dim
@@ -135,7 +137,12 @@ class Index:
         if self is other:
             return True
         # The hashes first: numbers of unlike form are not compared, which would ask.
-        return isinstance(other, Index) and hash(self) == hash(other) and self.const == other.const and self.terms == other.terms
+        return (
+            isinstance(other, Index)
+            and hash(self) == hash(other)
+            and self.const == other.const
+            and self.terms == other.terms
+        )
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -198,12 +205,16 @@ class Index:
             return Index(whole, self.const // n), Index(rest, self.const % n)
         q, r = split(self.const, n)
         low = Index(rest, r)
-        if not known(">=", low.bounds[0]) and known(">=", low.bounds[0] + n):  # as for numbers: a rest is not negative
+        if not known(">=", low.bounds[0]) and known(
+            ">=", low.bounds[0] + n
+        ):  # as for numbers: a rest is not negative
             return Index(whole, q - 1), Index(rest, r + n)
         return Index(whole, q), low
 
     def _coarse(self, n: Dim) -> tuple[Dim, Index, Index] | None:
-        """(g, high, low) with self == g * high + low, 0 <= low < g, g dividing n: the low digits cannot carry."""
+        """(g, high, low) with self == g * high + low, 0 <= low < g, g dividing n: the low digits cannot
+        carry.
+        """
         steps = {c if known(">=", c) else -c for c in self.terms.values()}
         for g in sorted(steps, key=hint, reverse=True):
             if known(">=", g - 2) and divides(g, n):
@@ -228,7 +239,9 @@ class Index:
         return whole + Index.of(Div(rest, n))
 
     def __mod__(self, n: Dim) -> Index:
-        if is_one(n) or type(n) is int and n == 0:  # along a dimension without elements no loop asks where it is
+        if (
+            is_one(n) or type(n) is int and n == 0
+        ):  # along a dimension without elements no loop asks where it is
             return Index({}, 0)
         _, rest = self._split(n)
         if rest.within(n):
@@ -313,7 +326,8 @@ def flatten(index: Sequence[Index], stride: Iterable[Dim], offset: Dim = 0) -> I
 
 
 def determined(index: Index) -> frozenset[Var]:
-    """Variables that a flat position tells: two positions that are equal have the same value of each of these.
+    """Variables that a flat position tells: two positions that are equal have the same value of each of
+    these.
 
     Where the terms are digits of a mixed-radix number, each digit that is a variable is one of them.
     """

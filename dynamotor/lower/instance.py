@@ -65,7 +65,11 @@ class Instance:
     def expr(self, e: Expr) -> Expr:
         found = self._exprs.get(e)
         if found is None:
-            found = index_value(self.index(e.args[0]), e.dtype) if e.op == "index" else make(e.op, self.value(e.args), e.dtype)
+            found = (
+                index_value(self.index(e.args[0]), e.dtype)
+                if e.op == "index"
+                else make(e.op, self.value(e.args), e.dtype)
+            )
             self._exprs[e] = found
         return found
 
@@ -79,6 +83,7 @@ class Instance:
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel with plain sizes."""
+
         def all_of(statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
             return tuple(map(self.statement, statements))
 
@@ -103,18 +108,29 @@ class Instance:
             else:
                 steps.append(replace(step, args=self.value(step.args), kwargs=self.value(step.kwargs)))
         inputs = tuple(name for name in program.inputs if name in buffers)
-        return replace(program, inputs=inputs, buffers=buffers, steps=steps, outputs=self.value(program.outputs), env=None)
+        return replace(
+            program,
+            inputs=inputs,
+            buffers=buffers,
+            steps=steps,
+            outputs=self.value(program.outputs),
+            env=None,
+        )
 
 
-def nodes_at(env: ShapeEnv | None, schedule: Sequence[Node | ExternNode], buffers: Mapping[str, Buffer]
-             ) -> Iterator[tuple[Sequence[Node | ExternNode], dict[str, TensorSpec]]]:
+def nodes_at(
+    env: ShapeEnv | None, schedule: Sequence[Node | ExternNode], buffers: Mapping[str, Buffer]
+) -> Iterator[tuple[Sequence[Node | ExternNode], dict[str, TensorSpec]]]:
     """Loop nodes and what they are over, at several sizes."""
     if env is None:
         yield schedule, {name: b.spec for name, b in buffers.items()}
         return
     for of in samples(env):
         at = Instance(of)
-        yield [at.node(n) for n in schedule if isinstance(n, Node)], {name: b.spec.at(of) for name, b in buffers.items()}
+        yield (
+            [at.node(n) for n in schedule if isinstance(n, Node)],
+            {name: b.spec.at(of) for name, b in buffers.items()},
+        )
 
 
 def instances(program: Program, everywhere: bool) -> Iterator[Program]:
@@ -125,5 +141,3 @@ def instances(program: Program, everywhere: bool) -> Iterator[Program]:
     for n, of in enumerate(samples(program.env)):
         if everywhere or n == 0:
             yield Instance(of).program(program)
-
-

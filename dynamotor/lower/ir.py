@@ -1,7 +1,7 @@
 """The loop IR: hash-consed expressions at an index, the nodes that define buffers, and fused kernels.
 
-Every expression has a compute type: float32 (also for half precisions), float64, int32 (also for narrower integers),
-int64 or bool. Conversions to and from memory types happen in `load` and at stores.
+Every expression has a compute type: float32 (also for half precisions), float64, int32 (also for narrower
+integers), int64 or bool. Conversions to and from memory types happen in `load` and at stores.
 
 >>> x = load("arg0", flat, torch.float32); str(op("mul", x, const(2.0, torch.float32)))
 'mul(arg0[64*i + j], 2.0)'
@@ -119,7 +119,9 @@ class Expr:
 
     def subst(self, env: Mapping[Var, Index]) -> Expr:
         """Replace loop variables."""
-        return rewrite(self, lambda e: None, lambda i: i.subst(env) if not env.keys().isdisjoint(i.vars()) else i)
+        return rewrite(
+            self, lambda e: None, lambda i: i.subst(env) if not env.keys().isdisjoint(i.vars()) else i
+        )
 
 
 def loaded_exprs(index: Index) -> Iterator[Expr]:
@@ -142,7 +144,11 @@ def forget_expressions() -> None:
 
 def make(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Expr:
     """The interned expression."""
-    key = (op, dtype, *(id(a) if isinstance(a, Expr) else (type(a), repr(a)) if isinstance(a, float) else a for a in args))
+    key = (
+        op,
+        dtype,
+        *(id(a) if isinstance(a, Expr) else (type(a), repr(a)) if isinstance(a, float) else a for a in args),
+    )
     found = _interned.get(key)
     if found is None:
         found = _interned[key] = Expr(op, args, dtype)
@@ -206,7 +212,8 @@ _ON_NUMBERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Expr:
     """An arithmetic operation; the result has the first operand's type unless `dtype` is given.
 
-    One on a boolean (as a number) and a constant is a choice between two constants: `mask / 0.9` divides nothing.
+    One on a boolean (as a number) and a constant is a choice between two constants: `mask / 0.9` divides
+    nothing.
     """
     if args[0].dtype is BOOL:  # a target may hold true as -1
         name = {"max": "or", "min": "and"}.get(name, name)
@@ -241,11 +248,16 @@ def _chosen(choice: tuple[Expr, float, float], change: Callable[[float], float],
 
 
 def _alike(name: str, a: Expr, b: Expr) -> None:
-    """Operands have one compute type: C++ has no such function of two, and Triton would choose one by itself."""
+    """Operands have one compute type: C++ has no such function of two, and Triton would choose one by
+    itself.
+    """
     if a.dtype is not b.dtype:
-        raise InternalError("DM913", f"{name} of {a.dtype} and {b.dtype} in a lowered program",
-                            why="a wrong rule in dynamotor.lower",
-                            cure="report the program; backend='aot_eager' runs it without the native compiler")
+        raise InternalError(
+            "DM913",
+            f"{name} of {a.dtype} and {b.dtype} in a lowered program",
+            why="a wrong rule in dynamotor.lower",
+            cure="report the program; backend='aot_eager' runs it without the native compiler",
+        )
 
 
 def compare(name: str, a: Expr, b: Expr) -> Expr:
@@ -275,7 +287,9 @@ def rewrite(
     on_index: Callable[[Index], Index] | None = None,
     memo: dict[Expr, Expr] | None = None,
 ) -> Expr:
-    """Rebuild a tree: `leaf` may replace an expression (None: go inside), `on_index` replaces whole index arguments."""
+    """Rebuild a tree: `leaf` may replace an expression (None: go inside), `on_index` replaces whole index
+    arguments.
+    """
     memo = {} if memo is None else memo
 
     def visit_index(i: Index) -> Index:
@@ -290,7 +304,10 @@ def rewrite(
         if done is None:
             done = leaf(e)
             if done is None:
-                args = tuple(visit(a) if isinstance(a, Expr) else visit_index(a) if isinstance(a, Index) else a for a in e.args)
+                args = tuple(
+                    visit(a) if isinstance(a, Expr) else visit_index(a) if isinstance(a, Index) else a
+                    for a in e.args
+                )
                 done = e if args == e.args else make(e.op, args, e.dtype)
             memo[e] = done
         return done
@@ -311,7 +328,9 @@ def _map_loaded(index: Index, visit: Callable[[Expr], Expr]) -> Index:
     return total
 
 
-def rewrite_index(index: Index, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Index:
+def rewrite_index(
+    index: Index, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None
+) -> Index:
     """An index with the values inside it rebuilt as `rewrite` does."""
     memo = {} if memo is None else memo
     return _map_loaded(index, lambda e: rewrite(e, leaf, memo=memo))
@@ -355,11 +374,12 @@ Body = Callable[[tuple[Index, ...]], Expr]
 class Node:
     """Defines one buffer by a loop over `shape` (and, for a reduction, over `reduced` too).
 
-    `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the buffer.
-    scan: the result is the running sum (or ...) of the values along dimension `along`.
-    scatter: where in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to what is
-    there. in_order: as a loop over the indices in row-major order does it (else in any order, sums by atomics).
-    `after`: names of nodes that must run before although this one does not read them (writes into inputs).
+    `body(index)` gives the value at an index of `shape + reduced`. `stride`/`offset` place the result in the
+    buffer. scan: the result is the running sum (or ...) of the values along dimension `along`. scatter: where
+    in the buffer the value at an index goes, instead of stride and offset; `add`: it is added to what is
+    there. in_order: as a loop over the indices in row-major order does it (else in any order, sums by
+    atomics). `after`: names of nodes that must run before although this one does not read them (writes into
+    inputs).
     """
 
     buffer: str
@@ -394,18 +414,24 @@ class Node:
     def evaluate(self) -> Expr:
         """The body over the node's own variables `own`; also fills `place` and `reads`."""
         if self.expr is None:
-            self.own = tuple(Var(f"{'i' if d < len(self.shape) else 'r'}{d}", n) for d, n in enumerate(self.domain))
+            self.own = tuple(
+                Var(f"{'i' if d < len(self.shape) else 'r'}{d}", n) for d, n in enumerate(self.domain)
+            )
             index = tuple(Index.of(v) for v in self.own)
             self.expr = self.body(index)
             kept = index[: len(self.shape)]
             self.place = self.scatter(kept) if self.scatter else flatten(kept, self.stride, self.offset)
-            self.reads = frozenset(e.args[0] for root in (self.expr, *loaded_exprs(self.place)) for e in loads_of(root))
+            self.reads = frozenset(
+                e.args[0] for root in (self.expr, *loaded_exprs(self.place)) for e in loads_of(root)
+            )
         return self.expr
 
 
 @dataclass(eq=False, slots=True)
 class ExternNode:
-    """An aten call in the schedule: which buffers it reads, makes and writes in place; `step` is filled in by lowering."""
+    """An aten call in the schedule: which buffers it reads, makes and writes in place; `step` is filled in by
+    lowering.
+    """
 
     step: Any
     reads: frozenset[str]
@@ -416,8 +442,8 @@ class ExternNode:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`buffer[index] = expr`, converted to the memory type. add: `buffer[index] += expr`, by other programs too. over: the
-    buffer holds values already, and some of them are replaced.
+    """`buffer[index] = expr`, converted to the memory type. add: `buffer[index] += expr`, by other programs
+    too. over: the buffer holds values already, and some of them are replaced.
 
     An index with loaded positions in it is a scatter: several elements may go to one place.
     """
@@ -439,9 +465,10 @@ class Store:
 class Reduce:
     """`acc = kind(acc, expr)` over the loops it stands in; read back as the expression acc(id).
 
-    across: the accumulator lives through all rows (template rows) or all of `middle` (template cols), one an index of
-    `inner` when it stands among a phase's inner statements, one number when it stands among its row statements.
-    top: for the kind "exp_sum", the sum of exp(expr - maximum): the id of that maximum, gathered in the same pass.
+    across: the accumulator lives through all rows (template rows) or all of `middle` (template cols), one an
+    index of `inner` when it stands among a phase's inner statements, one number when it stands among its row
+    statements. top: for the kind "exp_sum", the sum of exp(expr - maximum): the id of that maximum, gathered
+    in the same pass.
     """
 
     id: int
@@ -462,7 +489,8 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The running `kind` of expr along the inner loops, this element included; read back as the expression scan(id).
+    """The running `kind` of expr along the inner loops, this element included; read back as the expression
+    scan(id).
 
     Positions (argmax, argmin) are those of the last of equal values, as cummax and cummin report them.
     """
@@ -483,12 +511,17 @@ def of_kind(s: Statement, kind: type[Kind]) -> Kind:
     """The statement, which must be of this kind where it stands; InternalError when it is not."""
     if isinstance(s, kind):
         return s
-    raise InternalError("DM910", f"the statement {s} where only a {kind.__name__} may stand",
-                        cure="this is a bug in dynamotor: please report it")
+    raise InternalError(
+        "DM910",
+        f"the statement {s} where only a {kind.__name__} may stand",
+        cure="this is a bug in dynamotor: please report it",
+    )
 
 
 def roots(*statements: Statement) -> Iterator[Expr]:
-    """Everything that statements compute: their expressions, and the values in the places that they store to."""
+    """Everything that statements compute: their expressions, and the values in the places that they store
+    to.
+    """
     for s in statements:
         yield s.expr
         if isinstance(s, Store):
@@ -496,7 +529,9 @@ def roots(*statements: Statement) -> Iterator[Expr]:
 
 
 def rebuild(s: Statement, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]) -> Statement:
-    """A statement with its expressions rebuilt as `rewrite` does, those in the place that it stores to too."""
+    """A statement with its expressions rebuilt as `rewrite` does, those in the place that it stores to
+    too.
+    """
     s = replace(s, expr=rewrite(s.expr, leaf, memo=memo))
     return replace(s, index=rewrite_index(s.index, leaf, memo)) if isinstance(s, Store) and s.scatters else s
 
@@ -513,12 +548,12 @@ class Phase:
 class Kernel:
     """One fused loop nest.
 
-    template "rows": for each index of `outer` (in parallel) the phases, each a pass over `inner`.
-    template "cols": for each index of `outer` and `inner` (in vectors) one pass over `middle`.
-    template "scan": for each index of `outer` one pass over `inner` in order; its statements are scans and stores.
-    `final`: statements over the kept loops once the across accumulators are complete (rows: `inner`; cols: `outer` and
-    `inner`); `final_once`: statements done once, after that.
-    params: (buffer, memory type, written) in the order of `ptrs`. symbols: those that its sizes and indices are made of.
+    template "rows": for each index of `outer` (in parallel) the phases, each a pass over `inner`. template
+    "cols": for each index of `outer` and `inner` (in vectors) one pass over `middle`. template "scan": for
+    each index of `outer` one pass over `inner` in order; its statements are scans and stores. `final`:
+    statements over the kept loops once the across accumulators are complete (rows: `inner`; cols: `outer` and
+    `inner`); `final_once`: statements done once, after that. params: (buffer, memory type, written) in the
+    order of `ptrs`. symbols: those that its sizes and indices are made of.
     """
 
     template: Template
@@ -540,7 +575,9 @@ class Kernel:
         yield from self.final_once
 
     def streams(self) -> tuple[int, ...]:
-        """Streams of its random numbers in order: the kernel gets them as numbers, so that layers share one function."""
+        """Streams of its random numbers in order: the kernel gets them as numbers, so that layers share one
+        function.
+        """
         found = (e.args[1] for e in walk(*roots(*self.statements())) if e.op == "rand")
         return tuple(dict.fromkeys(found))
 

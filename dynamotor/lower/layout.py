@@ -1,7 +1,8 @@
 """Layout assignment: 2-D convolutions run channels-last, and what lies between them stays so.
 
-A convolution's input is converted where it is not channels-last yet; strides are then inferred again for all nodes after it,
-as eager would give them for channels-last inputs. Graph outputs of the user's keep the strides that eager gives.
+A convolution's input is converted where it is not channels-last yet; strides are then inferred again for all
+nodes after it, as eager would give them for channels-last inputs. Graph outputs of the user's keep the
+strides that eager gives.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def is_channels_last(spec: TensorSpec | None) -> bool:
 
 def _wants_channels_last(node: fx.Node) -> bool:
     """Whether a node is a convolution (or the backward of one) that runs faster channels-last."""
-    if node.op != "call_function" or node.target not in (aten.convolution.default, aten.convolution_backward.default):
+    if node.op != "call_function" or node.target not in (
+        aten.convolution.default,
+        aten.convolution_backward.default,
+    ):
         return False
     x = find_spec(node.args[1 if node.target is aten.convolution_backward.default else 0])
     if x is not None and len(x.shape) == 4 and x.shape[1] == 1:
@@ -74,7 +78,8 @@ def assign_layouts(gm: fx.GraphModule, info: GraphInfo) -> None:
 def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.Node]) -> None:
     """Give a convolution activations, incoming gradient and weight channels-last.
 
-    The library would convert a row-major weight itself, at each of its calls and slower than a kernel of ours.
+    The library would convert a row-major weight itself, at each of its calls and slower than a kernel of
+    ours.
     """
     activations = 2 if node.target is aten.convolution_backward.default else 1
     for position in range(activations + 1):
@@ -84,8 +89,13 @@ def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.
             continue
         if x not in converted:
             with graph.inserting_before(node):
-                converted[x] = call(graph, aten.clone.default, x, memory_format=torch.channels_last,
-                                    spec=TensorSpec(spec.shape, channels_last_stride(spec.shape), spec.dtype, spec.device))
+                converted[x] = call(
+                    graph,
+                    aten.clone.default,
+                    x,
+                    memory_format=torch.channels_last,
+                    spec=TensorSpec(spec.shape, channels_last_stride(spec.shape), spec.dtype, spec.device),
+                )
             if position < activations:  # what reads x later (a residual sum) stays channels-last too
                 later = {user for user in x.users if user.op == "call_function" and node < user}
                 x.replace_all_uses_with(converted[x], delete_user_cb=later.__contains__)
@@ -93,7 +103,10 @@ def _convert_inputs(graph: fx.Graph, node: fx.Node, converted: dict[fx.Node, fx.
 
 
 def _channels_last_result(node: fx.Node) -> Any:
-    """What oneDNN and cuDNN give for channels-last arguments: channels-last results, the weight's gradient too (measured)."""
+    """What oneDNN and cuDNN give for channels-last arguments: channels-last results, the weight's gradient
+    too (measured).
+    """
+
     def relaid(spec: Any) -> Any:
         is_4d = isinstance(spec, TensorSpec) and len(spec.shape) == 4
         return spec.with_stride(channels_last_stride(spec.shape)) if is_4d else spec
@@ -103,12 +116,18 @@ def _channels_last_result(node: fx.Node) -> Any:
 
 
 def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
-    """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps what it had."""
+    """The spec of a node whose inputs have other strides now; a view that such strides do not allow keeps
+    what it had.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return operand(node, 0).meta["val"][arguments(node)[1]] if len(node.args) == 2 else node.meta["val"]
     try:
         result = infer_spec(node.target, specs_in(node.args), specs_in(node.kwargs))
-        return _with_layout_of_operands(node, result, loose) if torch.Tag.pointwise in node.target.tags else result
+        return (
+            _with_layout_of_operands(node, result, loose)
+            if torch.Tag.pointwise in node.target.tags
+            else result
+        )
     except (RuntimeError, ValueError, TypeError, DynamotorError):
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
@@ -116,16 +135,29 @@ def inferred_again(node: fx.Node, loose: set[fx.Node]) -> Any:
 
 
 def _full_operands(node: fx.Node, shape: Dims, loose: set[fx.Node]) -> list[TensorSpec]:
-    """Operands of a pointwise op that have the result's shape and are not broadcast: those that decide on its layout."""
-    specs = [s for n in node.all_input_nodes if n not in loose and (s := find_spec(n)) is not None and s.shape == shape]
+    """Operands of a pointwise op that have the result's shape and are not broadcast: those that decide on its
+    layout.
+    """
+    specs = [
+        s
+        for n in node.all_input_nodes
+        if n not in loose and (s := find_spec(n)) is not None and s.shape == shape
+    ]
     return [s for s in specs if all(step or size == 1 for size, step in zip(s.shape, s.stride, strict=True))]
 
 
 def _is_loose(node: fx.Node, loose: set[fx.Node]) -> bool:
-    """Whether a 4-D pointwise result is made of broadcast operands only, such as a mean's gradient: any layout suits it."""
+    """Whether a 4-D pointwise result is made of broadcast operands only, such as a mean's gradient: any
+    layout suits it.
+    """
     spec = find_spec(node)
     pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-    return pointwise and spec is not None and len(spec.shape) == 4 and not _full_operands(node, spec.shape, loose)
+    return (
+        pointwise
+        and spec is not None
+        and len(spec.shape) == 4
+        and not _full_operands(node, spec.shape, loose)
+    )
 
 
 def _with_layout_of_operands(node: fx.Node, result: Any, loose: set[fx.Node]) -> Any:
@@ -139,7 +171,9 @@ def _with_layout_of_operands(node: fx.Node, result: Any, loose: set[fx.Node]) ->
 
 
 def restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, Any], info: GraphInfo) -> None:
-    """Copy the user's outputs back into eager's strides. Saved values stay as they are: the backward reads their specs."""
+    """Copy the user's outputs back into eager's strides. Saved values stay as they are: the backward reads
+    their specs.
+    """
     values = list(arguments(output)[0])
     end = output  # the writes of mutated inputs stay last
     while end.prev.target is aten.copy_.default:
@@ -152,5 +186,7 @@ def restore_outputs(graph: fx.Graph, output: fx.Node, promised: dict[fx.Node, An
         if node.meta["val"].stride == spec.stride:
             continue
         with graph.inserting_before(end):
-            values[position] = call(graph, aten.clone.default, node, memory_format=torch.contiguous_format, spec=spec)
+            values[position] = call(
+                graph, aten.clone.default, node, memory_format=torch.contiguous_format, spec=spec
+            )
     output.args = (tuple(values),)

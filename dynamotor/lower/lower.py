@@ -62,11 +62,24 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
     returned = {o.name for o in outputs if isinstance(o, BufRef)}
     buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
-    program = Program(info.name, tuple(inputs), buffers, steps, outputs, tuple(dict.fromkeys(ctx.mutated)), ctx.env,
-                      {name: ref for name, ref in ctx.values.items() if ref.name in buffers})
+    program = Program(
+        info.name,
+        tuple(inputs),
+        buffers,
+        steps,
+        outputs,
+        tuple(dict.fromkeys(ctx.mutated)),
+        ctx.env,
+        {name: ref for name, ref in ctx.values.items() if ref.name in buffers},
+    )
     for instance in instances(program, everywhere=config.verify):
         verify_program(instance)
-    log("graphs", lambda: "\n".join([f"kernels of {info.name}\n{program}", *(kernel_text(s.kernel) for s in _loops(steps))]))
+    log(
+        "graphs",
+        lambda: "\n".join(
+            [f"kernels of {info.name}\n{program}", *(kernel_text(s.kernel) for s in _loops(steps))]
+        ),
+    )
     return program
 
 
@@ -130,8 +143,14 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
         if isinstance(item, ExternNode):
             steps.append(item.step)
             continue
-        stored = {m.node.buffer for m in item.members if m.node.buffer in wanted or readers.get(m.node.buffer, set()) - {n}}
-        stored = {name for name in stored if not is_zero(sizes[name][0])}  # nothing is computed for an empty tensor
+        stored = {
+            m.node.buffer
+            for m in item.members
+            if m.node.buffer in wanted or readers.get(m.node.buffer, set()) - {n}
+        }
+        stored = {
+            name for name in stored if not is_zero(sizes[name][0])
+        }  # nothing is computed for an empty tensor
         if not stored:
             continue
         kernel = build_kernel(item, stored)
@@ -168,7 +187,9 @@ def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> 
 
 def _symbols(sizes: Iterable[Size]) -> tuple[Symbol, ...]:
     """What sizes are made of, in the order in which the program's symbols were made."""
-    return tuple(sorted({symbol for size in set(sizes) for symbol in size.symbols}, key=lambda symbol: symbol.order))
+    return tuple(
+        sorted({symbol for size in set(sizes) for symbol in size.symbols}, key=lambda symbol: symbol.order)
+    )
 
 
 def _group_reads(group: Group) -> set[str]:

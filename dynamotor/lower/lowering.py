@@ -1,8 +1,9 @@
 """Lowering: walks an aten graph, asks one rule an op, and collects loop nodes and extern calls in order.
 
-A rule is `@lowering(aten.relu.default) def _(ctx, x): return ctx.pointwise(lambda e: ..., x)`. It gets `Value`s for
-tensors and plain Python for the rest, returns a Value, a tuple of them or a number, and raises `Decline` to leave the op
-to aten. An op without a rule is an aten call too: counted in counters["fallback"], never an error.
+A rule is `@lowering(aten.relu.default) def _(ctx, x): return ctx.pointwise(lambda e: ..., x)`. It gets
+`Value`s for tensors and plain Python for the rest, returns a Value, a tuple of them or a number, and raises
+`Decline` to leave the op to aten. An op without a rule is an aten call too: counted in counters["fallback"],
+never an error.
 """
 
 from __future__ import annotations
@@ -51,11 +52,14 @@ lowerings: Registry[Any, Callable[..., Any]] = Registry("lowering")
 lowering = lowerings.register
 Scalar = int | float | bool
 
-# A value read in several places is computed again in each when it costs no more than this, otherwise it is kept.
+# A value read in several places is computed again in each when it costs no more than this, otherwise it is
+# kept.
 CHEAP_COST, CHEAP_LOADS = 6, 2
-# In half precision keeping rounds: a residual stream that is added up again from more parts is rounded less often.
+# In half precision keeping rounds: a residual stream that is added up again from more parts is rounded less
+# often.
 CHEAP_HALF_COST, CHEAP_HALF_LOADS = 8, 4
-# An expression larger than this becomes real even with one reader, so that kernels stay of a size that compiles fast.
+# An expression larger than this becomes real even with one reader, so that kernels stay of a size that
+# compiles fast.
 MAX_COST, MAX_LOADS = 400, 12
 COPY_ = torch.ops.aten.copy_.default
 CLONE, CLONE_OUT = torch.ops.aten.clone.default, torch.ops.aten.clone.out
@@ -110,16 +114,20 @@ class Lowering:
         self.on_gpu = config.target == "triton"  # or some tensor of the graph lies on one
         self._names: Counter[str] = Counter()
 
-    # -- names and buffers ------------------------------------------------------------------------------------------
+    # -- names and buffers -----------------------------------------------------------------------------------
     def new_buffer(
-        self, spec: TensorSpec, kind: BufferKind = "temp", name: str | None = None, value: torch.Tensor | None = None
+        self,
+        spec: TensorSpec,
+        kind: BufferKind = "temp",
+        name: str | None = None,
+        value: torch.Tensor | None = None,
     ) -> Buffer:
         """A buffer with a name of its own."""
         name = name or f"buf{len(self.buffers)}"
         self.buffers[name] = buffer = Buffer(name, spec, kind, value)
         return buffer
 
-    # -- building values --------------------------------------------------------------------------------------------
+    # -- building values -------------------------------------------------------------------------------------
     def pointwise(
         self,
         fn: Callable[..., Expr],
@@ -129,10 +137,12 @@ class Lowering:
         compute: torch.dtype | None = None,
         common: torch.dtype | None = None,
     ) -> Value:
-        """fn of the inputs' elements, broadcast to `shape`; operands come in `compute`, the result is cast to `dtype`.
+        """fn of the inputs' elements, broadcast to `shape`; operands come in `compute`, the result is cast to
+        `dtype`.
 
-        Defaults: shape and dtype of the aten result, compute type of that dtype. common: what aten converts operands to
-        first (default `dtype`): integers wrap there, as a number of another type beside a tensor of uint8 does.
+        Defaults: shape and dtype of the aten result, compute type of that dtype. common: what aten converts
+        operands to first (default `dtype`): integers wrap there, as a number of another type beside a tensor
+        of uint8 does.
         """
         shape = tuple(self.spec.shape if shape is None else shape)
         dtype = dtype or self.spec.dtype
@@ -168,7 +178,10 @@ class Lowering:
         return round_to(e, dtype)
 
     def generate(
-        self, fn: Callable[[tuple[Index, ...]], Expr], shape: Sequence[Dim] | None = None, dtype: torch.dtype | None = None
+        self,
+        fn: Callable[[tuple[Index, ...]], Expr],
+        shape: Sequence[Dim] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Value:
         """A value from a function of the index; the function gives the compute type of `dtype`."""
         return Value(self.spec.shape if shape is None else shape, dtype or self.spec.dtype, fn)
@@ -195,7 +208,11 @@ class Lowering:
             if kind not in NEUTRAL:
                 raise Decline(f"{kind} of nothing")
             e = const(NEUTRAL[kind], COMPUTE_TYPE[dtype])
-            return Value(tuple(1 if d in gone else x.shape[d] for d in range(rank)) if keepdim else shape, dtype, lambda index: e)
+            return Value(
+                tuple(1 if d in gone else x.shape[d] for d in range(rank)) if keepdim else shape,
+                dtype,
+                lambda index: e,
+            )
         order = [kept.index(d) if d in kept else len(kept) + gone.index(d) for d in range(rank)]
         full = tuple(1 if d in gone else x.shape[d] for d in range(rank))
         picked = picked_element(x, gone[0]) if kind == "sum" and len(gone) == 1 and fn is None else None
@@ -212,7 +229,9 @@ class Lowering:
             return fn(e) if fn else e
 
         buffer = self.new_buffer(TensorSpec.dense(shape, dtype))
-        self.add(Node(buffer.name, shape, body, buffer.spec.stride, dtype, kind, reduced, origin=str(self.node)))
+        self.add(
+            Node(buffer.name, shape, body, buffer.spec.stride, dtype, kind, reduced, origin=str(self.node))
+        )
         result = Value(shape, dtype, ref=BufRef.whole(buffer))
         if keepdim:
             stride = contiguous_stride(full)
@@ -225,7 +244,7 @@ class Lowering:
             node.evaluate()
         self.schedule.append(node)
 
-    # -- making values real -----------------------------------------------------------------------------------------
+    # -- making values real ----------------------------------------------------------------------------------
     def realize(self, x: Value, stride: Sequence[Dim] | None = None) -> BufRef:
         """Give the value memory (with these strides when it is made now) and say where it lies."""
         ref = x.ref
@@ -271,7 +290,9 @@ class Lowering:
         return x
 
     def whole(self, x: Value) -> Value:
-        """x, made real if it reads at computed positions: who reads a part of it would not look at the other positions."""
+        """x, made real if it reads at computed positions: who reads a part of it would not look at the other
+        positions.
+        """
         if x.ref is None and any(e.op == "wrap_index" for e in walk(self.probe(x))):
             self.realize(x)
         return x
@@ -301,7 +322,7 @@ class Lowering:
         if shared or cost > MAX_COST or count > MAX_LOADS:
             self.realize(x)
 
-    # -- aten calls -------------------------------------------------------------------------------------------------
+    # -- aten calls ------------------------------------------------------------------------------------------
     def extern(
         self,
         target: Any,
@@ -312,7 +333,9 @@ class Lowering:
         fallback: bool = False,
         agnostic: bool = False,
     ) -> Any:
-        """Call aten. Gives Values like the call's results (specs: their TensorSpecs, default the current op's)."""
+        """Call aten. Gives Values like the call's results (specs: their TensorSpecs, default the current
+        op's).
+        """
         specs = self.spec if specs is None else specs
         reads: set[str] = set()
 
@@ -345,7 +368,9 @@ class Lowering:
             elif type(spec) is Size:
                 raise Decline("a size that an op computes")
             else:
-                buffer = self.new_buffer(TensorSpec((), (), torch.float64 if isinstance(spec, float) else torch.int64))
+                buffer = self.new_buffer(
+                    TensorSpec((), (), torch.float64 if isinstance(spec, float) else torch.int64)
+                )
                 values.append(NumberResult(buffer.name))
                 outs.append(buffer.name)
         numbers = tuple(value.name for value in values if isinstance(value, NumberResult))
@@ -361,7 +386,7 @@ class Lowering:
         emit("fallback", op=name, why=why, node=str(node))
         return self.extern(node.target, args, kwargs, fallback=True, agnostic=is_layout_agnostic(node.target))
 
-    # -- the walk ---------------------------------------------------------------------------------------------------
+    # -- the walk --------------------------------------------------------------------------------------------
     def call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Lower one call_function node."""
         rule = lowerings.get(node.target)
@@ -376,7 +401,13 @@ class Lowering:
             return rule(self, *args, **kwargs)
         except Decline as why:
             return self.fallback(node, args, kwargs, str(why))
-        except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:  # a rule that does not know this call
+        except (
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            ValueError,
+        ) as error:  # a rule that does not know this call
             if config.verify:
                 raise
             return self.fallback(node, args, kwargs, f"the rule failed: {error!r}")
@@ -394,7 +425,9 @@ def _dtypes(node: fx.Node, args: Any) -> list[torch.dtype]:
 
 
 def picked_element(x: Value, dim: int) -> Body | None:
-    """For a value that is zero but at one computed position along `dim`: that element, as a function of the other indices."""
+    """For a value that is zero but at one computed position along `dim`: that element, as a function of the
+    other indices.
+    """
     recipe, along = x.recipe, Var("along", x.shape[dim])
     if recipe is None or along.single:
         return None
@@ -404,9 +437,18 @@ def picked_element(x: Value, dim: int) -> Body | None:
         if e.op != "select" or e.args[0].op != "eq" or e.args[2].op != "const" or e.args[2].args[0] != 0:
             return None
         (here, place), value = e.args[0].args, e.args[1]
-        if here.op != "index" or here.args[0] != Index.of(along) or along in place.vars or along in value.vars:
+        if (
+            here.op != "index"
+            or here.args[0] != Index.of(along)
+            or along in place.vars
+            or along in value.vars
+        ):
             return None
-        inside = op("and", compare("ge", place, const(0, place.dtype)), compare("lt", place, const(along.size, place.dtype)))
+        inside = op(
+            "and",
+            compare("ge", place, const(0, place.dtype)),
+            compare("lt", place, const(along.size, place.dtype)),
+        )
         return select(inside, value, e.args[2])
 
     probe = tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(x.shape) if d != dim)
@@ -438,7 +480,9 @@ def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     for node in reversed(graph.nodes):
         found: list[fx.Node] = []
         for user in node.users:
-            if user.target in SHAPE_ONLY and [n for n, a in enumerate(user.args) if a is node] == [SHAPE_ONLY[user.target]]:
+            if user.target in SHAPE_ONLY and [n for n, a in enumerate(user.args) if a is node] == [
+                SHAPE_ONLY[user.target]
+            ]:
                 continue
             packet = getattr(user.target, "overloadpacket", None)
             is_view = (
@@ -469,7 +513,9 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
             if isinstance(ctx.spec, TensorSpec):
                 buffer = ctx.new_buffer(ctx.spec, "input", name)
                 env[node] = Value(
-                    ctx.spec.shape, ctx.spec.dtype, ref=BufRef(name, ctx.spec.shape, ctx.spec.stride, 0, buffer.spec.dtype)
+                    ctx.spec.shape,
+                    ctx.spec.dtype,
+                    ref=BufRef(name, ctx.spec.shape, ctx.spec.stride, 0, buffer.spec.dtype),
                 )
                 env[node].stride = ctx.spec.stride
             else:
@@ -482,13 +528,20 @@ def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[Lowering, list[str
             env[node] = _lower_call(ctx, node, env)
         elif node.op != "output":
             raise InternalError(
-                "DM910", f"a node of kind {node.op} in an aten graph", why=str(node.format_node()), cure="report this graph"
+                "DM910",
+                f"a node of kind {node.op} in an aten graph",
+                why=str(node.format_node()),
+                cure="report this graph",
             )
     ctx.node, ctx.spec = output, None
     targets = {env[operand(n, 0)].ref.name for n in copies}
     outputs = tuple(_output(ctx, n, env, targets) for n in flat_outputs)
     _mutate(ctx, copies, env, targets)
-    ctx.values = {n.name: v.ref for n, v in env.items() if isinstance(v, Value) and v.ref is not None and n.op != "placeholder"}
+    ctx.values = {
+        n.name: v.ref
+        for n, v in env.items()
+        if isinstance(v, Value) and v.ref is not None and n.op != "placeholder"
+    }
     return ctx, inputs, outputs
 
 
@@ -500,7 +553,10 @@ def _is_cheap(x: Value, e: Expr) -> bool:
 
 def _is_on_gpu(node: fx.Node) -> bool:
     spec = node.meta.get("val")
-    return any(isinstance(s, TensorSpec) and s.device.type == "cuda" for s in (spec if isinstance(spec, tuple) else (spec,)))
+    return any(
+        isinstance(s, TensorSpec) and s.device.type == "cuda"
+        for s in (spec if isinstance(spec, tuple) else (spec,))
+    )
 
 
 def _constant(ctx: Lowering, gm: fx.GraphModule, node: fx.Node) -> Value:
@@ -540,8 +596,9 @@ def _lower_call(ctx: Lowering, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
 
 def _check(value: Value, node: fx.Node) -> None:
     spec = node.meta["val"]
-    if isinstance(spec, TensorSpec) and (value.dtype != spec.dtype or not (
-            equal(value.shape, spec.shape) or tuple(value.shape) == spec.shape)):  # the latter may follow from a guard
+    if isinstance(spec, TensorSpec) and (
+        value.dtype != spec.dtype or not (equal(value.shape, spec.shape) or tuple(value.shape) == spec.shape)
+    ):  # the latter may follow from a guard
         raise InternalError(
             "DM911",
             f"the lowering of {node.target} gives {value.dtype}{list(value.shape)}, aten gives {spec}",
@@ -560,12 +617,18 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
         own = env[written].ref.name
         if _is_left_to_aten(node):
             ref = ctx.realize(source)
-            values.append(Value(source.shape, source.dtype, ref=ctx.copy(source, source.stride) if ref.name in targets else ref))
+            values.append(
+                Value(
+                    source.shape,
+                    source.dtype,
+                    ref=ctx.copy(source, source.stride) if ref.name in targets else ref,
+                )
+            )
             continue
         value = ctx.pointwise(lambda e, dtype=ctx.spec.dtype: round_to(e, dtype), source)
-        if any(e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))) or _reads_elsewhere(
-            ctx, value, env[written]
-        ):
+        if any(
+            e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))
+        ) or _reads_elsewhere(ctx, value, env[written]):
             ctx.realize(value)
         values.append(value)
     for node, value in zip(copies, values, strict=True):
@@ -579,7 +642,12 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
             ctx.add(ExternNode(step, frozenset({source.name}), (), step.mutates))
             continue
         after = frozenset(e.buffer for e in ctx.schedule if isinstance(e, Node) and ref.name in e.reads)
-        after |= frozenset(name for e in ctx.schedule if isinstance(e, ExternNode) and ref.name in e.reads for name in e.makes)
+        after |= frozenset(
+            name
+            for e in ctx.schedule
+            if isinstance(e, ExternNode) and ref.name in e.reads
+            for name in e.makes
+        )
         ctx.add(Node(ref.name, spec.shape, value.at, spec.stride, spec.dtype, after=after, origin=str(node)))
 
 
@@ -596,7 +664,9 @@ def _reads_elsewhere(ctx: Lowering, value: Value, target: Value) -> bool:
 
 
 def _can_be_laid_out(spec: TensorSpec) -> bool:
-    """Whether a kernel can write a tensor with these strides: also with holes between elements, which users can see."""
+    """Whether a kernel can write a tensor with these strides: also with holes between elements, which users
+    can see.
+    """
     return is_dense(spec) or not (spec.is_symbolic or sees_twice(spec))
 
 
@@ -615,4 +685,8 @@ def _output(ctx: Lowering, n: Any, env: dict[fx.Node, Any], overwritten: set[str
     if not _same_layout(ref, spec.stride):
         return ctx.copy(value, spec.stride) if _can_be_laid_out(spec) else ref
     # Strides of dimensions of size 1 say nothing about the layout, but the user can see them.
-    return ref if equal(ref.stride, spec.stride) else BufRef(ref.name, ref.shape, spec.stride, ref.offset, ref.dtype)
+    return (
+        ref
+        if equal(ref.stride, spec.stride)
+        else BufRef(ref.name, ref.shape, spec.stride, ref.offset, ref.dtype)
+    )

@@ -1,4 +1,6 @@
-"""Lowerings that read at computed positions: embedding, index, gather. Positions are checked where they are computed."""
+"""Lowerings that read at computed positions: embedding, index, gather. Positions are checked where they are
+computed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def loaded_index(e: Expr, size: Dim, wrap: bool = True) -> Index:
 
 
 def read_at(ctx: Lowering, x: Value, places: Places) -> Value:
-    """x at computed places. What is the same at all of them is left to aten: a kernel would not look at the positions."""
+    """x at computed places. What is the same at all of them is left to aten: a kernel would not look at the
+    positions.
+    """
     value = ctx.generate(lambda i: x.at(places(i)))
     ctx.whole(x)
     index = tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(value.shape))
@@ -41,13 +45,20 @@ def read_at(ctx: Lowering, x: Value, places: Places) -> Value:
 
 @lowering(aten.embedding.default)
 def _embedding(
-    ctx: Lowering, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    ctx: Lowering,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Value:
     if indices.dtype not in INTEGERS or not weight.shape[0]:
         raise Decline("index dtype")
     ctx.keep(indices)
     rank = len(indices.shape)
-    return read_at(ctx, weight, lambda i: (loaded_index(indices.at(i[:rank]), weight.shape[0], wrap=False), *i[rank:]))
+    return read_at(
+        ctx, weight, lambda i: (loaded_index(indices.at(i[:rank]), weight.shape[0], wrap=False), *i[rank:])
+    )
 
 
 @lowering(aten.index_select.default)
@@ -56,7 +67,11 @@ def _index_select(ctx: Lowering, x: Value, dim: int, index: Value) -> Value:
         raise Decline("index dtype or shape")
     dim %= len(x.shape)
     ctx.keep(index)
-    return read_at(ctx, x, lambda i: (*i[:dim], loaded_index(index.at((i[dim],)), x.shape[dim], wrap=False), *i[dim + 1 :]))
+    return read_at(
+        ctx,
+        x,
+        lambda i: (*i[:dim], loaded_index(index.at((i[dim],)), x.shape[dim], wrap=False), *i[dim + 1 :]),
+    )
 
 
 @lowering(aten.gather.default)
@@ -65,13 +80,17 @@ def _gather(ctx: Lowering, x: Value, dim: int, index: Value, sparse_grad: bool =
         raise Decline("0-d or empty operand")
     dim %= len(x.shape)
     ctx.keep(index)
-    return read_at(ctx, x, lambda i: (*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1 :]))
+    return read_at(
+        ctx, x, lambda i: (*i[:dim], loaded_index(index.at(i), x.shape[dim], wrap=False), *i[dim + 1 :])
+    )
 
 
 def advanced(ctx: Lowering, x: Value, indices: Sequence[Any]) -> tuple[Dims, Places]:
-    """Advanced indexing of x with integer tensors: (shape of the indexed part, where in x each of its positions lies).
+    """Advanced indexing of x with integer tensors: (shape of the indexed part, where in x each of its
+    positions lies).
 
-    The indexed dimensions become the indices' broadcast shape, in their place when they are adjacent, in front otherwise.
+    The indexed dimensions become the indices' broadcast shape, in their place when they are adjacent, in
+    front otherwise.
     """
     given = [(d, v) for d, v in enumerate(indices) if v is not None]
     if not given or any(v.dtype not in INTEGERS for _, v in given) or any(not x.shape[d] for d, _ in given):

@@ -1,4 +1,6 @@
-"""Lowerings of layer, group and batch normalisation, forward and backward. Statistics are kept in the compute type."""
+"""Lowerings of layer, group and batch normalisation, forward and backward. Statistics are kept in the compute
+type.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ aten = torch.ops.aten
 
 def _inverse_std(ctx: Lowering, squares: Value, n: Dim, eps: float) -> Value:
     return ctx.pointwise(
-        lambda s: op("rsqrt", add(div(s, like(n, s)), like(eps, s))), squares, shape=squares.shape, dtype=squares.dtype
+        lambda s: op("rsqrt", add(div(s, like(n, s)), like(eps, s))),
+        squares,
+        shape=squares.shape,
+        dtype=squares.dtype,
     )
 
 
@@ -37,7 +42,9 @@ def _scale_shift(
     dtype: torch.dtype,
     root: Callable[[Expr], Expr] = lambda rstd: rstd,
 ) -> Value:
-    """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`. root: makes 1/std of what is given for it."""
+    """(x - mean) * rstd * weight + bias, everything broadcastable to `shape`. root: makes 1/std of what is
+    given for it.
+    """
     parts = [x, mean, rstd] + [p for p in (weight, bias) if p is not None]
 
     def fn(x: Expr, mean: Expr, rstd: Expr, *affine: Expr) -> Expr:
@@ -67,9 +74,18 @@ def _layer_norm(
 
 
 def _norm_backward_input(
-    ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, dims: Sequence[int], dtype: torch.dtype
+    ctx: Lowering,
+    g: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    dims: Sequence[int],
+    dtype: torch.dtype,
 ) -> Value:
-    """Gradient of a normalisation over `dims`; weight is broadcastable to x, mean and rstd have kept dimensions."""
+    """Gradient of a normalisation over `dims`; weight is broadcastable to x, mean and rstd have kept
+    dimensions.
+    """
     compute = COMPUTE_TYPE[dtype]
     n = numel(x.shape[d] for d in dims)
 
@@ -81,7 +97,9 @@ def _norm_backward_input(
     s1 = total(ctx, gw, dims, True, compute)
     s2 = total(
         ctx,
-        ctx.pointwise(lambda gw, x, m, r: mul(gw, mul(sub(x, m), r)), gw, x, mean, rstd, shape=x.shape, dtype=compute),
+        ctx.pointwise(
+            lambda gw, x, m, r: mul(gw, mul(sub(x, m), r)), gw, x, mean, rstd, shape=x.shape, dtype=compute
+        ),
         dims,
         True,
         compute,
@@ -117,7 +135,9 @@ def _layer_norm_backward(
         dx = _norm_backward_input(ctx, g, x, mean, rstd, weight, dims, x.dtype)
         dx.stride = ctx.spec[0].stride
     if mask[1]:
-        product = ctx.pointwise(lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g, x, mean, rstd, shape=x.shape, dtype=compute)
+        product = ctx.pointwise(
+            lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g, x, mean, rstd, shape=x.shape, dtype=compute
+        )
         dw = narrow(ctx, total(ctx, product, outer, False, compute), ctx.spec[1].dtype)
     if mask[2]:
         db = narrow(ctx, total(ctx, g, outer, False, compute), ctx.spec[2].dtype)
@@ -126,7 +146,15 @@ def _layer_norm_backward(
 
 @lowering(aten.native_group_norm.default)
 def _group_norm(
-    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, group: int, eps: float
+    ctx: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    n: int,
+    c: int,
+    hw: int,
+    group: int,
+    eps: float,
 ) -> tuple[Value, Value, Value]:
     out, mean_spec, rstd_spec = ctx.spec
     if not numel(x.shape):
@@ -139,7 +167,11 @@ def _group_norm(
     y = _scale_shift(ctx, grouped, mean, rstd, w, b, grouped.shape, out.dtype)
     ctx.keep(mean), ctx.keep(rstd)
     flat_mean, flat_rstd = (views.reshape(v, (n, group)) for v in (mean, rstd))
-    return views.reshape(y, out.shape), narrow(ctx, flat_mean, mean_spec.dtype), narrow(ctx, flat_rstd, rstd_spec.dtype)
+    return (
+        views.reshape(y, out.shape),
+        narrow(ctx, flat_mean, mean_spec.dtype),
+        narrow(ctx, flat_rstd, rstd_spec.dtype),
+    )
 
 
 @lowering(aten.native_group_norm_backward.default)
@@ -168,14 +200,16 @@ def _group_norm_backward(
     if mask[0]:
         dx = views.reshape(_norm_backward_input(ctx, g4, x4, m4, r4, w4, [2, 3], x.dtype), x.shape)
     if mask[1]:
-        product = ctx.pointwise(lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g4, x4, m4, r4, shape=shape, dtype=compute)
+        product = ctx.pointwise(
+            lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g4, x4, m4, r4, shape=shape, dtype=compute
+        )
         dw = narrow(ctx, views.reshape(total(ctx, product, [0, 3], False, compute), (c,)), ctx.spec[1].dtype)
     if mask[2]:
         db = narrow(ctx, views.reshape(total(ctx, g4, [0, 3], False, compute), (c,)), ctx.spec[2].dtype)
     return dx, dw, db
 
 
-# -- batch norm -------------------------------------------------------------------------------------------------------
+# -- batch norm ----------------------------------------------------------------------------------------------
 def _channel(x: Value, rank: int) -> Value:
     """A (C,) value as (1, C, 1, ...)."""
     return views.reshape(x, (1, x.shape[0], *[1] * (rank - 2)))
@@ -200,7 +234,14 @@ def _batch_norm_train(
 
 
 def _batch_norm_eval(
-    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float, dtype: torch.dtype
+    ctx: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    eps: float,
+    dtype: torch.dtype,
 ) -> Value:
     rank = len(x.shape)
     c = (x.shape[1],)
@@ -212,7 +253,9 @@ def _batch_norm_eval(
     def root(v: Expr) -> Expr:
         return op("rsqrt", add(v, like(eps, v)))
 
-    if ctx.on_gpu:  # there a root for each element is free beside memory, and a launch for a few channels is not
+    if (
+        ctx.on_gpu
+    ):  # there a root for each element is free beside memory, and a launch for a few channels is not
         return _scale_shift(ctx, x, _channel(mean, rank), _channel(var, rank), w, b, x.shape, dtype, root)
     rstd = ctx.pointwise(root, var, shape=c, dtype=compute)
     ctx.realize(rstd)
@@ -221,7 +264,11 @@ def _batch_norm_eval(
 
 def _running(ctx: Lowering, old: Value, new: Value, momentum: float, dtype: torch.dtype) -> Value:
     return ctx.pointwise(
-        lambda o, m: add(mul(o, like(1 - momentum, o)), mul(m, like(momentum, m))), old, new, shape=old.shape, dtype=dtype
+        lambda o, m: add(mul(o, like(1 - momentum, o)), mul(m, like(momentum, m))),
+        old,
+        new,
+        shape=old.shape,
+        dtype=dtype,
     )
 
 
@@ -262,14 +309,20 @@ def _eval_stats(ctx: Lowering, mean: Value, var: Value, eps: float) -> tuple[Val
     _, mean_spec, rstd_spec, *_ = ctx.spec
     if not mean_spec.numel:
         return _nothing(mean_spec), _nothing(rstd_spec)
-    rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), var, shape=rstd_spec.shape, dtype=rstd_spec.dtype)
+    rstd = ctx.pointwise(
+        lambda v: op("rsqrt", add(v, like(eps, v))), var, shape=rstd_spec.shape, dtype=rstd_spec.dtype
+    )
     return ctx.pointwise(lambda m: m, mean, shape=mean_spec.shape, dtype=mean_spec.dtype), rstd
 
 
 @lowering(
-    aten.native_batch_norm.default, aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_no_training.default,
 )
-def _batch_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, *rest: Any) -> tuple[Value, ...]:
+def _batch_norm(
+    ctx: Lowering, x: Value, weight: Value | None, bias: Value | None, *rest: Any
+) -> tuple[Value, ...]:
     specs = ctx.spec
     name = overload(ctx.node).name()
     if name.endswith("no_training"):
@@ -287,7 +340,9 @@ def _batch_norm(ctx: Lowering, x: Value, weight: Value | None, bias: Value | Non
         return y, narrow(ctx, m, specs[1].dtype), narrow(ctx, r, specs[2].dtype)
     if mean is None or var is None:
         raise Decline("no statistics")
-    return _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype), *_eval_stats(ctx, mean, var, eps)
+    return _batch_norm_eval(ctx, x, weight, bias, mean, var, eps, specs[0].dtype), *_eval_stats(
+        ctx, mean, var, eps
+    )
 
 
 @lowering(aten.native_batch_norm_backward.default)
@@ -314,7 +369,9 @@ def _batch_norm_backward(
         if running_mean is None or running_var is None:
             raise Decline("no statistics")
         mean = running_mean
-        rstd = ctx.pointwise(lambda v: op("rsqrt", add(v, like(eps, v))), running_var, shape=running_var.shape, dtype=compute)
+        rstd = ctx.pointwise(
+            lambda v: op("rsqrt", add(v, like(eps, v))), running_var, shape=running_var.shape, dtype=compute
+        )
         ctx.realize(rstd)
     if mean is None or rstd is None:
         raise Decline("no statistics")
@@ -329,18 +386,36 @@ def _batch_norm_backward(
         dx = _batch_norm_backward_input(ctx, g, x, m, r, w, db, dot, n, train)
         dx.stride = ctx.spec[0].stride
     c = (x.shape[1],)
-    dw = ctx.pointwise(mul, views.reshape(dot, c), rstd, shape=c, dtype=ctx.spec[1].dtype, compute=compute) if mask[1] else None
+    dw = (
+        ctx.pointwise(mul, views.reshape(dot, c), rstd, shape=c, dtype=ctx.spec[1].dtype, compute=compute)
+        if mask[1]
+        else None
+    )
     return dx, dw, narrow(ctx, views.reshape(db, c), ctx.spec[2].dtype) if mask[2] else None
 
 
 def _batch_norm_backward_input(
-    ctx: Lowering, g: Value, x: Value, m: Value, r: Value, w: Value | None, db: Value, dot: Value, n: Dim, train: bool
+    ctx: Lowering,
+    g: Value,
+    x: Value,
+    m: Value,
+    r: Value,
+    w: Value | None,
+    db: Value,
+    dot: Value,
+    n: Dim,
+    train: bool,
 ) -> Value:
     compute = COMPUTE_TYPE[x.dtype]
     weights = [w] if w is not None else []
     if not train:
         return ctx.pointwise(
-            lambda g, r, *w: mul(mul(g, r), w[0]) if w else mul(g, r), g, r, *weights, shape=x.shape, dtype=x.dtype
+            lambda g, r, *w: mul(mul(g, r), w[0]) if w else mul(g, r),
+            g,
+            r,
+            *weights,
+            shape=x.shape,
+            dtype=x.dtype,
         )
 
     def fn(g: Expr, x: Expr, m: Expr, r: Expr, db: Expr, dot: Expr, *w: Expr) -> Expr:

@@ -20,7 +20,7 @@ from .value import Value
 aten = torch.ops.aten
 
 
-# -- helpers on expressions -------------------------------------------------------------------------------------------
+# -- helpers on expressions ----------------------------------------------------------------------------------
 def like(value: float | Size, e: Expr) -> Expr:
     """A constant of e's type."""
     return const(value, e.dtype)
@@ -70,7 +70,11 @@ def promoted(*args: Value | Scalar) -> torch.dtype:
     """The dtype that aten computes in for these operands."""
 
     def stand_in(x: Value | Scalar) -> Any:
-        return torch.empty((1,) * min(len(x.shape), 1), dtype=x.dtype, device="meta") if isinstance(x, Value) else x
+        return (
+            torch.empty((1,) * min(len(x.shape), 1), dtype=x.dtype, device="meta")
+            if isinstance(x, Value)
+            else x
+        )
 
     first, *rest = [stand_in(a) for a in args]
     if not rest:
@@ -84,7 +88,7 @@ def need_wide_int(ctx: Lowering) -> None:
         raise Decline("narrow integers")
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------------------
 def unary(target: Any, fn: str | Callable[[Expr], Expr]) -> None:
     """Rule for a one-operand op whose result type is its compute type."""
     expression = fn if callable(fn) else lambda e: op(fn, e)
@@ -147,7 +151,9 @@ unary(aten.sign.default, lambda e: _sign(e))
 
 
 def jumping(ctx: Lowering, fn: Callable[..., Expr], *inputs: Value | Scalar) -> Value:
-    """A map that jumps somewhere: of the halves that memory would hold, since others see those (`8 - floor(7.99)`)."""
+    """A map that jumps somewhere: of the halves that memory would hold, since others see those (`8 -
+    floor(7.99)`).
+    """
     dtype = ctx.spec.dtype
     if dtype not in HALVES:
         return ctx.pointwise(fn, *inputs)
@@ -175,7 +181,9 @@ def _sign(e: Expr) -> Expr:
     return select(compare("gt", e, zero), like(1, e), select(compare("lt", e, zero), like(-1, e), zero))
 
 
-def binary(target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False, jumps: bool = False) -> None:
+def binary(
+    target: Any, fn: Callable[[Expr, Expr], Expr], floats_only: bool = False, jumps: bool = False
+) -> None:
     """Rule for a two-operand op whose result type is its compute type."""
 
     def rule(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
@@ -201,7 +209,9 @@ binary(aten.copysign.Tensor, lambda a, b: op("copysign", a, b), True)
 
 
 def as_eager_adds(ctx: Lowering, x: Value | Scalar) -> Value | Scalar:
-    """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (not one that it multiplies by)."""
+    """Under `config.exact`: aten rounds a number that it adds to a half-precision tensor (not one that it
+    multiplies by).
+    """
     if isinstance(x, Value) or not config.exact or ctx.spec.dtype not in (torch.bfloat16, torch.float16):
         return x
     return torch.tensor(x, dtype=ctx.spec.dtype).item()
@@ -292,15 +302,19 @@ def _pow(ctx: Lowering, x: Value | Scalar, y: Value | Scalar) -> Value:
     return ctx.pointwise(lambda a, b: op("pow", a, b), x, y)
 
 
-# -- comparisons, logic, where ----------------------------------------------------------------------------------------
+# -- comparisons, logic, where -------------------------------------------------------------------------------
 def _compare_rule(name: str) -> Callable[..., Value]:
     def rule(ctx: Lowering, x: Value, y: Value | Scalar) -> Value:
         dtype = promoted(x, y)
         compute = COMPUTE_TYPE[dtype]
         if compute is BOOL and name not in ("eq", "ne"):
             compute = I64
-        if dtype in HALVES:  # one side may come from memory: a maximum, against what it was taken of and is computed again
-            return ctx.pointwise(lambda a, b: compare(name, round_to(a, dtype), round_to(b, dtype)), x, y, compute=compute)
+        if (
+            dtype in HALVES
+        ):  # one side may come from memory: a maximum, against what it was taken of and is computed again
+            return ctx.pointwise(
+                lambda a, b: compare(name, round_to(a, dtype), round_to(b, dtype)), x, y, compute=compute
+            )
         return ctx.pointwise(lambda a, b: compare(name, a, b), x, y, compute=compute, common=dtype)
 
     return rule
@@ -345,7 +359,9 @@ def _isnan(ctx: Lowering, x: Value) -> Value:
 def _isinf(ctx: Lowering, x: Value) -> Value:
     if not x.dtype.is_floating_point:
         raise Decline("integer operand")
-    return ctx.pointwise(lambda a: compare("eq", op("abs", a), like(float("inf"), a)), x, compute=COMPUTE_TYPE[x.dtype])
+    return ctx.pointwise(
+        lambda a: compare("eq", op("abs", a), like(float("inf"), a)), x, compute=COMPUTE_TYPE[x.dtype]
+    )
 
 
 @lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
@@ -405,8 +421,12 @@ def _hardtanh(ctx: Lowering, x: Value, min_val: Scalar = -1, max_val: Scalar = 1
 @lowering(aten.hardtanh_backward.default)
 def _hardtanh_backward(ctx: Lowering, g: Value, x: Value, min_val: Scalar, max_val: Scalar) -> Value:
     return ctx.pointwise(
-        lambda g, a: select(op("and", compare("gt", a, like(min_val, a)), compare("lt", a, like(max_val, a))), g, like(0, g)),
-        g, x)
+        lambda g, a: select(
+            op("and", compare("gt", a, like(min_val, a)), compare("lt", a, like(max_val, a))), g, like(0, g)
+        ),
+        g,
+        x,
+    )
 
 
 @lowering(aten.lerp.Scalar)
@@ -426,7 +446,7 @@ def _addcdiv(ctx: Lowering, x: Value, a: Value, b: Value, value: Scalar = 1) -> 
     return ctx.pointwise(lambda x, a, b: add(x, div(mul(like(value, x), a), b)), x, a, b)
 
 
-# -- casts and copies -------------------------------------------------------------------------------------------------
+# -- casts and copies ----------------------------------------------------------------------------------------
 def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
     """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
 
@@ -442,7 +462,13 @@ def convert(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
 
 @lowering(aten._to_copy.default)
 def _to_copy(
-    ctx: Lowering, x: Value, *, dtype: torch.dtype | None = None, device: Any = None, memory_format: Any = None, **other: Any
+    ctx: Lowering,
+    x: Value,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    memory_format: Any = None,
+    **other: Any,
 ) -> Value:
     source = spec_of(operand(ctx.node, 0))
     if source.shape and source.device != ctx.spec.device:  # a single number may be read from anywhere
@@ -465,7 +491,7 @@ def _copy(ctx: Lowering, x: Value, source: Value, non_blocking: bool = False) ->
     return ctx.pointwise(lambda a: a, source)
 
 
-# -- activations with options, and backwards --------------------------------------------------------------------------
+# -- activations with options, and backwards -----------------------------------------------------------------
 HALVES = (torch.bfloat16, torch.float16)
 SQRT_HALF, SQRT_2_OVER_PI, INV_SQRT_2PI = 0.7071067811865476, 0.7978845608028654, 0.3989422804014327
 
@@ -479,7 +505,9 @@ def _normal_cdf(a: Expr, half: bool) -> Expr:
 
 @lowering(aten.gelu.default)
 def _gelu(ctx: Lowering, x: Value, *, approximate: str = "none") -> Value:
-    half = ctx.spec.dtype in HALVES  # read here: expressions are made later, when the context is at another op
+    half = (
+        ctx.spec.dtype in HALVES
+    )  # read here: expressions are made later, when the context is at another op
 
     def exact(a: Expr) -> Expr:
         return mul(a, _normal_cdf(a, half))
@@ -537,8 +565,11 @@ _backward(aten.hardswish_backward.default, _hardswish_backward)
 SIXTH = 0.1666666716337204  # the library's constant is a float32's 1/6 in float64 too
 _backward(
     aten.hardsigmoid_backward.default,
-    lambda g, x: select(op("and", compare("gt", x, like(-3, x)), compare("lt", x, like(3, x))),
-                        mul(g, like(SIXTH, g)), like(0, g)),
+    lambda g, x: select(
+        op("and", compare("gt", x, like(-3, x)), compare("lt", x, like(3, x))),
+        mul(g, like(SIXTH, g)),
+        like(0, g),
+    ),
 )
 
 
@@ -549,7 +580,9 @@ def _threshold_backward(ctx: Lowering, g: Value, x: Value, threshold: Scalar) ->
 
 @lowering(aten.leaky_relu.default)
 def _leaky_relu(ctx: Lowering, x: Value, negative_slope: Scalar = 0.01) -> Value:
-    return ctx.pointwise(lambda a: select(compare("gt", a, like(0, a)), a, mul(a, like(negative_slope, a))), x)
+    return ctx.pointwise(
+        lambda a: select(compare("gt", a, like(0, a)), a, mul(a, like(negative_slope, a))), x
+    )
 
 
 @lowering(aten.leaky_relu_backward.default)

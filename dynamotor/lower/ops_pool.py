@@ -1,4 +1,5 @@
-"""Lowerings of pooling over windows: every result reads its own window, every gradient the windows that cover it.
+"""Lowerings of pooling over windows: every result reads its own window, every gradient the windows that cover
+it.
 
 No result is scattered, so gradients are sums in a fixed order. A CPU keeps aten's kernels, which are as fast.
 """
@@ -52,7 +53,9 @@ class Window:
             yield at, within(at, self.size)
 
     def covers(self, at: Index) -> Iterator[tuple[Index, Expr | None]]:
-        """The results whose windows may hold a position: with the test that there is such a result and it reaches so far."""
+        """The results whose windows may hold a position: with the test that there is such a result and it
+        reaches so far.
+        """
         reach = (self.count - 1) * self.spread + 1
         last = (at + self.before) // self.step
         for back in range(-(-reach // self.step)):
@@ -77,7 +80,9 @@ def both(*tests: Expr | None) -> Expr | None:
     return functools.reduce(functools.partial(op, "and"), found) if found else None
 
 
-def _windows(ctx: Lowering, x: Value, out: Sequence[Dim], kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Window]:
+def _windows(
+    ctx: Lowering, x: Value, out: Sequence[Dim], kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> list[Window]:
     """One for each of the two last dimensions."""
     if not (ctx.on_gpu or ON_CPU):
         raise Decline("pooling on a CPU")
@@ -94,16 +99,24 @@ def _read(x: Value, place: Place, test: Expr | None, other: float, compute: torc
     return cast(x.at(place) if test is None else masked(test, x.at(place), none), compute)
 
 
-# -- maxima -----------------------------------------------------------------------------------------------------------
+# -- maxima --------------------------------------------------------------------------------------------------
 @lowering(aten.max_pool2d_with_indices.default)
 def _max_pool(
-    ctx: Lowering, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ctx: Lowering,
+    x: Value,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> Any:
     values, positions = ctx.spec
     try:
         high, across = _windows(ctx, x, values.shape, kernel, stride, padding, dilation)
     except Decline:
-        return ctx.extern(aten.max_pool2d_with_indices.default, (x, kernel, stride, padding, dilation, ceil_mode))
+        return ctx.extern(
+            aten.max_pool2d_with_indices.default, (x, kernel, stride, padding, dilation, ceil_mode)
+        )
     ctx.keep(x)
     compute = COMPUTE_TYPE[x.dtype]
 
@@ -128,7 +141,15 @@ def _max_pool(
 
 @lowering(aten.max_pool2d_with_indices_backward.default)
 def _max_pool_backward(
-    ctx: Lowering, grad: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, positions: Value
+    ctx: Lowering,
+    grad: Value,
+    x: Value,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    positions: Value,
 ) -> Value:
     try:
         high, across = _windows(ctx, x, grad.shape, kernel, stride, padding, dilation)
@@ -139,7 +160,10 @@ def _max_pool_backward(
     def share(place: Place, index: Place, test: Expr | None) -> Expr:
         here = index_value(index[-2] * across.size + index[-1], I64)
         e = cast(
-            select(compare("eq", positions.at(place), here), grad.at(place), const(0, COMPUTE_TYPE[grad.dtype])), wide(x.dtype)
+            select(
+                compare("eq", positions.at(place), here), grad.at(place), const(0, COMPUTE_TYPE[grad.dtype])
+            ),
+            wide(x.dtype),
         )
         return e if test is None else masked(test, e, const(0, e.dtype))
 
@@ -148,21 +172,27 @@ def _max_pool_backward(
 
 
 def _gathered(
-    ctx: Lowering, grad: Value, high: Window, across: Window, share: Callable[[Place, Place, Expr | None], Expr]
+    ctx: Lowering,
+    grad: Value,
+    high: Window,
+    across: Window,
+    share: Callable[[Place, Place, Expr | None], Expr],
 ) -> Value:
     """A gradient: the sum of what each covering window hands on."""
     ctx.keep(grad)
 
     def body(index: Place) -> Expr:
         covering = itertools.product(high.covers(index[-2]), across.covers(index[-1]))
-        parts = [share((*index[:-2], h, w), index, both(h_test, w_test)) for (h, h_test), (w, w_test) in covering]
+        parts = [
+            share((*index[:-2], h, w), index, both(h_test, w_test)) for (h, h_test), (w, w_test) in covering
+        ]
         return cast(functools.reduce(add, parts), COMPUTE_TYPE[dtype])
 
     dtype = ctx.spec.dtype
     return ctx.generate(body)
 
 
-# -- averages ---------------------------------------------------------------------------------------------------------
+# -- averages ------------------------------------------------------------------------------------------------
 def _counted(o: Index, window: Window, include_pad: bool) -> Expr:
     """Along one dimension: how many positions a result is the average of."""
     start = index_value(o * window.step - window.before, I32)
@@ -236,7 +266,9 @@ def _avg_pool_backward(
 def _whole_windows(x: Value, out: Sequence[Dim]) -> tuple[int, int]:
     """The window when the sizes of the result divide those of the operand."""
     sizes = x.shape[-2:]
-    if not x.dtype.is_floating_point or any(n == 0 or m == 0 or n % m for n, m in zip(sizes, out[-2:], strict=True)):
+    if not x.dtype.is_floating_point or any(
+        n == 0 or m == 0 or n % m for n, m in zip(sizes, out[-2:], strict=True)
+    ):
         raise Decline("windows of several sizes")
     return sizes[0] // out[-2], sizes[1] // out[-1]
 

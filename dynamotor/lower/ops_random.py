@@ -1,4 +1,6 @@
-"""Random numbers in loops: `dynamotor::rand`, a pure function of (seed, stream, linear index); graph/prims.py has the bits."""
+"""Random numbers in loops: `dynamotor::rand`, a pure function of (seed, stream, linear index); graph/prims.py
+has the bits.
+"""
 
 from __future__ import annotations
 

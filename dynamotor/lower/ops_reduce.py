@@ -11,7 +11,22 @@ from ..graph.sizes import Dim, Size, maximum
 from ..graph.spec import numel
 from . import value as views
 from .index import Index
-from .ir import BOOL, COMPUTE_TYPE, I32, I64, Expr, ReduceKind, cast, compare, const, index_value, op, round_to, select, walk
+from .ir import (
+    BOOL,
+    COMPUTE_TYPE,
+    I32,
+    I64,
+    Expr,
+    ReduceKind,
+    cast,
+    compare,
+    const,
+    index_value,
+    op,
+    round_to,
+    select,
+    walk,
+)
 from .lowering import Decline, Lowering, Scalar, lowering, picked_element
 from .ops_index import loaded_index
 from .ops_pointwise import add, div, like, mul, share, sub
@@ -25,7 +40,9 @@ def all_dims(x: Value, dim: Any) -> list[int]:
     rank = len(x.shape)
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return list(range(rank))
-    return sorted({d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])}) if rank else []
+    return (
+        sorted({d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])}) if rank else []
+    )
 
 
 def count(x: Value, dims: Sequence[int]) -> Dim:
@@ -43,19 +60,25 @@ def narrow(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
     return x if x.dtype is dtype else ctx.pointwise(lambda e: e, x, shape=x.shape, dtype=dtype)
 
 
-def total(ctx: Lowering, x: Value, dims: Sequence[int], keepdim: bool, compute: torch.dtype, **options: Any) -> Value:
+def total(
+    ctx: Lowering, x: Value, dims: Sequence[int], keepdim: bool, compute: torch.dtype, **options: Any
+) -> Value:
     """Sum in a compute type."""
     return ctx.reduce("sum", x, dims, keepdim=keepdim, dtype=compute, **options)
 
 
 @lowering(aten.sum.default, aten.sum.dim_IntList)
-def _sum(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+def _sum(
+    ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     out = ctx.spec.dtype
     return narrow(ctx, total(ctx, x, all_dims(x, dim), keepdim, COMPUTE_TYPE[out]), out)
 
 
 @lowering(aten.mean.default, aten.mean.dim)
-def _mean(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+def _mean(
+    ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     dims = all_dims(x, dim)
     s = total(ctx, x, dims, keepdim, wide(ctx.spec.dtype))
     n = count(x, dims)
@@ -63,7 +86,9 @@ def _mean(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dt
 
 
 @lowering(aten.prod.default, aten.prod.dim_int)
-def _prod(ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+def _prod(
+    ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     out = ctx.spec.dtype
     return narrow(ctx, ctx.reduce("prod", x, all_dims(x, dim), keepdim=keepdim, dtype=COMPUTE_TYPE[out]), out)
 
@@ -93,7 +118,9 @@ def _extreme_with_position(kind: ReduceKind, arg: ReduceKind) -> Any:
         ctx.keep(x)
         return (
             ctx.reduce(kind, x, [dim], keepdim=keepdim),
-            ctx.reduce(arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)),
+            ctx.reduce(
+                arg, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
+            ),
         )
 
     return rule
@@ -111,7 +138,9 @@ def _position(kind: ReduceKind) -> Any:
             flat = views.reshape(x, (numel(x.shape),))
             flat = ctx.reduce(kind, flat, [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
             return views.reshape(flat, ctx.spec.shape)
-        return ctx.reduce(kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
+        return ctx.reduce(
+            kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
+        )
 
     return rule
 
@@ -133,9 +162,11 @@ lowering(aten.any.default, aten.any.dim, aten.any.dims)(_quantifier("any"))
 lowering(aten.all.default, aten.all.dim, aten.all.dims)(_quantifier("all"))
 
 
-# -- variance ---------------------------------------------------------------------------------------------------------
+# -- variance ------------------------------------------------------------------------------------------------
 def moments(ctx: Lowering, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
-    """(mean, sum of squared differences from it), in the compute type, with kept dimensions. Two passes over x."""
+    """(mean, sum of squared differences from it), in the compute type, with kept dimensions. Two passes over
+    x.
+    """
     compute = wide(x.dtype)
     n = count(x, dims)
     ctx.keep(x)
@@ -160,16 +191,22 @@ def _variance(
         return op("sqrt", v) if root else v
 
     var = ctx.pointwise(fn, views.reshape(ss, spec.shape), shape=spec.shape, dtype=spec.dtype)
-    return var, ctx.pointwise(lambda e: e, views.reshape(mean, spec.shape), shape=spec.shape, dtype=spec.dtype)
+    return var, ctx.pointwise(
+        lambda e: e, views.reshape(mean, spec.shape), shape=spec.shape, dtype=spec.dtype
+    )
 
 
 @lowering(aten.var.correction)
-def _var(ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
+def _var(
+    ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> Value:
     return _variance(ctx, x, dim, correction, keepdim, False, ctx.spec)[0]
 
 
 @lowering(aten.std.correction)
-def _std(ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
+def _std(
+    ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> Value:
     return _variance(ctx, x, dim, correction, keepdim, True, ctx.spec)[0]
 
 
@@ -180,7 +217,7 @@ def _var_mean(
     return _variance(ctx, x, dim, correction, keepdim, False, ctx.spec[0])
 
 
-# -- softmax ----------------------------------------------------------------------------------------------------------
+# -- softmax -------------------------------------------------------------------------------------------------
 def _row_max(ctx: Lowering, x: Value, dim: int, compute: torch.dtype) -> Value:
     return ctx.reduce("max", x, [dim], keepdim=True, dtype=compute)
 
@@ -201,7 +238,9 @@ def _softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
 
 @lowering(aten._safe_softmax.default)
 def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
-    """Softmax in which a row that is -inf throughout gives zeros and not NaN (attention with everything masked)."""
+    """Softmax in which a row that is -inf throughout gives zeros and not NaN (attention with everything
+    masked).
+    """
     compute = wide(ctx.spec.dtype)
     if not x.shape or not numel(x.shape):
         raise Decline("0-d or empty operand")
@@ -209,7 +248,10 @@ def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None =
     top = _row_max(ctx, x, dim, compute)
 
     low = ctx.pointwise(
-        lambda m: select(compare("eq", m, like(float("-inf"), m)), like(0, m), m), top, shape=top.shape, dtype=compute
+        lambda m: select(compare("eq", m, like(float("-inf"), m)), like(0, m), m),
+        top,
+        shape=top.shape,
+        dtype=compute,
     )
     e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, low, shape=x.shape, dtype=compute)
     ctx.realize(e)
@@ -242,10 +284,21 @@ def _logsumexp(ctx: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Valu
     ctx.keep(x)
     top = ctx.reduce("max", x, dims, keepdim=True, dtype=compute)
     finite = ctx.pointwise(
-        lambda m: select(compare("eq", op("abs", m), like(float("inf"), m)), like(0, m), m), top, shape=top.shape, dtype=compute
+        lambda m: select(compare("eq", op("abs", m), like(float("inf"), m)), like(0, m), m),
+        top,
+        shape=top.shape,
+        dtype=compute,
     )
-    s = total(ctx, ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, finite, shape=x.shape, dtype=compute), dims, True, compute)
-    result = ctx.pointwise(lambda s, m: add(op("log", s), m), s, finite, shape=s.shape, dtype=ctx.spec.dtype, compute=compute)
+    s = total(
+        ctx,
+        ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, finite, shape=x.shape, dtype=compute),
+        dims,
+        True,
+        compute,
+    )
+    result = ctx.pointwise(
+        lambda s, m: add(op("log", s), m), s, finite, shape=s.shape, dtype=ctx.spec.dtype, compute=compute
+    )
     return views.reshape(result, ctx.spec.shape)
 
 
@@ -267,12 +320,14 @@ def _log_softmax_backward(ctx: Lowering, g: Value, y: Value, dim: int, input_dty
     return ctx.pointwise(lambda g, y, s: sub(g, mul(op("exp", y), s)), g, y, s, compute=compute)
 
 
-# -- losses -----------------------------------------------------------------------------------------------------------
+# -- losses --------------------------------------------------------------------------------------------------
 MEAN, SUM = 1, 2
 
 
 @lowering(aten.nll_loss_forward.default)
-def _nll_loss(ctx: Lowering, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int) -> tuple[Value, Value]:
+def _nll_loss(
+    ctx: Lowering, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int
+) -> tuple[Value, Value]:
     if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
         raise Decline("class weights, a single sample, or classes that eager refuses")
     rows, classes = x.shape
@@ -288,7 +343,11 @@ def _nll_loss(ctx: Lowering, x: Value, target: Value, weight: Value | None, redu
     loss = ctx.generate(picked, (rows,), compute)
     if not any(e.op == "wrap_index" for e in walk(ctx.probe(loss))):
         raise Decline("nothing depends on the classes")
-    used = Value((rows,), compute, lambda i: cast(compare("ne", cast(target.at((i[0],)), I64), const(ignore, I64)), compute))
+    used = Value(
+        (rows,),
+        compute,
+        lambda i: cast(compare("ne", cast(target.at((i[0],)), I64), const(ignore, I64)), compute),
+    )
     if reduction == 0:
         return narrow(ctx, loss, out), Value((), out, lambda i: const(0, compute))
     n = total(ctx, used, [0], False, compute)
@@ -300,7 +359,14 @@ def _nll_loss(ctx: Lowering, x: Value, target: Value, weight: Value | None, redu
 
 @lowering(aten.nll_loss_backward.default)
 def _nll_loss_backward(
-    ctx: Lowering, g: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int, total_weight: Value
+    ctx: Lowering,
+    g: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore: int,
+    total_weight: Value,
 ) -> Value:
     if weight is not None or len(x.shape) != 2 or target.dtype not in (I64, torch.uint8):
         raise Decline("class weights, a single sample, or classes that eager refuses")

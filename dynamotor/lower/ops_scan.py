@@ -14,7 +14,10 @@ from .program import BufRef
 from .value import Value, is_dense
 
 aten = torch.ops.aten
-FEW_ROWS, LONG_ROW = 64, 1 << 16  # few rows longer than this leave a GPU idle when one program goes through each
+FEW_ROWS, LONG_ROW = (
+    64,
+    1 << 16,
+)  # few rows longer than this leave a GPU idle when one program goes through each
 
 
 def scan(ctx: Lowering, kind: ScanKind, x: Value, dim: int, spec: TensorSpec, compute: torch.dtype) -> Value:
@@ -33,7 +36,9 @@ def scan(ctx: Lowering, kind: ScanKind, x: Value, dim: int, spec: TensorSpec, co
 
     stride = spec.stride if is_dense(spec) else TensorSpec.dense(spec.shape, spec.dtype).stride
     buffer = ctx.new_buffer(TensorSpec(spec.shape, stride, spec.dtype))
-    ctx.add(Node(buffer.name, spec.shape, body, stride, spec.dtype, scan=kind, along=dim, origin=str(ctx.node)))
+    ctx.add(
+        Node(buffer.name, spec.shape, body, stride, spec.dtype, scan=kind, along=dim, origin=str(ctx.node))
+    )
     return Value(spec.shape, spec.dtype, ref=BufRef.whole(buffer))
 
 
@@ -64,7 +69,9 @@ def _extreme(kind: ScanKind, position: ScanKind) -> Any:
     def rule(ctx: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
         ctx.keep(x)
         compute = COMPUTE_TYPE[x.dtype]
-        return scan(ctx, kind, x, dim, ctx.spec[0], compute), scan(ctx, position, x, dim, ctx.spec[1], compute)
+        return scan(ctx, kind, x, dim, ctx.spec[0], compute), scan(
+            ctx, position, x, dim, ctx.spec[1], compute
+        )
 
     return rule
 

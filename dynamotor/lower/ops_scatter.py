@@ -1,7 +1,9 @@
-"""Lowerings that write at computed positions: scatter, scatter_add, index_put, gradients of reads at positions.
+"""Lowerings that write at computed positions: scatter, scatter_add, index_put, gradients of reads at
+positions.
 
-A copy of the operand is made first; then one loop over the values puts each in its place. On a CPU it runs in eager's order;
-on a GPU sums are atomic, so their last bits may differ from run to run, and deterministic algorithms are left to aten.
+A copy of the operand is made first; then one loop over the values puts each in its place. On a CPU it runs in
+eager's order; on a GPU sums are atomic, so their last bits may differ from run to run, and deterministic
+algorithms are left to aten.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ aten = torch.ops.aten
 
 
 def scatter(ctx: Lowering, base: Value, source: Value, places: Places, add: bool = False) -> Value:
-    """base with the elements of `source` put at `places(index)`, or added there. Half precisions are summed in float32."""
+    """base with the elements of `source` put at `places(index)`, or added there. Half precisions are summed
+    in float32.
+    """
     spec = ctx.spec
     if ctx.on_gpu and torch.are_deterministic_algorithms_enabled():
         raise Decline("a deterministic algorithm is wanted")
@@ -63,7 +67,7 @@ def _zeros(ctx: Lowering, dtype: torch.dtype) -> Value:
     return Value(ctx.spec.shape, dtype, lambda index: e)
 
 
-# -- along one dimension ----------------------------------------------------------------------------------------------
+# -- along one dimension -------------------------------------------------------------------------------------
 def _along(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, add: bool) -> Value:
     """Element `i` of source goes where index says along `dim`, and stays where it is along the others."""
     if not x.shape or len(index.shape) != len(x.shape) or not x.shape[dim] or index.dtype not in INTEGERS:
@@ -73,7 +77,9 @@ def _along(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, add: 
     ctx.keep_if_heavy(source)
     part = Value(index.shape, source.dtype, source.at)  # an index may be smaller than its source
     size = x.shape[dim]
-    return scatter(ctx, x, part, lambda i: (*i[:dim], loaded_index(index.at(i), size, wrap=False), *i[dim + 1 :]), add)
+    return scatter(
+        ctx, x, part, lambda i: (*i[:dim], loaded_index(index.at(i), size, wrap=False), *i[dim + 1 :]), add
+    )
 
 
 @lowering(aten.scatter.src)
@@ -154,19 +160,25 @@ def index_add(ctx: Lowering, x: Value, dim: int, index: Value, source: Value, al
     return scatter(ctx, x, Value(source.shape, _summed_in(x.dtype), scaled), places, add=True)
 
 
-# -- advanced indices -------------------------------------------------------------------------------------------------
+# -- advanced indices ----------------------------------------------------------------------------------------
 @lowering(aten.index_put.default, aten._unsafe_index_put.default)
-def _index_put(ctx: Lowering, x: Value, indices: Sequence[Any], values: Value, accumulate: bool = False) -> Value:
+def _index_put(
+    ctx: Lowering, x: Value, indices: Sequence[Any], values: Value, accumulate: bool = False
+) -> Value:
     shape, places = advanced(ctx, x, indices)
     ctx.keep_if_heavy(values)
     return scatter(ctx, x, expand(values, shape), places, accumulate)
 
 
 @lowering(aten.embedding_dense_backward.default)
-def _embedding_dense_backward(ctx: Lowering, grad: Value, indices: Value, rows: int, padding: int, by_frequency: bool) -> Value:
+def _embedding_dense_backward(
+    ctx: Lowering, grad: Value, indices: Value, rows: int, padding: int, by_frequency: bool
+) -> Value:
     """On a CPU aten's kernel, which shares the rows of the table among threads."""
     if not ctx.on_gpu or by_frequency or indices.dtype not in INTEGERS or not rows:
-        return ctx.extern(aten.embedding_dense_backward.default, (grad, indices, rows, padding, by_frequency), agnostic=True)
+        return ctx.extern(
+            aten.embedding_dense_backward.default, (grad, indices, rows, padding, by_frequency), agnostic=True
+        )
     ctx.keep(indices)
     ctx.keep_if_heavy(grad)
     rank = len(indices.shape)

@@ -40,7 +40,9 @@ def _check(x: Value, sizes: Sequence[Dim], out: Sequence[Dim], scales: Sequence[
 
 
 @lowering(aten.upsample_nearest2d.default)
-def _nearest(ctx: Lowering, x: Value, out: Sequence[Dim], scale_h: float | None = None, scale_w: float | None = None) -> Value:
+def _nearest(
+    ctx: Lowering, x: Value, out: Sequence[Dim], scale_h: float | None = None, scale_w: float | None = None
+) -> Value:
     (h, w), (out_h, out_w) = x.shape[-2:], out
     _check(x, (h, w), (out_h, out_w), (scale_h, scale_w))
     ctx.keep_if_heavy(x)
@@ -76,7 +78,9 @@ def _nearest_backward(
     return ctx.generate(body)
 
 
-def _two_positions(i: Index, size: Dim, out: Dim, aligned: bool, scale: float | None, compute: torch.dtype) -> Any:
+def _two_positions(
+    i: Index, size: Dim, out: Dim, aligned: bool, scale: float | None, compute: torch.dtype
+) -> Any:
     """The two positions that a result lies between, and how far it is from the first."""
     if aligned:
         step = (size - 1) / (out - 1) if out > 1 else 0.0
@@ -97,7 +101,12 @@ def _two_positions(i: Index, size: Dim, out: Dim, aligned: bool, scale: float | 
 
 @lowering(aten.upsample_bilinear2d.default)
 def _bilinear(
-    ctx: Lowering, x: Value, out: Sequence[Dim], aligned: bool, scale_h: float | None = None, scale_w: float | None = None
+    ctx: Lowering,
+    x: Value,
+    out: Sequence[Dim],
+    aligned: bool,
+    scale_h: float | None = None,
+    scale_w: float | None = None,
 ) -> Value:
     if not (ctx.on_gpu or ON_CPU) or not x.dtype.is_floating_point or not numel(x.shape):
         raise Decline("bilinear upsampling on a CPU, of integers or of nothing")
@@ -114,7 +123,9 @@ def _bilinear(
             a, b = (cast(x.at((*index[:-2], at, side)), compute) for side in (left, right))
             return op("add", op("mul", op("sub", const(1, compute), along), a), op("mul", along, b))
 
-        mixed = op("add", op("mul", op("sub", const(1, compute), down), row(top)), op("mul", down, row(bottom)))
+        mixed = op(
+            "add", op("mul", op("sub", const(1, compute), down), row(top)), op("mul", down, row(bottom))
+        )
         return cast(mixed, COMPUTE_TYPE[dtype])
 
     return ctx.generate(body)

@@ -64,7 +64,11 @@ def _expand(ctx: Lowering, x: Value, size: Sequence[Dim], implicit: bool = False
 @lowering(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(ctx: Lowering, x: Value, dim: Any = None) -> Value:
     rank = len(x.shape)
-    picked = range(rank) if dim is None else [d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+    picked = (
+        range(rank)
+        if dim is None
+        else [d % max(rank, 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+    )
     for d in sorted(set(picked), reverse=True):
         if d < rank and is_one(x.shape[d]):
             x = views.select_dim(x, d, 0)
@@ -77,7 +81,13 @@ def _unsqueeze(ctx: Lowering, x: Value, dim: int) -> Value:
 
     def to_ref(r: BufRef) -> BufRef:
         step = r.shape[dim] * r.stride[dim] if dim < len(r.shape) else 1
-        return BufRef(r.name, (*r.shape[:dim], 1, *r.shape[dim:]), (*r.stride[:dim], step, *r.stride[dim:]), r.offset, r.dtype)
+        return BufRef(
+            r.name,
+            (*r.shape[:dim], 1, *r.shape[dim:]),
+            (*r.stride[:dim], step, *r.stride[dim:]),
+            r.offset,
+            r.dtype,
+        )
 
     return Value.view(x, ctx.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]), to_ref)
 
@@ -98,7 +108,9 @@ def _first(start: Dim | None, size: Dim) -> Dim:
 
 
 @lowering(aten.slice.Tensor)
-def _slice(ctx: Lowering, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
+def _slice(
+    ctx: Lowering, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
     dim = _dim(x, dim)
     first = _first(start, x.shape[dim])
     return views.slice_dim(ctx.whole(x), dim, first, step, ctx.spec.shape[dim])
@@ -160,7 +172,9 @@ def _roll(ctx: Lowering, x: Value, shifts: Sequence[int], dims: Sequence[int] = 
         shift = _counted(shift, n) if type(n) is Size else shift % n if n else 0
         if not is_zero(shift):
             cut = n - shift
-            x = _nested(ctx, [views.slice_dim(x, dim, cut, 1, n - cut), views.slice_dim(x, dim, 0, 1, cut)], dim)
+            x = _nested(
+                ctx, [views.slice_dim(x, dim, cut, 1, n - cut), views.slice_dim(x, dim, 0, 1, cut)], dim
+            )
     return ctx.pointwise(lambda e: e, x)  # new memory also where nothing moves
 
 
@@ -171,7 +185,9 @@ def _diagonal(ctx: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int
 
     def index_map(i: tuple[Index, ...]) -> tuple[Index, ...]:
         rest, k = list(i[:-1]), i[-1]
-        return tuple(k + down if d == a else k + right if d == b else rest.pop(0) for d in range(len(x.shape)))
+        return tuple(
+            k + down if d == a else k + right if d == b else rest.pop(0) for d in range(len(x.shape))
+        )
 
     def to_ref(r: BufRef) -> BufRef:
         kept = [d for d in range(len(r.shape)) if d not in (a, b)]
@@ -198,7 +214,11 @@ def _unfold(ctx: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
         shape,
         lambda i: tuple(v * step + i[-1] if d == dim else v for d, v in enumerate(i[:-1])),
         lambda r: BufRef(
-            r.name, shape, (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1 :], r.stride[dim]), r.offset, r.dtype
+            r.name,
+            shape,
+            (*r.stride[:dim], r.stride[dim] * step, *r.stride[dim + 1 :], r.stride[dim]),
+            r.offset,
+            r.dtype,
         ),
     )
 
@@ -210,26 +230,45 @@ def _own_offset(ctx: Lowering, storage_offset: Dim | None) -> Dim:
 
 
 @lowering(aten.as_strided.default, aten.as_strided_copy.default)
-def _as_strided(ctx: Lowering, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None) -> Value:
-    """Where x lies in memory as in eager and nothing outside of it is seen; else a call on a copy with a storage of its own."""
+def _as_strided(
+    ctx: Lowering, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> Value:
+    """Where x lies in memory as in eager and nothing outside of it is seen; else a call on a copy with a
+    storage of its own.
+    """
     spec = spec_of(operand(ctx.node, 0))
     start = _own_offset(ctx, storage_offset)
     ref = ctx.realize(x, spec.stride)
     extent = TensorSpec(tuple(size), tuple(stride), x.dtype).extent
     if ref.stride != spec.stride or start < 0 or start + extent > spec.extent:
         return ctx.extern(OwnStorage(aten.as_strided_copy.default), (x, size, stride, start), fallback=True)
-    return Value(size, x.dtype, ref=BufRef(ref.name, tuple(size), tuple(stride), ref.offset + start, ref.dtype))
+    return Value(
+        size, x.dtype, ref=BufRef(ref.name, tuple(size), tuple(stride), ref.offset + start, ref.dtype)
+    )
 
 
 @lowering(aten.as_strided_scatter.default)
 def _as_strided_scatter(
-    ctx: Lowering, x: Value, source: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+    ctx: Lowering,
+    x: Value,
+    source: Value,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
 ) -> Value:
-    """A dense run of elements of a dense x is a range of positions; anything else is a call on a copy with its own storage."""
+    """A dense run of elements of a dense x is a range of positions; anything else is a call on a copy with
+    its own storage.
+    """
     spec = spec_of(operand(ctx.node, 0))
     start, shape = _own_offset(ctx, storage_offset), tuple(size)
-    if not spec.is_contiguous or not TensorSpec(shape, tuple(stride), x.dtype).is_contiguous or not numel(shape):
-        return ctx.extern(OwnStorage(aten.as_strided_scatter.default), (x, source, size, stride, start), fallback=True)
+    if (
+        not spec.is_contiguous
+        or not TensorSpec(shape, tuple(stride), x.dtype).is_contiguous
+        or not numel(shape)
+    ):
+        return ctx.extern(
+            OwnStorage(aten.as_strided_scatter.default), (x, source, size, stride, start), fallback=True
+        )
     flat = views.reshape(source, (numel(shape),))
 
     def body(index: tuple[Index, ...]) -> Expr:
@@ -240,7 +279,7 @@ def _as_strided_scatter(
     return ctx.generate(body)
 
 
-# -- joins and pads ---------------------------------------------------------------------------------------------------
+# -- joins and pads ------------------------------------------------------------------------------------------
 def _less(i: Index, n: Dim) -> Expr:
     return compare("lt", index_value(i), const(n, I64))
 
@@ -285,7 +324,9 @@ def _nested(ctx: Lowering, parts: Sequence[Value], dim: int) -> Value:
 
 
 def _inside(x: Value, index: tuple[Index, ...]) -> Expr:
-    """The element at an index that is read only where it lies inside x: divisions in views of x need not wrap elsewhere."""
+    """The element at an index that is read only where it lies inside x: divisions in views of x need not wrap
+    elsewhere.
+    """
     taken = {v.name for i in index for v in i.vars()}
     found = list(index)
     places: dict[Var, Index] = {}
@@ -343,7 +384,13 @@ def _pad(ctx: Lowering, x: Value, pad: Sequence[int], value: Scalar = 0) -> Valu
 
 @lowering(aten.slice_scatter.default)
 def _slice_scatter(
-    ctx: Lowering, x: Value, source: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
+    ctx: Lowering,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: Dim | None = None,
+    end: Dim | None = None,
+    step: int = 1,
 ) -> Value:
     if not ctx.spec.is_symbolic and sees_twice(ctx.spec):
         raise Decline("elements that share memory are written together")
@@ -371,7 +418,9 @@ def _select_scatter(ctx: Lowering, x: Value, source: Value, dim: int, index: int
 
 
 @lowering(aten.slice_backward.default)
-def _slice_backward(ctx: Lowering, g: Value, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int) -> Value:
+def _slice_backward(
+    ctx: Lowering, g: Value, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int
+) -> Value:
     zeros = _constant_value(ctx.spec, 0)
     return _slice_scatter(ctx, zeros, g, dim, start, end, step)
 
@@ -393,7 +442,7 @@ def _repeat(ctx: Lowering, x: Value, repeats: Sequence[Dim]) -> Value:
     return ctx.generate(body)
 
 
-# -- factories --------------------------------------------------------------------------------------------------------
+# -- factories -----------------------------------------------------------------------------------------------
 def _constant_value(spec: TensorSpec, number: Scalar) -> Value:
     if spec.dtype not in COMPUTE_TYPE:
         raise Decline("dtype")
@@ -473,7 +522,9 @@ def _triangle(name: str) -> Any:
     def rule(ctx: Lowering, x: Value, diagonal: int = 0) -> Value:
         def body(index: tuple[Index, ...]) -> Expr:
             e = x.at(index)
-            return select(compare(name, index_value(index[-1] - index[-2]), const(diagonal, I64)), e, const(0, e.dtype))
+            return select(
+                compare(name, index_value(index[-1] - index[-2]), const(diagonal, I64)), e, const(0, e.dtype)
+            )
 
         return ctx.generate(body)
 

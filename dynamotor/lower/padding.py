@@ -1,11 +1,13 @@
-"""Products of half precision whose rows do not fill 16 bytes are padded: cuBLAS runs them at a fraction of its rate otherwise.
+"""Products of half precision whose rows do not fill 16 bytes are padded: cuBLAS runs them at a fraction of
+its rate otherwise.
 
     logits = mm(h, w.t())            # w: 50257 x 768
     logits = mm(h, pad(w, 7 rows).t())[:, :50257]
 
-The rule: a dimension along which an operand or the result is contiguous has a size that 8 does not divide, and all three sizes
-are large, so that one more pass over an operand costs little beside the product. Results stay views of the padded ones, also
-when they are saved for the backward; only the user's outputs are copied into eager's strides.
+The rule: a dimension along which an operand or the result is contiguous has a size that 8 does not divide,
+and all three sizes are large, so that one more pass over an operand costs little beside the product. Results
+stay views of the padded ones, also when they are saved for the backward; only the user's outputs are copied
+into eager's strides.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def _missing(node: fx.Node) -> tuple[int, int, int] | None:
     if first is None or second is None:
         return None
     lacking = {(0, 1)[first], (1, 2)[second], 2}
-    rows, inner, columns = (int(-n % ALIGNED) if d in lacking else 0 for d, n in enumerate((*a.shape, b.shape[1])))
+    rows, inner, columns = (
+        int(-n % ALIGNED) if d in lacking else 0 for d, n in enumerate((*a.shape, b.shape[1]))
+    )
     return (rows, inner, columns) if rows or inner or columns else None
 
 
@@ -72,7 +76,9 @@ def _contiguous(spec: TensorSpec) -> int | None:
     return next((d for d in (1, 0) if spec.stride[d] == 1), None)
 
 
-def _padded_product(graph: fx.Graph, node: fx.Node, more: tuple[int, int, int], known: dict[Any, fx.Node]) -> fx.Node:
+def _padded_product(
+    graph: fx.Graph, node: fx.Node, more: tuple[int, int, int], known: dict[Any, fx.Node]
+) -> fx.Node:
     *bias, a, b = (operand(node, position) for position in range(len(node.args)))
     rows, inner, columns = more
     if bias and columns:
@@ -86,7 +92,9 @@ def _padded_product(graph: fx.Graph, node: fx.Node, more: tuple[int, int, int], 
 
 
 def _padded(graph: fx.Graph, x: fx.Node, rows: int, columns: int, known: dict[Any, fx.Node]) -> fx.Node:
-    """A matrix with zeros below and to the right, contiguous along the same dimension; made once for all that want it."""
+    """A matrix with zeros below and to the right, contiguous along the same dimension; made once for all that
+    want it.
+    """
     if not rows and not columns:
         return x
     if _contiguous(spec_of(x)) == 0:
@@ -126,7 +134,10 @@ def _looks_at_another(node: fx.Node) -> bool:
 def _is_sliced(node: fx.Node) -> bool:
     """Whether a value looks at a padded product."""
     root = _memory(node)
-    return root.target in (aten.mm.default, aten.addmm.default) and root.meta["val"].numel != node.meta["val"].numel
+    return (
+        root.target in (aten.mm.default, aten.addmm.default)
+        and root.meta["val"].numel != node.meta["val"].numel
+    )
 
 
 def _spread_strides(graph: fx.Graph, changed: set[fx.Node]) -> None:

@@ -3,7 +3,8 @@
 >>> optimised = optimise(gm, info)          # gm is rewritten in place
 >>> optimised.fold                          # what was split off to be computed once, or None
 
-Each pass is `(gm, info) -> None` and keeps the graph runnable: `gm(*inputs, *constants)` gives what it gave before.
+Each pass is `(gm, info) -> None` and keeps the graph runnable: `gm(*inputs, *constants)` gives what it gave
+before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Pass = Callable[[fx.GraphModule, GraphInfo], None]
 
 @dataclass(frozen=True)
 class Optimised:
-    """The rewritten graph, its info (with more static inputs when constants were split off) and the split-off part."""
+    """The rewritten graph, its info (with more static inputs when constants were split off) and the split-off
+    part.
+    """
 
     gm: fx.GraphModule
     info: GraphInfo
@@ -39,7 +42,9 @@ class Optimised:
 
 
 def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
-    """The passes that run for this kind of graph under the current settings; most of them serve oneDNN and MKL."""
+    """The passes that run for this kind of graph under the current settings; most of them serve oneDNN and
+    MKL.
+    """
     if on_gpu:
         layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
         return [
@@ -56,7 +61,11 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
         ("add embedding rows in place", add_embedding_rows, True),
         ("weight gradients as products", multiply_weight_gradients, config.layout_opt),
         ("channels-last layout", assign_layouts, config.layout_opt),
-        ("prepack convolutions", prepack_convolutions, inference and config.layout_opt and config.fold_constants),
+        (
+            "prepack convolutions",
+            prepack_convolutions,
+            inference and config.layout_opt and config.fold_constants,
+        ),
         ("fuse convolutions", fuse_convolutions, inference and config.layout_opt and config.fold_constants),
     ]
     return [(name, function) for name, function, on in passes if on]

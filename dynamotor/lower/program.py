@@ -1,8 +1,9 @@
 """The program that lowering hands to code generation: steps over named buffers.
 
-C ABI of a loop kernel: `extern "C" void name(void** ptrs, const int64_t* ints)`. `ptrs[i]` is `data_ptr()` of buffer
-`LoopStep.args[i]` (so storage offsets of inputs are already in it); behind them is a pointer to an i64 of this call, set when
-a position is out of range (an IndexError); `ints` is `LoopStep.ints`, then the values of `symbols`.
+C ABI of a loop kernel: `extern "C" void name(void** ptrs, const int64_t* ints)`. `ptrs[i]` is `data_ptr()` of
+buffer `LoopStep.args[i]` (so storage offsets of inputs are already in it); behind them is a pointer to an i64
+of this call, set when a position is out of range (an IndexError); `ints` is `LoopStep.ints`, then the values
+of `symbols`.
 
     k0(arg0, buf1)                                  # LoopStep
     buf2 = aten.mm.out(buf1, arg1.t(), out=buf2)    # ExternStep with out_variant
@@ -25,9 +26,11 @@ BufferKind = Literal["input", "temp", "output", "const"]
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A named piece of memory. `spec` gives shape, dtype and strides in elements (dense; `offset` does not matter here).
+    """A named piece of memory. `spec` gives shape, dtype and strides in elements (dense; `offset` does not
+    matter here).
 
-    kind: "input" (a placeholder), "temp", "output" (its memory is handed to the caller), "const" (`value` holds it).
+    kind: "input" (a placeholder), "temp", "output" (its memory is handed to the caller), "const" (`value`
+    holds it).
     """
 
     name: str
@@ -41,8 +44,8 @@ class Buffer:
 class BufRef:
     """A strided view of a buffer: strides and offset in elements, counted from the buffer's `data_ptr()`.
 
-    For an input that has a storage offset of its own, that offset is not counted here. `dtype` may differ from the
-    buffer's only by a bit-preserving view (`aten.view.dtype`).
+    For an input that has a storage offset of its own, that offset is not counted here. `dtype` may differ
+    from the buffer's only by a bit-preserving view (`aten.view.dtype`).
     """
 
     name: str
@@ -81,14 +84,15 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class ExternStep:
-    """One aten (or other torch) call: `target(*args, **kwargs)`, with BufRef in place of tensors, also inside lists.
+    """One aten (or other torch) call: `target(*args, **kwargs)`, with BufRef in place of tensors, also inside
+    lists.
 
-    outs: the buffers made from its results in order (None: a result nobody reads). With `out_variant` the target is the
-    functional overload and the call writes `outs` through that overload (`out=` keyword, e.g. `aten.mm.out`);
-    otherwise the call allocates its results, whose strides are those of the buffers' specs.
-    `mutates` names buffers that the call writes in place (for example `aten.copy_`); `fallback` marks an op without a lowering.
-    A result that is a number has a buffer name too, with a 0-d spec; it then is a Python number at run time (`numbers`).
-    `where`: the user's line.
+    outs: the buffers made from its results in order (None: a result nobody reads). With `out_variant` the
+    target is the functional overload and the call writes `outs` through that overload (`out=` keyword, e.g.
+    `aten.mm.out`); otherwise the call allocates its results, whose strides are those of the buffers' specs.
+    `mutates` names buffers that the call writes in place (for example `aten.copy_`); `fallback` marks an op
+    without a lowering. A result that is a number has a buffer name too, with a 0-d spec; it then is a Python
+    number at run time (`numbers`). `where`: the user's line.
     """
 
     target: Any
@@ -107,7 +111,8 @@ Step = LoopStep | ExternStep
 
 @dataclass(slots=True)
 class Program:
-    """Steps in order over buffers. `inputs[i]` is the buffer of placeholder i, or the name of the symbol that it holds.
+    """Steps in order over buffers. `inputs[i]` is the buffer of placeholder i, or the name of the symbol that
+    it holds.
 
     mutations: input buffers that steps write. Shapes, strides and offsets hold `Size`s of these symbols.
 

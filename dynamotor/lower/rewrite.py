@@ -46,14 +46,20 @@ def output_node(graph: fx.Graph) -> fx.Node:
 
 
 def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:
-    """Nodes whose value depends on static inputs (that the graph does not write) and constants only, with these inputs."""
+    """Nodes whose value depends on static inputs (that the graph does not write) and constants only, with
+    these inputs.
+    """
     inputs = placeholders(graph)
     static = {node for i, node in enumerate(inputs) if i in info.static_inputs and not _is_written(node)}
     outputs = set(output_node(graph).all_input_nodes)
     for node in graph.nodes:
         if node.op == "get_attr":
             static.add(node)
-        elif node.op == "call_function" and node not in outputs and all(n in static for n in node.all_input_nodes):
+        elif (
+            node.op == "call_function"
+            and node not in outputs
+            and all(n in static for n in node.all_input_nodes)
+        ):
             if not isinstance(node.target, torch._ops.OpOverload) or not _has_effects(node):
                 static.add(node)
     return static
@@ -65,8 +71,11 @@ def _is_written(node: fx.Node) -> bool:
             continue  # it writes its statistics in training only
         if user.op == "call_function" and isinstance(user.target, torch._ops.OpOverload):
             written = facts(user.target).writes
-            if any((user.kwargs.get(w) if isinstance(w, str) else user.args[w] if w < len(user.args) else None) is node
-                   for w in written):
+            if any(
+                (user.kwargs.get(w) if isinstance(w, str) else user.args[w] if w < len(user.args) else None)
+                is node
+                for w in written
+            ):
                 return True
     return False
 

@@ -1,8 +1,9 @@
-"""From a group to a kernel: which results are stored, in which phase what is computed, in which order loops nest.
+"""From a group to a kernel: which results are stored, in which phase what is computed, in which order loops
+nest.
 
 The phase of an expression is how many row reductions have to be complete before it: softmax has the phases
-max | exp, sum | multiply. Values needed again in a later phase are computed again, read back from where they were
-stored, or kept in a row scratch, whichever is cheapest.
+max | exp, sum | multiply. Values needed again in a later phase are computed again, read back from where they
+were stored, or kept in a row scratch, whichever is cheapest.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class _Builder:
         loops = self.inner if self.group.template == "rows" else [*self.outer, *self.inner]
         return flatten([Index.of(v) for v in loops], contiguous_stride([v.size for v in loops]))
 
-    # -- values ------------------------------------------------------------------------------------------------------
+    # -- values ----------------------------------------------------------------------------------------------
     def resolve(self) -> None:
         """Replace loads of the group's own buffers by the values themselves."""
         memo: dict[Expr, Expr] = {}
@@ -140,7 +141,9 @@ class _Builder:
             half = m.node.memory in (torch.bfloat16, torch.float16)
             if config.exact:
                 value = round_to(value, m.node.memory)
-            elif half and m in self.stored:  # what others read, in this graph or in the backward, is read here too
+            elif (
+                half and m in self.stored
+            ):  # what others read, in this graph or in the backward, is read here too
                 value = make("round_to", (value, m.node.memory), value.dtype)
             self.values[name] = value
             for cached in [c for c in memo if c.op == "load" and c.args[0] == name]:
@@ -168,7 +171,7 @@ class _Builder:
             self.levels[e] = found
         return found
 
-    # -- statements --------------------------------------------------------------------------------------------------
+    # -- statements ------------------------------------------------------------------------------------------
     def build(self) -> Kernel:
         self.resolve()
         inner: dict[int, list[Statement]] = {}
@@ -232,14 +235,16 @@ class _Builder:
         else:
             part = len(self.group.members) + number
             inner.setdefault(at, []).append(Reduce(part, kind, e))
-            row.setdefault(at, []).append(Reduce(number, kind, make("acc", (part, ROW, Index({}, 0)), e.dtype), across=True))
+            row.setdefault(at, []).append(
+                Reduce(number, kind, make("acc", (part, ROW, Index({}, 0)), e.dtype), across=True)
+            )
 
     def _cost_in_row(self, value: Expr) -> int:
         """What computing it again for each element of a row costs."""
         inner = frozenset(self.inner)
         return sum(e.cost + (e.op == "load") for e in walk(value) if e.vars & inner)
 
-    # -- values needed in several phases -----------------------------------------------------------------------------
+    # -- values needed in several phases ---------------------------------------------------------------------
     def _keep_for_later(self, phases: list[Phase]) -> list[Phase]:
         """Decide for each member's value used in later phases: compute again, read back, or scratch."""
         if len(phases) < 2:
@@ -251,7 +256,12 @@ class _Builder:
         uses = [set(walk(*roots(*p.inner))) for p in phases]
         for m in self.group.members:
             value = self.values[m.node.buffer]
-            if m.is_reduction or m.level != FULL or value in replacement or value.op in ("load", "const", "acc"):
+            if (
+                m.is_reduction
+                or m.level != FULL
+                or value in replacement
+                or value.op in ("load", "const", "acc")
+            ):
                 continue
             first = self.level(value)
             if not any(value in used for used in uses[first + 1 :]):
@@ -271,7 +281,9 @@ class _Builder:
             later = {v: r for v, r in replacement.items() if self.level(v) < n}
             memo: dict[Expr, Expr] = {}
 
-            def swap(s: Statement, later: dict[Expr, Expr] = later, memo: dict[Expr, Expr] = memo) -> Statement:
+            def swap(
+                s: Statement, later: dict[Expr, Expr] = later, memo: dict[Expr, Expr] = memo
+            ) -> Statement:
                 return replace(s, expr=rewrite(s.expr, later.get, memo=memo))
 
             result.append(Phase(tuple(swap(s) for s in (*extra.get(n, ()), *phase.inner)), phase.row))
@@ -279,8 +291,8 @@ class _Builder:
 
 
 def stream_rows(group: Group) -> bool:
-    """Whether column sums go row by row with the sums in memory (near at hand in L1) rather than column block by column
-    block: when elements are stored on the way or cost much, and rows are long."""
+    """Whether column sums go row by row with the sums in memory (near at hand in L1) rather than column block
+    by column block: when elements are stored on the way or cost much, and rows are long."""
     if group.template != "cols":
         return False
     kept = group.big_vars - group.loop
@@ -288,7 +300,10 @@ def stream_rows(group: Group) -> bool:
     if not 256 <= columns <= MAX_ACROSS or elements(group.loop) < 16:
         return False
     full = [m for m in group.members if m.level == FULL]
-    stores = any(not m.is_reduction and all(i.coefficient(v) is not None for v in kept for i in [m.store]) for m in full)
+    stores = any(
+        not m.is_reduction and all(i.coefficient(v) is not None for v in kept for i in [m.store])
+        for m in full
+    )
     fast = fast_var(group.members, kept)
     return stores and fast in kept
 
@@ -337,7 +352,7 @@ def _params(kernel: Kernel, written: dict[str, torch.dtype]) -> tuple[tuple[str,
     return tuple(found.values())
 
 
-# -- merging loops ----------------------------------------------------------------------------------------------------
+# -- merging loops -------------------------------------------------------------------------------------------
 def merge_loops(kernel: Kernel) -> Kernel:
     """Make one loop of two neighbours when every index steps evenly through both."""
     for part in ("outer", "middle", "inner"):
@@ -391,7 +406,12 @@ def subst_kernel(kernel: Kernel, env: dict[Var, Index]) -> Kernel:
         return s
 
     phases = tuple(Phase(tuple(map(swap, p.inner)), tuple(map(swap, p.row))) for p in kernel.phases)
-    return replace(kernel, phases=phases, final=tuple(map(swap, kernel.final)), final_once=tuple(map(swap, kernel.final_once)))
+    return replace(
+        kernel,
+        phases=phases,
+        final=tuple(map(swap, kernel.final)),
+        final_once=tuple(map(swap, kernel.final_once)),
+    )
 
 
 def build_kernel(group: Group, stored: Collection[str]) -> Kernel:
@@ -400,9 +420,13 @@ def build_kernel(group: Group, stored: Collection[str]) -> Kernel:
 
 
 def in_place_pairs(kernel: Kernel, sizes: dict[str, tuple[Dim, torch.dtype]]) -> tuple[tuple[str, str], ...]:
-    """(written, read) buffers that may share memory: same size, and every read happens at the index of the store,
-    no later than the store. Only in kernels that compute each element on its own."""
-    if kernel.template != "rows" or len(kernel.phases) > 1 or any(isinstance(s, Reduce) for s in kernel.statements()):
+    """(written, read) buffers that may share memory: same size, and every read happens at the index of the
+    store, no later than the store. Only in kernels that compute each element on its own."""
+    if (
+        kernel.template != "rows"
+        or len(kernel.phases) > 1
+        or any(isinstance(s, Reduce) for s in kernel.statements())
+    ):
         return ()
     stores = [s for s in kernel.phases[0].inner if isinstance(s, Store)]
     reads: dict[str, set[Index]] = {}

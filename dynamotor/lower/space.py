@@ -1,4 +1,5 @@
-"""Matching iteration spaces: which loop variables of a fused nest stand for those of a node that touches the same memory.
+"""Matching iteration spaces: which loop variables of a fused nest stand for those of a node that touches the
+same memory.
 
 >>> t = (Var("t0", 512), Var("t1", 768)); r = (Var("i0", 393216),)
 >>> match(flat(t), flat(r), t, r)      # the node's one variable is 768*t0 + t1
@@ -17,7 +18,9 @@ from .index import ZERO, Index, Var, flatten
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The nest's variable has to be split into (high, low) with `low` values in the low part before they match."""
+    """The nest's variable has to be split into (high, low) with `low` values in the low part before they
+    match.
+    """
 
     var: Var
     low: Dim
@@ -30,7 +33,9 @@ def _digits(index: Index) -> list[tuple[Dim, Var]] | None:
     """(step, variable), smallest step first, when they are the digits of a mixed-radix number; else None."""
     if not index.is_affine:
         return None
-    terms = sorted(((c, a) for a, c in index.terms.items() if isinstance(a, Var)), key=lambda term: hint(term[0]))
+    terms = sorted(
+        ((c, a) for a, c in index.terms.items() if isinstance(a, Var)), key=lambda term: hint(term[0])
+    )
     end: Dim = 1
     for step, var in terms:
         if not known(">=", step - end):
@@ -40,7 +45,8 @@ def _digits(index: Index) -> list[tuple[Dim, Var]] | None:
 
 
 def match(nest: Index, node: Index, nest_vars: Sequence[Var], own: Sequence[Var]) -> Env | Split | None:
-    """Express the node's variables `own` through `nest_vars` so that its access `node` becomes the access `nest`.
+    """Express the node's variables `own` through `nest_vars` so that its access `node` becomes the access
+    `nest`.
 
     Variables that neither access names are paired row-major. None: there is no such pairing.
     """

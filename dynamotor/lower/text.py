@@ -1,4 +1,5 @@
-"""A fused kernel as a program to read: its loops, and statements in which a value that is used again has a name.
+"""A fused kernel as a program to read: its loops, and statements in which a value that is used again has a
+name.
 
 >>> print(kernel_text(step.kernel))
 rows(buf5: float32, buf6: out float32):
@@ -19,16 +20,32 @@ from typing import Any
 from .index import Var
 from .ir import Expr, Kernel, Reduce, Scan, Scratch, Statement, Store, roots, walk
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-          "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "floordiv": "//",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
 _LEAVES = ("const", "acc", "scratch", "scan", "index")
 
 
 def kernel_text(kernel: Kernel) -> str:
     """The kernel's loops as text; what is summed is named by its kind and number."""
     kinds = {s.id: f"{s.kind}{s.id}" for s in kernel.statements() if isinstance(s, Reduce | Scan)}
-    params = ", ".join(f"{name}: {'out ' if written else ''}{str(memory).removeprefix('torch.')}"
-                       for name, memory, written in kernel.params)
+    params = ", ".join(
+        f"{name}: {'out ' if written else ''}{str(memory).removeprefix('torch.')}"
+        for name, memory, written in kernel.params
+    )
     lines = [f"{kernel.template}({', '.join([params, *(s.name for s in kernel.symbols)]).strip(', ')}):"]
     deep = _nest(lines, kernel.outer, 1, "parallel")
     if kernel.template == "cols":
@@ -61,7 +78,11 @@ def _block(lines: list[str], statements: Sequence[Statement], deep: int, kinds: 
     names: dict[Expr, str] = {}
     for s in statements:
         for e in walk(*roots(s)):
-            if e not in names and e.op not in _LEAVES and (uses[e] > 1 or e.op == "load" and "[" in str(e.args[1])):
+            if (
+                e not in names
+                and e.op not in _LEAVES
+                and (uses[e] > 1 or e.op == "load" and "[" in str(e.args[1]))
+            ):
                 text = _expr(e, names, kinds)
                 names[e] = f"v{len(names)}"
                 lines.append(f"{'    ' * deep}{names[e]} = {text}")
@@ -95,5 +116,10 @@ def _expr(e: Any, names: dict[Expr, str], kinds: dict[int, str]) -> str:
     args = [_expr(a, names, kinds) for a in e.args]
     if e.op in _INFIX and len(args) == 2:
         return f"({args[0]} {_INFIX[e.op]} {args[1]})"
-    return args[0] if e.op in ("const", "index") else f"{str(e.dtype)[6:]}({args[0]})" if e.op == "cast" else (
-        f"{e.op}({', '.join(args)})")
+    return (
+        args[0]
+        if e.op in ("const", "index")
+        else f"{str(e.dtype)[6:]}({args[0]})"
+        if e.op == "cast"
+        else (f"{e.op}({', '.join(args)})")
+    )

@@ -1,7 +1,8 @@
 """Values while a graph is lowered: a shape, a dtype and a rule that gives the element at an index.
 
-A value is computed on demand inside whoever reads it until something (an extern call, many readers, an output) makes
-it real; from then on its element is a load. Views of values are values whose rule maps the index.
+A value is computed on demand inside whoever reads it until something (an extern call, many readers, an
+output) makes it real; from then on its element is a load. Views of values are values whose rule maps the
+index.
 """
 
 from __future__ import annotations
@@ -26,13 +27,31 @@ def _itself(x: Any) -> Any:
 
 
 class Value:
-    """A tensor of the program. Exactly one of `ref` (memory), `body` (computed) and `base` (view) says what it is."""
+    """A tensor of the program. Exactly one of `ref` (memory), `body` (computed) and `base` (view) says what
+    it is.
+    """
 
-    __slots__ = ("shape", "dtype", "body", "base", "index_map", "ref_map", "recipe", "_ref", "stride", "origin", "_memo")
+    __slots__ = (
+        "shape",
+        "dtype",
+        "body",
+        "base",
+        "index_map",
+        "ref_map",
+        "recipe",
+        "_ref",
+        "stride",
+        "origin",
+        "_memo",
+    )
 
-    def __init__(self, shape: Sequence[Dim], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None) -> None:
+    def __init__(
+        self, shape: Sequence[Dim], dtype: torch.dtype, body: Body | None = None, ref: BufRef | None = None
+    ) -> None:
         self.shape, self.dtype, self.body, self._ref = tuple(shape), dtype, body, ref
-        self.recipe = body  # what it was computed by, also once it is memory: for rules that can do without reading it
+        self.recipe = (
+            body  # what it was computed by, also once it is memory: for rules that can do without reading it
+        )
         self.base: Value | None = None
         self.index_map: IndexMap = _itself  # of a view
         self.ref_map: RefMap = _itself
@@ -125,7 +144,9 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
         x,
         [x.shape[d] for d in dims],
         lambda i: tuple(i[p] for p in inverse),
-        lambda r: BufRef(r.name, tuple(r.shape[d] for d in dims), tuple(r.stride[d] for d in dims), r.offset, r.dtype),
+        lambda r: BufRef(
+            r.name, tuple(r.shape[d] for d in dims), tuple(r.stride[d] for d in dims), r.offset, r.dtype
+        ),
     )
 
 
@@ -176,15 +197,22 @@ def flip(x: Value, dims: Sequence[int]) -> Value:
     """Dimensions read backwards."""
     turned = {d % max(len(x.shape), 1) for d in dims}
     return Value.view(
-        x, x.shape, lambda i: tuple(-v + (x.shape[d] - 1) if d in turned else v for d, v in enumerate(i)), lambda r: None
+        x,
+        x.shape,
+        lambda i: tuple(-v + (x.shape[d] - 1) if d in turned else v for d, v in enumerate(i)),
+        lambda r: None,
     )
 
 
 def view_stride(shape: Sequence[Dim], stride: Sequence[Dim], new_shape: Sequence[Dim]) -> Dims | None:
-    """Strides under which memory of (shape, stride) can be seen as `new_shape` without a copy; None when it cannot."""
+    """Strides under which memory of (shape, stride) can be seen as `new_shape` without a copy; None when it
+    cannot.
+    """
     if any(map(is_zero, shape)):
         return contiguous_stride(new_shape)
-    blocks: list[list[Dim]] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
+    blocks: list[
+        list[Dim]
+    ] = []  # [elements, step] of maximal runs of dimensions that lie densely in each other
     for n, s in zip(shape, stride, strict=True):
         if is_one(n):
             continue

@@ -1,7 +1,8 @@
-"""Checks of what lowering and scheduling made; each raises InternalError DM913 with the statement that is wrong.
+"""Checks of what lowering and scheduling made; each raises InternalError DM913 with the statement that is
+wrong.
 
->>> verify_kernel(kernel, specs)             # stores each element once, reads inside of buffers what is complete
->>> verify_schedule(group, kernel, stored)   # computes what the group's nodes say, at elements taken at random
+>>> verify_kernel(kernel, specs)  # stores each element once, reads inside of buffers what is complete
+>>> verify_schedule(group, kernel, stored)  # computes what the group's nodes say, at elements taken at random
 >>> verify_program(program)                  # steps read what earlier ones wrote
 """
 
@@ -28,7 +29,7 @@ def _wrong(what: str, why: object) -> NoReturn:
     raise InternalError("DM913", f"the lowered program is wrong: {what}", why=str(why), cure=cure)
 
 
-# -- positions ----------------------------------------------------------------------------------------------------------
+# -- positions -----------------------------------------------------------------------------------------------
 def bounds(index: Index, facts: Facts = ()) -> Bounds:
     """Smallest and largest value of an index under what is known."""
     if not facts and index.is_affine:
@@ -79,16 +80,23 @@ def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
 
 
 def _terms_between(form: Index, found: Bounds, facts: Facts) -> Iterator[tuple[Index, Bounds]]:
-    """What each term lies between when the sum of all does: `8*i + j >= 64` with j < 8 says that i is at least 8."""
+    """What each term lies between when the sum of all does: `8*i + j >= 64` with j < 8 says that i is at
+    least 8.
+    """
     for atom, c in form.terms.items() if len(form.terms) > 1 else ():
         if hint(c) > 0:
-            (a, b), (low, high) = bounds(Index({t: n for t, n in form.terms.items() if t != atom}), facts), found
+            (a, b), (low, high) = (
+                bounds(Index({t: n for t, n in form.terms.items() if t != atom}), facts),
+                found,
+            )
             first, last = bounds(Index.of(atom), facts)
             yield Index.of(atom), (max(first, -((b - low) // c)), min(last, (high - a) // c))
 
 
 def _accesses(roots: Iterable[Expr], seen: set[Any]) -> list[tuple[Expr, Facts]]:
-    """The loads and the results of other statements under expressions, with what is known where each is evaluated."""
+    """The loads and the results of other statements under expressions, with what is known where each is
+    evaluated.
+    """
     found: list[tuple[Expr, Facts]] = []
 
     def visit(e: Expr, facts: Facts) -> None:
@@ -123,7 +131,9 @@ def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
 
 
 def lattice(steps: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]] | None:
-    """(step, size) pairs in a normal form: equal forms reach the same positions, each once. None: some position twice."""
+    """(step, size) pairs in a normal form: equal forms reach the same positions, each once. None: some
+    position twice.
+    """
     found: list[tuple[Dim, Dim]] = []
     end: Dim = 1
     for step, size in sorted((step, size) for step, size in steps if size > 1):
@@ -137,12 +147,17 @@ def lattice(steps: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]] | None:
 
 
 def _same_places(steps: list[tuple[Dim, Dim]], wanted: list[tuple[Dim, Dim]]) -> bool:
-    """Whether loops of these steps and sizes reach the same places as a buffer's, each once; slices of slices may interleave."""
+    """Whether loops of these steps and sizes reach the same places as a buffer's, each once; slices of slices
+    may interleave.
+    """
     reached = lattice(steps)
     if reached is not None:
         return reached == lattice(wanted)
-    return sorted(steps) == sorted(wanted) and all(step > sum((n - 1) * s for s, n in steps if s < step) for step, _ in steps) \
+    return (
+        sorted(steps) == sorted(wanted)
+        and all(step > sum((n - 1) * s for s, n in steps if s < step) for step, _ in steps)
         and len({step for step, _ in steps}) == len(steps)
+    )
 
 
 def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSpec) -> None:
@@ -157,11 +172,16 @@ def _place(s: Store | Node, index: Index, loops: Collection[Var], spec: TensorSp
         return
     big = {v for v in loops if v.size > 1}
     steps = [(index.terms.get(v, 0), v.size) for v in big] if set(index.terms) <= big else []
-    if index.const or not _same_places(steps, [(step, n) for step, n in zip(spec.stride, spec.shape, strict=True) if n > 1]):
-        _wrong(f"{name}[{index}] over {', '.join(f'{v}<{v.size}' for v in loops)} is not each element of {name} once", spec)
+    if index.const or not _same_places(
+        steps, [(step, n) for step, n in zip(spec.stride, spec.shape, strict=True) if n > 1]
+    ):
+        _wrong(
+            f"{name}[{index}] over {', '.join(f'{v}<{v.size}' for v in loops)} is not each element of {name} once",
+            spec,
+        )
 
 
-# -- kernels -------------------------------------------------------------------------------------------------------------
+# -- kernels -------------------------------------------------------------------------------------------------
 def levels(kernel: Kernel) -> Iterator[tuple[tuple[Var, ...], tuple[Statement, ...]]]:
     """The statements in the order in which they are complete, with the loops that each runs in."""
     for phase in kernel.phases:
@@ -181,11 +201,14 @@ def _result(s: Statement) -> tuple[str, Any]:
     return "acc" if isinstance(s, Reduce) else "scan" if isinstance(s, Scan) else "scratch", s.id
 
 
-def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Collection[str] = ()) -> dict[str, set[Index]]:
-    """Each written buffer is stored once, over loops that reach each of its elements once; loads lie inside of buffers;
-    accumulators, kept values and running results are read where they are complete.
+def verify_kernel(
+    kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Collection[str] = ()
+) -> dict[str, set[Index]]:
+    """Each written buffer is stored once, over loops that reach each of its elements once; loads lie inside
+    of buffers; accumulators, kept values and running results are read where they are complete.
 
-    partial: buffers that take parts of accumulators. Gives the buffers of which it reads what is there before it runs, and where.
+    partial: buffers that take parts of accumulators. Gives the buffers of which it reads what is there before
+    it runs, and where.
     """
     stored: dict[str, Store] = {}
     before: dict[str, set[Index]] = {}  # loads that come before a store
@@ -223,15 +246,22 @@ def verify_kernel(kernel: Kernel, specs: Mapping[str, TensorSpec], partial: Coll
                 (known if not isinstance(s, Reduce) else across if s.across else gathered).add(_result(s))
         known |= gathered
     touched = {p[0]: p[2] for p in kernel.params}
-    named = {e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"}  # also under conditions that never hold
+    named = {
+        e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"
+    }  # also under conditions that never hold
     if touched != dict.fromkeys(named, False) | dict.fromkeys((*stored, *partial), True):
-        _wrong(f"the kernel stores {sorted(stored)} and reads {sorted(named)}", f"its parameters: {kernel.params}\n{kernel}")
+        _wrong(
+            f"the kernel stores {sorted(stored)} and reads {sorted(named)}",
+            f"its parameters: {kernel.params}\n{kernel}",
+        )
     return before
 
 
-# -- programs ------------------------------------------------------------------------------------------------------------
+# -- programs ------------------------------------------------------------------------------------------------
 def verify_nodes(schedule: Iterable[Node | ExternNode], specs: Mapping[str, TensorSpec]) -> None:
-    """What each loop node reads and writes lies inside of buffers, and each element of its result is written once."""
+    """What each loop node reads and writes lies inside of buffers, and each element of its result is written
+    once.
+    """
     for node in schedule:
         if isinstance(node, Node) and 0 not in node.domain:
             for e, facts in _accesses([node.evaluate()], set()):
@@ -240,7 +270,9 @@ def verify_nodes(schedule: Iterable[Node | ExternNode], specs: Mapping[str, Tens
 
 
 def verify_program(program: Program) -> None:
-    """Kernels are right; every step reads what is there by then, inside of buffers; buffers are written once, inputs last."""
+    """Kernels are right; every step reads what is there by then, inside of buffers; buffers are written once,
+    inputs last.
+    """
     specs = {name: b.spec for name, b in program.buffers.items()}
     empty = {name for name, spec in specs.items() if not spec.numel}
     there = empty | {name for name, b in program.buffers.items() if b.kind in ("input", "const")}
@@ -253,7 +285,11 @@ def verify_program(program: Program) -> None:
             if step.args != tuple(p[0] for p in step.kernel.params) or not reads <= set(step.reads):
                 _wrong(f"a step's buffers are {step.args}", step.kernel)
             for name, other in step.inplace:
-                if stores.keys() != {name} or places.get(other) != {stores[name].index} or len(step.kernel.phases) > 1:
+                if (
+                    stores.keys() != {name}
+                    or places.get(other) != {stores[name].index}
+                    or len(step.kernel.phases) > 1
+                ):
                     _wrong(f"{name} takes the memory of {other}, which is still read", step.kernel)
             again = {name for name, s in stores.items() if s.scatters} | set(program.mutations)
         else:
@@ -262,8 +298,16 @@ def verify_program(program: Program) -> None:
                 _lies_inside(ref, specs)
             reads, again = {ref.name for ref in found}, set(step.mutates)
             writes = {o for o in step.outs if o} | again
-        if reads - there or writes & there - again - empty or (writes & again) - there or (reads - again) & overwritten:
-            _wrong(f"a step reads {sorted(reads)} and writes {sorted(writes)}", f"there is {sorted(there)}\n{step}")
+        if (
+            reads - there
+            or writes & there - again - empty
+            or (writes & again) - there
+            or (reads - again) & overwritten
+        ):
+            _wrong(
+                f"a step reads {sorted(reads)} and writes {sorted(writes)}",
+                f"there is {sorted(there)}\n{step}",
+            )
         there |= writes
         overwritten |= writes & set(program.mutations)
     for ref in _refs(program.outputs):
@@ -287,16 +331,19 @@ def _refs(value: Any) -> Iterator[BufRef]:
             yield from _refs(item)
 
 
-# -- from nodes to kernels -----------------------------------------------------------------------------------------------
+# -- from nodes to kernels -----------------------------------------------------------------------------------
 class _Meaning:
-    """What expressions stand for where each loop variable has one value: numbers that are equal where the meanings are.
+    """What expressions stand for where each loop variable has one value: numbers that are equal where the
+    meanings are.
 
     A reduction stands for its kind and its operand at that element.
     """
 
     def __init__(self, values: Mapping[Var, int]) -> None:
         self.values = values
-        self.results: dict[tuple[str, Any], Any] = {}  # what statements or nodes stand for, by what reads them
+        self.results: dict[
+            tuple[str, Any], Any
+        ] = {}  # what statements or nodes stand for, by what reads them
         self.known: dict[Expr, Any] = {}
 
     def of(self, e: Expr) -> Any:
@@ -310,7 +357,10 @@ class _Meaning:
             return self.of(e.args[0])
         if e.op in READS and (e.op, e.args[0]) in self.results:
             return self.results[e.op, e.args[0]]
-        parts = (self.of(a) if isinstance(a, Expr) else self.place(a) if isinstance(a, Index) else a for a in e.args)
+        parts = (
+            self.of(a) if isinstance(a, Expr) else self.place(a) if isinstance(a, Index) else a
+            for a in e.args
+        )
         return hash((e.op, *parts))
 
     def place(self, index: Index) -> Any:
@@ -333,7 +383,9 @@ class _Meaning:
     def take(self, what: tuple[str, Any], kind: str | None, e: Expr) -> Any:
         """Pass a statement or node."""
         found = self.of(e)
-        if kind is not None and not (isinstance(found, tuple) and found[0] == kind):  # a sum of rows' sums is one sum
+        if kind is not None and not (
+            isinstance(found, tuple) and found[0] == kind
+        ):  # a sum of rows' sums is one sum
             found = (kind, found)
         self.results[what] = found
         self.known.clear()
@@ -341,10 +393,12 @@ class _Meaning:
 
 
 def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries: int = 3) -> None:
-    """At elements taken at random (of the sizes at which it is compiled) the kernel stores what the group's nodes say, where they
-    say it; rows are what they reduce."""
+    """At elements taken at random (of the sizes at which it is compiled) the kernel stores what the group's
+    nodes say, where they say it; rows are what they reduce."""
     loops = {v: re.findall(r"t\d+", v.name) for v in (*kernel.outer, *kernel.middle, *kernel.inner)}
-    along = {name for v in (kernel.middle if kernel.template == "cols" else kernel.inner) for name in loops[v]}
+    along = {
+        name for v in (kernel.middle if kernel.template == "cols" else kernel.inner) for name in loops[v]
+    }
     if group.template and along != {v.name for v in group.loop}:
         _wrong("a kernel goes along other loops than its group", f"{group.loop}\n{kernel}")
     draw, by_name = random.Random(len(group.members)), {v.name: v for v in group.vars}
@@ -361,6 +415,12 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
             if isinstance(s, Store):
                 stores[s.buffer] = ours.place(s.index), found
         for m in group.members:
-            found = nodes.place(m.store), nodes.take(("load", m.node.buffer), m.node.reduce or m.node.scan, m.expr)
+            found = (
+                nodes.place(m.store),
+                nodes.take(("load", m.node.buffer), m.node.reduce or m.node.scan, m.expr),
+            )
             if stores.get(m.node.buffer) != (found if m.node.buffer in stored else None):
-                _wrong(f"{m.node.buffer}[{m.store}] is not stored as {m.node.origin} computes it", f"{m.expr}\n{kernel}")
+                _wrong(
+                    f"{m.node.buffer}[{m.store}] is not stored as {m.node.origin} computes it",
+                    f"{m.expr}\n{kernel}",
+                )

@@ -1,8 +1,9 @@
-"""New contents of inputs are stored where they belong: no copy behind a kernel that could have written the input itself.
+"""New contents of inputs are stored where they belong: no copy behind a kernel that could have written the
+input itself.
 
-A value that others read as well (a momentum, of which the update is made) has a buffer of its own and is copied into the input at
-the end. Where the kernel that makes it is the last to read the input, and reads each element no later than it stores it, it
-stores into the input.
+A value that others read as well (a momentum, of which the update is made) has a buffer of its own and is
+copied into the input at the end. Where the kernel that makes it is the last to read the input, and reads each
+element no later than it stores it, it stores into the input.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from .program import Buffer, BufRef, ExternStep, LoopStep, Step
 from .schedule import in_place_pairs
 
 
-def write_back(steps: list[Step], buffers: dict[str, Buffer], inputs: Collection[str], kept: Collection[str]) -> list[Step]:
-    """The steps without copies that their makers can do. inputs: those that are overwritten; kept: buffers that must be made."""
+def write_back(
+    steps: list[Step], buffers: dict[str, Buffer], inputs: Collection[str], kept: Collection[str]
+) -> list[Step]:
+    """The steps without copies that their makers can do. inputs: those that are overwritten; kept: buffers
+    that must be made.
+    """
     touches: dict[str, list[int]] = {}
     for at, step in enumerate(steps):
         for name in _names(step):
@@ -28,8 +33,13 @@ def write_back(steps: list[Step], buffers: dict[str, Buffer], inputs: Collection
             continue
         source, target = pair
         maker, *others = touches[source]
-        if target not in inputs or source in kept or buffers[source].kind != "temp" or others != [at] or any(
-                maker < n != at for n in touches[target]):
+        if (
+            target not in inputs
+            or source in kept
+            or buffers[source].kind != "temp"
+            or others != [at]
+            or any(maker < n != at for n in touches[target])
+        ):
             continue
         making = result[maker]
         if isinstance(making, LoopStep) and source in making.writes:
@@ -56,8 +66,16 @@ def _names(step: Step) -> set[str]:
 
 
 def _stores(kernel: Kernel) -> list[Store]:
-    """The stores of a kernel that is one pass and stores each element as it comes to it; none of any other."""
-    if kernel.template != "rows" or len(kernel.phases) != 1 or kernel.final or kernel.final_once or kernel.phases[0].row:
+    """The stores of a kernel that is one pass and stores each element as it comes to it; none of any
+    other.
+    """
+    if (
+        kernel.template != "rows"
+        or len(kernel.phases) != 1
+        or kernel.final
+        or kernel.final_once
+        or kernel.phases[0].row
+    ):
         return []
     found = [s for s in kernel.phases[0].inner if isinstance(s, Store) and not s.scatters]
     return found if len(found) == len(kernel.phases[0].inner) else []
@@ -75,7 +93,9 @@ def _copied(step: LoopStep) -> tuple[str, str] | None:
 
 
 def _storing(kernel: Kernel, source: str, target: str) -> Kernel | None:
-    """The kernel with its stores to `source` made into `target`, behind all that reads that; None where it reads it elsewhere."""
+    """The kernel with its stores to `source` made into `target`, behind all that reads that; None where it
+    reads it elsewhere.
+    """
     stores = _stores(kernel)
     if not stores:
         return None
@@ -93,7 +113,9 @@ def _storing(kernel: Kernel, source: str, target: str) -> Kernel | None:
     else:
         params = tuple((target, t, w) if n == source else (n, t, w) for n, t, w in kernel.params)
     places = [n for n, s in enumerate(inner) if s.buffer == target]
-    if any(e.args[0] == s.buffer for n, s in enumerate(inner) for later in inner[n + 1:] for e in _loads(later)):
+    if any(
+        e.args[0] == s.buffer for n, s in enumerate(inner) for later in inner[n + 1 :] for e in _loads(later)
+    ):
         return None  # what is stored earlier would be read as it was
     assert len(places) == 1
     return replace(kernel, phases=(Phase(inner),), params=params)
@@ -106,5 +128,11 @@ def _loads(store: Store) -> list[Expr]:
 def _with_kernel(step: LoopStep, kernel: Kernel, buffers: dict[str, Buffer]) -> LoopStep:
     reads = tuple(dict.fromkeys(e.args[0] for e in walk(*roots(*kernel.statements())) if e.op == "load"))
     sizes = {name: (b.spec.numel, b.spec.dtype) for name, b in buffers.items()}
-    return replace(step, kernel=kernel, args=tuple(p[0] for p in kernel.params), reads=reads,
-                   writes=tuple(p[0] for p in kernel.params if p[2]), inplace=in_place_pairs(kernel, sizes))
+    return replace(
+        step,
+        kernel=kernel,
+        args=tuple(p[0] for p in kernel.params),
+        reads=reads,
+        writes=tuple(p[0] for p in kernel.params if p[2]),
+        inplace=in_place_pairs(kernel, sizes),
+    )

@@ -1,1 +1,3 @@
-"""What compiled programs stand on while they run: building and loading libraries, launching kernels, memory, CUDA graphs."""
+"""What compiled programs stand on while they run: building and loading libraries, launching kernels, memory,
+CUDA graphs.
+"""

@@ -3,7 +3,8 @@
 >>> library = load_library('extern "C" int two() { return 2; }')
 >>> library.address("two")            # the function's address, an int
 
-The cache holds the library's bytes, so a damaged or half-written entry is rebuilt and two processes may share it.
+The cache holds the library's bytes, so a damaged or half-written entry is rebuilt and two processes may share
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _CURE = "install g++ (or clang++), set $CXX or dynamotor.config.cxx"
 
 @dataclass(frozen=True)
 class Library:
-    """A loaded shared library. It stays loaded for the life of the process: kernels may still point into it."""
+    """A loaded shared library. It stays loaded for the life of the process: kernels may still point into
+    it.
+    """
 
     handle: ctypes.CDLL = field(repr=False)
     key: str
@@ -52,15 +55,21 @@ class Library:
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler as a command: config.cxx, $CXX ("ccache g++" is fine), g++, clang++. BuildError DM301 without one."""
+    """The C++ compiler as a command: config.cxx, $CXX ("ccache g++" is fine), g++, clang++. BuildError DM301
+    without one.
+    """
     asked = config.cxx or os.environ.get("CXX", "")
     for name in (asked,) if asked else ("g++", "clang++"):
         words = shlex.split(name)
         path = shutil.which(words[0]) if words else None
         if path:
             return [path, *words[1:]]
-    raise BuildError("DM301", "no C++ compiler was found", cure=_CURE,
-                     why=f"{asked!r} is not an executable on PATH" if asked else "neither g++ nor clang++ is on PATH")
+    raise BuildError(
+        "DM301",
+        "no C++ compiler was found",
+        cure=_CURE,
+        why=f"{asked!r} is not an executable on PATH" if asked else "neither g++ nor clang++ is on PATH",
+    )
 
 
 @functools.cache
@@ -73,20 +82,27 @@ def _compiler_version(command: tuple[str, ...], modified: int) -> str:
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError("DM301", f"the C++ compiler {' '.join(command)} does not run", why=str(error), cure=_CURE) from error
+        raise BuildError(
+            "DM301", f"the C++ compiler {' '.join(command)} does not run", why=str(error), cure=_CURE
+        ) from error
     cache.store("compiler", key, done.stdout.encode())
     return done.stdout
 
 
 @functools.cache
 def cpu_model() -> str:
-    """Names the processor and its instruction sets: code built with -march=native may only be shared among equals."""
+    """Names the processor and its instruction sets: code built with -march=native may only be shared among
+    equals.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
         import platform
+
         return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(line for line in lines if line.startswith(("model", "flags", "Features", "CPU", "vendor_id")))
+    return "\n".join(
+        line for line in lines if line.startswith(("model", "flags", "Features", "CPU", "vendor_id"))
+    )
 
 
 def build_key(source: str, flags: Sequence[str]) -> str:
@@ -103,7 +119,9 @@ def _failure(code: str, what: str, why: str, source: str, key: str, cure: str) -
     for folder in (Path(config.cache_dir) / "failed", Path(tempfile.gettempdir())):
         try:
             cache.make_folder(folder)
-            handle, kept = tempfile.mkstemp(".cpp", f"dynamotor-{key[:16]}-", folder)  # no name that others can foresee
+            handle, kept = tempfile.mkstemp(
+                ".cpp", f"dynamotor-{key[:16]}-", folder
+            )  # no name that others can foresee
             with os.fdopen(handle, "w") as file:
                 file.write(source)
         except OSError:
@@ -113,7 +131,9 @@ def _failure(code: str, what: str, why: str, source: str, key: str, cure: str) -
 
 
 def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
-    """The bytes of the library built from `source`; BuildError DM302 (compiler error) or DM303 (time, disk)."""
+    """The bytes of the library built from `source`; BuildError DM302 (compiler error) or DM303 (time,
+    disk).
+    """
     compiler = find_compiler()
     try:
         with tempfile.TemporaryDirectory(prefix="dynamotor-build-") as folder:
@@ -122,21 +142,45 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
                 file.write(source)
             command = [*compiler, text, "-o", out, *BASE_FLAGS, *flags, *config.cxx_flags]
             with timed("build"):
-                quick = {**os.environ, "LD_PRELOAD": ""} if config.sanitize else None  # the sanitizers are for what it builds
-                done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, env=quick)
+                quick = (
+                    {**os.environ, "LD_PRELOAD": ""} if config.sanitize else None
+                )  # the sanitizers are for what it builds
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, env=quick
+                )
             if done.returncode == 0:
                 counters["build"]["compiled"] += 1
                 return Path(out).read_bytes()
-            errors = [line for line in done.stderr.splitlines() if "error" in line][:5] or done.stderr.splitlines()[:5]
+            errors = [line for line in done.stderr.splitlines() if "error" in line][
+                :5
+            ] or done.stderr.splitlines()[:5]
             why = f"{' '.join(compiler)} exited with {done.returncode}: " + "\n    ".join(errors)
     except subprocess.TimeoutExpired as error:
-        raise _failure("DM303", "compiling generated C++ took too long", str(error), source, key,
-                       "use a faster machine or file system, or report the source") from error
+        raise _failure(
+            "DM303",
+            "compiling generated C++ took too long",
+            str(error),
+            source,
+            key,
+            "use a faster machine or file system, or report the source",
+        ) from error
     except OSError as error:
-        raise _failure("DM303", "generated C++ could not be written or compiled", str(error), source, key,
-                       "free disk space, or point TMPDIR at a writable folder") from error
-    raise _failure("DM302", "the C++ compiler refused generated code", why, source, key,
-                   "report the source; dynamotor.config.strict=False runs such graphs on aten kernels")
+        raise _failure(
+            "DM303",
+            "generated C++ could not be written or compiled",
+            str(error),
+            source,
+            key,
+            "free disk space, or point TMPDIR at a writable folder",
+        ) from error
+    raise _failure(
+        "DM302",
+        "the C++ compiler refused generated code",
+        why,
+        source,
+        key,
+        "report the source; dynamotor.config.strict=False runs such graphs on aten kernels",
+    )
 
 
 @functools.cache
@@ -154,7 +198,8 @@ def _open(payload: bytes, key: str) -> ctypes.CDLL:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-    # The descriptor stays open: the loader knows libraries by path, and a closed number would come back as another file.
+    # The descriptor stays open: the loader knows libraries by path, and a closed number would come back as
+    # another file.
     handle = os.memfd_create(f"dynamotor-{key[:16]}")
     os.write(handle, payload)
     return ctypes.CDLL(f"/proc/self/fd/{handle}")
@@ -178,7 +223,9 @@ def _build(source: str, flags: tuple[str, ...], key: str) -> Library:
         try:
             library = Library(_open(payload, key), key)
         except OSError as error:
-            raise _failure("DM302", "a built library does not load", str(error), source, key, "report the source") from error
+            raise _failure(
+                "DM302", "a built library does not load", str(error), source, key, "report the source"
+            ) from error
         cache.store("build", key, payload)
     return library
 
@@ -193,7 +240,9 @@ def _from_cache(key: str) -> Library | None:
 
 
 def stored_library(key: str) -> Library | None:
-    """The library of an earlier build of this key, if need be once another process has built it; None when there is none."""
+    """The library of an earlier build of this key, if need be once another process has built it; None when
+    there is none.
+    """
     with _lock:
         future = _libraries.get(key)
     if future is not None and (future.done() or _pool_process == os.getpid()):
@@ -217,10 +266,14 @@ _pool_process = 0
 
 
 def _workers() -> ThreadPoolExecutor:
-    """The pool that waits for compilers; a forked child gets its own, because threads do not survive a fork."""
+    """The pool that waits for compilers; a forked child gets its own, because threads do not survive a
+    fork.
+    """
     global _pool, _pool_process
     if _pool is None or _pool_process != os.getpid():
-        _pool = ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2), thread_name_prefix="dynamotor-build")
+        _pool = ThreadPoolExecutor(
+            max_workers=max(2, os.cpu_count() or 2), thread_name_prefix="dynamotor-build"
+        )
         _pool_process = os.getpid()
         for key in [key for key, future in _libraries.items() if not future.done()]:
             del _libraries[key]
@@ -228,7 +281,9 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def start_build(source: str, flags: Sequence[str] = ()) -> Future[Library]:
-    """Build and load in the background; equal sources share one build. `.result()` gives the Library or BuildError."""
+    """Build and load in the background; equal sources share one build. `.result()` gives the Library or
+    BuildError.
+    """
     log("code", source)
     try:
         key = build_key(source, flags)
@@ -241,10 +296,14 @@ def start_build(source: str, flags: Sequence[str] = ()) -> Future[Library]:
         pool = _workers()
         future = _libraries.get(key)
         if future is None or (future.done() and future.exception() is not None):
-            future = _libraries[key] = pool.submit(contextvars.copy_context().run, _build, source, tuple(flags), key)
+            future = _libraries[key] = pool.submit(
+                contextvars.copy_context().run, _build, source, tuple(flags), key
+            )
         return future
 
 
 def load_library(source: str, flags: Sequence[str] = ()) -> Library:
-    """Build (or find) and load one C++ source. Errors: BuildError DM301 no compiler, DM302 refused, DM303 time or disk."""
+    """Build (or find) and load one C++ source. Errors: BuildError DM301 no compiler, DM302 refused, DM303
+    time or disk.
+    """
     return start_build(source, flags).result()

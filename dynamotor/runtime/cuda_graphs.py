@@ -1,9 +1,11 @@
-"""A compiled call replayed as one CUDA graph: warm-up calls, one recording, then replays that cost the host one launch.
+"""A compiled call replayed as one CUDA graph: warm-up calls, one recording, then replays that cost the host
+one launch.
 
-Parameters keep their addresses, other inputs are copied to where the recording found them. What a replay gives is never
-overwritten while somebody holds it: small results are copied out, others lie in memory of the recording, which is not
-replayed until they are let go of (another recording of the same call takes its place meanwhile, or the plain call). Where
-a replay would be wrong, the call runs plainly, and the reason is counted.
+Parameters keep their addresses, other inputs are copied to where the recording found them. What a replay
+gives is never overwritten while somebody holds it: small results are copied out, others lie in memory of the
+recording, which is not replayed until they are let go of (another recording of the same call takes its place
+meanwhile, or the plain call). Where a replay would be wrong, the call runs plainly, and the reason is
+counted.
 
 >>> call = GraphedCall(program, static=frozenset({0, 1}), mutated=frozenset(), device=torch.device("cuda", 0))
 """
@@ -40,7 +42,9 @@ class Recorder(Protocol):
     """How a call is recorded: CUDA's graphs, or something like them in a test."""
 
     def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...], Any]:
-        """Record a call without arguments: what replays it, its (not yet computed) results, and what must be kept alive."""
+        """Record a call without arguments: what replays it, its (not yet computed) results, and what must be
+        kept alive.
+        """
 
     def stream(self) -> int:
         """The current stream."""
@@ -52,9 +56,10 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Graphs of one device.
 
-    Each recording has a memory pool of its own: in a shared one, results of a later recording may lie where an earlier one
-    keeps intermediates, and its next replay would overwrite them while they are held. The scratch block, which holds most
-    intermediates, is shared by all recordings that are replayed on one stream, and so is the stream that they are recorded on.
+    Each recording has a memory pool of its own: in a shared one, results of a later recording may lie where
+    an earlier one keeps intermediates, and its next replay would overwrite them while they are held. The
+    scratch block, which holds most intermediates, is shared by all recordings that are replayed on one
+    stream, and so is the stream that they are recorded on.
     """
 
     _streams: dict[tuple[torch.device, int], Any] = {}
@@ -113,7 +118,10 @@ class _Result:
 
     def is_free(self) -> bool:
         """Whether nobody but the recording holds the memory."""
-        return _use_count(self.storage._cdata) == self.owners and sys.getrefcount(self.storage) == self.references
+        return (
+            _use_count(self.storage._cdata) == self.owners
+            and sys.getrefcount(self.storage) == self.references
+        )
 
     def hand_out(self) -> torch.Tensor:
         """The tensor that the caller gets."""
@@ -135,7 +143,9 @@ class _Given:
 class _Recording:
     """One recorded call: where it reads its inputs, and what it gives."""
 
-    def __init__(self, call: Call, inputs: Sequence[Any], static: frozenset[int], n_copied: int, recorder: Recorder) -> None:
+    def __init__(
+        self, call: Call, inputs: Sequence[Any], static: frozenset[int], n_copied: int, recorder: Recorder
+    ) -> None:
         self.stream, self.inference = recorder.stream(), torch.is_inference_mode_enabled()
         self.fixed: list[int] = []  # inputs that must lie where they lay
         self.copied: list[tuple[int, torch.Tensor]] = []
@@ -148,18 +158,26 @@ class _Recording:
             elif i in static or in_graph_memory(x):
                 self.fixed.append(i)
             else:
-                arguments[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+                arguments[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(
+                    x
+                )
                 self.copied.append((i, arguments[i]))
         self.pointers = data_pointers([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
         self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
         own = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
-        made = [r for r in results if isinstance(r, torch.Tensor) and r.untyped_storage().data_ptr() not in own]
+        made = [
+            r for r in results if isinstance(r, torch.Tensor) and r.untyped_storage().data_ptr() not in own
+        ]
         addresses = {r.untyped_storage().data_ptr() for r in made if id(r) not in position}
         self.results: list[Any] = []
         for n, r in enumerate(results):
             if isinstance(r, torch.Tensor):
-                r = _Given(position[id(r)]) if id(r) in position else _Result(r, n < n_copied and r.nbytes <= SMALL)
+                r = (
+                    _Given(position[id(r)])
+                    if id(r) in position
+                    else _Result(r, n < n_copied and r.nbytes <= SMALL)
+                )
             self.results.append(r)
         del results, made
         self.lent = [r for r in self.results if isinstance(r, _Result) and r.storage.data_ptr() in addresses]
@@ -185,10 +203,16 @@ class _Recording:
 
     def _moved(self, inputs: Sequence[Any]) -> str:
         """Why an input does not lie where the recording reads it."""
-        moved = [i for i, address in zip(self.fixed, self.pointers, strict=True) if inputs[i].data_ptr() != address]
+        moved = [
+            i for i, address in zip(self.fixed, self.pointers, strict=True) if inputs[i].data_ptr() != address
+        ]
         if any(i in self.static for i in moved):
             return "a parameter has moved"
-        return "an input of another recording" if all(in_graph_memory(inputs[i]) for i in moved) else _NOT_REPLAYED
+        return (
+            "an input of another recording"
+            if all(in_graph_memory(inputs[i]) for i in moved)
+            else _NOT_REPLAYED
+        )
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Replay."""
@@ -196,7 +220,10 @@ class _Recording:
             place.copy_(inputs[i], non_blocking=True)
         self.replay()
         return tuple(
-            [r.hand_out() if isinstance(r, _Result) else inputs[r.position] if isinstance(r, _Given) else r for r in self.results]
+            [
+                r.hand_out() if isinstance(r, _Result) else inputs[r.position] if isinstance(r, _Given) else r
+                for r in self.results
+            ]
         )
 
 
@@ -218,9 +245,9 @@ def _forget(addresses: set[int]) -> None:
 class GraphedCall:
     """Calls `call(*inputs)` and, once it is warm, replays a recording of it.
 
-    static: inputs that are the same tensor at each call. mutated: inputs that the call writes; they must be static.
-    n_copied: the first so many results are the user's, and copied when they are small. Threads that call at once: one
-    replays, the others run plainly.
+    static: inputs that are the same tensor at each call. mutated: inputs that the call writes; they must be
+    static. n_copied: the first so many results are the user's, and copied when they are small. Threads that
+    call at once: one replays, the others run plainly.
     """
 
     def __init__(
@@ -260,7 +287,9 @@ class GraphedCall:
         return self.call(*inputs)
 
     def _recording_for(self, inputs: Sequence[Any]) -> _Recording | None:
-        """A recording that this call can replay, made now if that helps; None: the call runs plainly, and why is counted."""
+        """A recording that this call can replay, made now if that helps; None: the call runs plainly, and why
+        is counted.
+        """
         stream = self._recorder.stream()
         why = ""
         for recording in tuple(self._recordings):
@@ -316,6 +345,8 @@ class GraphedCall:
                 continue
             if not self._recorder.is_ours(x):
                 return f"an input lies on {x.device}"
-            if i not in self.static and any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True)):
+            if i not in self.static and any(
+                n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True)
+            ):
                 return "an expanded input"
         return ""

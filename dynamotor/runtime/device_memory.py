@@ -1,7 +1,8 @@
-"""Scratch memory of call programs on a GPU: blocks of PyTorch's caching allocator, kept apart by device and stream.
+"""Scratch memory of call programs on a GPU: blocks of PyTorch's caching allocator, kept apart by device and
+stream.
 
-Calls on one stream follow each other on the GPU, so they may share a block although the host runs ahead; another stream
-gets other blocks.
+Calls on one stream follow each other on the GPU, so they may share a block although the host runs ahead;
+another stream gets other blocks.
 
 >>> arena = arena_of(torch.device("cuda", 0)); block = arena.acquire(1 << 20)
 """
@@ -17,7 +18,9 @@ from .memory import ALIGNMENT, Arena, Block
 
 
 class OutOfDeviceMemory(DynamotorError, torch.OutOfMemoryError):
-    """DM306: a compiled graph found no memory on the GPU. Also what PyTorch raises, so that handlers for that catch it."""
+    """DM306: a compiled graph found no memory on the GPU. Also what PyTorch raises, so that handlers for that
+    catch it.
+    """
 
     def __init__(self, name: str, device: torch.device, why: str) -> None:
         super().__init__(
@@ -38,7 +41,9 @@ class DeviceBlock(Block):
         with torch.inference_mode(False):
             self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8, device=device)
 
-    def tensor(self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(
+        self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
         """A tensor at a byte offset of the block."""
         with torch.inference_mode(False):
             empty = torch.empty(0, dtype=dtype, device=self.bytes.device)

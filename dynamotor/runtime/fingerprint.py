@@ -1,7 +1,7 @@
 """Has the content of some tensors changed? A hash over their bytes, at the speed of memory.
 
-`(data_ptr, _version)` does not see `p.data.mul_(2)`: it keeps the address and moves another version counter. So work that
-is done once on parameters is guarded by what they hold. 45 MB take 2-3 ms on two cores.
+`(data_ptr, _version)` does not see `p.data.mul_(2)`: it keeps the address and moves another version counter.
+So work that is done once on parameters is guarded by what they hold. 45 MB take 2-3 ms on two cores.
 
 >>> seen = Fingerprint([TensorSpec.of(t) for t in tensors])
 >>> before = seen.of(tensors); tensors[0].data.mul_(2); seen.of(tensors) != before
@@ -18,11 +18,12 @@ from ..graph.spec import TensorSpec
 from .build import start_build
 from .launch import make_kernel
 
-# To each 64-bit word a random key of its own place is added, then one half is multiplied by the other: linear edits (signs
-# flipped, factors of two, rows swapped) do not cancel each other. (With keys in steps of a constant they do: an edit of the
-# pattern + - - + has a second difference of zero.) The word itself is added too, so that a half of zeros hides nothing, and
-# after 16 steps the sums are folded into themselves and the keys begin again. Blocks are hashed apart from each other, with
-# their number, and mixed into a sum, so that threads may take any of them.
+# To each 64-bit word a random key of its own place is added, then one half is multiplied by the other: linear
+# edits (signs flipped, factors of two, rows swapped) do not cancel each other. (With keys in steps of a
+# constant they do: an edit of the pattern + - - + has a second difference of zero.) The word itself is added
+# too, so that a half of zeros hides nothing, and after 16 steps the sums are folded into themselves and the
+# keys begin again. Blocks are hashed apart from each other, with their number, and mixed into a sum, so that
+# threads may take any of them.
 _SOURCE = r"""
 #if defined(__AVX512F__)
 enum { WORDS = 8 };
@@ -83,7 +84,9 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-w")
 
 
 class Fingerprint:
-    """Hashes tensors of known specs. Making one starts to build the hash function; the first `of` waits for it."""
+    """Hashes tensors of known specs. Making one starts to build the hash function; the first `of` waits for
+    it.
+    """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._sizes = [spec.extent * spec.dtype.itemsize for spec in specs]

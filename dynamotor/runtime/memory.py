@@ -1,8 +1,10 @@
-"""Memory of call programs: a plan of offsets, a scratch block kept between calls, and recycled result storages.
+"""Memory of call programs: a plan of offsets, a scratch block kept between calls, and recycled result
+storages.
 
-Fresh buffers of 10-100 MB cost a page fault every 4 kB, which is what makes small CPU kernels slow. Intermediates
-therefore live in one block that all programs share (only one runs at a time on a thread; a second thread gets a second
-block), and results come from a pool that takes a storage back when nobody but the pool holds it.
+Fresh buffers of 10-100 MB cost a page fault every 4 kB, which is what makes small CPU kernels slow.
+Intermediates therefore live in one block that all programs share (only one runs at a time on a thread; a
+second thread gets a second block), and results come from a pool that takes a storage back when nobody but the
+pool holds it.
 
 >>> offsets, size = plan_offsets([Lifetime("a", 100, 0, 1), Lifetime("b", 100, 2, 3)])
 >>> offsets, size
@@ -51,7 +53,9 @@ _madvise = getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def ask_for_huge_pages(tensor: torch.Tensor) -> None:
-    """Let the kernel back the inside of a fresh large tensor with huge pages: fewer faults and TLB misses. Only a hint."""
+    """Let the kernel back the inside of a fresh large tensor with huge pages: fewer faults and TLB misses.
+    Only a hint.
+    """
     start = -(-tensor.data_ptr() // _HUGE) * _HUGE
     end = (tensor.data_ptr() + tensor.nbytes) // _HUGE * _HUGE
     if _madvise is not None and end > start:
@@ -60,7 +64,9 @@ def ask_for_huge_pages(tensor: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A buffer of `nbytes` that is first written in step `start` and last touched in step `end` (both inclusive)."""
+    """A buffer of `nbytes` that is first written in step `start` and last touched in step `end` (both
+    inclusive).
+    """
 
     name: str
     nbytes: int | Size
@@ -107,25 +113,41 @@ class _FreeList:
             self.ranges[at - 1 : at + 1] = [(before[0], before[1] + size)]
 
 
-def verify_plan(lifetimes: Sequence[Lifetime], offsets: Mapping[str, int], inplace: Mapping[str, Sequence[str]]) -> None:
-    """Raise when two buffers of one step share memory, but for one that takes over what ends where it begins."""
+def verify_plan(
+    lifetimes: Sequence[Lifetime], offsets: Mapping[str, int], inplace: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise when two buffers of one step share memory, but for one that takes over what ends where it
+    begins.
+    """
     ordered = sorted(lifetimes, key=lambda one: one.start)
     for k, later in enumerate(ordered):
         for earlier in ordered[:k]:
-            together = later.start <= earlier.end and offsets[later.name] < offsets[earlier.name] + earlier.nbytes and (
-                offsets[earlier.name] < offsets[later.name] + later.nbytes)
-            taken_over = earlier.end == later.start and earlier.name in inplace.get(later.name, ()) and (
-                offsets[earlier.name] == offsets[later.name])
+            together = (
+                later.start <= earlier.end
+                and offsets[later.name] < offsets[earlier.name] + earlier.nbytes
+                and (offsets[earlier.name] < offsets[later.name] + later.nbytes)
+            )
+            taken_over = (
+                earlier.end == later.start
+                and earlier.name in inplace.get(later.name, ())
+                and (offsets[earlier.name] == offsets[later.name])
+            )
             if together and not taken_over:
-                raise InternalError("DM923", f"the buffers {earlier.name} and {later.name} were planned into the same memory",
-                                    why=f"{earlier} at {offsets[earlier.name]}, {later} at {offsets[later.name]}",
-                                    cure="report the program; dynamotor.config.reuse_memory does not help here")
+                raise InternalError(
+                    "DM923",
+                    f"the buffers {earlier.name} and {later.name} were planned into the same memory",
+                    why=f"{earlier} at {offsets[earlier.name]}, {later} at {offsets[later.name]}",
+                    cure="report the program; dynamotor.config.reuse_memory does not help here",
+                )
 
 
-def plan_offsets(lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[str]] | None = None) -> tuple[dict[str, int], int]:
+def plan_offsets(
+    lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[str]] | None = None
+) -> tuple[dict[str, int], int]:
     """Byte offsets so that buffers alive in one step never overlap, and the total size.
 
-    inplace[written] lists buffers whose memory `written` may take over when they end in the step where it starts.
+    inplace[written] lists buffers whose memory `written` may take over when they end in the step where it
+    starts.
     """
     inplace = inplace or {}
     free = _FreeList()
@@ -159,7 +181,9 @@ def plan_offsets(lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[s
 def plan_slots(
     lifetimes: Sequence[Lifetime], inplace: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[dict[str, int | Size], int | Size]:
-    """As `plan_offsets`, for sizes that differ between calls: a buffer takes over memory that provably is large enough."""
+    """As `plan_offsets`, for sizes that differ between calls: a buffer takes over memory that provably is
+    large enough.
+    """
     size_of = {life.name: _aligned(life.nbytes) for life in lifetimes}
     by_name = {life.name: life for life in lifetimes}
     slots: list[int | Size] = []
@@ -176,8 +200,16 @@ def plan_slots(
     for life in sorted(lifetimes, key=lambda one: (one.start, -hint(one.nbytes))):
         size = size_of[life.name]
         before = [by_name[other] for other in (inplace or {}).get(life.name, ()) if other in by_name]
-        taken = next((place[b.name] for b in before if b.start < b.end == life.start and busy[place[b.name]] == b.end
-                      and equal(size_of[b.name], size)), None)
+        taken = next(
+            (
+                place[b.name]
+                for b in before
+                if b.start < b.end == life.start
+                and busy[place[b.name]] == b.end
+                and equal(size_of[b.name], size)
+            ),
+            None,
+        )
         if taken is None:
             free = [n for n, end in busy.items() if end < life.start and is_enough(n, size)]
             taken = min(free, key=lambda n: hint(slots[n]), default=None)
@@ -193,7 +225,9 @@ def plan_slots(
 
 
 def roomy(nbytes: int) -> int:
-    """A little more than was asked for, so that a size that grows from call to call does not need new memory at each."""
+    """A little more than was asked for, so that a size that grows from call to call does not need new memory
+    at each.
+    """
     step = 1 << max(nbytes.bit_length() - 4, 6)
     return -(-nbytes // step) * step
 
@@ -209,13 +243,19 @@ class Block:
             self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8)
         ask_for_huge_pages(self.bytes)
 
-    def tensor(self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(
+        self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
         """A tensor (no view of another, so without shared version counter) at a byte offset of the block."""
         with torch.inference_mode(False):
-            return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
+            return torch.empty(0, dtype=dtype).set_(
+                self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride
+            )
 
     def places(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors (byte offset, shape, stride, dtype) in the block, and the addresses of plain byte offsets."""
+        """Tensors (byte offset, shape, stride, dtype) in the block, and the addresses of plain byte
+        offsets.
+        """
         start = self.bytes.data_ptr()
         bases: dict[torch.dtype, torch.Tensor] = {}
         found: dict[str, Any] = {}
@@ -227,13 +267,17 @@ class Block:
                 offset, shape, stride, dtype = place
                 base = bases.get(dtype)
                 if base is None:
-                    base = bases[dtype] = torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), 0, (1,), (1,))
+                    base = bases[dtype] = torch.empty(0, dtype=dtype).set_(
+                        self.bytes.untyped_storage(), 0, (1,), (1,)
+                    )
                 found[name] = reinterpret(base, shape, stride, offset // dtype.itemsize)
         return found
 
 
 class Arena:
-    """The blocks that no call uses at the moment. `acquire` and `release` rest on list.pop/append being atomic."""
+    """The blocks that no call uses at the moment. `acquire` and `release` rest on list.pop/append being
+    atomic.
+    """
 
     def __init__(self) -> None:
         self._idle: list[Block] = []
@@ -258,7 +302,9 @@ class Arena:
         return block if block.bytes.nbytes >= nbytes else Block(nbytes)
 
     def release(self, block: Block) -> None:
-        """Give a block back; the next `acquire` takes the one given back last, which is warm in the caches."""
+        """Give a block back; the next `acquire` takes the one given back last, which is warm in the
+        caches.
+        """
         self._idle.append(block)
 
     def clear(self) -> None:
@@ -272,7 +318,9 @@ class Arena:
 
 
 class _Pooled:
-    """A storage that is lent out. It is free when its count of owners is what it was when the pool alone held it."""
+    """A storage that is lent out. It is free when its count of owners is what it was when the pool alone held
+    it.
+    """
 
     __slots__ = ("tensor", "storage", "handle", "pointer", "nbytes", "owners", "references")
 
@@ -287,7 +335,9 @@ class _Pooled:
         self.references = sys.getrefcount(self.storage)
 
     def is_free(self) -> bool:
-        """No tensor and no Python storage object besides ours: views, numpy arrays and saved tensors all count."""
+        """No tensor and no Python storage object besides ours: views, numpy arrays and saved tensors all
+        count.
+        """
         return _use_count(self.handle) == self.owners and sys.getrefcount(self.storage) == self.references
 
     def is_intact(self) -> bool:
@@ -298,8 +348,8 @@ class _Pooled:
 class ResultPool:
     """Results of one program: `take` gives a tensor of its own over a storage that nobody else holds.
 
-    At most `limit` storages of a kind are kept; results beyond that come from the allocator and go back to it. Where sizes
-    differ between calls, the kinds of the last sizes are kept, `others` storages of each.
+    At most `limit` storages of a kind are kept; results beyond that come from the allocator and go back to
+    it. Where sizes differ between calls, the kinds of the last sizes are kept, `others` storages of each.
     """
 
     def __init__(self, limits: Mapping[tuple[int, torch.dtype], int], others: int = 0) -> None:
@@ -308,7 +358,9 @@ class ResultPool:
         self._kinds: dict[tuple[int, torch.dtype], deque[_Pooled]] = {kind: deque() for kind in limits}
         self._made: dict[tuple[int, torch.dtype], int] = dict.fromkeys(limits, 0)
 
-    def take(self, kind: tuple[int, torch.dtype], shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, kind: tuple[int, torch.dtype], shape: tuple[int, ...], stride: tuple[int, ...]
+    ) -> torch.Tensor:
         """A tensor over uninitialised memory; kind = (bytes, dtype)."""
         entries = self._kinds.get(kind)
         if entries is None:
@@ -366,7 +418,9 @@ def new_pool(limits: Mapping[tuple[int, torch.dtype], int], others: int = 0) -> 
 
 
 def release_all() -> None:
-    """Free what is kept between calls (`dynamotor.reset()` calls it); programs go on working and fill up again."""
+    """Free what is kept between calls (`dynamotor.reset()` calls it); programs go on working and fill up
+    again.
+    """
     arena.clear()
     for pool in list(_pools):
         pool.clear()

@@ -38,8 +38,8 @@ _CURE = "report the kernel; dynamotor.config.strict=False runs such graphs on at
 class TritonJob:
     """What decides the code of one function.
 
-    aligned: all pointers are multiples of 16. arch: 90 for an H100 or H200. stages: of a loop's pipeline, 0 for triton's own.
-    scratch: bytes of memory of its own that a launch gives each program.
+    aligned: all pointers are multiples of 16. arch: 90 for an H100 or H200. stages: of a loop's pipeline, 0
+    for triton's own. scratch: bytes of memory of its own that a launch gives each program.
     """
 
     source: str
@@ -57,7 +57,8 @@ class TritonJob:
 class GpuCode:
     """Built code: the cubin, the name of its entry, and the shape of a launch.
 
-    extra: pointers that triton expects behind the function's own: the first to its scratch memory (null ones do without any).
+    extra: pointers that triton expects behind the function's own: the first to its scratch memory (null ones
+    do without any).
     """
 
     cubin: bytes
@@ -84,8 +85,12 @@ class _Worker:
     """One process that compiles. `ask` is called by one thread at a time."""
 
     def __init__(self) -> None:
-        process = subprocess.Popen([sys.executable, triton_worker.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   cwd=str(Path(triton_worker.__file__).parent.anchor))
+        process = subprocess.Popen(
+            [sys.executable, triton_worker.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=str(Path(triton_worker.__file__).parent.anchor),
+        )
         assert process.stdin is not None and process.stdout is not None  # they are pipes
         self.process, self.questions, self.answers = process, process.stdin, process.stdout
 
@@ -166,7 +171,9 @@ def _compile_now(job: TritonJob, key: str) -> GpuCode:
     if answer is None or "error" in answer:
         counters["build"]["failed"] += 1
         why = "a worker process died" if answer is None else answer["error"]
-        raise BuildError("DM305", f"Triton could not build the kernel {job.name}", why=f"{why}\n{job.source}", cure=_CURE)
+        raise BuildError(
+            "DM305", f"Triton could not build the kernel {job.name}", why=f"{why}\n{job.source}", cure=_CURE
+        )
     counters["build"]["triton"] += 1
     code = GpuCode(**answer)
     cache.store("triton", key, _packed(code))
@@ -185,7 +192,9 @@ def _unpacked(stored: bytes) -> GpuCode:
 
 
 def start_kernel(job: TritonJob) -> Future[GpuCode]:
-    """Build in the background; equal jobs share one build. `.result()` gives the code or BuildError DM304, DM305."""
+    """Build in the background; equal jobs share one build. `.result()` gives the code or BuildError DM304,
+    DM305.
+    """
     key = job_key(job)
     with _lock:
         future = _pending.get(key)
@@ -199,8 +208,14 @@ def start_kernel(job: TritonJob) -> Future[GpuCode]:
         future.set_result(_unpacked(stored))
         return future
     if not triton_version():
-        future.set_exception(BuildError("DM304", "triton is not installed", why="GPU kernels are built with it",
-                                        cure="pip install triton"))
+        future.set_exception(
+            BuildError(
+                "DM304",
+                "triton is not installed",
+                why="GPU kernels are built with it",
+                cure="pip install triton",
+            )
+        )
         return future
     with _lock:
         threads = _workers().threads

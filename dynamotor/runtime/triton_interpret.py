@@ -1,6 +1,8 @@
-"""Runs generated Triton functions in Triton's interpreter, on CPU tensors: how kernels are tested without a GPU.
+"""Runs generated Triton functions in Triton's interpreter, on CPU tensors: how kernels are tested without a
+GPU.
 
->>> kernel = make_interpreted(source, "k0", grid=4)      # TRITON_INTERPRET=1 must be set before triton is imported
+>>> # TRITON_INTERPRET=1 must be set before triton is imported
+>>> kernel = make_interpreted(source, "k0", grid=4)
 >>> kernel(x, y)
 """
 
@@ -19,7 +21,22 @@ import torch
 from ..base.errors import BuildError
 
 _FROM_TORCH = (
-    *("exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan"),
+    *(
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+    ),
     *("sinh", "cosh", "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "erfinv", "trunc", "lgamma"),
     *("pow", "atan2", "hypot", "fmod", "copysign"),
 )
@@ -46,7 +63,9 @@ def _libdevice() -> types.SimpleNamespace:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterOptions, ReduceOps, TensorHandle, interpreter_builder
 
-    interpreter_builder.options = InterpreterOptions(debug=True, sanitize_overflow=False)  # assertions are evaluated
+    interpreter_builder.options = InterpreterOptions(
+        debug=True, sanitize_overflow=False
+    )  # assertions are evaluated
     interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
     interpreter_builder.create_splat = _splat
     interpreter_builder.create_dot = _dot
@@ -56,10 +75,16 @@ def _libdevice() -> types.SimpleNamespace:
         def call(*args: Any) -> Any:
             data = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) for a in args]
             shape = args[0].handle.data.shape
-            result = function(*data).numpy().reshape(np.broadcast_shapes(shape, *(a.handle.data.shape for a in args)))
+            result = (
+                function(*data)
+                .numpy()
+                .reshape(np.broadcast_shapes(shape, *(a.handle.data.shape for a in args)))
+            )
             handle = TensorHandle(result, args[0].handle.dtype.scalar)
             is_block = any(a.type.is_block() for a in args)
-            return tl.tensor(handle, tl.block_type(args[0].dtype, list(result.shape)) if is_block else args[0].dtype)
+            return tl.tensor(
+                handle, tl.block_type(args[0].dtype, list(result.shape)) if is_block else args[0].dtype
+            )
 
         return call
 
@@ -71,11 +96,15 @@ def _splat(result: Any, source: Any) -> Any:
     """One number in every place of a tile; the interpreter's own takes a comparison's result for a float."""
     from triton.runtime.interpreter import TensorHandle
 
-    return TensorHandle(np.full(result.shape, source.data.reshape(-1)[0], dtype=source.data.dtype), source.dtype.scalar)
+    return TensorHandle(
+        np.full(result.shape, source.data.reshape(-1)[0], dtype=source.data.dtype), source.dtype.scalar
+    )
 
 
 def _in_halves(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
-    """Reductions by a function of ours: a half with the other, until one place is left. The interpreter's own is slow."""
+    """Reductions by a function of ours: a half with the other, until one place is left. The interpreter's own
+    is slow.
+    """
 
     def in_halves(ops: Any, given: Any) -> Any:
         if len(given) > 1 or ops.axis is None:
@@ -90,7 +119,9 @@ def _in_halves(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _program_range(*bounds: Any, **hints: Any) -> range:
-    return range(*(b if isinstance(b, int) else int(np.asarray(b.handle.data).reshape(-1)[0]) for b in bounds))
+    return range(
+        *(b if isinstance(b, int) else int(np.asarray(b.handle.data).reshape(-1)[0]) for b in bounds)
+    )
 
 
 def _dot(a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
@@ -165,8 +196,13 @@ def make_interpreted(source: str, name: str, grid: int, numbers: tuple[int, ...]
         filename = f"<triton {name} {len(_modules)}>"
         text = source.replace("tl.range(", "program_range(")  # the interpreter's takes no numbers of a launch
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-        scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": _libdevice(), "__name__": "dynamotor_kernels",
-                                 "program_range": _program_range}
+        scope: dict[str, Any] = {
+            "triton": triton,
+            "tl": tl,
+            "libdevice": _libdevice(),
+            "__name__": "dynamotor_kernels",
+            "program_range": _program_range,
+        }
         exec(compile(text, filename, "exec"), scope)
         _modules[source] = scope
     return Interpreted(_modules[source], name, grid, tuple(numbers))

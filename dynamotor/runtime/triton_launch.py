@@ -28,7 +28,9 @@ def driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise BuildError("DM304", "the CUDA driver cannot be loaded", why=str(error), cure="install the NVIDIA driver") from error
+        raise BuildError(
+            "DM304", "the CUDA driver cannot be loaded", why=str(error), cure="install the NVIDIA driver"
+        ) from error
 
 
 def _address(name: str) -> int:
@@ -40,7 +42,12 @@ def _check(status: int, what: str) -> None:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(status, ctypes.byref(text))
         why = f"CUDA error {status}: {text.value.decode() if text.value else 'unknown'}"
-        raise BuildError("DM305", f"{what} failed", why=why, cure="see the driver's message; `python -m dynamotor doctor` helps")
+        raise BuildError(
+            "DM305",
+            f"{what} failed",
+            why=why,
+            cure="see the driver's message; `python -m dynamotor doctor` helps",
+        )
 
 
 @functools.cache
@@ -79,7 +86,10 @@ def _load(code: GpuCode, index: int) -> int:
         _check(cuda.cuCtxSetCurrent(ctypes.c_void_p(context)), "entering the device's context")
         try:
             _check(cuda.cuModuleLoadData(ctypes.byref(module), code.cubin), "loading GPU code")
-            _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, code.symbol.encode()), "finding a kernel")
+            _check(
+                cuda.cuModuleGetFunction(ctypes.byref(function), module, code.symbol.encode()),
+                "finding a kernel",
+            )
             if code.shared > _STATIC_LIMIT:
                 status = cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, code.shared)
                 _check(status, f"asking for {code.shared} bytes of shared memory")
@@ -90,26 +100,50 @@ def _load(code: GpuCode, index: int) -> int:
         return _functions[key]
 
 
-def make_gpu_kernel(job: TritonJob, code: GpuCode, device: torch.device, grid: int, n_tensors: int,
-                    numbers: tuple[int, ...], other: tuple[TritonJob, int] | None = None) -> Callable[..., None]:
-    """A callable of `n_tensors` tensors on `device` and a stream. With `job.scratch` the last tensor is the kernel's own memory.
+def make_gpu_kernel(
+    job: TritonJob,
+    code: GpuCode,
+    device: torch.device,
+    grid: int,
+    n_tensors: int,
+    numbers: tuple[int, ...],
+    other: tuple[TritonJob, int] | None = None,
+) -> Callable[..., None]:
+    """A callable of `n_tensors` tensors on `device` and a stream. With `job.scratch` the last tensor is the
+    kernel's own memory.
 
-    Code built for aligned pointers hands calls with others to a second kernel, which is built when it is first needed:
-    the same text, or `other` (with its grid), which needs no memory of its own.
+    Code built for aligned pointers hands calls with others to a second kernel, which is built when it is
+    first needed: the same text, or `other` (with its grid), which needs no memory of its own.
     """
     function = _load(code, device.index)
     given = n_tensors - 1 if job.scratch else n_tensors
     other_job, other_grid = other or (job, grid)
     unaligned = _Unaligned(other_job, device, other_grid, given, numbers) if job.aligned and given else None
-    arguments = (_address("cuLaunchKernel"), _address("cuCtxSetCurrent"), _context(device.index), function, grid,
-                 32 * code.warps, code.shared, n_tensors, numbers, code.extra, unaligned, None)
+    arguments = (
+        _address("cuLaunchKernel"),
+        _address("cuCtxSetCurrent"),
+        _context(device.index),
+        function,
+        grid,
+        32 * code.warps,
+        code.shared,
+        n_tensors,
+        numbers,
+        code.extra,
+        unaligned,
+        None,
+    )
     return _C.GpuKernel(*arguments, True) if job.scratch else _C.GpuKernel(*arguments)
 
 
 class _Unaligned:
-    """The same kernel for pointers of any alignment. It leaves out the memory that only the first one needs."""
+    """The same kernel for pointers of any alignment. It leaves out the memory that only the first one
+    needs.
+    """
 
-    def __init__(self, job: TritonJob, device: torch.device, grid: int, n_tensors: int, numbers: tuple[int, ...]) -> None:
+    def __init__(
+        self, job: TritonJob, device: torch.device, grid: int, n_tensors: int, numbers: tuple[int, ...]
+    ) -> None:
         self._job, self._rest = replace(job, aligned=False), (device, grid, n_tensors, numbers)
         self._n_tensors = n_tensors
         self._kernel: Callable[..., None] | None = None

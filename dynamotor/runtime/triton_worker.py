@@ -1,6 +1,8 @@
-"""A process that turns Triton text into GPU code. Run as a script: it imports triton and the standard library, no torch.
+"""A process that turns Triton text into GPU code. Run as a script: it imports triton and the standard
+library, no torch.
 
-It reads pickled jobs from standard input and writes pickled answers to standard output, each behind its length:
+It reads pickled jobs from standard input and writes pickled answers to standard output, each behind its
+length:
 
     {"source", "name", "signature", "aligned", "warps", "arch", "debug", "stages", "scratch"}
     -> {"cubin", "symbol", ...} or {"error"}
@@ -45,22 +47,44 @@ def compile_kernel(job: dict[str, Any]) -> dict[str, Any]:
     source, name = job["source"], job["name"]
     filename = f"<dynamotor {name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    scope: dict[str, Any] = {"triton": triton, "tl": tl, "libdevice": libdevice, "__name__": "dynamotor_kernels",
-                             "ALIGNED": tl.constexpr(job["aligned"])}
+    scope: dict[str, Any] = {
+        "triton": triton,
+        "tl": tl,
+        "libdevice": libdevice,
+        "__name__": "dynamotor_kernels",
+        "ALIGNED": tl.constexpr(job["aligned"]),
+    }
     exec(compile(source, filename, "exec"), scope)
     function = scope[name]
-    signature = {name: kind.split(":")[0] for name, kind in zip(function.arg_names, job["signature"], strict=True)}
-    by_16 = [n for n, kind in enumerate(job["signature"]) if kind.endswith(":16") or (kind[0] == "*" and job["aligned"])]
+    signature = {
+        name: kind.split(":")[0] for name, kind in zip(function.arg_names, job["signature"], strict=True)
+    }
+    by_16 = [
+        n
+        for n, kind in enumerate(job["signature"])
+        if kind.endswith(":16") or (kind[0] == "*" and job["aligned"])
+    ]
     aligned = {(n,): [["tt.divisibility", 16]] for n in by_16}
     options = {"num_warps": job["warps"], "debug": job["debug"], "sanitize_overflow": False}
     options |= {"num_stages": job["stages"]} if job["stages"] else {}
-    built = triton.compile(ASTSource(function, signature, {}, aligned), GPUTarget("cuda", job["arch"], 32), options)
+    built = triton.compile(
+        ASTSource(function, signature, {}, aligned), GPUTarget("cuda", job["arch"], 32), options
+    )
     meta = built.metadata
-    if meta.global_scratch_size > job["scratch"] or meta.global_scratch_align > SCRATCH_ALIGNMENT or meta.num_ctas != 1:
+    if (
+        meta.global_scratch_size > job["scratch"]
+        or meta.global_scratch_align > SCRATCH_ALIGNMENT
+        or meta.num_ctas != 1
+    ):
         raise RuntimeError("the kernel asks for memory or clusters that the launcher does not give")
     entry = built.asm["ptx"].split(f".entry {meta.name}(", 1)[1].split(")", 1)[0]
-    return {"cubin": built.asm["cubin"], "symbol": meta.name, "shared": meta.shared, "warps": meta.num_warps,
-            "extra": entry.count(".param") - len(signature)}
+    return {
+        "cubin": built.asm["cubin"],
+        "symbol": meta.name,
+        "shared": meta.shared,
+        "warps": meta.num_warps,
+        "extra": entry.count(".param") - len(signature),
+    }
 
 
 def main() -> None:

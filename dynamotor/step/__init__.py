@@ -6,19 +6,20 @@
 
 ## Contract 9: whole steps (`step/`)
 
-`compile_step` captures forward and loss with capture's guards; the dispatcher's backend gives a `GraphStep`, which takes and
-gives what the graph does and does the whole step.
-* `trace.py`: one `StepRecorder` sees the forward, PyTorch's engine running the backward, what clips, and the optimizer's own
-  `step()` over `Shadows`: ShapeTensors in the place of parameters, gradients and state, `torch.SymFloat`s in the place of
-  floating numbers. A state that is put in the place of another is a new content of that one; state that appears or goes makes
-  the step run in eager (`StateGrows`); anything else that changes refuses it (`NotWhole`, a code).
-* Numbers (`numbers.py`) are 0-d float64 nodes. A branch on one is answered as it is now and becomes a question that each call
-  asks again (another answer: another program). What is made of numbers and of 0-d CPU state alone runs as Python on the host
-  (`host.py`) and crosses into the program as one vector.
-* `build.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and compiles it as a
-  "forward" without saved values.
-* `whole.py` looks at each call at what no guard sees: settings that are no numbers, identity of parameters and state,
-  gradients that are there, hooks.
+`compile_step` captures forward and loss with capture's guards; the dispatcher's backend gives a `GraphStep`,
+which takes and gives what the graph does and does the whole step.
+* `trace.py`: one `StepRecorder` sees the forward, PyTorch's engine running the backward, what clips, and the
+  optimizer's own `step()` over `Shadows`: ShapeTensors in the place of parameters, gradients and state,
+  `torch.SymFloat`s in the place of floating numbers. A state that is put in the place of another is a new
+  content of that one; state that appears or goes makes the step run in eager (`StateGrows`); anything else
+  that changes refuses it (`NotWhole`, a code).
+* Numbers (`numbers.py`) are 0-d float64 nodes. A branch on one is answered as it is now and becomes a
+  question that each call asks again (another answer: another program). What is made of numbers and of 0-d CPU
+  state alone runs as Python on the host (`host.py`) and crosses into the program as one vector.
+* `build.py` cuts out the graph (contract 3: trailing `copy_` into parameters, state and buffers) and compiles
+  it as a "forward" without saved values.
+* `whole.py` looks at each call at what no guard sees: settings that are no numbers, identity of parameters
+  and state, gradients that are there, hooks.
 """
 
 from __future__ import annotations
@@ -53,33 +54,52 @@ _loss_of_step = torch.ops.dynamotor.loss_of_step
 
 
 def compile_step(
-    model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, *, clip: Clip | None = None,
-    scaler: torch.amp.GradScaler | None = None, accumulate: int = 1, keep_grads: bool = False, n_inputs: int = 1,
-    backend: str = "native", mode: str | None = None, options: Mapping[str, Any] | None = None,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip: Clip | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    accumulate: int = 1,
+    keep_grads: bool = False,
+    n_inputs: int = 1,
+    backend: str = "native",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., torch.Tensor]:
     """A function `step(*batch) -> loss` that trains `model` for one step, as this loop would, in one program:
 
         loss = loss_fn(model(*batch[:n_inputs]), *batch[n_inputs:]); (loss / accumulate).backward()
         clip_grad_norm_(parameters, clip); optimizer.step(); optimizer.zero_grad()
 
-    clip: the largest norm of all gradients together, or a function of the optimizer's parameters that changes their `.grad`.
-    scaler: scales the loss, skips steps whose gradients overflow, and is updated. accumulate: the parameters are updated at each
-    so many calls. keep_grads: `.grad` stays until the next step begins. mode, options: as `dynamotor.compile` has them.
-    The returned loss is detached and not divided.
+    clip: the largest norm of all gradients together, or a function of the optimizer's parameters that changes
+    their `.grad`. scaler: scales the loss, skips steps whose gradients overflow, and is updated. accumulate:
+    the parameters are updated at each so many calls. keep_grads: `.grad` stays until the next step begins.
+    mode, options: as `dynamotor.compile` has them. The returned loss is detached and not divided.
 
-    Any `torch.optim.Optimizer` works: its own `step()` is traced; learning rates and other floating hyperparameters are inputs,
-    so that schedulers compile nothing. State, `state_dict` and `load_state_dict` are the optimizer's. The first step, in which
-    optimizers make their state, runs in eager PyTorch. What cannot be one program runs as a compiled forward and backward with
-    the eager optimizer, and a warning says why (DM501 to DM508). Models on the XLA device take the same call without clip,
-    scaler, accumulate and keep_grads. UsageError DM112 for wrong arguments.
+    Any `torch.optim.Optimizer` works: its own `step()` is traced; learning rates and other floating
+    hyperparameters are inputs, so that schedulers compile nothing. State, `state_dict` and `load_state_dict`
+    are the optimizer's. The first step, in which optimizers make their state, runs in eager PyTorch. What
+    cannot be one program runs as a compiled forward and backward with the eager optimizer, and a warning says
+    why (DM501 to DM508). Models on the XLA device take the same call without clip, scaler, accumulate and
+    keep_grads. UsageError DM112 for wrong arguments.
     """
     _check(model, optimizer, accumulate)
     if any(p.device.type == "xla" for p in model.parameters()):
         if clip is not None or scaler is not None or accumulate != 1 or keep_grads:
-            raise UsageError("DM112", "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
-                             cure="leave them out, or train on a CPU or a GPU")
-        return importlib.import_module("dynamotor.xla.step").compile_step(model, loss_fn, optimizer, n_inputs=n_inputs)
-    clipped = clip if clip is None or callable(clip) else lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, clip)
+            raise UsageError(
+                "DM112",
+                "compile_step on the XLA device takes no clip, scaler, accumulate or keep_grads",
+                cure="leave them out, or train on a CPU or a GPU",
+            )
+        return importlib.import_module("dynamotor.xla.step").compile_step(
+            model, loss_fn, optimizer, n_inputs=n_inputs
+        )
+    clipped = (
+        clip
+        if clip is None or callable(clip)
+        else lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, clip)
+    )
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     update = Update(optimizer, clipped, scaler, accumulate, keep_grads)
     settings = CompileOptions(True, False, mode, types.MappingProxyType(dict(options or {})))
@@ -90,10 +110,15 @@ def _check(model: Any, optimizer: Any, accumulate: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError("DM112", f"compile_step() takes a module, not {type(model).__name__}")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError("DM112", f"compile_step() takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        raise UsageError(
+            "DM112", f"compile_step() takes a torch.optim.Optimizer, not {type(optimizer).__name__}"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError("DM112", "LBFGS evaluates the model several times a step, through a closure",
-                         cure="compile the model with dynamotor.compile and call optimizer.step(closure)")
+        raise UsageError(
+            "DM112",
+            "LBFGS evaluates the model several times a step, through a closure",
+            cure="compile the model with dynamotor.compile and call optimizer.step(closure)",
+        )
     if type(accumulate) is not int or accumulate < 1:
         raise UsageError("DM112", f"accumulate is a number of steps, not {accumulate!r}")
 
@@ -101,8 +126,15 @@ def _check(model: Any, optimizer: Any, accumulate: Any) -> None:
 class _Step:
     """The callable that `compile_step` gives. `reasons`: why steps ran in pieces, (code, text) each."""
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], update: Update, n_inputs: int, backend: str,
-                 settings: CompileOptions) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        update: Update,
+        n_inputs: int,
+        backend: str,
+        settings: CompileOptions,
+    ) -> None:
         self.update, self.settings, self.backend, self.name = update, settings, backend, type(model).__name__
         self.reasons: list[tuple[str, str]] = []
         self.graphs: list[GraphStep] = []
@@ -128,7 +160,7 @@ class _Step:
                     self.update.in_pieces(loss)
                     self.update.end()
                 return loss.detach()
-        loss = self.loss_fn(self.compiled(*batch[: self.n_inputs]), *batch[self.n_inputs:])
+        loss = self.loss_fn(self.compiled(*batch[: self.n_inputs]), *batch[self.n_inputs :])
         self.update.in_pieces(loss)
         self.update.end()
         return loss.detach()
@@ -143,7 +175,9 @@ class _Step:
         """From now on all steps are a compiled model and the rest in eager."""
         self._note(code, reason)
         self.captured = None
-        self.compiled = compile_(self.model, backend=self.backend, mode=self.settings.mode, options=self.settings.options)
+        self.compiled = compile_(
+            self.model, backend=self.backend, mode=self.settings.mode, options=self.settings.options
+        )
 
     def _note(self, code: str, reason: str) -> None:
         self.reasons.append((code, reason))
@@ -151,7 +185,9 @@ class _Step:
 
     def _graph(self, gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> GraphStep:
         output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
-        loss_at = next(i for i, node in enumerate(output.args[0]) if getattr(node, "target", None) is _loss_of_step)
+        loss_at = next(
+            i for i, node in enumerate(output.args[0]) if getattr(node, "target", None) is _loss_of_step
+        )
         settings = self._settings()
 
         def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple]:
@@ -162,9 +198,15 @@ class _Step:
 
         def pieces(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
             with config.patch(**settings):
-                return aot_compile(gm, tensors, compile_graph, static_inputs=gm.meta.get("static_inputs", frozenset()))
+                return aot_compile(
+                    gm, tensors, compile_graph, static_inputs=gm.meta.get("static_inputs", frozenset())
+                )
 
-        whole = compile_graph if self.backend in ("native", "aot_eager") else f"the backend {self.backend!r} takes no whole steps"
+        whole = (
+            compile_graph
+            if self.backend in ("native", "aot_eager")
+            else f"the backend {self.backend!r} takes no whole steps"
+        )
         self.graphs.append(GraphStep(gm, loss_at, self.update, whole, pieces, self._note, settings))
         return self.graphs[-1]
 

@@ -1,8 +1,9 @@
-"""The part of a step that is numbers on the host: read, calculated and written as plain Python, packed for the program.
+"""The part of a step that is numbers on the host: read, calculated and written as plain Python, packed for
+the program.
 
-Step counts and the numbers that optimizers make of them and of learning rates are 0-d tensors, or Python's own. A program that
-took each as an input would spend more on them than on the update itself. Of those on a GPU the host keeps what it wrote
-(`Mirror`), so that nobody waits for the GPU.
+Step counts and the numbers that optimizers make of them and of learning rates are 0-d tensors, or Python's
+own. A program that took each as an input would spend more on them than on the update itself. Of those on a
+GPU the host keeps what it wrote (`Mirror`), so that nobody waits for the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _float = ctypes.c_float
 
 
 class Mirror:
-    """What 0-d tensors on a GPU hold: read once, then known from what was written, until somebody else writes."""
+    """What 0-d tensors on a GPU hold: read once, then known from what was written, until somebody else
+    writes.
+    """
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[torch.Tensor, int, float]] = {}
@@ -56,14 +59,27 @@ def _of_tensor(value: float, like: float | None = None, **_: Any) -> float:
 
 # What each op means for numbers. Results of float32 are rounded afterwards.
 OPS: dict[Any, Callable[..., float]] = {
-    aten.add.Tensor: lambda a, b, alpha=1: a + alpha * b, aten.sub.Tensor: lambda a, b, alpha=1: a - alpha * b,
-    aten.rsub.Scalar: lambda a, b, alpha=1: b - alpha * a, aten.rsub.Tensor: lambda a, b, alpha=1: b - alpha * a,
-    aten.mul.Tensor: operator.mul, aten.div.Tensor: operator.truediv, aten.neg.default: operator.neg,
-    aten.pow.Scalar: operator.pow, aten.pow.Tensor_Scalar: operator.pow, aten.pow.Tensor_Tensor: operator.pow,
-    aten.sqrt.default: math.sqrt, aten.reciprocal.default: lambda a: 1 / a, aten.exp.default: math.exp,
-    aten.maximum.default: max, aten.minimum.default: min, aten.full.default: lambda size, value, **_: value,
-    aten._to_copy.default: _of_tensor, aten.clone.default: _of_tensor, aten.alias.default: _of_tensor,
-    aten.copy.default: lambda old, new: new, aten.view.default: _of_tensor,
+    aten.add.Tensor: lambda a, b, alpha=1: a + alpha * b,
+    aten.sub.Tensor: lambda a, b, alpha=1: a - alpha * b,
+    aten.rsub.Scalar: lambda a, b, alpha=1: b - alpha * a,
+    aten.rsub.Tensor: lambda a, b, alpha=1: b - alpha * a,
+    aten.mul.Tensor: operator.mul,
+    aten.div.Tensor: operator.truediv,
+    aten.neg.default: operator.neg,
+    aten.pow.Scalar: operator.pow,
+    aten.pow.Tensor_Scalar: operator.pow,
+    aten.pow.Tensor_Tensor: operator.pow,
+    aten.sqrt.default: math.sqrt,
+    aten.reciprocal.default: lambda a: 1 / a,
+    aten.exp.default: math.exp,
+    aten.maximum.default: max,
+    aten.minimum.default: min,
+    aten.full.default: lambda size, value, **_: value,
+    aten._to_copy.default: _of_tensor,
+    aten.clone.default: _of_tensor,
+    aten.alias.default: _of_tensor,
+    aten.copy.default: lambda old, new: new,
+    aten.view.default: _of_tensor,
 }
 _DTYPES = (torch.float64, torch.float32)
 
@@ -83,12 +99,19 @@ def calculate(node: fx.Node, values: dict[fx.Node, float]) -> float:
 
 
 def on_host(graph: fx.Graph, leaves: Sequence[fx.Node], contents: dict[fx.Node, Any]) -> set[fx.Node]:
-    """The nodes that are numbers made of these inputs alone. An input stays out when its new contents are not."""
+    """The nodes that are numbers made of these inputs alone. An input stays out when its new contents are
+    not.
+    """
     left = {leaf for leaf in leaves if is_number(leaf)}
     while True:
         found = set(left)
         for node in graph.nodes:
-            if node.op == "call_function" and node.target in OPS and is_number(node) and found.issuperset(node.all_input_nodes):
+            if (
+                node.op == "call_function"
+                and node.target in OPS
+                and is_number(node)
+                and found.issuperset(node.all_input_nodes)
+            ):
                 found.add(node)
         wrong = {leaf for leaf in left if leaf in contents and contents[leaf] not in found}
         if not wrong:
@@ -98,26 +121,44 @@ def on_host(graph: fx.Graph, leaves: Sequence[fx.Node], contents: dict[fx.Node, 
 
 @dataclass(frozen=True)
 class HostProgram:
-    """`values(read)` gives what `wanted` are, in order, or None where an answer of the trace does not hold any more."""
+    """`values(read)` gives what `wanted` are, in order, or None where an answer of the trace does not hold
+    any more.
+    """
 
     code: Callable[[list[float]], list[float] | None]
     source: str
 
     @staticmethod
-    def of(nodes: Sequence[fx.Node], leaves: Sequence[fx.Node], wanted: Sequence[fx.Node],
-           questions: Sequence[tuple[Question, bool]]) -> HostProgram:
-        """nodes: in order of calculation. leaves: those that are read, in the order of the list that is given."""
+    def of(
+        nodes: Sequence[fx.Node],
+        leaves: Sequence[fx.Node],
+        wanted: Sequence[fx.Node],
+        questions: Sequence[tuple[Question, bool]],
+    ) -> HostProgram:
+        """nodes: in order of calculation. leaves: those that are read, in the order of the list that is
+        given.
+        """
         names = {node: f"n{k}" for k, node in enumerate([*leaves, *nodes])}
         scope: dict[str, Any] = {"single": single}
         lines = [f"{''.join(names[leaf] + ', ' for leaf in leaves)} = read"] if leaves else []
-        needed = _needed({*wanted, *(side for q, _ in questions for side in (q.left, q.right) if isinstance(side, fx.Node))})
+        needed = _needed(
+            {
+                *wanted,
+                *(side for q, _ in questions for side in (q.left, q.right) if isinstance(side, fx.Node)),
+            }
+        )
         for node in nodes:
             if node in needed:
                 text = _text(node, names, scope)
-                lines.append(f"{names[node]} = {f'single({text})' if node.meta['val'].dtype is torch.float32 else text}")
+                lines.append(
+                    f"{names[node]} = {f'single({text})' if node.meta['val'].dtype is torch.float32 else text}"
+                )
         signs = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
         for question, answer in questions:
-            sides = [names[side] if isinstance(side, fx.Node) else _plain(side) for side in (question.left, question.right)]
+            sides = [
+                names[side] if isinstance(side, fx.Node) else _plain(side)
+                for side in (question.left, question.right)
+            ]
             lines.append(f"if ({sides[0]} {signs[question.kind]} {sides[1]}) is not {answer}: return None")
         lines.append(f"return [{', '.join(names[node] for node in wanted)}]")
         source = "def values(read):\n    " + "\n    ".join(lines) + "\n"
@@ -135,8 +176,15 @@ def _needed(wanted: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-_SIGNS = {aten.mul.Tensor: "*", aten.div.Tensor: "/", aten.pow.Scalar: "**", aten.pow.Tensor_Scalar: "**",
-          aten.pow.Tensor_Tensor: "**", aten.add.Tensor: "+", aten.sub.Tensor: "-"}
+_SIGNS = {
+    aten.mul.Tensor: "*",
+    aten.div.Tensor: "/",
+    aten.pow.Scalar: "**",
+    aten.pow.Tensor_Scalar: "**",
+    aten.pow.Tensor_Tensor: "**",
+    aten.add.Tensor: "+",
+    aten.sub.Tensor: "-",
+}
 
 
 def _plain(value: Any) -> str:

@@ -1,8 +1,9 @@
-"""Numbers that change from step to step (learning rates, step counts), traced as `torch.SymFloat`s over graph nodes.
+"""Numbers that change from step to step (learning rates, step counts), traced as `torch.SymFloat`s over graph
+nodes.
 
-A number is a node of the recorded graph that gives one float64. Arithmetic on it records nodes; a question about it (`n > 5`)
-is answered as it is now and noted, so that the program is used only while the answer stays the same; C++ or Python code that
-needs the plain number gets it under such a note.
+A number is a node of the recorded graph that gives one float64. Arithmetic on it records nodes; a question
+about it (`n > 5`) is answered as it is now and noted, so that the program is used only while the answer stays
+the same; C++ or Python code that needs the plain number gets it under such a note.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ class Question:
     right: Operand
 
 
-ANSWERS = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b}
+ANSWERS = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+}
 
 
 class NumberNode:
@@ -171,7 +177,9 @@ _OF_TENSORS = (aten.maximum.default, aten.minimum.default)
 
 
 def _full(recorder: Recording, value: Any, like: Any) -> fx.Node:
-    return recorder.emit(aten.full.default, ([], float(value)), {"dtype": torch.float64, "device": like.meta["val"].device})
+    return recorder.emit(
+        aten.full.default, ([], float(value)), {"dtype": torch.float64, "device": like.meta["val"].device}
+    )
 
 
 def _binary(func: Any) -> Any:
@@ -194,13 +202,25 @@ def _question(kind: str, swapped: bool = False) -> Any:
     return ask
 
 
-_ARITHMETIC = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor, "truediv": aten.div.Tensor,
-               "float_truediv": aten.div.Tensor, "int_truediv": aten.div.Tensor}
+_ARITHMETIC = {
+    "add": aten.add.Tensor,
+    "sub": aten.sub.Tensor,
+    "mul": aten.mul.Tensor,
+    "truediv": aten.div.Tensor,
+    "float_truediv": aten.div.Tensor,
+    "int_truediv": aten.div.Tensor,
+}
 NumberNode.pow = NumberNode.float_pow = _power  # type: ignore[attr-defined]
 for _name, _func in _ARITHMETIC.items():
     setattr(NumberNode, _name, _binary(_func))
-for _name, _asked in {"eq": _question("eq"), "ne": _question("ne"), "lt": _question("lt"), "le": _question("le"),
-                      "gt": _question("lt", True), "ge": _question("le", True)}.items():
+for _name, _asked in {
+    "eq": _question("eq"),
+    "ne": _question("ne"),
+    "lt": _question("lt"),
+    "le": _question("le"),
+    "gt": _question("lt", True),
+    "ge": _question("le", True),
+}.items():
     setattr(NumberNode, _name, _asked)
 
 
@@ -215,9 +235,13 @@ def node_behind(value: Any) -> Any:
 
 
 class TensorsOfNumbers(TorchFunctionMode):
-    """While on, `torch.tensor(number)` and `torch.as_tensor(number)` take traced numbers, not what they are now."""
+    """While on, `torch.tensor(number)` and `torch.as_tensor(number)` take traced numbers, not what they are
+    now.
+    """
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) is torch.SymFloat:
             return torch.full((), args[0], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -234,7 +258,9 @@ def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callabl
 
 @contextlib.contextmanager
 def extremes_beside(function: Callable[..., Any]) -> Iterator[None]:
-    """While on, `max` and `min` in the functions of a function's module take traced numbers without asking which is which."""
+    """While on, `max` and `min` in the functions of a function's module take traced numbers without asking
+    which is which.
+    """
     module = inspect.unwrap(function).__globals__
     names = {"max": _extreme(max, torch.sym_max), "min": _extreme(min, torch.sym_min)}
     added = [name for name in names if name not in module]

@@ -1,6 +1,7 @@
 """The recorder of whole steps: beside what a forward and backward are made of it knows what optimizers do.
 
-Traced numbers become 0-d tensors in ops that take such, `_foreach_` ops become the op for each tensor, `out=` becomes a value.
+Traced numbers become 0-d tensors in ops that take such, `_foreach_` ops become the op for each tensor, `out=`
+becomes a value.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _KEYWORDS = {"addcmul": "value", "addcdiv": "value"}  # what the op of one tenso
 
 
 class StepRecorder(GraphRecorder):
-    """`updates` is set while the optimizer's own Python runs; `questions` are what its branches assumed of numbers."""
+    """`updates` is set while the optimizer's own Python runs; `questions` are what its branches assumed of
+    numbers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class StepRecorder(GraphRecorder):
         self.questions: dict[Question, bool] = {}
         self.known: dict[fx.Node, float | None] = {}  # numbers as they are now
 
-    # -- numbers -----------------------------------------------------------------------------------------------------
+    # -- numbers ---------------------------------------------------------------------------------------------
     def hint(self, value: Operand) -> float | None:
         """See `numbers.Recording`."""
         if not isinstance(value, fx.Node):
@@ -64,7 +67,7 @@ class StepRecorder(GraphRecorder):
             return self.call(aten._to_copy.default, tensor, dtype=like.dtype)
         return tensor
 
-    # -- ops ---------------------------------------------------------------------------------------------------------
+    # -- ops -------------------------------------------------------------------------------------------------
     def _record(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not self.updates:
             return super()._record(func, args, kwargs)
@@ -116,25 +119,42 @@ class StepRecorder(GraphRecorder):
         wanted = [str(a.type) for a in func._schema.arguments if a.name != "out"]
         packet = func.overloadpacket
         forms = [getattr(packet, name) for name in packet.overloads()]
-        form = next((f for f in forms if not facts(f).writes and [str(a.type) for a in f._schema.arguments] == wanted), None)
+        form = next(
+            (
+                f
+                for f in forms
+                if not facts(f).writes and [str(a.type) for a in f._schema.arguments] == wanted
+            ),
+            None,
+        )
         if form is None:
-            raise UnsupportedOp("DM236", f"{func} writes its arguments and has no functional form that is known")
+            raise UnsupportedOp(
+                "DM236", f"{func} writes its arguments and has no functional form that is known"
+            )
         result = self.record(form, args, rest)
         if tuple(result.shape) != tuple(out.shape):
-            raise UnsupportedOp("DM241", f"{func} resizes its result", cure="give an `out` of the right shape")
+            raise UnsupportedOp(
+                "DM241", f"{func} resizes its result", cure="give an `out` of the right shape"
+            )
         self.assign(out, result)
         return out
 
 
 def _plain(value: Any) -> Any:
     """A number as it is now, noted to be part of the program."""
-    return value.node.guard_float() if type(value) is torch.SymFloat and type(value.node) is NumberNode else value
+    return (
+        value.node.guard_float()
+        if type(value) is torch.SymFloat and type(value.node) is NumberNode
+        else value
+    )
 
 
 def _one(name: str, own: list[Any], kwargs: dict[str, Any]) -> Any:
     """The functional op `name` on one element of each list."""
     if name == "norm":
-        return torch.linalg.vector_norm(own[0], *own[1:], **{k: v for k, v in kwargs.items() if v is not None})
+        return torch.linalg.vector_norm(
+            own[0], *own[1:], **{k: v for k, v in kwargs.items() if v is not None}
+        )
     if name == "copy":
         return own[1]
     if name == "zero":
@@ -142,7 +162,11 @@ def _one(name: str, own: list[Any], kwargs: dict[str, Any]) -> Any:
     keyword = _KEYWORDS.get(name)
     if keyword is not None and len(own) == 4:
         kwargs = {keyword: own.pop()}
-    name = {"clamp_min": "maximum", "clamp_max": "minimum"}.get(name, name) if isinstance(own[-1], torch.Tensor) else name
+    name = (
+        {"clamp_min": "maximum", "clamp_max": "minimum"}.get(name, name)
+        if isinstance(own[-1], torch.Tensor)
+        else name
+    )
     return getattr(torch, name)(*own, **kwargs)
 
 
@@ -169,14 +193,21 @@ def _reversed(r: StepRecorder, func: OpOverload, x: Any, y: Any, alpha: Any = 1)
 
 
 _WITH_TENSORS = {
-    aten.mul.Scalar: aten.mul.Tensor, aten.div.Scalar: aten.div.Tensor, aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
-    aten.pow.Scalar: aten.pow.Tensor_Tensor, aten.clamp_min.default: aten.maximum.default,
-    aten.clamp_max.default: aten.minimum.default}
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+    aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
+    aten.pow.Scalar: aten.pow.Tensor_Tensor,
+    aten.clamp_min.default: aten.maximum.default,
+    aten.clamp_max.default: aten.minimum.default,
+}
 
 
 @number_rule(aten.mul.Tensor, aten.div.Tensor, *_WITH_TENSORS)
 def _pair(r: StepRecorder, func: OpOverload, x: Any, y: Any) -> Any:
-    x, y = r.number(x, y if isinstance(y, torch.Tensor) else None), r.number(y, x if isinstance(x, torch.Tensor) else None)
+    x, y = (
+        r.number(x, y if isinstance(y, torch.Tensor) else None),
+        r.number(y, x if isinstance(x, torch.Tensor) else None),
+    )
     form = _WITH_TENSORS.get(func, func)
     if form in (aten.maximum.default, aten.minimum.default):
         y = r.call(aten._to_copy.default, y, dtype=x.dtype)
@@ -195,12 +226,16 @@ def _clamp(r: StepRecorder, func: OpOverload, x: Any, low: Any = None, high: Any
 
 @number_rule(aten.addcdiv.default)
 def _addcdiv(r: StepRecorder, func: OpOverload, x: Any, a: Any, b: Any, *, value: Any) -> Any:
-    return r.call(aten.add.Tensor, x, r.call(aten.div.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b))
+    return r.call(
+        aten.add.Tensor, x, r.call(aten.div.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b)
+    )
 
 
 @number_rule(aten.addcmul.default)
 def _addcmul(r: StepRecorder, func: OpOverload, x: Any, a: Any, b: Any, *, value: Any) -> Any:
-    return r.call(aten.add.Tensor, x, r.call(aten.mul.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b))
+    return r.call(
+        aten.add.Tensor, x, r.call(aten.mul.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b)
+    )
 
 
 @number_rule(aten.lerp.Scalar)
@@ -214,10 +249,21 @@ def _lerp(r: StepRecorder, func: OpOverload, x: Any, end: Any, weight: torch.Sym
 
 @number_rule(aten.fill.Scalar)
 def _fill(r: StepRecorder, func: OpOverload, x: Any, value: Any) -> Any:
-    return r.call(aten.expand.default, r.call(aten._to_copy.default, r.number(value), dtype=x.dtype), list(x.shape))
+    return r.call(
+        aten.expand.default, r.call(aten._to_copy.default, r.number(value), dtype=x.dtype), list(x.shape)
+    )
 
 
 @number_rule(aten.full.default)
-def _full(r: StepRecorder, func: OpOverload, size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+def _full(
+    r: StepRecorder,
+    func: OpOverload,
+    size: Any,
+    value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    **_: Any,
+) -> Any:
     filled = r.call(aten._to_copy.default, r.number(value), dtype=dtype or torch.get_default_dtype())
     return r.call(aten.expand.default, filled, list(size))

@@ -1,7 +1,8 @@
-"""The trace of a whole training step: forward, loss, backward, what is done to gradients, and the optimizer's own Python.
+"""The trace of a whole training step: forward, loss, backward, what is done to gradients, and the optimizer's
+own Python.
 
-The result is one graph of functional aten ops from parameters, state, numbers and the batch to the loss and the new contents
-of all that the step writes.
+The result is one graph of functional aten ops from parameters, state, numbers and the batch to the loss and
+the new contents of all that the step writes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from .numbers import TensorsOfNumbers, extremes_beside, node_behind, traced
 from .recorder import StepRecorder
 
 aten = torch.ops.aten
-Path = tuple[Any, ...]  # how a tensor or number is found: ("state", parameter, key, ...), ("group", number, key, ...)
+Path = tuple[
+    Any, ...
+]  # how a tensor or number is found: ("state", parameter, key, ...), ("group", number, key, ...)
 
 
 class NotWhole(Exception):
@@ -53,9 +56,9 @@ class Leaves:
 class Traced:
     """A traced step.
 
-    inputs: the captured graph's placeholders, then parameters and tensors by path. contents: new values of placeholders.
-    numbers: new values of Python numbers by path. grads: by input, what remains in `.grad` (of the
-    optimizer's parameters, `owned`, all of it; of others what is added). found: whether a scaled gradient
+    inputs: the captured graph's placeholders, then parameters and tensors by path. contents: new values of
+    placeholders. numbers: new values of Python numbers by path. grads: by input, what remains in `.grad` (of
+    the optimizer's parameters, `owned`, all of it; of others what is added). found: whether a scaled gradient
     overflowed; `skipped` are the places that then stay as they were.
     """
 
@@ -74,19 +77,30 @@ class Traced:
 
 
 class Shadows:
-    """Stand-ins for an optimizer's parameters, state and hyperparameters, put in their place while `step()` is traced."""
+    """Stand-ins for an optimizer's parameters, state and hyperparameters, put in their place while `step()`
+    is traced.
+    """
 
-    def __init__(self, recorder: StepRecorder, optimizer: torch.optim.Optimizer, known: dict[int, ShapeTensor],
-                 scaled: bool) -> None:
+    def __init__(
+        self,
+        recorder: StepRecorder,
+        optimizer: torch.optim.Optimizer,
+        known: dict[int, ShapeTensor],
+        scaled: bool,
+    ) -> None:
         self.recorder, self.optimizer, self.leaves = recorder, optimizer, Leaves()
-        self.scaled = scaled  # only the GPU knows whether the step is skipped: numbers that lie there stay there
+        self.scaled = (
+            scaled  # only the GPU knows whether the step is skipped: numbers that lie there stay there
+        )
         self.made: list[tuple[int, fx.Node]] = []
         self.parameters: list[ShapeTensor] = []
         self.of: dict[int, ShapeTensor] = dict(known)  # by the tensor's id
         self.real: dict[int, torch.Tensor] = {}
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if id(p) not in self.of:
-                self.of[id(p)] = recorder.input(f"parameter_{len(self.parameters)}", TensorSpec.of(p), p.requires_grad)
+                self.of[id(p)] = recorder.input(
+                    f"parameter_{len(self.parameters)}", TensorSpec.of(p), p.requires_grad
+                )
                 self.made.append((len(self.parameters), self.of[id(p)].note.node))
             self.parameters.append(self.of[id(p)])
         self.groups = [self._group(k, group) for k, group in enumerate(optimizer.param_groups)]
@@ -96,7 +110,9 @@ class Shadows:
         known = self.of.get(id(tensor))
         if known is None:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-                raise NotWhole("DM505", f"the optimizer keeps a {type(tensor).__name__} ({tensor.layout}) at {path[2:]}")
+                raise NotWhole(
+                    "DM505", f"the optimizer keeps a {type(tensor).__name__} ({tensor.layout}) at {path[2:]}"
+                )
             known = self.of[id(tensor)] = self.recorder.input("state", TensorSpec.of(tensor))
             self.leaves.tensors[path] = known.note.node
             self.real[id(tensor)] = tensor
@@ -123,19 +139,28 @@ class Shadows:
         return value
 
     def _group(self, number: int, group: dict[str, Any]) -> dict[str, Any]:
-        stand_ins = {key: self._stand_in(("group", number, key), value, False) for key, value in group.items() if key != "params"}
+        stand_ins = {
+            key: self._stand_in(("group", number, key), value, False)
+            for key, value in group.items()
+            if key != "params"
+        }
         if stand_ins.get("fused"):
             stand_ins["fused"] = False
         return {**stand_ins, "params": [self.of[id(p)] for p in group["params"]]}
 
     def _state(self) -> defaultdict[Any, Any]:
-        numbers = {id(p): k for k, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"])}
+        numbers = {
+            id(p): k
+            for k, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"])
+        }
         made: defaultdict[Any, Any] = defaultdict(dict)
         for key, entries in self.optimizer.state.items():
             if isinstance(key, torch.Tensor) and id(key) not in numbers:
                 continue  # state of a parameter that has left
             place = numbers[id(key)] if isinstance(key, torch.Tensor) else key
-            made[self.of[id(key)] if isinstance(key, torch.Tensor) else key] = self._stand_in(("state", place), entries, True)
+            made[self.of[id(key)] if isinstance(key, torch.Tensor) else key] = self._stand_in(
+                ("state", place), entries, True
+            )
         return made
 
     @contextlib.contextmanager
@@ -144,21 +169,28 @@ class Shadows:
         optimizer = self.optimizer
         kept, before = (optimizer.param_groups, optimizer.state), dict(vars(optimizer))
         optimizer.param_groups, optimizer.state = self.groups, self.state
-        self.kept_groups = [{k: v if k == "params" else _copied(v) for k, v in g.items()} for g in self.groups]
+        self.kept_groups = [
+            {k: v if k == "params" else _copied(v) for k, v in g.items()} for g in self.groups
+        ]
         self.kept_state = {k: _copied(v) for k, v in self.state.items()}
         try:
             yield
         finally:
             self.groups, self.state = optimizer.param_groups, optimizer.state  # type: ignore[assignment]
             optimizer.param_groups, optimizer.state = kept
-        changed = [k for k, v in vars(optimizer).items()
-                   if k not in ("param_groups", "state", "_opt_called") and before.get(k, self) is not v]
+        changed = [
+            k
+            for k, v in vars(optimizer).items()
+            if k not in ("param_groups", "state", "_opt_called") and before.get(k, self) is not v
+        ]
         if changed:
             raise NotWhole("DM505", f"optimizer.step() sets {changed[0]!r} of the optimizer")
 
     def results(self) -> tuple[dict[fx.Node, ShapeTensor], dict[Path, Any]]:
         """What the step has put in the place of state: new tensors by placeholder, new numbers by path."""
-        if [g.keys() for g in self.groups] != [g.keys() for g in self.kept_groups] or self.state.keys() != self.kept_state.keys():
+        if [g.keys() for g in self.groups] != [
+            g.keys() for g in self.kept_groups
+        ] or self.state.keys() != self.kept_state.keys():
             raise StateGrows("DM505", "the optimizer adds or removes state at each step")
         tensors: dict[fx.Node, ShapeTensor] = {}
         numbers: dict[Path, Any] = {}
@@ -176,11 +208,19 @@ class Shadows:
         if new is old:
             return
         if type(new) is ShapeTensor and type(old) is ShapeTensor:
-            same = (new.spec.shape, new.spec.dtype, new.spec.device) == (old.spec.shape, old.spec.dtype, old.spec.device)
+            same = (new.spec.shape, new.spec.dtype, new.spec.device) == (
+                old.spec.shape,
+                old.spec.dtype,
+                old.spec.device,
+            )
             if not same or path not in self.leaves.tensors:
                 raise StateGrows("DM505", f"the optimizer puts another tensor at {path[2:]}")
             tensors[self.leaves.tensors[path]] = new
-        elif path in self.leaves.numbers and isinstance(new, (float, int, torch.SymFloat)) and type(new) is not bool:
+        elif (
+            path in self.leaves.numbers
+            and isinstance(new, (float, int, torch.SymFloat))
+            and type(new) is not bool
+        ):
             numbers[path] = new
         elif type(new) is type(old) and type(new) in (list, tuple) and len(new) == len(old):
             before = len(numbers)
@@ -204,10 +244,20 @@ def _copied(value: Any) -> Any:
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
-def trace_step(gm: fx.GraphModule, examples: Sequence[torch.Tensor], loss_at: int, optimizer: torch.optim.Optimizer, *,
-               clip: Callable[[list[Any]], Any] | None, scale: torch.Tensor | None, accumulate: int,
-               held: Sequence[int] = (), keep_grads: bool = False) -> Traced:
-    """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several accumulated backwards).
+def trace_step(
+    gm: fx.GraphModule,
+    examples: Sequence[torch.Tensor],
+    loss_at: int,
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip: Callable[[list[Any]], Any] | None,
+    scale: torch.Tensor | None,
+    accumulate: int,
+    held: Sequence[int] = (),
+    keep_grads: bool = False,
+) -> Traced:
+    """Trace one step. `held`: the inputs whose `.grad` exists and is added to (the last of several
+    accumulated backwards).
 
     Raises NotWhole, UnsupportedOp or PyTorch's own errors for steps that cannot be one program.
     """
@@ -216,12 +266,17 @@ def trace_step(gm: fx.GraphModule, examples: Sequence[torch.Tensor], loss_at: in
     graded = [t.requires_grad for t in examples]
     if any(needs and not t.is_leaf for needs, t in zip(graded, examples)):
         raise NotWhole("DM502", "the batch has a history: its gradient flows on outside of the step")
-    feed = [recorder.input(name, TensorSpec.of(t), needs) for name, t, needs in zip(names, examples, graded, strict=True)]
+    feed = [
+        recorder.input(name, TensorSpec.of(t), needs)
+        for name, t, needs in zip(names, examples, graded, strict=True)
+    ]
     placeholders = list(recorder.graph.nodes)[: len(feed)]
     aliases = {i: tensor.note for i, tensor in enumerate(feed)}
     held_grads = {i: recorder.input("grad", TensorSpec.of(examples[i].grad)) for i in held}
     scaled = None if scale is None else recorder.input("scale", TensorSpec.of(scale))
-    shadows = Shadows(recorder, optimizer, {id(t): feed[i] for i, t in enumerate(examples)}, scale is not None)
+    shadows = Shadows(
+        recorder, optimizer, {id(t): feed[i] for i, t in enumerate(examples)}, scale is not None
+    )
     leaves = shadows.leaves
     for i, tensor in held_grads.items():
         leaves.tensors["grad", i] = tensor.note.node
@@ -260,16 +315,40 @@ def trace_step(gm: fx.GraphModule, examples: Sequence[torch.Tensor], loss_at: in
         if any(feed[i].grad is not grad for i, grad in mine.items()):
             raise NotWhole("DM505", "optimizer.step() replaces gradients")
     written, numbers = shadows.results()
-    return _finish(recorder, feed, placeholders, shadows, results, grads, mine, found, written, numbers, versions, keep_grads)
+    return _finish(
+        recorder,
+        feed,
+        placeholders,
+        shadows,
+        results,
+        grads,
+        mine,
+        found,
+        written,
+        numbers,
+        versions,
+        keep_grads,
+    )
 
 
-def _gradients(recorder: StepRecorder, root: ShapeTensor, feed: list[ShapeTensor], graded: list[bool]) -> dict[int, ShapeTensor]:
+def _gradients(
+    recorder: StepRecorder, root: ShapeTensor, feed: list[ShapeTensor], graded: list[bool]
+) -> dict[int, ShapeTensor]:
     """The gradients of the inputs that want one, each in memory of its own, as autograd leaves them."""
     wanted = [i for i, needs in enumerate(graded) if needs]
     one = torch.ones_like(root)
     found = torch.autograd.Variable._execution_engine.run_backward(
-        (root,), (one,), False, False, tuple(feed[i] for i in wanted), allow_unreachable=True, accumulate_grad=False)
-    return {i: recorder.tensor(recorder.node_of(g)) for i, g in zip(wanted, found, strict=True) if g is not None}
+        (root,),
+        (one,),
+        False,
+        False,
+        tuple(feed[i] for i in wanted),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return {
+        i: recorder.tensor(recorder.node_of(g)) for i, g in zip(wanted, found, strict=True) if g is not None
+    }
 
 
 def _sum_with(recorder: StepRecorder, grad: ShapeTensor, held: ShapeTensor | None) -> ShapeTensor:
@@ -291,9 +370,20 @@ def _unscale(grads: dict[int, ShapeTensor], scale: ShapeTensor) -> ShapeTensor:
     return overflow
 
 
-def _finish(recorder: StepRecorder, feed: list[ShapeTensor], placeholders: list[fx.Node], shadows: Shadows,
-            results: Sequence[Any], grads: dict[int, ShapeTensor], mine: dict[int, ShapeTensor], found: ShapeTensor | None,
-            written: dict[fx.Node, ShapeTensor], numbers: dict[Path, Any], versions: dict[int, int], keep_grads: bool) -> Traced:
+def _finish(
+    recorder: StepRecorder,
+    feed: list[ShapeTensor],
+    placeholders: list[fx.Node],
+    shadows: Shadows,
+    results: Sequence[Any],
+    grads: dict[int, ShapeTensor],
+    mine: dict[int, ShapeTensor],
+    found: ShapeTensor | None,
+    written: dict[fx.Node, ShapeTensor],
+    numbers: dict[Path, Any],
+    versions: dict[int, int],
+    keep_grads: bool,
+) -> Traced:
     """Read the new contents of everything that was written; a step that overflowed keeps the old ones."""
     contents: dict[fx.Node, fx.Node] = {}
     skipped: set[fx.Node] = set()
@@ -308,7 +398,9 @@ def _finish(recorder: StepRecorder, feed: list[ShapeTensor], placeholders: list[
             if new is None and tensor.note.memory.version == 0:
                 continue
             node = recorder.node_of(tensor if new is None else _like(tensor, new))
-            updated = place in state or tensor.note.memory.version > versions.get(id(tensor), tensor.note.memory.version)
+            updated = place in state or tensor.note.memory.version > versions.get(
+                id(tensor), tensor.note.memory.version
+            )
             contents[place] = node
             if updated:
                 skipped.add(place)
@@ -322,11 +414,25 @@ def _finish(recorder: StepRecorder, feed: list[ShapeTensor], placeholders: list[
     for path, value in numbers.items():
         node = node_behind(value)
         if not isinstance(node, fx.Node):
-            node = recorder.emit(aten.full.default, ([], float(node)), {"dtype": torch.float64, "device": torch.device("cpu")})
+            node = recorder.emit(
+                aten.full.default, ([], float(node)), {"dtype": torch.float64, "device": torch.device("cpu")}
+            )
         new_numbers[path] = node
     overflow = None if found is None else recorder.node_of(found)
-    return Traced(recorder, placeholders, shadows.made, shadows.leaves, values, plans, contents, new_numbers, keep,
-                  frozenset(mine), overflow, skipped)
+    return Traced(
+        recorder,
+        placeholders,
+        shadows.made,
+        shadows.leaves,
+        values,
+        plans,
+        contents,
+        new_numbers,
+        keep,
+        frozenset(mine),
+        overflow,
+        skipped,
+    )
 
 
 def _like(old: ShapeTensor, new: ShapeTensor) -> ShapeTensor:

@@ -1,7 +1,9 @@
-"""A captured forward pass and the update behind it, as it runs: one program where it can be, in pieces where not.
+"""A captured forward pass and the update behind it, as it runs: one program where it can be, in pieces where
+not.
 
-`GraphStep` is what the dispatcher calls in the place of a captured graph. It looks at what nobody guards (the optimizer's state
-and settings, gradients that are there already), runs the program that fits, and traces one when none does.
+`GraphStep` is what the dispatcher calls in the place of a captured graph. It looks at what nobody guards (the
+optimizer's state and settings, gradients that are there already), runs the program that fits, and traces one
+when none does.
 """
 
 from __future__ import annotations
@@ -36,10 +38,18 @@ GROWTHS = 3  # steps in a row that may make new state
 
 
 class Update:
-    """What follows a forward pass: the loss's backward, clipping, the scaler, the optimizer. `count` goes up to `accumulate`."""
+    """What follows a forward pass: the loss's backward, clipping, the scaler, the optimizer. `count` goes up
+    to `accumulate`.
+    """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, clip: Callable[[list[torch.Tensor]], Any] | None,
-                 scaler: torch.amp.GradScaler | None, accumulate: int, keep_grads: bool) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip: Callable[[list[torch.Tensor]], Any] | None,
+        scaler: torch.amp.GradScaler | None,
+        accumulate: int,
+        keep_grads: bool,
+    ) -> None:
         self.optimizer, self.clip, self.scaler = optimizer, clip, scaler
         self.accumulate, self.keep_grads, self.count = accumulate, keep_grads, 0
         self.mirror = Mirror()
@@ -105,11 +115,20 @@ class _Bound:
 
 
 class GraphStep:
-    """The step around one captured graph; `loss_at`: which of its outputs is the loss. `settings`: under which it is compiled."""
+    """The step around one captured graph; `loss_at`: which of its outputs is the loss. `settings`: under
+    which it is compiled.
+    """
 
-    def __init__(self, gm: torch.fx.GraphModule, loss_at: int, update: Update, compile_graph: CompileGraph | str,
-                 pieces: Callable[[Sequence[torch.Tensor]], Callable[..., Any]], note: Callable[[str, str], None],
-                 settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        loss_at: int,
+        update: Update,
+        compile_graph: CompileGraph | str,
+        pieces: Callable[[Sequence[torch.Tensor]], Callable[..., Any]],
+        note: Callable[[str, str], None],
+        settings: dict[str, Any],
+    ) -> None:
         self.gm, self.loss_at, self.update, self.note, self.settings = gm, loss_at, update, note, settings
         self.compile_graph, self.make_pieces = compile_graph, pieces
         self.pieces: Callable[..., Any] | None = None
@@ -129,8 +148,10 @@ class GraphStep:
         update.end()
         return found
 
-    # -- in pieces ---------------------------------------------------------------------------------------------------
-    def _in_pieces(self, tensors: Sequence[torch.Tensor], forward: Callable[..., Any] | None = None) -> list[Any]:
+    # -- in pieces -------------------------------------------------------------------------------------------
+    def _in_pieces(
+        self, tensors: Sequence[torch.Tensor], forward: Callable[..., Any] | None = None
+    ) -> list[Any]:
         """Forward and backward compiled, the optimizer's own Python behind them."""
         if forward is None:
             if self.pieces is None:
@@ -140,7 +161,7 @@ class GraphStep:
         self.update.in_pieces(results[self.loss_at])
         return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
 
-    # -- as a whole --------------------------------------------------------------------------------------------------
+    # -- as a whole ------------------------------------------------------------------------------------------
     def _whole(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The step as one program; None where it is to run in pieces."""
         optimizer = self.update.optimizer
@@ -152,25 +173,36 @@ class GraphStep:
             return self._in_pieces(tensors, self.gm.forward)
         key = held, self._settings()
         flat = self._flat_state()
-        if key != self.key or len(flat) != len(self.flat) or not all(map(operator.is_, flat, self.flat)) or any(
-                bound.moved for bound in self.bound):
+        if (
+            key != self.key
+            or len(flat) != len(self.flat)
+            or not all(map(operator.is_, flat, self.flat))
+            or any(bound.moved for bound in self.bound)
+        ):
             self.key, self.flat, self.bound = key, flat, []
             structure = key, tuple([_structure(v) for v in flat]), tuple(map(id, self.update.parameters()))
             self.bound = [self._bind(program) for program in self.programs.setdefault(structure, [])]
             self.structure = structure
-        if self.storages.intersection([t.untyped_storage()._cdata for i, t in enumerate(tensors) if i not in self.static]):
+        if self.storages.intersection(
+            [t.untyped_storage()._cdata for i, t in enumerate(tensors) if i not in self.static]
+        ):
             return None  # the batch lies in a parameter's memory
         for bound in self.bound:
             numbers = bound.numbers()
             if numbers is not None:
                 return self._run(bound, tensors, numbers)
         if sum(map(len, self.programs.values())) >= PROGRAMS:
-            return self._refuse("DM507", f"more than {PROGRAMS} programs: settings of the optimizer, or answers of its branches "
-                                         "on numbers, differ from step to step")
+            return self._refuse(
+                "DM507",
+                f"more than {PROGRAMS} programs: settings of the optimizer, or answers of its branches "
+                "on numbers, differ from step to step",
+            )
         return self._trace(tensors, held)
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
-        """The inputs that hold gradients which this step adds to; None where something wants to see the backward pass."""
+        """The inputs that hold gradients which this step adds to; None where something wants to see the
+        backward pass.
+        """
         parameters = self.update.parameters()
         mine = set(map(id, parameters))
         held = []
@@ -186,19 +218,37 @@ class GraphStep:
         if any(p.grad is not None for p in parameters if id(p) not in inputs):
             return None
         optimizer = self.update.optimizer
-        hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, optim._global_optimizer_pre_hooks,
-                 optim._global_optimizer_post_hooks)
-        if any(not getattr(hook, "__module__", "").startswith("dynamotor.xla") for found in hooks for hook in found.values()):
+        hooks = (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            optim._global_optimizer_pre_hooks,
+            optim._global_optimizer_post_hooks,
+        )
+        if any(
+            not getattr(hook, "__module__", "").startswith("dynamotor.xla")
+            for found in hooks
+            for hook in found.values()
+        ):
             return self._refuse("DM503", "the optimizer has step hooks")
         return tuple(held)
 
     def _settings(self) -> tuple:
-        """What is part of a program: hyperparameters but for floating numbers, and plain attributes of the optimizer."""
+        """What is part of a program: hyperparameters but for floating numbers, and plain attributes of the
+        optimizer.
+        """
         attributes = vars(self.update.optimizer).items()
         own = [(k, v) for k, v in attributes if type(v) in (bool, int, float, str) and k != "_opt_called"]
         scale = None if self.update.scaler is None else id(self.update.scaler._scale)
-        return (tuple([tuple([(k, _setting(v)) for k, v in group.items() if k != "params"])
-                       for group in self.update.optimizer.param_groups]), tuple(own), scale)
+        return (
+            tuple(
+                [
+                    tuple([(k, _setting(v)) for k, v in group.items() if k != "params"])
+                    for group in self.update.optimizer.param_groups
+                ]
+            ),
+            tuple(own),
+            scale,
+        )
 
     def _flat_state(self) -> list[Any]:
         """All that the optimizer keeps, by object; Python's own numbers by type."""
@@ -230,8 +280,17 @@ class GraphStep:
                 self.key = None
         try:
             with config.patch(**self.settings), collector_paused(), unseen_by_hooks():
-                traced = trace_step(self.gm, tensors, self.loss_at, update.optimizer, clip=update.clip, scale=scale,
-                                    accumulate=update.accumulate, held=held, keep_grads=update.keep_grads)
+                traced = trace_step(
+                    self.gm,
+                    tensors,
+                    self.loss_at,
+                    update.optimizer,
+                    clip=update.clip,
+                    scale=scale,
+                    accumulate=update.accumulate,
+                    held=held,
+                    keep_grads=update.keep_grads,
+                )
                 device = next((t.device for t in tensors if t.requires_grad), torch.device("cpu"))
                 program = build_step(traced, self.compile_graph, self.static, device)
         except StateGrows as grows:
@@ -244,7 +303,9 @@ class GraphStep:
         except Exception as error:  # the optimizer's own Python ran on stand-ins: whatever it raises, the optimizer itself can
             code = error.code if isinstance(error, DynamotorError) else "DM501"
             log("fallbacks", f"the step is not one program: {error!r}")
-            return self._refuse(code, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            return self._refuse(
+                code, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
         self.growths = 0
         self.programs[self.structure].append(program)
         self.bound.append(self._bind(program))
@@ -289,7 +350,9 @@ class GraphStep:
         return home[key]
 
     def _reader(self, path: Path) -> Callable[[], float]:
-        """Reads a number: tensors where they lie (`_Bound.holds` sees to it), Python's own wherever they are at the call."""
+        """Reads a number: tensors where they lie (`_Bound.holds` sees to it), Python's own wherever they are
+        at the call.
+        """
         value = self._value(path)
         if _is_on_device(value):
             return functools.partial(self.update.mirror.read, value)
@@ -385,5 +448,8 @@ def warn_in_pieces(code: str, reason: str, name: str) -> None:
     """Say once that a step runs in pieces."""
     counters["fallback"][f"step.{code}"] += 1
     emit("fallback", what="step", name=name, reason=reason, code=code)
-    warn_once(f"step.{name}.{code}.{reason}", f"[{code}] compile_step({name}): forward and backward are compiled, the optimizer "
-                                              f"runs in eager PyTorch: {reason}")
+    warn_once(
+        f"step.{name}.{code}.{reason}",
+        f"[{code}] compile_step({name}): forward and backward are compiled, the optimizer "
+        f"runs in eager PyTorch: {reason}",
+    )

@@ -1,7 +1,8 @@
 """`python -m dynamotor cache [show | prune | verify]`: the disk cache of libraries, kernels and programs.
 
-show: entries and megabytes by kind. prune: remove what was used longest ago until at most `--megabytes` are left (0: everything).
-verify: read every entry, remove what is damaged or could have been written by others; the exit status is 1 when there was any.
+show: entries and megabytes by kind. prune: remove what was used longest ago until at most `--megabytes` are
+left (0: everything). verify: read every entry, remove what is damaged or could have been written by others;
+the exit status is 1 when there was any.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from .tables import render
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the cache command."""
     parser.add_argument("action", nargs="?", choices=("show", "prune", "verify"), default="show")
-    parser.add_argument("--megabytes", type=int, default=None, help="what prune leaves (default: config.cache_megabytes)")
+    parser.add_argument(
+        "--megabytes", type=int, default=None, help="what prune leaves (default: config.cache_megabytes)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

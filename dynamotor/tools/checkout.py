@@ -16,7 +16,8 @@ def bench(name: str) -> ModuleType:
     """A module of the top-level `bench`; UsageError DM122 where there is none."""
     if not (ROOT / "bench" / "__init__.py").is_file():
         raise UsageError(
-            "DM122", "the benchmarks and their models are not installed",
+            "DM122",
+            "the benchmarks and their models are not installed",
             why=f"they are the folder `bench` of the repository, which no wheel holds; {ROOT} has none",
             cure="clone the repository, `pip install -e .` there, and give the command again",
         )

@@ -1,7 +1,7 @@
 """`python -m dynamotor demo`: real models end to end, in under three minutes.
 
-Trains a small convolutional network on scikit-learn's digits with eager and compiled code side by side, then compiles
-BERT-base and a resnet18 for inference and for a training step, and prints one table.
+Trains a small convolutional network on scikit-learn's digits with eager and compiled code side by side, then
+compiles BERT-base and a resnet18 for inference and for a training step, and prints one table.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """scikit-learn's 1,797 digits as float32 [N, 1, 8, 8] in 0..1 and int64 labels, 1,500 to train on and the rest to test."""
+    """scikit-learn's 1,797 digits as float32 [N, 1, 8, 8] in 0..1 and int64 labels, 1,500 to train on and the
+    rest to test.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise UsageError(
-            "DM120", "the demo's digits come with scikit-learn, which is not installed", cure="pip install scikit-learn"
+            "DM120",
+            "the demo's digits come with scikit-learn, which is not installed",
+            cure="pip install scikit-learn",
         ) from error
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
@@ -86,11 +90,16 @@ def show_digits(epochs: int, backend: str) -> bool:
     with config.patch(fallback_random=True):
         curve, accuracy = train_digits(lambda m: compile_(m, backend=backend), epochs)
     end = time.perf_counter()
-    print(f"digits, {epochs} epochs of AdamW (loss of each epoch; accuracy on 297 unseen images; seconds with compilation)")
-    print(f"  eager     {'  '.join(f'{v:.5f}' for v in eager_curve)}   {eager_accuracy:.4f}   {middle - start:.1f} s")
+    print(
+        f"digits, {epochs} epochs of AdamW (loss of each epoch; accuracy on 297 unseen images; seconds with compilation)"
+    )
+    print(
+        f"  eager     {'  '.join(f'{v:.5f}' for v in eager_curve)}   {eager_accuracy:.4f}   {middle - start:.1f} s"
+    )
     print(f"  dynamotor {'  '.join(f'{v:.5f}' for v in curve)}   {accuracy:.4f}   {end - middle:.1f} s")
     same = (
-        all(abs(a - b) <= 1e-3 * max(1.0, abs(a)) for a, b in zip(eager_curve, curve)) and abs(accuracy - eager_accuracy) < 0.01
+        all(abs(a - b) <= 1e-3 * max(1.0, abs(a)) for a, b in zip(eager_curve, curve))
+        and abs(accuracy - eager_accuracy) < 0.01
     )
     print(f"  the same curve and accuracy: {'yes' if same else 'NO'}\n")
     return same
@@ -103,7 +112,9 @@ def bert(dropout: float = 0.1) -> tuple[nn.Module, dict[str, torch.Tensor]]:
         from transformers import BertConfig, BertForMaskedLM
     except ImportError as error:
         raise UsageError(
-            "DM120", "the demo's BERT comes from transformers, which is not installed", cure="pip install transformers"
+            "DM120",
+            "the demo's BERT comes from transformers, which is not installed",
+            cure="pip install transformers",
         ) from error
     torch.manual_seed(0)
     ids = torch.randint(0, 30522, (4, 128))
@@ -182,7 +193,9 @@ def main(args: argparse.Namespace) -> int:
             rows.append(cells)
             good.append(fine)
     print(render(rows, HEADER))
-    print("errors: largest relative difference from eager PyTorch in float64; the last two columns are eager's own in float32")
+    print(
+        "errors: largest relative difference from eager PyTorch in float64; the last two columns are eager's own in float32"
+    )
     verdict = "everything agrees with eager" if all(good) else "SOMETHING DIFFERS FROM EAGER"
     print(f"\n{verdict}; {time.perf_counter() - start:.0f} s in all")
     return 0 if all(good) else 1

@@ -1,4 +1,6 @@
-"""`python -m dynamotor doctor`: what this machine has, and whether each engine compiles a small function as eager has it."""
+"""`python -m dynamotor doctor`: what this machine has, and whether each engine compiles a small function as
+eager has it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .numerics import relative_error
 
 @dataclass(frozen=True)
 class Engine:
-    """A way to run compiled graphs: the backend's name, the device, and what is missing for it (empty: nothing)."""
+    """A way to run compiled graphs: the backend's name, the device, and what is missing for it (empty:
+    nothing).
+    """
 
     name: str
     backend: str
@@ -38,7 +42,11 @@ def _library(name: str, cure: str) -> str:
 
 
 def _gpu() -> str:
-    return "there is no NVIDIA GPU" if not torch.cuda.is_available() else _library("triton", "pip install triton")
+    return (
+        "there is no NVIDIA GPU"
+        if not torch.cuda.is_available()
+        else _library("triton", "pip install triton")
+    )
 
 
 ENGINES = (
@@ -49,8 +57,10 @@ ENGINES = (
     Engine("xla", "xla", "cpu", lambda: _library("jax", "pip install dynamotor[xla]")),
 )
 # Libraries of tools: name, what it is for, what to install.
-LIBRARIES = (("matplotlib", "charts in reports", "pip install dynamotor[report]"),
-             ("safetensors", "scripts that repeat internal errors", "pip install safetensors"))
+LIBRARIES = (
+    ("matplotlib", "charts in reports", "pip install dynamotor[report]"),
+    ("safetensors", "scripts that repeat internal errors", "pip install safetensors"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +91,9 @@ def _free(folder: str) -> str:
 
 
 def _examine(engine: Engine) -> int:
-    """Compile a small training step on an engine; 0 when it agrees with eager, or when something is missing for it."""
+    """Compile a small training step on an engine; 0 when it agrees with eager, or when something is missing
+    for it.
+    """
     why = engine.missing()
     if why:
         print(f"{engine.name}: not here, {why}")

@@ -1,4 +1,5 @@
-"""`dynamotor.explain(fn)(*args)`: what was captured, where the graph broke and why, what fell back to aten kernels.
+"""`dynamotor.explain(fn)(*args)`: what was captured, where the graph broke and why, what fell back to aten
+kernels.
 
 >>> print(dynamotor.explain(model)(x))
 """
@@ -26,10 +27,16 @@ class Explanation:
     guards: list[list[str]] = field(default_factory=list)
     break_reasons: list[Any] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
-    eager: list[str] = field(default_factory=list)  # graphs, and ops between compiled parts, that eager PyTorch runs, and why
-    gradients: list[str] = field(default_factory=list)  # inside DistributedDataParallel: how each graph's are reduced
+    eager: list[str] = field(
+        default_factory=list
+    )  # graphs, and ops between compiled parts, that eager PyTorch runs, and why
+    gradients: list[str] = field(
+        default_factory=list
+    )  # inside DistributedDataParallel: how each graph's are reduced
     seconds: dict[str, float] = field(default_factory=dict)
-    sizes: list[list[str]] = field(default_factory=list)  # of each capture: symbols, their guards, why others are numbers
+    sizes: list[list[str]] = field(
+        default_factory=list
+    )  # of each capture: symbols, their guards, why others are numbers
 
     @property
     def graph_count(self) -> int:
@@ -55,7 +62,8 @@ class Explanation:
         lines += [f"in eager PyTorch: {text}" for text in self.eager]
         if self.fallbacks:
             lines.append(
-                "aten kernels used for lack of a lowering: " + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common())
+                "aten kernels used for lack of a lowering: "
+                + ", ".join(f"{op} ×{n}" for op, n in self.fallbacks.most_common())
             )
         if self.seconds:
             lines.append("seconds: " + ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items()))
@@ -65,13 +73,16 @@ class Explanation:
 def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Explanation]:
     """Call `fn` with the arguments given to the returned function, and report what ran.
 
-    A compiled function or module is called as it is: what it has compiled before is described too. Anything else, or with
-    compile_options (those of `compile`), is compiled anew. The call runs for real: its side effects happen.
+    A compiled function or module is called as it is: what it has compiled before is described too. Anything
+    else, or with compile_options (those of `compile`), is compiled anew. The call runs for real: its side
+    effects happen.
     """
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         dispatcher = dispatcher_of(fn)
-        compiled = fn if dispatcher is not None and not compile_options else compile_(plain(fn), **compile_options)
+        compiled = (
+            fn if dispatcher is not None and not compile_options else compile_(plain(fn), **compile_options)
+        )
         before, seconds_before = Counter(counters["fallback"]), dict(phase_seconds)
         hits = {} if dispatcher is None else {entry: entry.hits for entry in served_entries(dispatcher)}
         with collect("capture", "break", "ddp", "fallback") as events:
@@ -85,8 +96,14 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
             _note(found, event)
             if event.kind == "capture":
                 found.sizes.append(event.data["captured"].sizes.report())
-        found.fallbacks = Counter({name: n for name, n in more.items() if not name.startswith("ddp.")})  # in `gradients`
-        found.seconds = {k: v - seconds_before.get(k, 0.0) for k, v in phase_seconds.items() if v > seconds_before.get(k, 0.0)}
+        found.fallbacks = Counter(
+            {name: n for name, n in more.items() if not name.startswith("ddp.")}
+        )  # in `gradients`
+        found.seconds = {
+            k: v - seconds_before.get(k, 0.0)
+            for k, v in phase_seconds.items()
+            if v > seconds_before.get(k, 0.0)
+        }
         return found
 
     return run

@@ -1,4 +1,5 @@
-"""`dynamotor.lower(fn, *args)`: every stage of the compiler's work on one call, as text that reads as a program.
+"""`dynamotor.lower(fn, *args)`: every stage of the compiler's work on one call, as text that reads as a
+program.
 
 >>> lowered = dynamotor.lower(model, x)
 >>> print(lowered.graph)       # the captured torch calls
@@ -21,7 +22,9 @@ from .record import Record
 
 @dataclass(frozen=True)
 class Lowered:
-    """The stages of one call. Each property is the text of all graphs of that stage, with a heading where there are several."""
+    """The stages of one call. Each property is the text of all graphs of that stage, with a heading where
+    there are several.
+    """
 
     record: Record
     result: Any
@@ -49,14 +52,30 @@ class Lowered:
     @property
     def loops(self) -> str:
         """The fused kernels as loops over elements."""
-        return _joined([(f"{p.name}: {k.nodes}", k.loops) for p in self.record.programs for k in p.kernels], always=True)
+        return _joined(
+            [(f"{p.name}: {k.nodes}", k.loops) for p in self.record.programs for k in p.kernels], always=True
+        )
 
     @property
     def schedule(self) -> str:
-        """Kernels and aten calls in the order in which they run, and the fusions that were refused with the reason."""
-        return _joined([(p.name, p.text + "".join(
-            f"# {node} does not join {group}: {reason}" + (f" ({n} times)" if n > 1 else "") + "\n"
-            for (node, group, reason), n in p.refusals.items())) for p in self.record.programs])
+        """Kernels and aten calls in the order in which they run, and the fusions that were refused with the
+        reason.
+        """
+        return _joined(
+            [
+                (
+                    p.name,
+                    p.text
+                    + "".join(
+                        f"# {node} does not join {group}: {reason}"
+                        + (f" ({n} times)" if n > 1 else "")
+                        + "\n"
+                        for (node, group, reason), n in p.refusals.items()
+                    ),
+                )
+                for p in self.record.programs
+            ]
+        )
 
     @property
     def code(self) -> str:
@@ -82,11 +101,14 @@ def _joined(parts: list[tuple[str, str]], always: bool = False) -> str:
     return "\n".join(f"# {name}\n{text}" for name, text in parts)
 
 
-def lower(fn: Callable[..., Any], *args: Any, compile_options: dict[str, Any] | None = None, **kwargs: Any) -> Lowered:
-    """Compile `fn` anew, call it with these arguments, and the backward of what it returns; give every stage's text.
+def lower(
+    fn: Callable[..., Any], *args: Any, compile_options: dict[str, Any] | None = None, **kwargs: Any
+) -> Lowered:
+    """Compile `fn` anew, call it with these arguments, and the backward of what it returns; give every
+    stage's text.
 
-    The call runs for real: its side effects happen. Gradients of parameters and inputs are as before afterwards.
-    compile_options: those of `compile`.
+    The call runs for real: its side effects happen. Gradients of parameters and inputs are as before
+    afterwards. compile_options: those of `compile`.
     """
     record = Record()
     compiled = compile_(plain(fn), **(compile_options or {}))
@@ -98,7 +120,9 @@ def lower(fn: Callable[..., Any], *args: Any, compile_options: dict[str, Any] | 
 def call_both_ways(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call; its backward has run too where it has one, and left no gradients behind."""
     result = fn(*args, **kwargs)
-    graded = [t for t in tree_leaves(_tensors(result)) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    graded = [
+        t for t in tree_leaves(_tensors(result)) if isinstance(t, torch.Tensor) and t.grad_fn is not None
+    ]
     leaves = _leaves(graded)
     kept = [leaf.grad for leaf in leaves]
     try:

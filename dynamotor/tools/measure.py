@@ -1,4 +1,5 @@
-"""Timing that survives a noisy machine: two programs run in turns, and the quoted figure is the median of their ratios.
+"""Timing that survives a noisy machine: two programs run in turns, and the quoted figure is the median of
+their ratios.
 
 >>> timing = interleave(eager_step, compiled_step, seconds=5)
 >>> timing.speedup, timing.low, timing.high      # median, 25th and 75th percentile of eager / compiled
@@ -14,7 +15,9 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a call (medians), and eager time over compiled time: median and quartiles over the rounds."""
+    """Milliseconds a call (medians), and eager time over compiled time: median and quartiles over the
+    rounds.
+    """
 
     eager_ms: float
     compiled_ms: float
@@ -44,9 +47,16 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def interleave(
-    eager: Callable[[], object], compiled: Callable[[], object], *, seconds: float = 6.0, least: int = 5, most: int = 200
+    eager: Callable[[], object],
+    compiled: Callable[[], object],
+    *,
+    seconds: float = 6.0,
+    least: int = 5,
+    most: int = 200,
 ) -> Timing:
-    """Run both in turns (each turn long enough to time) for about `seconds`, after two warm-up calls of each."""
+    """Run both in turns (each turn long enough to time) for about `seconds`, after two warm-up calls of
+    each.
+    """
     for fn in (eager, compiled, eager, compiled):
         fn()
     repeat = max(1, int(2e-3 / max(once(eager), 1e-7)))
@@ -60,7 +70,12 @@ def interleave(
         pairs.append((a, b))
     low, mid, high = quartiles([a / b for a, b in pairs])
     return Timing(
-        statistics.median(a for a, _ in pairs) * 1e3, statistics.median(b for _, b in pairs) * 1e3, mid, low, high, len(pairs)
+        statistics.median(a for a, _ in pairs) * 1e3,
+        statistics.median(b for _, b in pairs) * 1e3,
+        mid,
+        low,
+        high,
+        len(pairs),
     )
 
 
@@ -70,9 +85,15 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def turns(
-    calls: Mapping[str, Callable[[], object]], *, seconds: float, finish: Callable[[], object], least: int = 5, turn: float = 0.03
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+    finish: Callable[[], object],
+    least: int = 5,
+    turn: float = 0.03,
 ) -> list[dict[str, float]]:
-    """Seconds a call of each of several programs, run in turns of at least `turn` seconds for about `seconds` in all.
+    """Seconds a call of each of several programs, run in turns of at least `turn` seconds for about `seconds`
+    in all.
 
     `finish` waits for what a turn has started (a GPU). The order changes from round to round.
     """

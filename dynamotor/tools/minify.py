@@ -1,8 +1,10 @@
-"""`python -m dynamotor minify script.py`: from a program that fails to a small script that fails in the same way.
+"""`python -m dynamotor minify script.py`: from a program that fails to a small script that fails in the same
+way.
 
-The program runs under `config.check`, so that wrong results fail too. The first graph that fails by itself is cut down node by
-node; what is left is written beside the program as `script.min.py`, its inputs as `script.min.safetensors`. Internal errors
-write such a script of the whole graph, and their message says where.
+The program runs under `config.check`, so that wrong results fail too. The first graph that fails by itself is
+cut down node by node; what is left is written beside the program as `script.min.py`, its inputs as
+`script.min.safetensors`. Internal errors write such a script of the whole graph, and their message says
+where.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def main(args: argparse.Namespace) -> int:
     for gm, inputs in graphs:
         if code := failure(gm, inputs):
             small = minify(gm, inputs, code)
-            path = write_script(*small, DynamotorError(code, f"made from {script.name}"), script.with_suffix(".min.py"))
+            path = write_script(
+                *small, DynamotorError(code, f"made from {script.name}"), script.with_suffix(".min.py")
+            )
             print(f"{code}: {_calls(small[0])} of {_calls(gm)} calls are left in {path}")
             return 0
     print(f"none of the {len(graphs)} graphs that {script} compiles fails by itself")
@@ -67,14 +71,19 @@ def run_program(script: Path, arguments: Sequence[str]) -> list[tuple[fx.GraphMo
         try:
             runpy.run_path(str(script), run_name="__main__")
         except (Exception, SystemExit) as error:  # whatever the user's program raises: it is to be repeated
-            print(f"{script.name} ended with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            print(
+                f"{script.name} ended with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
     remove()
     return found
 
 
 def failure(gm: fx.GraphModule, inputs: Inputs) -> str:
     """The code of the error that a graph's compilation, call or backward raises; "" where all is well."""
-    given = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
+    given = [
+        x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+        for x in inputs
+    ]
     copied = _copy(gm)
     copied.meta["static_inputs"] = gm.meta.get("static_inputs", frozenset())
     with config.patch(check=True, verify=True):
@@ -86,7 +95,9 @@ def failure(gm: fx.GraphModule, inputs: Inputs) -> str:
 
 
 def minify(gm: fx.GraphModule, inputs: Inputs, code: str) -> tuple[fx.GraphModule, list[Any]]:
-    """The smallest graph, found by cutting nodes and outputs off, that still fails with this code; and its inputs."""
+    """The smallest graph, found by cutting nodes and outputs off, that still fails with this code; and its
+    inputs.
+    """
     best, given = gm, list(inputs)
     changed = True
     while changed:
@@ -99,16 +110,20 @@ def minify(gm: fx.GraphModule, inputs: Inputs, code: str) -> tuple[fx.GraphModul
 
 
 def _smaller(gm: fx.GraphModule, inputs: Inputs) -> Iterator[tuple[fx.GraphModule, list[Any]]]:
-    """Smaller graphs, the smallest first: one call with its operands as inputs, the end from a call on, the beginning up to
-    one, single outputs."""
+    """Smaller graphs, the smallest first: one call with its operands as inputs, the end from a call on, the
+    beginning up to one, single outputs."""
     calls = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method")]
     values = Values(gm).values(inputs)
-    for outputs, start in ((lambda n: [n], lambda i: i), (lambda n: _outputs(gm), lambda i: i), (lambda n: [n], lambda i: 0)):
+    for outputs, start in (
+        (lambda n: [n], lambda i: i),
+        (lambda n: _outputs(gm), lambda i: i),
+        (lambda n: [n], lambda i: 0),
+    ):
         for i, node in reversed(list(enumerate(calls))):
-            cut = _cut(gm, calls[start(i):], outputs(node), values)
+            cut = _cut(gm, calls[start(i) :], outputs(node), values)
             if cut is not None and _calls(cut[0]) < len(calls):
                 yield cut
-    for node in (_outputs(gm) if len(_outputs(gm)) > 1 else []):
+    for node in _outputs(gm) if len(_outputs(gm)) > 1 else []:
         if (cut := _cut(gm, calls, [node], values)) is not None:
             yield cut
 
@@ -138,9 +153,12 @@ def _calls(gm: fx.GraphModule) -> int:
     return sum(n.op in ("call_function", "call_method") for n in gm.graph.nodes)
 
 
-def _cut(gm: fx.GraphModule, kept: Sequence[fx.Node], outputs: Sequence[fx.Node],
-         values: dict[fx.Node, Any]) -> tuple[fx.GraphModule, list[Any]] | None:
-    """The graph of these calls as far as the outputs need them; what they read of others are inputs. None: not of tensors."""
+def _cut(
+    gm: fx.GraphModule, kept: Sequence[fx.Node], outputs: Sequence[fx.Node], values: dict[fx.Node, Any]
+) -> tuple[fx.GraphModule, list[Any]] | None:
+    """The graph of these calls as far as the outputs need them; what they read of others are inputs. None:
+    not of tensors.
+    """
     needed, todo = set(), [n for n in outputs if n in set(kept)]
     while todo:
         node = todo.pop()
@@ -150,7 +168,9 @@ def _cut(gm: fx.GraphModule, kept: Sequence[fx.Node], outputs: Sequence[fx.Node]
     if not needed:
         return None
     graph, env, inputs = fx.Graph(), {}, []
-    reads = dict.fromkeys(i for n in gm.graph.nodes if n in needed for i in n.all_input_nodes if i not in needed)
+    reads = dict.fromkeys(
+        i for n in gm.graph.nodes if n in needed for i in n.all_input_nodes if i not in needed
+    )
     places = [n for n in gm.graph.nodes if n.op == "placeholder"]
     static = {places[k] for k in gm.meta.get("static_inputs", ())}
     for node in reads:
@@ -158,8 +178,13 @@ def _cut(gm: fx.GraphModule, kept: Sequence[fx.Node], outputs: Sequence[fx.Node]
         if not isinstance(value, (torch.Tensor, int)):
             return None
         env[node] = graph.placeholder(node.name)
-        env[node].meta = {**node.meta, "val": TensorSpec.of(value) if isinstance(value, torch.Tensor) else value}
-        inputs.append(value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value)
+        env[node].meta = {
+            **node.meta,
+            "val": TensorSpec.of(value) if isinstance(value, torch.Tensor) else value,
+        }
+        inputs.append(
+            value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        )
     for node in gm.graph.nodes:
         if node in needed:
             env[node] = graph.node_copy(node, env.__getitem__)
@@ -176,7 +201,7 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-# -- the script --------------------------------------------------------------------------------------------------------
+# -- the script ----------------------------------------------------------------------------------------------
 SCRIPT = '''"""{error}"""
 
 from pathlib import Path
@@ -211,18 +236,25 @@ print("it does not fail here")
 
 
 def write_script(graph: Any, inputs: Inputs, error: Exception, path: Path | None = None) -> Path:
-    """A script that calls the compiled graph, or function of a file, with these inputs; its tensors lie beside it. Without a
-    path: in the cache's folder `failures`. ValueError where a function or an input cannot be written down."""
+    """A script that calls the compiled graph, or function of a file, with these inputs; its tensors lie
+    beside it. Without a path: in the cache's folder `failures`. ValueError where a function or an input
+    cannot be written down."""
     from safetensors.torch import save_file
 
     if path is None:
         folder = Path(config.cache_dir) / "failures"
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{getattr(error, 'code', 'failure')}-{os.getpid()}-{time.time_ns() // 1000 % 10**9}.py"
+        path = (
+            folder / f"{getattr(error, 'code', 'failure')}-{os.getpid()}-{time.time_ns() // 1000 % 10**9}.py"
+        )
     is_graph = isinstance(graph, fx.GraphModule)
     imports, text = _graph_text(graph) if is_graph else _file_text(graph)
     options = ", fullgraph=True" if is_graph else ""
-    tensors = {f"input{k}": x.detach().cpu().contiguous().clone() for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    tensors = {
+        f"input{k}": x.detach().cpu().contiguous().clone()
+        for k, x in enumerate(inputs)
+        if isinstance(x, torch.Tensor)
+    }
     rows = [f"    {_input(k, x)}," for k, x in enumerate(inputs)]
     said = str(error).replace('"""', "'''").replace("\\", "/")
     text = SCRIPT.format(error=said, imports=imports, graph=text, options=options, inputs="\n".join(rows))
@@ -235,14 +267,19 @@ def _graph_text(gm: fx.GraphModule) -> tuple[str, str]:
     """The imports of a graph, and the graph as a function."""
     code = gm.graph.python_code("self")
     source = re.sub(r";  [\w = ]* = None", "", code.src.strip())
-    used = [(name, value) for name, value in sorted(code.globals.items()) if re.search(rf"\b{name}\b", source)]
+    used = [
+        (name, value) for name, value in sorted(code.globals.items()) if re.search(rf"\b{name}\b", source)
+    ]
     signature = source.removeprefix("def forward").replace("(self, ", "(", 1).replace("(self)", "()", 1)
     return "\n".join(filter(None, (_import(name, value) for name, value in used))), f"def graph{signature}"
 
 
 def _file_text(fn: Any) -> tuple[str, str]:
     """What imports a function of a file. ValueError for any other callable."""
-    name, file = getattr(fn, "__qualname__", ""), inspect.getsourcefile(fn) if inspect.isfunction(fn) else None
+    name, file = (
+        getattr(fn, "__qualname__", ""),
+        inspect.getsourcefile(fn) if inspect.isfunction(fn) else None,
+    )
     if file is None or not name.isidentifier() or not os.path.isfile(file):
         raise ValueError(f"{name or type(fn).__name__} is no function at the top of a file")
     return "import runpy\n", f"graph = runpy.run_path({os.path.abspath(file)!r})[{name!r}]"
@@ -270,4 +307,3 @@ def _import(name: str, value: Any) -> str:
     if module in (None, "builtins") or not own:
         return f"{name} = {value!r}"
     return f"from {module} import {own} as {name}" if own != name else f"from {module} import {own}"
-

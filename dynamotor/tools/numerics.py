@@ -12,7 +12,9 @@ ZERO = 1e-12  # of the largest gradient: what float64's rounding leaves of a zer
 
 
 def output_tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors of a model's output in a fixed order: containers, ModelOutput and cache objects are walked."""
+    """The tensors of a model's output in a fixed order: containers, ModelOutput and cache objects are
+    walked.
+    """
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, dict):
@@ -49,10 +51,12 @@ def largest_error(ours: Iterable[torch.Tensor], reference: Iterable[torch.Tensor
 
 
 def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Largest difference of any gradient, relative to that gradient's size but at least a millionth of the largest one.
+    """Largest difference of any gradient, relative to that gradient's size but at least a millionth of the
+    largest one.
 
-    A gradient that is zero in exact arithmetic (a key's bias under softmax) is rounding noise in every program; without the
-    floor its relative error says nothing. One that float64 shows to be zero counts relative to the largest gradient.
+    A gradient that is zero in exact arithmetic (a key's bias under softmax) is rounding noise in every
+    program; without the floor its relative error says nothing. One that float64 shows to be zero counts
+    relative to the largest gradient.
     """
     if found.keys() != expected.keys():
         return float("inf")
@@ -74,7 +78,9 @@ def gradient_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Ten
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a float32 (or lower) program is from the same program in float64: outputs, and gradients when it trains."""
+    """How far a float32 (or lower) program is from the same program in float64: outputs, and gradients when
+    it trains.
+    """
 
     out: float
     grad: float | None
@@ -89,7 +95,9 @@ class Errors:
         """Compare outputs, and the gradients of `model` (None: there are none) with those of `reference`."""
         gradients = None
         if model is not None:
-            found, wanted = ({n: p.grad for n, p in m.named_parameters() if p.grad is not None} for m in (model, reference))
+            found, wanted = (
+                {n: p.grad for n, p in m.named_parameters() if p.grad is not None} for m in (model, reference)
+            )
             gradients = gradient_error(found, wanted)
         return Errors(largest_error(outputs, expected), gradients)
 

@@ -2,9 +2,10 @@
 
 >>> dynamotor.export(model, (tokens,)).package("bert.dm")
 >>> bert = dynamotor.load("bert.dm")
->>> bert(tokens)                                    # tuples, lists and dicts of tensors, as the model gave them
+>>> bert(tokens)  # tuples, lists and dicts of tensors, as the model gave them
 
-`python -m dynamotor package inspect FILE` lists what is inside: the program (JSON), its shared objects, weights (safetensors).
+`python -m dynamotor package inspect FILE` lists what is inside: the program (JSON), its shared objects,
+weights (safetensors).
 """
 
 from __future__ import annotations
@@ -41,8 +42,18 @@ from ..runtime import build
 
 FORMAT = "dynamotor-package-1"
 _WEIGHTS, _PROGRAM = "weights.safetensors", "program.json"
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -73,12 +84,14 @@ class Exported:
             temporary.unlink(missing_ok=True)
 
 
-def export(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Exported:
+def export(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Exported:
     """Capture and build a model (or function) for inference on arguments like these, on a CPU.
 
-    Its weights are those of now; arguments that are no tensors are part of the program. Raises UsageError (DM114) for what a
-    file cannot hold (written inputs, custom ops, results that are other objects than tuples, lists, dicts and numbers), and
-    CaptureError where the graph breaks.
+    Its weights are those of now; arguments that are no tensors are part of the program. Raises UsageError
+    (DM114) for what a file cannot hold (written inputs, custom ops, results that are other objects than
+    tuples, lists, dicts and numbers), and CaptureError where the graph breaks.
     """
     kwargs = dict(sorted((kwargs or {}).items()))
     found: list[Any] = []
@@ -96,7 +109,15 @@ def export(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
         return call
 
-    whole = {"program_cache": True, "disk_cache": True, "verify": False, "check": False, "sanitize": False, "debug": 0, "log": ""}
+    whole = {
+        "program_cache": True,
+        "disk_cache": True,
+        "verify": False,
+        "check": False,
+        "sanitize": False,
+        "debug": 0,
+        "log": "",
+    }
     with torch.no_grad(), collect("not kept") as events, config.patch(**whole):
         result = compile(model, backend=backend, fullgraph=True, dynamic=False)(*args, **kwargs)
         if not found:
@@ -104,13 +125,19 @@ def export(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         place, inputs, static, outs = found[0]
         payload = cache.load("program", place._name("forward")) if place is not None else None
         if payload is None:
-            raise _refused(events[0].data["reason"] if events else "the disk cache refuses it", "a file holds plain data")
+            raise _refused(
+                events[0].data["reason"] if events else "the disk cache refuses it", "a file holds plain data"
+            )
         entry = json.loads(payload)
         libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
         environment = stored.environment()
     recipe: Recipe = decode(entry["recipe"])
     if recipe.mutated:
-        raise _refused("it writes its inputs or buffers", "the file's weights are shared by all calls", "clone what is written")
+        raise _refused(
+            "it writes its inputs or buffers",
+            "the file's weights are shared by all calls",
+            "clone what is written",
+        )
     present = {key: data for key, data in libraries.items() if data}
     if len(present) < len(libraries):
         raise _refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
@@ -118,15 +145,22 @@ def export(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     weights: list[torch.Tensor] = []
     places = [_place(tensor, i in static, leaves, weights) for i, tensor in enumerate(inputs)]
     program = {
-        "format": FORMAT, "environment": list(environment), "entry": entry, "places": places,
-        "specs": [encode(TensorSpec.of(tensor)) for tensor in inputs], "structure": pytree.treespec_dumps(structure),
+        "format": FORMAT,
+        "environment": list(environment),
+        "entry": entry,
+        "places": places,
+        "specs": [encode(TensorSpec.of(tensor)) for tensor in inputs],
+        "structure": pytree.treespec_dumps(structure),
         "leaves": [None if isinstance(leaf, torch.Tensor) else encode((leaf,)) for leaf in leaves],
-        "result": _structure(result, outs), "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
+        "result": _structure(result, outs),
+        "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
     }
     return Exported(program, present, weights)
 
 
-def _place(tensor: torch.Tensor, static: bool, leaves: Sequence[Any], weights: list[torch.Tensor]) -> list[Any]:
+def _place(
+    tensor: torch.Tensor, static: bool, leaves: Sequence[Any], weights: list[torch.Tensor]
+) -> list[Any]:
     """Where a graph's input comes from: an argument, or a weight (which is noted)."""
     if not static:
         for k, leaf in enumerate(leaves):
@@ -144,19 +178,26 @@ def _structure(value: Any, outs: tuple[Any, ...]) -> Any:
         for k, out in enumerate(outs):
             if out is value:
                 return {"out": k}
-        raise _refused("a result that its graph does not give", "it is an input, or was made beside the graph", "return a clone")
+        raise _refused(
+            "a result that its graph does not give",
+            "it is an input, or was made beside the graph",
+            "return a clone",
+        )
     if value is None or type(value) in (bool, int, float, str):
         return {"value": encode(value)}
     if type(value) in (tuple, list):
         return {type(value).__name__: [_structure(item, outs) for item in value]}
     if isinstance(value, Mapping):
         return {"dict": [[str(key), _structure(item, outs)] for key, item in value.items()]}
-    raise _refused(f"a result that is a {type(value).__qualname__}", "another process may not have its class",
-                   "return a tuple or dict")
+    raise _refused(
+        f"a result that is a {type(value).__qualname__}",
+        "another process may not have its class",
+        "return a tuple or dict",
+    )
 
 
 def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
-    (kind, data), = structure.items()
+    ((kind, data),) = structure.items()
     if kind == "out":
         return outs[data]
     if kind == "value":
@@ -167,19 +208,26 @@ def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
     return items if kind == "list" else tuple(items)
 
 
-# -- weights: safetensors, at a place in the file that a page can be mapped from -------------------------------------------
+# -- weights: safetensors, at a place in the file that a page can be mapped from -----------------------------
 def _write_weights(archive: zipfile.ZipFile, weights: Sequence[torch.Tensor]) -> None:
     header, offset = {}, 0
-    order = sorted(range(len(weights)), key=lambda k: -weights[k].itemsize)  # so each lies at a multiple of its elements' size
+    order = sorted(
+        range(len(weights)), key=lambda k: -weights[k].itemsize
+    )  # so each lies at a multiple of its elements' size
     for k in order:
         tensor = weights[k]
-        header[str(k)] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
-                          "data_offsets": [offset, offset + tensor.numel() * tensor.itemsize]}
+        header[str(k)] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.numel() * tensor.itemsize],
+        }
         offset += tensor.numel() * tensor.itemsize
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 64)
     info = zipfile.ZipInfo(_WEIGHTS)
-    pad = -(30 + len(_WEIGHTS) + 20 + 4) % 64  # the member begins behind its name, zip64's numbers (20) and this
+    pad = (
+        -(30 + len(_WEIGHTS) + 20 + 4) % 64
+    )  # the member begins behind its name, zip64's numbers (20) and this
     info.extra = struct.pack("<HH", 0xD935, pad) + bytes(pad)
     with archive.open(info, "w", force_zip64=True) as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -188,14 +236,16 @@ def _write_weights(archive: zipfile.ZipFile, weights: Sequence[torch.Tensor]) ->
 
 
 def _map_weights(path: Path, info: zipfile.ZipInfo) -> list[torch.Tensor]:
-    """The weights, in memory that the system reads from the file as it is touched; writes stay in this process."""
+    """The weights, in memory that the system reads from the file as it is touched; writes stay in this
+    process.
+    """
     with open(path, "rb") as file:
         file.seek(info.header_offset)
         name, extra = struct.unpack("<HH", file.read(30)[26:30])
         start = info.header_offset + 30 + name + extra
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     (length,) = struct.unpack_from("<Q", mapped, start)
-    header = json.loads(mapped[start + 8:start + 8 + length])
+    header = json.loads(mapped[start + 8 : start + 8 + length])
     tensors = []
     for k in range(len(header)):
         row = header[str(k)]
@@ -205,16 +255,22 @@ def _map_weights(path: Path, info: zipfile.ZipInfo) -> list[torch.Tensor]:
         if last - first != count * dtype.itemsize or 8 + length + last > info.file_size or info.compress_type:
             raise ValueError(f"the weight {k} is not whole")
         at = start + 8 + length + first
-        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
+        flat = (
+            torch.frombuffer(mapped, dtype=dtype, count=count, offset=at)
+            if count
+            else torch.empty(0, dtype=dtype)
+        )
         tensors.append(flat.view(shape))
     return tensors
 
 
-# -- loading -------------------------------------------------------------------------------------------------------------
+# -- loading -------------------------------------------------------------------------------------------------
 class Loaded:
     """A packaged program: called like the model, with arguments like the examples."""
 
-    def __init__(self, program: dict[str, Any], libraries: Mapping[str, build.Library], weights: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, program: dict[str, Any], libraries: Mapping[str, build.Library], weights: Sequence[torch.Tensor]
+    ) -> None:
         call = stored.restore(program["entry"]["program"], "package", libraries.get, fixed=True)
         if call is None:
             raise ValueError("a library is missing")
@@ -222,9 +278,14 @@ class Loaded:
             self._run = inference_callable(call, decode(program["entry"]["recipe"]))
         self._specs: list[TensorSpec] = [decode(spec) for spec in program["specs"]]
         self._places, self._result = program["places"], program["result"]
-        self._structure, self._leaves = program["structure"], [leaf and decode(leaf) for leaf in program["leaves"]]
-        self._weights = [_laid_out(weights[k], spec) if kind == "weight" else None
-                         for (kind, k), spec in zip(self._places, self._specs, strict=True)]
+        self._structure, self._leaves = (
+            program["structure"],
+            [leaf and decode(leaf) for leaf in program["leaves"]],
+        )
+        self._weights = [
+            _laid_out(weights[k], spec) if kind == "weight" else None
+            for (kind, k), spec in zip(self._places, self._specs, strict=True)
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result. UsageError (DM115) for arguments that the program was not built for."""
@@ -232,19 +293,35 @@ class Loaded:
         if pytree.treespec_dumps(structure) != self._structure:
             raise _not_built_for("arguments of this structure")
         for k, (leaf, constant) in enumerate(zip(leaves, self._leaves, strict=True)):
-            fits = isinstance(leaf, torch.Tensor) if constant is None else (
-                type(leaf) is type(constant[0]) and (leaf == constant[0] or leaf != leaf and constant[0] != constant[0]))
+            fits = (
+                isinstance(leaf, torch.Tensor)
+                if constant is None
+                else (
+                    type(leaf) is type(constant[0])
+                    and (leaf == constant[0] or leaf != leaf and constant[0] != constant[0])
+                )
+            )
             if not fits:
-                raise _not_built_for(f"argument {k}, {type(leaf).__name__} {leaf!r}" if constant is not None else f"argument {k}")
-        inputs = [weight if weight is not None else _argument(leaves[k], spec, k)
-                  for weight, (_, k), spec in zip(self._weights, self._places, self._specs, strict=True)]
+                raise _not_built_for(
+                    f"argument {k}, {type(leaf).__name__} {leaf!r}"
+                    if constant is not None
+                    else f"argument {k}"
+                )
+        inputs = [
+            weight if weight is not None else _argument(leaves[k], spec, k)
+            for weight, (_, k), spec in zip(self._weights, self._places, self._specs, strict=True)
+        ]
         with torch.no_grad():
             return _rebuilt(self._result, self._run(*inputs))
 
 
 def _not_built_for(what: str) -> UsageError:
-    return UsageError("DM115", f"the package was not built for {what}", cure="export again with such arguments",
-                      why="a package has one program, for arguments like its examples")
+    return UsageError(
+        "DM115",
+        f"the package was not built for {what}",
+        cure="export again with such arguments",
+        why="a package has one program, for arguments like its examples",
+    )
 
 
 def _argument(tensor: torch.Tensor, spec: TensorSpec, k: int) -> torch.Tensor:
@@ -259,13 +336,17 @@ def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         raise ValueError(f"a weight of shape {list(tensor.shape)} in the place of {spec}")
     if tensor.stride() == spec.stride:
         return tensor
-    return torch.empty_strided([*map(int, spec.shape)], [*map(int, spec.stride)], dtype=spec.dtype).copy_(tensor)
+    return torch.empty_strided([*map(int, spec.shape)], [*map(int, spec.stride)], dtype=spec.dtype).copy_(
+        tensor
+    )
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
-    """The callable that a package holds. A package is code: load only what comes from where your programs come from.
+    """The callable that a package holds. A package is code: load only what comes from where your programs
+    come from.
 
-    Raises UsageError (DM116) when the file is not whole, BuildError (DM308) when it was built for another machine or versions.
+    Raises UsageError (DM116) when the file is not whole, BuildError (DM308) when it was built for another
+    machine or versions.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -281,21 +362,31 @@ def load(path: str | os.PathLike[str]) -> Loaded:
                 libraries[key] = build.library_of(payload, key)
             return Loaded(program, libraries, _map_weights(Path(path), archive.getinfo(_WEIGHTS)))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, struct.error) as error:
-        raise UsageError("DM116", f"{os.fspath(path)} is no package of dynamotor, or not all of one",
-                         why=f"{type(error).__name__}: {error}", cure="export it again") from error
+        raise UsageError(
+            "DM116",
+            f"{os.fspath(path)} is no package of dynamotor, or not all of one",
+            why=f"{type(error).__name__}: {error}",
+            cure="export it again",
+        ) from error
 
 
 def _check_environment(built: Sequence[str]) -> None:
-    """A package's kernels and calls are for the processor and the versions that built it (the compiler may be absent)."""
+    """A package's kernels and calls are for the processor and the versions that built it (the compiler may be
+    absent).
+    """
     here = stored.environment()
     names = ("settings", "Python", "system", "torch", "torch's revision", "dynamotor", "processor", "vectors")
     for name, before, now in list(zip(names, built, here, strict=False))[1:]:
         if before != now and name != "system":
-            raise BuildError("DM308", f"the package was built for another {name}", cure="export it again here",
-                             why=f"built for {before[:300]!r}; here is {now[:300]!r}")
+            raise BuildError(
+                "DM308",
+                f"the package was built for another {name}",
+                cure="export it again here",
+                why=f"built for {before[:300]!r}; here is {now[:300]!r}",
+            )
 
 
-# -- the command ---------------------------------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------------------
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the package command."""
     parser.add_argument("action", choices=("inspect",))

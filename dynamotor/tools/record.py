@@ -31,7 +31,9 @@ _FREE = ("load", "const", "acc", "scratch", "scan", "index", "cast", "round_to")
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A node of a graph as drawn: its name, what it calls, the nodes it reads, the user's line, shape and dtype."""
+    """A node of a graph as drawn: its name, what it calls, the nodes it reads, the user's line, shape and
+    dtype.
+    """
 
     name: str
     op: str
@@ -53,15 +55,25 @@ class GraphText:
     @staticmethod
     def of(name: str, stage: str, gm: torch.fx.GraphModule) -> GraphText:
         """The graph as it is now; passes rewrite it."""
-        nodes = [GraphNode(n.name, n.op, n.target if n.op == "placeholder" else call_text(n) if n.op != "output" else "return",
-                           tuple(i.name for i in n.all_input_nodes), n.meta.get("where"), str(n.meta.get("val") or ""))
-                 for n in gm.graph.nodes]
+        nodes = [
+            GraphNode(
+                n.name,
+                n.op,
+                n.target if n.op == "placeholder" else call_text(n) if n.op != "output" else "return",
+                tuple(i.name for i in n.all_input_nodes),
+                n.meta.get("where"),
+                str(n.meta.get("val") or ""),
+            )
+            for n in gm.graph.nodes
+        ]
         return GraphText(name, stage, program_text(gm), tuple(nodes))
 
 
 @dataclass
 class CaptureRecord:
-    """One trace: its graph (None: nothing was captured), guards with the lines that made them, why it stopped, sizes."""
+    """One trace: its graph (None: nothing was captured), guards with the lines that made them, why it
+    stopped, sizes.
+    """
 
     name: str
     graph: GraphText | None
@@ -73,7 +85,9 @@ class CaptureRecord:
 
 @dataclass
 class StepRecord:
-    """One step of a program. loops and code are empty for an aten call; seconds: of one call, once measured."""
+    """One step of a program. loops and code are empty for an aten call; seconds: of one call, once
+    measured.
+    """
 
     name: str
     nodes: str
@@ -144,7 +158,9 @@ class Record:
         captured, name = event.data["captured"], event.data["name"]
         graph = None if captured.gm is None else GraphText.of(name, "captured", captured.gm)
         guards = [(str(guard), captured.lines.get(guard)) for guard in captured.guards]
-        self.captures.append(CaptureRecord(name, graph, guards, captured.reason, captured.sizes.report(), captured.code))
+        self.captures.append(
+            CaptureRecord(name, graph, guards, captured.reason, captured.sizes.report(), captured.code)
+        )
 
     def _graph(self, event: Event) -> None:
         gm = event.data["graph"]
@@ -158,27 +174,57 @@ class Record:
     def _code(self, event: Event) -> None:
         program, functions = event.data["program"], iter(event.data["functions"])
         steps = [self._step(program, step, functions) for step in program.steps]
-        self.programs.append(ProgramRecord(event.data["name"], str(program), event.data["python"], steps, live_bytes(program),
-                                           hint(event.data["scratch_bytes"]), Counter(self._refusals)))
+        self.programs.append(
+            ProgramRecord(
+                event.data["name"],
+                str(program),
+                event.data["python"],
+                steps,
+                live_bytes(program),
+                hint(event.data["scratch_bytes"]),
+                Counter(self._refusals),
+            )
+        )
         self._refusals.clear()
 
     def _step(self, program: Program, step: LoopStep | ExternStep, functions: Iterator[Any]) -> StepRecord:
         if isinstance(step, ExternStep):
             touched = [_bytes(r) for r in refs((step.args, step.kwargs))]
-            touched += [_nbytes(program.buffers[name].spec) for name in step.outs if name and name in program.buffers]
+            touched += [
+                _nbytes(program.buffers[name].spec) for name in step.outs if name and name in program.buffers
+            ]
             shapes = tuple(tuple(hint(n) for n in r.shape) for r in refs(step.args))
-            return StepRecord(str(step.target), ", ".join(n for n in step.outs if n), (step.where,) if step.where else (),
-                              sum(touched), _extern_flops(program, step), shapes=shapes)
+            return StepRecord(
+                str(step.target),
+                ", ".join(n for n in step.outs if n),
+                (step.where,) if step.where else (),
+                sum(touched),
+                _extern_flops(program, step),
+                shapes=shapes,
+            )
         names = step.note.split(", ")
         lines = dict.fromkeys(self._lines[n] for n in names if n in self._lines)
-        nbytes = sum(_nbytes(program.buffers[name].spec) for name in dict.fromkeys(step.args) if name in program.buffers)
+        nbytes = sum(
+            _nbytes(program.buffers[name].spec)
+            for name in dict.fromkeys(step.args)
+            if name in program.buffers
+        )
         function = next(functions)
-        return StepRecord(function.name, step.note, tuple(lines), nbytes, _flops(step.kernel), kernel_text(step.kernel),
-                          function.source)
+        return StepRecord(
+            function.name,
+            step.note,
+            tuple(lines),
+            nbytes,
+            _flops(step.kernel),
+            kernel_text(step.kernel),
+            function.source,
+        )
 
     def _ddp(self, event: Event) -> None:
         plan = event.data.get("plan")
-        self.ddp.append({"mode": event.data["mode"], "text": str(plan) if plan else event.data["reason"].text})
+        self.ddp.append(
+            {"mode": event.data["mode"], "text": str(plan) if plan else event.data["reason"].text}
+        )
 
     def _recompile(self, event: Event) -> None:
         self.recompiles.append(event.data)
@@ -191,13 +237,27 @@ class Record:
         self.phases.append((event.data["name"], event.time - seconds, seconds))
 
     def _xla(self, event: Event) -> None:
-        self.xla.append({k: v if isinstance(v, (int, float)) else str(v) for k, v in event.data.items() if k != "executable"})
+        self.xla.append(
+            {
+                k: v if isinstance(v, (int, float)) else str(v)
+                for k, v in event.data.items()
+                if k != "executable"
+            }
+        )
 
 
 _HANDLERS: dict[str, Any] = {
-    "capture": Record._capture, "joint": Record._graph, "aten_graph": Record._graph, "refuse": Record._refuse,
-    "code": Record._code, "recompile": Record._recompile, "fallback": Record._fallback, "phase": Record._phase,
-    "ddp": Record._ddp, "xla.compiled": Record._xla, "xla.compile": Record._xla,
+    "capture": Record._capture,
+    "joint": Record._graph,
+    "aten_graph": Record._graph,
+    "refuse": Record._refuse,
+    "code": Record._code,
+    "recompile": Record._recompile,
+    "fallback": Record._fallback,
+    "phase": Record._phase,
+    "ddp": Record._ddp,
+    "xla.compiled": Record._xla,
+    "xla.compile": Record._xla,
 }
 
 
@@ -211,6 +271,7 @@ def _bytes(ref: BufRef) -> int:
 
 def _flops(kernel: Kernel) -> int:
     """Arithmetic operations of one launch: each counts as one, whatever it costs."""
+
     def ops(statements: Iterable[Any]) -> int:
         found: set[Expr] = set(walk(*roots(*statements)))
         return sum(e.op not in _FREE for e in found) + sum(type(s).__name__ == "Reduce" for s in statements)
@@ -218,12 +279,19 @@ def _flops(kernel: Kernel) -> int:
     outer, middle, inner = ([hint(v.size) for v in vs] for vs in (kernel.outer, kernel.middle, kernel.inner))
     whole = numel([*outer, *middle, *inner])
     total = sum(whole * ops(phase.inner) + numel(outer) * ops(phase.row) for phase in kernel.phases)
-    return total + numel([*(outer if kernel.template == "cols" else ()), *inner]) * ops(kernel.final) + ops(kernel.final_once)
+    return (
+        total
+        + numel([*(outer if kernel.template == "cols" else ()), *inner]) * ops(kernel.final)
+        + ops(kernel.final_once)
+    )
 
 
 def _extern_flops(program: Program, step: ExternStep) -> int:
-    """Of matrix products, convolutions and attention, as torch.utils.flop_counter counts them; 0 of what it does not know."""
+    """Of matrix products, convolutions and attention, as torch.utils.flop_counter counts them; 0 of what it
+    does not know.
+    """
     from torch.utils.flop_counter import flop_registry  # which nobody needs who looks at nothing
+
     count = flop_registry.get(getattr(step.target, "overloadpacket", None))
     out = next((n for n in step.outs if n), None)
     if count is None or out is None:
@@ -239,7 +307,9 @@ def _extern_flops(program: Program, step: ExternStep) -> int:
 
 
 def live_bytes(program: Program) -> list[int]:
-    """Bytes of the program's own buffers that hold a value at each step; inputs and constants are not counted."""
+    """Bytes of the program's own buffers that hold a value at each step; inputs and constants are not
+    counted.
+    """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for at, step in enumerate(program.steps):

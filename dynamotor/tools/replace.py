@@ -18,12 +18,18 @@ from ..api import cudagraph_mark_step_begin, reset
 from ..base.log import warn_once
 from ..capture.stance import STANCES, set_stance
 
-# Arguments of torch.compile that say how its own machinery counts, names or guesses: results do not depend on them.
+# Arguments of torch.compile that say how its own machinery counts, names or guesses: results do not depend on
+# them.
 _ITS_OWN = frozenset(("name", "isolate_recompiles", "shapes_spec"))
 
 
-def _compile(model: Callable[..., Any] | None = None, *, backend: Any = "inductor", recompile_limit: int | None = None,
-             **arguments: Any) -> Any:
+def _compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    backend: Any = "inductor",
+    recompile_limit: int | None = None,
+    **arguments: Any,
+) -> Any:
     """`dynamotor.compile` with the signature of `torch.compile`; "inductor" means "native"."""
     for name in _ITS_OWN & arguments.keys():
         if arguments.pop(name) not in (None, False):
@@ -36,22 +42,29 @@ def _compile(model: Callable[..., Any] | None = None, *, backend: Any = "inducto
 def _set_stance(stance: str = "default", **rest: Any) -> set_stance:
     """torch.compiler's stances; those that only say when it compiles ("eager_then_compile") are "default"."""
     if stance not in STANCES or rest:
-        warn_once(f"torch.compiler stance {stance}", f"stance {stance!r} of torch.compiler means 'default' here")
+        warn_once(
+            f"torch.compiler stance {stance}", f"stance {stance!r} of torch.compiler means 'default' here"
+        )
     return set_stance(stance if stance in STANCES else "default")
 
 
 # What is replaced: attribute by attribute, each looked up by programs when they call it.
-_STAND_INS = ((torch, "compile", _compile), (torch.compiler, "reset", reset), (torch.compiler, "set_stance", _set_stance),
-              (torch.compiler, "cudagraph_mark_step_begin", cudagraph_mark_step_begin))
+_STAND_INS = (
+    (torch, "compile", _compile),
+    (torch.compiler, "reset", reset),
+    (torch.compiler, "set_stance", _set_stance),
+    (torch.compiler, "cudagraph_mark_step_begin", cudagraph_mark_step_begin),
+)
 
 
 @contextlib.contextmanager
 def replace_torch_compile() -> Iterator[None]:
-    """While the block (or the decorated function) runs, `torch.compile`, `module.compile()` and `torch.compiler.compile` are
-    `dynamotor.compile`, and `torch.compiler.reset`, `set_stance` and `cudagraph_mark_step_begin` ours.
+    """While the block (or the decorated function) runs, `torch.compile`, `module.compile()` and
+    `torch.compiler.compile` are `dynamotor.compile`, and `torch.compiler.reset`, `set_stance` and
+    `cudagraph_mark_step_begin` ours.
 
-    What was compiled inside stays compiled by us afterwards. A name that was imported before (`from torch import compile`) is
-    the old one. Backends are taken by name or as callables, "inductor" is "native".
+    What was compiled inside stays compiled by us afterwards. A name that was imported before (`from torch
+    import compile`) is the old one. Backends are taken by name or as callables, "inductor" is "native".
     """
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in _STAND_INS]
     for owner, name, ours in _STAND_INS:

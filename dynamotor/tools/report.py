@@ -1,7 +1,9 @@
-"""`dynamotor.report(fn, *args, path="report.html")`: one self-contained page that shows what the compiler did.
+"""`dynamotor.report(fn, *args, path="report.html")`: one self-contained page that shows what the compiler
+did.
 
-DYNAMOTOR_REPORT=out.html writes one for a whole program when it ends (without measured times). Jinja2, which torch brings,
-fills `report.html.j2`; charts need matplotlib (`pip install dynamotor[report]`), without which the page says so.
+DYNAMOTOR_REPORT=out.html writes one for a whole program when it ends (without measured times). Jinja2, which
+torch brings, fills `report.html.j2`; charts need matplotlib (`pip install dynamotor[report]`), without which
+the page says so.
 """
 
 from __future__ import annotations
@@ -27,15 +29,26 @@ from .lower import call_both_ways
 from .record import GraphText, Record
 
 NO_CHARTS = "Charts need matplotlib: pip install dynamotor[report]"
-_COLORS = {"placeholder": "#eef2f7", "output": "#f7e9d7", "call_function": "#e1eefb", "call_method": "#e1eefb"}
+_COLORS = {
+    "placeholder": "#eef2f7",
+    "output": "#f7e9d7",
+    "call_function": "#e1eefb",
+    "call_method": "#e1eefb",
+}
 
 
-def report(fn: Callable[..., Any], *args: Any, path: str | os.PathLike[str] = "dynamotor-report.html",
-           compile_options: dict[str, Any] | None = None, **kwargs: Any) -> Path:
-    """Compile `fn` anew, call it (and the backward of what it returns) and write a page about it; gives the page's path.
+def report(
+    fn: Callable[..., Any],
+    *args: Any,
+    path: str | os.PathLike[str] = "dynamotor-report.html",
+    compile_options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Path:
+    """Compile `fn` anew, call it (and the backward of what it returns) and write a page about it; gives the
+    page's path.
 
-    The function is called six times, for real: its side effects happen; gradients are as before. Times are of the last
-    three calls, under torch.profiler.
+    The function is called six times, for real: its side effects happen; gradients are as before. Times are of
+    the last three calls, under torch.profiler.
     """
     record = Record()
     compiled = compile_(plain(fn), **(compile_options or {}))
@@ -47,29 +60,41 @@ def report(fn: Callable[..., Any], *args: Any, path: str | os.PathLike[str] = "d
 
 
 def _device(record: Record) -> str:
-    return "cuda" if torch.cuda.is_available() and any(" cuda" in program.text for program in record.programs) else "cpu"
+    return (
+        "cuda"
+        if torch.cuda.is_available() and any(" cuda" in program.text for program in record.programs)
+        else "cpu"
+    )
 
 
 def _measure(record: Record, call: Callable[[], Any], calls: int = 3) -> None:
-    """Seconds of each step: the mean over calls of the same kernel, or of the same aten op on the same shapes."""
+    """Seconds of each step: the mean over calls of the same kernel, or of the same aten op on the same
+    shapes.
+    """
     with torch.profiler.profile(record_shapes=True) as profile:
         for _ in range(calls):
             call()
     kernels = {e.key.removeprefix("dynamotor::"): e for e in profile.key_averages()}
-    by_shape = [(e.key, [s for s in e.input_shapes if s], e) for e in profile.key_averages(group_by_input_shape=True)]
+    by_shape = [
+        (e.key, [s for s in e.input_shapes if s], e) for e in profile.key_averages(group_by_input_shape=True)
+    ]
     for step in (step for program in record.programs for step in program.steps):
         if step.loops:
             found = kernels.get(step.name)
         else:
             key, shapes = "::".join(step.name.split(".")[:2]), [list(s) for s in step.shapes if s]
-            found = next((e for name, given, e in by_shape if name == key and given[:len(shapes)] == shapes), None)
+            found = next(
+                (e for name, given, e in by_shape if name == key and given[: len(shapes)] == shapes), None
+            )
         if found is not None and found.count:
             total = getattr(found, "device_time_total", 0) or found.cpu_time_total
             step.seconds = total * 1e-6 / found.count
 
 
 def _peaks(device: str) -> dict[str, float]:
-    """What this machine reaches with a copy of 64 MB (bytes a second, read and written) and a float32 product of 1024."""
+    """What this machine reaches with a copy of 64 MB (bytes a second, read and written) and a float32 product
+    of 1024.
+    """
     x, a = torch.empty(16 << 20, device=device), torch.randn(1024, 1024, device=device)
     y = torch.empty_like(x)
 
@@ -86,17 +111,32 @@ def _peaks(device: str) -> dict[str, float]:
     return {"bytes": 2 * x.nbytes / best(lambda: y.copy_(x)), "flops": 2 * 1024**3 / best(lambda: a @ a)}
 
 
-def write(record: Record, path: str | os.PathLike[str], title: str, peaks: dict[str, float] | None = None) -> Path:
+def write(
+    record: Record, path: str | os.PathLike[str], title: str, peaks: dict[str, float] | None = None
+) -> Path:
     """Fill the template with a record."""
     import jinja2  # here and below: what nobody asks for is not imported
-    env = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True,
-                             trim_blocks=True, lstrip_blocks=True)
+
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     env.filters.update(si=_si, where=_where, drawing=drawing)
     page = env.get_template("report.html.j2").render(
-        title=title, record=record, peaks=peaks, sources=list(_sources(record)), share=_share, phases=_totals(record),
-        phase_chart=_phase_chart(record), memory_chart=_memory_chart, no_charts=NO_CHARTS, colors=_COLORS,
+        title=title,
+        record=record,
+        peaks=peaks,
+        sources=list(_sources(record)),
+        share=_share,
+        phases=_totals(record),
+        phase_chart=_phase_chart(record),
+        memory_chart=_memory_chart,
+        no_charts=NO_CHARTS,
+        colors=_COLORS,
         machine=f"Python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-                f"{torch.backends.cpu.get_cpu_capability()}, {platform.node()}",
+        f"{torch.backends.cpu.get_cpu_capability()}, {platform.node()}",
     )
     target = Path(path)
     target.write_text(page, encoding="utf-8")
@@ -105,7 +145,15 @@ def write(record: Record, path: str | os.PathLike[str], title: str, peaks: dict[
 
 def _si(value: float, unit: str) -> str:
     """A number with three digits and a prefix: 1.23 GB/s."""
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ")):
+    for factor, prefix in (
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+        (1e3, "k"),
+        (1, ""),
+        (1e-3, "m"),
+        (1e-6, "µ"),
+    ):
         if value >= factor or factor == 1e-6:
             return f"{value / factor:.3g} {prefix}{unit}"
     raise AssertionError(value)
@@ -132,7 +180,7 @@ def _totals(record: Record) -> list[tuple[str, float, int]]:
     return [(name, took, times[name]) for name, took in sorted(seconds.items(), key=lambda one: -one[1])]
 
 
-# -- the user's source -------------------------------------------------------------------------------------------------
+# -- the user's source ---------------------------------------------------------------------------------------
 def _sources(record: Record) -> Iterator[dict[str, Any]]:
     """The functions of which lines were captured, or broke the graph."""
     nodes = Counter(n.where for c in record.captures if c.graph for n in c.graph.nodes if n.where)
@@ -144,44 +192,78 @@ def _sources(record: Record) -> Iterator[dict[str, Any]]:
     broke = {(w.filename, w.lineno): reason for w, reason in breaks.items()}
     for filename, lines in sorted(places.items()):
         for name, first, last in _functions(filename, lines):
-            rows = [{"no": no, "text": linecache.getline(filename, no).rstrip("\n"), "nodes": count[filename, no],
-                     "reason": broke.get((filename, no))} for no in range(first, last + 1)]
+            rows = [
+                {
+                    "no": no,
+                    "text": linecache.getline(filename, no).rstrip("\n"),
+                    "nodes": count[filename, no],
+                    "reason": broke.get((filename, no)),
+                }
+                for no in range(first, last + 1)
+            ]
             broken = sum(row["reason"] is not None for row in rows)
             yield {"file": filename, "name": name, "first": first, "rows": rows, "breaks": broken}
 
 
 def _functions(filename: str, lines: set[int]) -> Iterable[tuple[str, int, int]]:
-    """Name, first and last line of the innermost functions around these lines; the lines alone where there is no source."""
+    """Name, first and last line of the innermost functions around these lines; the lines alone where there is
+    no source.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:  # text in a notebook or a template
         tree = ast.Module([], [])
-    spans = [(n.name, n.lineno, n.end_lineno or n.lineno) for n in ast.walk(tree)
-             if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    found = {min([s for s in spans if s[1] <= line <= s[2]], key=lambda s: s[2] - s[1], default=("", line, line))
-             for line in lines}
+    spans = [
+        (n.name, n.lineno, n.end_lineno or n.lineno)
+        for n in ast.walk(tree)
+        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    found = {
+        min([s for s in spans if s[1] <= line <= s[2]], key=lambda s: s[2] - s[1], default=("", line, line))
+        for line in lines
+    }
     return sorted(found, key=lambda s: s[1])
 
 
-# -- drawings ----------------------------------------------------------------------------------------------------------
+# -- drawings ------------------------------------------------------------------------------------------------
 def drawing(graph: GraphText) -> dict[str, Any]:
-    """Places of a graph's boxes, a row a generation, and lines between them; inputs that only weights fill are left out."""
+    """Places of a graph's boxes, a row a generation, and lines between them; inputs that only weights fill
+    are left out.
+    """
     import networkx as nx
+
     shown = {n.name: n for n in graph.nodes if n.op != "placeholder"}
     net = nx.DiGraph([(r, n.name) for n in shown.values() for r in n.reads if r in shown])
     net.add_nodes_from(shown)
     places: dict[str, tuple[int, int]] = {}
     for row, generation in enumerate(nx.topological_generations(net)):
+
         def after(name: str) -> float:
             above = [places[p][0] for p in net.predecessors(name)]
             return sum(above) / len(above) if above else 0.0
+
         for column, name in enumerate(sorted(generation, key=after)):
             places[name] = 170 * column, 46 * row
     boxes: list[dict[str, Any]] = [
-        {"x": places[n.name][0], "y": places[n.name][1], "label": _label(n.call), "color": _COLORS.get(n.op, "#eeeeee"),
-         "title": f"{n.name} = {n.call[:300]}\n{n.spec}\n{n.where or ''}"} for n in shown.values()]
-    width, height = max((b["x"] for b in boxes), default=0) + 180, max((b["y"] for b in boxes), default=0) + 60
-    return {"boxes": boxes, "lines": [(*places[a], *places[b]) for a, b in net.edges], "width": width, "height": height}
+        {
+            "x": places[n.name][0],
+            "y": places[n.name][1],
+            "label": _label(n.call),
+            "color": _COLORS.get(n.op, "#eeeeee"),
+            "title": f"{n.name} = {n.call[:300]}\n{n.spec}\n{n.where or ''}",
+        }
+        for n in shown.values()
+    ]
+    width, height = (
+        max((b["x"] for b in boxes), default=0) + 180,
+        max((b["y"] for b in boxes), default=0) + 60,
+    )
+    return {
+        "boxes": boxes,
+        "lines": [(*places[a], *places[b]) for a, b in net.edges],
+        "width": width,
+        "height": height,
+    }
 
 
 def _label(call: str) -> str:
@@ -195,6 +277,7 @@ def _figure(width: float, height: float) -> Any:
     if importlib.util.find_spec("matplotlib") is None:
         return None
     from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
@@ -203,10 +286,11 @@ def _svg(figure: Any, salt: str) -> Any:
     """The figure as text that the template takes as it is."""
     import markupsafe
     import matplotlib
+
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return markupsafe.Markup(out.getvalue()[out.getvalue().index("<svg"):])
+    return markupsafe.Markup(out.getvalue()[out.getvalue().index("<svg") :])
 
 
 def _phase_chart(record: Record) -> Any:
@@ -218,7 +302,9 @@ def _phase_chart(record: Record) -> Any:
     order = [name for name, _, _ in _totals(record)]
     start = min(at for _, at, _ in record.phases)
     for n, name in enumerate(reversed(order)):
-        axes.broken_barh([(at - start, took) for other, at, took in record.phases if other == name], (n - 0.35, 0.7))
+        axes.broken_barh(
+            [(at - start, took) for other, at, took in record.phases if other == name], (n - 0.35, 0.7)
+        )
     axes.set_yticks(range(len(order)), reversed(order))
     axes.set_xlabel("seconds since the first phase began")
     return _svg(figure, "phases")

@@ -1,5 +1,5 @@
-"""Runs a Python program as `python script.py args...` would. With `--torch-xla`, `import torch_xla` in it means `dynamotor.xla`;
-with `--replace-torch-compile`, its calls of `torch.compile` mean `dynamotor.compile`.
+"""Runs a Python program as `python script.py args...` would. With `--torch-xla`, `import torch_xla` in it
+means `dynamotor.xla`; with `--replace-torch-compile`, its calls of `torch.compile` mean `dynamotor.compile`.
 
     python -m dynamotor run --torch-xla train.py --epochs 2
     python -m dynamotor run --replace-torch-compile train.py --epochs 2
@@ -21,14 +21,20 @@ from .replace import replace_torch_compile
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m dynamotor run`."""
-    parser.add_argument("--torch-xla", action="store_true", help="let `import torch_xla` mean `dynamotor.xla`")
-    parser.add_argument("--replace-torch-compile", action="store_true", help="let `torch.compile` mean `dynamotor.compile`")
+    parser.add_argument(
+        "--torch-xla", action="store_true", help="let `import torch_xla` mean `dynamotor.xla`"
+    )
+    parser.add_argument(
+        "--replace-torch-compile", action="store_true", help="let `torch.compile` mean `dynamotor.compile`"
+    )
     parser.add_argument("script", help="the program")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the program in this process. DM108 where there is no such file; its own exceptions and exit status pass through."""
+    """Run the program in this process. DM108 where there is no such file; its own exceptions and exit status
+    pass through.
+    """
     script = Path(args.script)
     if not script.is_file():
         raise UsageError("DM108", f"there is no program {args.script}", cure="give the path of a Python file")

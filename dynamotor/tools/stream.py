@@ -1,8 +1,9 @@
-"""What listens to a whole program when its environment asks: nothing else is subscribed, so that nothing costs when off.
+"""What listens to a whole program when its environment asks: nothing else is subscribed, so that nothing
+costs when off.
 
-DYNAMOTOR_TRACE=out.jsonl writes each event as a line of JSON; a name that ends in .json gets the Chrome format, which
-https://ui.perfetto.dev opens. DYNAMOTOR_REPORT=out.html writes the report when the program ends. On a terminal, a compilation
-that takes longer than two seconds says what it is at.
+DYNAMOTOR_TRACE=out.jsonl writes each event as a line of JSON; a name that ends in .json gets the Chrome
+format, which https://ui.perfetto.dev opens. DYNAMOTOR_REPORT=out.html writes the report when the program
+ends. On a terminal, a compilation that takes longer than two seconds says what it is at.
 """
 
 from __future__ import annotations
@@ -23,14 +24,49 @@ from .record import Record
 from .report import write
 
 # Every kind of event that the stream holds; the docs explain each.
-KINDS = ("begin", "phase", "capture", "break", "recompile", "fallback", "backend", "partition", "aten_graph", "refuse", "kernel",
-         "build", "code", "ddp", "bucket", "xla.compile", "xla.compiled", "xla.fallback", "xla.partition", "xla.flush")
-_LARGE = frozenset(("graph", "captured", "guards", "program", "functions", "source", "python", "cpp", "triton", "kernels",
-                    "text"))
+KINDS = (
+    "begin",
+    "phase",
+    "capture",
+    "break",
+    "recompile",
+    "fallback",
+    "backend",
+    "partition",
+    "aten_graph",
+    "refuse",
+    "kernel",
+    "build",
+    "code",
+    "ddp",
+    "bucket",
+    "xla.compile",
+    "xla.compiled",
+    "xla.fallback",
+    "xla.partition",
+    "xla.flush",
+)
+_LARGE = frozenset(
+    (
+        "graph",
+        "captured",
+        "guards",
+        "program",
+        "functions",
+        "source",
+        "python",
+        "cpp",
+        "triton",
+        "kernels",
+        "text",
+    )
+)
 
 
 def install(terminal: IO[str] = sys.stderr) -> None:
-    """Subscribe what the settings and the terminal ask for; internal errors write scripts that repeat them."""
+    """Subscribe what the settings and the terminal ask for; internal errors write scripts that repeat
+    them.
+    """
     failures.writer = write_script
     if config.trace:
         subscribe(Stream(_own(config.trace)), *KINDS)
@@ -52,7 +88,10 @@ def _own(path: str) -> str:
 
 def _write_report(record: Record, path: str) -> None:
     if record.captures or record.xla:  # not of a worker process that compiled nothing
-        print(f"dynamotor: the report is {write(record, path, os.path.basename(sys.argv[0]) or 'a program')}", file=sys.stderr)
+        print(
+            f"dynamotor: the report is {write(record, path, os.path.basename(sys.argv[0]) or 'a program')}",
+            file=sys.stderr,
+        )
 
 
 class Stream:
@@ -63,7 +102,9 @@ class Stream:
         self.start, self.lock = time.perf_counter(), threading.Lock()
         self.file = open(path, "w", buffering=1, encoding="utf-8")  # noqa: SIM115  (open as long as the process lives)
         if self.chrome:
-            self.file.write("[\n")  # the format's closing bracket is optional, so that a program may end at any time
+            self.file.write(
+                "[\n"
+            )  # the format's closing bracket is optional, so that a program may end at any time
 
     def __call__(self, event: Event) -> None:
         row = self.chrome_row(event) if self.chrome else self.row(event)
@@ -74,18 +115,34 @@ class Stream:
     def row(self, event: Event) -> dict[str, Any]:
         """Kind, seconds since the stream began, process, thread, and the event's own small data."""
         small = {k: v for k, v in event.data.items() if k not in _LARGE}
-        return {"kind": event.kind, "time": round(event.time - self.start, 6), "pid": os.getpid(),
-                "thread": threading.get_native_id(), **small}
+        return {
+            "kind": event.kind,
+            "time": round(event.time - self.start, 6),
+            "pid": os.getpid(),
+            "thread": threading.get_native_id(),
+            **small,
+        }
 
     def chrome_row(self, event: Event) -> dict[str, Any] | None:
         """A span for a phase, an instant for anything else."""
         if event.kind == "begin":
             return None
         row = self.row(event)
-        kind, at, seconds = row.pop("kind"), row.pop("time"), row.get("seconds", 0.0) if event.kind == "phase" else 0.0
+        kind, at, seconds = (
+            row.pop("kind"),
+            row.pop("time"),
+            row.get("seconds", 0.0) if event.kind == "phase" else 0.0,
+        )
         span = {"ph": "X", "dur": seconds * 1e6} if kind == "phase" else {"ph": "i", "s": "t"}
-        return {"name": row.get("name", kind) if kind == "phase" else kind, "cat": kind, "ts": (at - seconds) * 1e6,
-                "pid": row.pop("pid"), "tid": row.pop("thread"), "args": row, **span}
+        return {
+            "name": row.get("name", kind) if kind == "phase" else kind,
+            "cat": kind,
+            "ts": (at - seconds) * 1e6,
+            "pid": row.pop("pid"),
+            "tid": row.pop("thread"),
+            "args": row,
+            **span,
+        }
 
 
 def _short(value: Any) -> str:
@@ -94,7 +151,9 @@ def _short(value: Any) -> str:
 
 
 class Progress:
-    """One line on a terminal while a compilation takes longer than `patience` seconds; it goes when the compilation is over."""
+    """One line on a terminal while a compilation takes longer than `patience` seconds; it goes when the
+    compilation is over.
+    """
 
     def __init__(self, terminal: IO[str], patience: float = 2.0) -> None:
         self.terminal, self.patience = terminal, patience

@@ -8,4 +8,6 @@ from collections.abc import Sequence
 def render(rows: list[list[str]], header: Sequence[str]) -> str:
     """A header and rows of as many cells, in columns."""
     widths = [max(len(r[i]) for r in [list(header), *rows]) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in [list(header), *rows])
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in [list(header), *rows]
+    )

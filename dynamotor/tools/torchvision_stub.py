@@ -1,7 +1,8 @@
 """Makes `import timm` and `import transformers` work where torch is a CPU build.
 
-The registry's torchvision is built for CUDA: next to a CPU build of torch its compiled operators do not load, and its import then
-fails because two operator schemas are missing. `prepare()` declares those two schemas; the operators themselves stay unavailable.
+The registry's torchvision is built for CUDA: next to a CPU build of torch its compiled operators do not load,
+and its import then fails because two operator schemas are missing. `prepare()` declares those two schemas;
+the operators themselves stay unavailable.
 
 >>> prepare(); import timm
 """

@@ -47,17 +47,23 @@ def _get_xla_sharding_type(t: torch.Tensor) -> str | None:
     return XLAShardedTensor(t).sharding_type if XLAShardedTensor(t).sharding_spec else None
 
 
-def _xla_sync_multi(tensors: Sequence[torch.Tensor], devices: Any = (), wait: bool = False, sync_xla_data: bool = True) -> None:
+def _xla_sync_multi(
+    tensors: Sequence[torch.Tensor], devices: Any = (), wait: bool = False, sync_xla_data: bool = True
+) -> None:
     """Compute tensors, and all that is pending beside them."""
     sync(wait=wait)
 
 
-def _xla_step_marker(device: str = "", devices: Any = (), wait: bool = True, reset_scope: bool = True) -> None:
+def _xla_step_marker(
+    device: str = "", devices: Any = (), wait: bool = True, reset_scope: bool = True
+) -> None:
     """The barrier at the end of a step, of one device where it is named."""
     sync(wait=wait, device=device or None)
 
 
-def _xla_tensors_from_aten(tensors: Sequence[torch.Tensor], devices: Sequence[str], shardings: Any = None) -> list[torch.Tensor]:
+def _xla_tensors_from_aten(
+    tensors: Sequence[torch.Tensor], devices: Sequence[str], shardings: Any = None
+) -> list[torch.Tensor]:
     """Copies of CPU tensors, each on its device."""
     return [tensor.to(device) for tensor, device in zip(tensors, devices)]
 

@@ -1,6 +1,7 @@
 """`torch.autocast("xla")`: kernels on the AutocastXLA dispatch key, one row an op.
 
-PyTorch's lists for GPUs: products run in the lower type, ops that lose digits in float32, ops of several inputs in the widest.
+PyTorch's lists for GPUs: products run in the lower type, ops that lose digits in float32, ops of several
+inputs in the widest.
 
 >>> with torch.autocast("xla", dtype=torch.bfloat16):
 ...     (x @ y).dtype
@@ -40,12 +41,18 @@ FLOAT32_RESULT = (
     "linalg_matrix_norm.str_ord sum sum.dim_IntList "
 )
 
-WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
+WIDEST = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
+)
 
 
 def _eligible(value: Any) -> bool:
-    return (isinstance(value, torch.Tensor) and value.device.type == "xla" and value.dtype.is_floating_point
-            and value.dtype is not torch.float64)
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == "xla"
+        and value.dtype.is_floating_point
+        and value.dtype is not torch.float64
+    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -70,12 +77,14 @@ def _float32(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _float32_result(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Ask for float32 by the op's own `dtype` argument, unless the caller gave one."""
     names = [a.name for a in op._schema.arguments]
-    given = kwargs.get("dtype") is not None or (len(args) > names.index("dtype") and args[names.index("dtype")] is not None)
+    given = kwargs.get("dtype") is not None or (
+        len(args) > names.index("dtype") and args[names.index("dtype")] is not None
+    )
     if given or not _eligible(args[0]):
         return op(*args, **kwargs)
     position = names.index("dtype")
     if len(args) > position:
-        return op(*args[:position], torch.float32, *args[position + 1:], **kwargs)
+        return op(*args[:position], torch.float32, *args[position + 1 :], **kwargs)
     return op(*args, **{**kwargs, "dtype": torch.float32})
 
 
@@ -100,11 +109,18 @@ def _overload(name: str) -> torch._ops.OpOverload:
 
 
 def install() -> list[torch.library.Library]:
-    """Register the rows; ops without one fall through to the next key. The kernels live as long as the result."""
+    """Register the rows; ops without one fall through to the next key. The kernels live as long as the
+    result.
+    """
     others = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastXLA")
     kernels = torch.library.Library("aten", "IMPL", "AutocastXLA")
-    for names, policy in ((LOWER, _lower), (FLOAT32, _float32), (FLOAT32_RESULT, _float32_result), (WIDEST, _widest)):
+    for names, policy in (
+        (LOWER, _lower),
+        (FLOAT32, _float32),
+        (FLOAT32_RESULT, _float32_result),
+        (WIDEST, _widest),
+    ):
         for name in names.split():
             kernels.impl(_overload(name), _kernel(_overload(name), policy))
     return [others, kernels]

@@ -1,8 +1,8 @@
 """The bridge: captured graphs on xla tensors become XLA executables; calls record nothing.
 
-`trace_once` (backend "xla") records the graph once, on leaves that stand for its inputs, and keeps the executable; a call
-gathers the arrays, runs, and wraps the results by a plan. `trace_everytime` records at each call and lets the lazy device find
-its executable.
+`trace_once` (backend "xla") records the graph once, on leaves that stand for its inputs, and keeps the
+executable; a call gathers the arrays, runs, and wraps the results by a plan. `trace_everytime` records at
+each call and lets the lazy device find its executable.
 
 >>> fast = dynamotor.compile(model.to("xla"), backend="xla")
 """
@@ -48,16 +48,22 @@ def trace_once(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor])
 
 
 def trace_everytime(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
-    """Backend "xla_trace_everytime": the same graphs, recorded on the lazy device at each call and flushed at its end."""
+    """Backend "xla_trace_everytime": the same graphs, recorded on the lazy device at each call and flushed at
+    its end.
+    """
     return _compile(gm, example_inputs, compile_everytime)
 
 
 def trivial(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
-    """Backend "torchxla_trivial": the captured operations on the lazy device, which runs them at the program's barriers."""
+    """Backend "torchxla_trivial": the captured operations on the lazy device, which runs them at the
+    program's barriers.
+    """
     return gm.forward
 
 
-def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: Callable) -> Compiled:
+def _compile(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], compile_graph: Callable
+) -> Compiled:
     static = gm.meta.get("static_inputs", frozenset())
     return aot_compile(gm, list(example_inputs), compile_graph, static_inputs=static)
 
@@ -87,7 +93,12 @@ def compile_once(gm: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
         return gm.forward
     if len(pieces) == 1 and not pieces[0].reason:
         return program_of(gm, device)
-    emit("xla.partition", name=info.name, pieces=len(pieces), reasons=[piece.reason for piece in pieces if piece.reason])
+    emit(
+        "xla.partition",
+        name=info.name,
+        pieces=len(pieces),
+        reasons=[piece.reason for piece in pieces if piece.reason],
+    )
     return _chain(gm, pieces, device)
 
 
@@ -106,7 +117,9 @@ class Const:
 
 
 class Result:
-    """A graph's output: the executable's index-th result, as a new tensor with these strides (None: row-major)."""
+    """A graph's output: the executable's index-th result, as a new tensor with these strides (None:
+    row-major).
+    """
 
     def __init__(self, index: int, meta: Meta, stride: tuple[int, ...] | None, device: torch.device) -> None:
         self.index, self.meta, self.stride = index, meta, stride
@@ -149,8 +162,8 @@ class Plain:
 
 
 class Inputs:
-    """What a call of a program passes beside its arguments, and where these go. `first`: the leaf of each argument (None where it
-    is no tensor)."""
+    """What a call of a program passes beside its arguments, and where these go. `first`: the leaf of each
+    argument (None where it is no tensor)."""
 
     def __init__(self, lane: Lane, first: Sequence[Node | None]) -> None:
         argument = {node: index for index, node in enumerate(first) if node is not None}
@@ -160,16 +173,20 @@ class Inputs:
         self.arrays = [None if type(slot) is Arg else slot.array for slot in slots]
         self.reads = [(place, slot.index) for place, slot in enumerate(slots) if type(slot) is Arg]
         if lane.scalars:
-            self.arrays.append(jax.device_put(execute.scalar_vector(lane.scalars), devices.jax_device(lane.device)))
+            self.arrays.append(
+                jax.device_put(execute.scalar_vector(lane.scalars), devices.jax_device(lane.device))
+            )
         moved = lane.draws or lane.after != lane.before
         self.draws = rng.Draws(lane.before or 0, lane.draws, lane.after or 0) if moved else None
 
 
 class Program:
-    """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing up by tensor.
+    """A recorded graph as one executable. The input slots and the output plan are fixed; a call looks nothing
+    up by tensor.
 
-    `first`: the leaf of each argument (None where it is no tensor); `results`: tensors or plain values; `updates`: (argument,
-    new value) of what is written in place; `donate`: the results may take the memory of the arguments that they replace.
+    `first`: the leaf of each argument (None where it is no tensor); `results`: tensors or plain values;
+    `updates`: (argument, new value) of what is written in place; `donate`: the results may take the memory of
+    the arguments that they replace.
     """
 
     def __init__(
@@ -190,10 +207,14 @@ class Program:
             if node in argument:
                 return Input(argument[node], stride)
             if node.data is not None:
-                return Plain(wrap(new_root(_shared(devices.lane_of(self.device).leaf(node.data, node.meta)), stride)))
+                return Plain(
+                    wrap(new_root(_shared(devices.lane_of(self.device).leaf(node.data, node.meta)), stride))
+                )
             return Result(positions.setdefault(node.position, len(positions)), node.meta, stride, self.device)
 
-        self.outputs = [plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results]
+        self.outputs = [
+            plan(value(r._alias), preserved(r._alias)) if type(r) is XLATensor else Plain(r) for r in results
+        ]
         self.updates = [(index, plan(node)) for index, node in updates]
         self.checks = lane.checks
         self.checked = [plan(check.bad.node).index for check in lane.checks]
@@ -258,7 +279,9 @@ def program_of(gm: torch.fx.GraphModule, device: torch.device) -> Program:
     """Record a graph and make its program."""
     recording, leaves, results = record_graph(gm, device)
     updates = [
-        (index, tensor._alias.node) for index, tensor in enumerate(leaves) if type(tensor) is XLATensor and tensor._alias.version
+        (index, tensor._alias.node)
+        for index, tensor in enumerate(leaves)
+        if type(tensor) is XLATensor and tensor._alias.version
     ]
     return Program(recording.lane, recording.first, results, updates)
 
@@ -267,7 +290,9 @@ def _chain(gm: torch.fx.GraphModule, pieces: list[Piece], device: torch.device) 
     """Pieces one after the other; those between executables run on the lazy device."""
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     output = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]
-    steps = [(program_of(p.gm, device) if not p.reason else p.gm.forward, p.inputs, p.outputs) for p in pieces]
+    steps = [
+        (program_of(p.gm, device) if not p.reason else p.gm.forward, p.inputs, p.outputs) for p in pieces
+    ]
 
     def run(*inputs: torch.Tensor) -> tuple:
         values = dict(zip(placeholders, inputs))

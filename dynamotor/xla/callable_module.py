@@ -1,5 +1,5 @@
-"""Modules that can be called: `torch_xla.sync()` and `torch_xla.device()` are functions whose names modules of this package
-have too.
+"""Modules that can be called: `torch_xla.sync()` and `torch_xla.device()` are functions whose names modules
+of this package have too.
 
 >>> make_callable(sys.modules["dynamotor.xla.sync"], sync)
 """

@@ -1,5 +1,6 @@
-"""What a CPU kernel refuses: mixed types when an op is recorded; with `config.xla_debug`, values in the graph (indices out of
-range, integer division by zero), which raise at the barrier with the line that recorded the op.
+"""What a CPU kernel refuses: mixed types when an op is recorded; with `config.xla_debug`, values in the graph
+(indices out of range, integer division by zero), which raise at the barrier with the line that recorded the
+op.
 
 >>> config.xla_debug = True
 >>> torch.ones(2, device="xla")[torch.tensor([5], device="xla")].sum().item()     # XlaError DM676
@@ -29,12 +30,15 @@ aten = torch.ops.aten
 _SMALL = 1 << 16  # elements up to which an op is tried with all of its types equal
 _TYPES = re.compile(r"dtype|scalar type|data type|type|implemented for|Long|Double", re.IGNORECASE)
 # Of types that are the device's own affair, of kernels that are missing, of the strides of our ones.
-_OTHER = re.compile(r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|stride\(")
+_OTHER = re.compile(
+    r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|stride\("
+)
 _accepted: set[tuple] = set()
 
 
 def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence[Meta]) -> None:
-    """Raise what the CPU's kernel raises for tensors of these types: it is run once for each combination, on ones.
+    """Raise what the CPU's kernel raises for tensors of these types: it is run once for each combination, on
+    ones.
 
     Types that only some CPU kernels have (float16, bfloat16, ...) are the device's own affair.
     """
@@ -56,7 +60,11 @@ def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence
 
 
 def _ones(arg: Any) -> Any:
-    return torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape) if isinstance(arg, Node) else arg
+    return (
+        torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
+        if isinstance(arg, Node)
+        else arg
+    )
 
 
 type_checks.append(check_types)
@@ -114,8 +122,12 @@ def _along(*overloads: Any) -> None:
 
 
 _along(aten.index_select.default, aten.gather.default, aten.index_add.default, aten.index_copy.default)
-_along(*(getattr(aten.scatter, o) for o in ("src", "value", "reduce", "value_reduce")), aten.scatter_add.default)
-_along(aten.scatter_reduce.two, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_reduce.default)
+_along(
+    *(getattr(aten.scatter, o) for o in ("src", "value", "reduce", "value_reduce")), aten.scatter_add.default
+)
+_along(
+    aten.scatter_reduce.two, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_reduce.default
+)
 
 
 @values.register(aten.take.default)
@@ -130,16 +142,25 @@ def _embedding(weight: Node, indices: Node, *rest: Any, **_: Any) -> Iterator[tu
 
 
 @values.register(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _nll_loss(x: Node, target: Node, weight: Any, reduction: int, ignore_index: int) -> Iterator[tuple[Node, str]]:
+def _nll_loss(
+    x: Node, target: Node, weight: Any, reduction: int, ignore_index: int
+) -> Iterator[tuple[Node, str]]:
     used = record(aten.masked_fill.Scalar, (target, record(aten.eq.Scalar, (target, ignore_index)), 0))
     classes = 1 if len(x.meta.shape) > 1 else 0
     yield _outside(used, x.meta.shape[classes], classes, 0)
 
 
 @values.register(
-    aten.floor_divide.default, aten.remainder.Tensor, aten.fmod.Tensor, aten.div.Tensor_mode, aten.remainder.Scalar_Tensor
+    aten.floor_divide.default,
+    aten.remainder.Tensor,
+    aten.fmod.Tensor,
+    aten.div.Tensor_mode,
+    aten.remainder.Scalar_Tensor,
 )
 def _divide(x: Any, y: Any, *, rounding_mode: str | None = "floor") -> Iterator[tuple[Node, str]]:
     kinds = [v.meta.dtype.is_floating_point or v.meta.dtype.is_complex for v in (x, y) if isinstance(v, Node)]
     if rounding_mode and isinstance(y, Node) and not any(kinds) and not isinstance(x, float):
-        yield record(aten.any.default, (record(aten.eq.Scalar, (y, 0)),)), "ZeroDivisionError: an integer is divided by zero"
+        yield (
+            record(aten.any.default, (record(aten.eq.Scalar, (y, 0)),)),
+            "ZeroDivisionError: an integer is divided by zero",
+        )

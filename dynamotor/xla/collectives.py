@@ -35,13 +35,18 @@ def _wrong(what: str, cure: str) -> XlaError:
 
 
 def _plan(groups: Groups) -> tuple[list[int], int]:
-    """(flattened groups, size of a group). DM643 unless the groups are of one size and hold every replica once."""
+    """(flattened groups, size of a group). DM643 unless the groups are of one size and hold every replica
+    once.
+    """
     size = replication.size()
     if groups is None:
         return [], size
     flat = [int(rank) for group in groups for rank in group]
     if sorted(flat) != list(range(size)) or len({len(group) for group in groups}) != 1:
-        raise _wrong(f"replica groups {groups} do not fit {size} replicas", "name every replica once, in groups of one size")
+        raise _wrong(
+            f"replica groups {groups} do not fit {size} replicas",
+            "name every replica once, in groups of one size",
+        )
     return ([], size) if len(groups) == 1 and flat == list(range(size)) else (flat, len(groups[0]))
 
 
@@ -52,33 +57,47 @@ def _check(tensors: Iterable[Any], reduce_type: str = REDUCE_SUM) -> None:
             raise _wrong(f"a collective needs XLA tensors, got {kind}", 'move it with .to("xla")')
     if reduce_type not in _REDUCTIONS:
         raise _wrong(f"{reduce_type!r} is not a reduction", f"use one of {', '.join(_REDUCTIONS)}")
-    if reduce_type in (REDUCE_AND, REDUCE_OR) and any(t.is_floating_point() or t.is_complex() for t in tensors):
+    if reduce_type in (REDUCE_AND, REDUCE_OR) and any(
+        t.is_floating_point() or t.is_complex() for t in tensors
+    ):
         raise _wrong(f"reduction {reduce_type!r} needs integers or booleans", "convert the tensor first")
     if reduce_type in (REDUCE_MIN, REDUCE_MAX) and any(t.is_complex() for t in tensors):
-        raise _wrong(f"complex numbers have no order for reduction {reduce_type!r}", "reduce the real and imaginary parts")
+        raise _wrong(
+            f"complex numbers have no order for reduction {reduce_type!r}",
+            "reduce the real and imaginary parts",
+        )
 
 
 def _divisible(tensor: torch.Tensor, dim: int, parts: int) -> None:
     if tensor.shape[dim] % parts:
-        raise _wrong(f"dimension {dim} of size {tensor.shape[dim]} cannot be split into {parts} equal parts", "pad it")
+        raise _wrong(
+            f"dimension {dim} of size {tensor.shape[dim]} cannot be split into {parts} equal parts", "pad it"
+        )
 
 
 def _dim(tensor: torch.Tensor, dim: int) -> int:
     if not -tensor.dim() <= dim < tensor.dim():
         raise _wrong(
-            f"dimension {dim} does not exist in a tensor of shape {tuple(tensor.shape)}", "0-d tensors need a dimension first"
+            f"dimension {dim} does not exist in a tensor of shape {tuple(tensor.shape)}",
+            "0-d tensors need a dimension first",
         )
     return dim % tensor.dim()
 
 
 def all_reduce(
-    reduce_type: str, inputs: Any, scale: float = 1.0, groups: Groups = None, cctx: Any = None, pin_layout: bool = True
+    reduce_type: str,
+    inputs: Any,
+    scale: float = 1.0,
+    groups: Groups = None,
+    cctx: Any = None,
+    pin_layout: bool = True,
 ) -> Any:
-    """Reduce tensors over the replicas: a single tensor gives a new one, a list is reduced in place and returned.
+    """Reduce tensors over the replicas: a single tensor gives a new one, a list is reduced in place and
+    returned.
 
-    reduce_type: REDUCE_SUM, MUL, AND, OR, MIN or MAX. scale: the results are multiplied by it. groups: replica ordinals that
-    reduce among themselves, as [[0, 1], [2, 3]]; None: all of them. cctx, pin_layout: accepted, they mean nothing here. DM643
-    for wrong arguments; DM640 when a peer has died.
+    reduce_type: REDUCE_SUM, MUL, AND, OR, MIN or MAX. scale: the results are multiplied by it. groups:
+    replica ordinals that reduce among themselves, as [[0, 1], [2, 3]]; None: all of them. cctx, pin_layout:
+    accepted, they mean nothing here. DM643 for wrong arguments; DM640 when a peer has died.
     """
     tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     _check(tensors, reduce_type)
@@ -93,9 +112,15 @@ def all_reduce(
 
 
 def all_gather(
-    value: torch.Tensor, dim: int = 0, groups: Groups = None, output: torch.Tensor | None = None, pin_layout: bool = True
+    value: torch.Tensor,
+    dim: int = 0,
+    groups: Groups = None,
+    output: torch.Tensor | None = None,
+    pin_layout: bool = True,
 ) -> Any:
-    """The values of all replicas of a group, in its order, concatenated along `dim`. `output`: a tensor that takes the result."""
+    """The values of all replicas of a group, in its order, concatenated along `dim`. `output`: a tensor that
+    takes the result.
+    """
     _check([value])
     flat, share = _plan(groups)
     gathered = _ops.all_gather(value.detach(), _dim(value, dim), flat, share)
@@ -110,16 +135,19 @@ def all_to_all(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> torch.Tensor:
-    """Split `value` along one dimension, send the i-th part to the i-th replica of the group, concatenate what arrives along
-    another.
+    """Split `value` along one dimension, send the i-th part to the i-th replica of the group, concatenate
+    what arrives along another.
 
-    split_count: the number of parts, which is the size of a group. DM643 when it is not, or when the parts are not equal.
+    split_count: the number of parts, which is the size of a group. DM643 when it is not, or when the parts
+    are not equal.
     """
     _check([value])
     flat, share = _plan(groups)
     split, concat = _dim(value, split_dimension), _dim(value, concat_dimension)
     if split_count != share:
-        raise _wrong(f"split_count={split_count}, but a group has {share} replicas", "use the size of the groups")
+        raise _wrong(
+            f"split_count={split_count}, but a group has {share} replicas", "use the size of the groups"
+        )
     _divisible(value, split, share)
     return _ops.all_to_all(value.detach(), split, concat, flat, share)
 
@@ -134,9 +162,11 @@ def reduce_scatter(
     output: torch.Tensor | None = None,
     pin_layout: bool = True,
 ) -> torch.Tensor:
-    """Reduce over the replicas of a group, and keep of the result the part along `scatter_dim` that is this replica's.
+    """Reduce over the replicas of a group, and keep of the result the part along `scatter_dim` that is this
+    replica's.
 
-    shard_count: the number of parts; the size of a group, which is the default. `output`: a tensor that takes the result.
+    shard_count: the number of parts; the size of a group, which is the default. `output`: a tensor that takes
+    the result.
     """
     _check([input], reduce_type)
     flat, share = _plan(groups)
@@ -149,14 +179,17 @@ def reduce_scatter(
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Send tensors along `pairs` of (source, target) ordinals; a replica that is nobody's target gets zeros."""
+    """Send tensors along `pairs` of (source, target) ordinals; a replica that is nobody's target gets
+    zeros.
+    """
     _check([value])
     size = replication.size()
     sources, targets = [int(s) for s, _ in pairs], [int(t) for _, t in pairs]
     for ends in (sources, targets):
         if len(set(ends)) != len(ends) or any(not 0 <= rank < size for rank in ends):
             raise _wrong(
-                f"pairs {list(pairs)} do not fit {size} replicas", "let every replica send once and receive once at most"
+                f"pairs {list(pairs)} do not fit {size} replicas",
+                "let every replica send once and receive once at most",
             )
     return _ops.collective_permute(value.detach(), [rank for pair in zip(sources, targets) for rank in pair])
 
@@ -171,7 +204,9 @@ def collective_broadcast(
     if not 0 <= root_ordinal < replication.size():
         raise _wrong(f"there is no replica {root_ordinal}", f"ordinals go from 0 to {replication.size() - 1}")
     with torch.no_grad():
-        for tensor, result in zip(tensors, _ops.collective_broadcast(list(tensors), root_ordinal) if tensors else []):
+        for tensor, result in zip(
+            tensors, _ops.collective_broadcast(list(tensors), root_ordinal) if tensors else []
+        ):
             tensor.copy_(result)
 
 
@@ -188,7 +223,9 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True) -> None:
+def reduce_gradients(
+    optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True
+) -> None:
     """Replace the gradients of an optimizer's parameters by their mean over the replicas (of each group)."""
     share = _plan(groups)[1]
     if share > 1:
@@ -202,8 +239,8 @@ def all_reduce_bucketized_gradients(
     pin_layout: bool = True,
     bucket_cap_mb: float = 0,
 ) -> None:
-    """All-reduce gradients in place, in buckets of at most `bucket_cap_mb` MB (0: all at once): less memory at a time, earlier
-    starts."""
+    """All-reduce gradients in place, in buckets of at most `bucket_cap_mb` MB (0: all at once): less memory
+    at a time, earlier starts."""
     limit, bucket, filled = bucket_cap_mb * 1024 * 1024, [], 0
     for gradient in gradients:
         size = gradient.numel() * gradient.element_size()
@@ -223,9 +260,11 @@ def optimizer_step(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> Any:
-    """Average the gradients over the replicas and call `optimizer.step(**optimizer_args)`, whose value is returned.
+    """Average the gradients over the replicas and call `optimizer.step(**optimizer_args)`, whose value is
+    returned.
 
-    barrier: also end the step here. Not needed with MpDeviceLoader or ParallelLoader, which end it when the next batch is taken.
+    barrier: also end the step here. Not needed with MpDeviceLoader or ParallelLoader, which end it when the
+    next batch is taken.
     """
     reduce_gradients(optimizer, groups)
     result = optimizer.step(**(optimizer_args or {}))
@@ -238,18 +277,19 @@ def optimizer_step(
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
-    """Wait until all replicas (or those named) have come to the rendezvous `tag`; the payloads, in the order of ordinals.
+    """Wait until all replicas (or those named) have come to the rendezvous `tag`; the payloads, in the order
+    of ordinals.
 
-    What is pending is run first: it may hold collectives that the others wait for. DM640 when a peer has died, DM642 when one
-    is late.
+    What is pending is run first: it may hold collectives that the others wait for. DM640 when a peer has
+    died, DM642 when one is late.
     """
     sync.sync()
     return replication.meet(replication.start(), tag, payload, list(replicas) or range(replication.size()))
 
 
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
-    """`reduce_fn` of the list of all replicas' `data`: Python objects, sent through a rendezvous. Tensors in them arrive on the
-    CPU."""
+    """`reduce_fn` of the list of all replicas' `data`: Python objects, sent through a rendezvous. Tensors in
+    them arrive on the CPU."""
     on_cpu = tree_map(lambda x: to_cpu(x.detach()) if is_xla(x) else x, data)
     payloads = rendezvous(tag, pickle.dumps(on_cpu))
     # From replicas of this very job, over its own store: the same program, the same user.
@@ -257,7 +297,8 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
 
 
 def do_on_ordinals(target: Callable[..., Any], data: Any = (), ordinals: Sequence[int] = (0,)) -> Any:
-    """Call `target(*data)` on some replicas only, with the XLA tensors in `data` moved to the CPU; None on the others.
+    """Call `target(*data)` on some replicas only, with the XLA tensors in `data` moved to the CPU; None on
+    the others.
 
     All replicas must call it: what is pending, collectives among it, is run before.
     """
@@ -273,11 +314,13 @@ def do_on_ordinals(target: Callable[..., Any], data: Any = (), ordinals: Sequenc
 
 
 class _AllReduce(torch.autograd.Function):
-    """Sum: the gradient of each replica's value is the sum of all replicas' gradients. Min and max: it goes to the values that
-    won."""
+    """Sum: the gradient of each replica's value is the sum of all replicas' gradients. Min and max: it goes
+    to the values that won."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, reduce_type: str, scale: float, groups: Groups) -> torch.Tensor:
+    def forward(
+        ctx: Any, value: torch.Tensor, reduce_type: str, scale: float, groups: Groups
+    ) -> torch.Tensor:
         result = all_reduce(reduce_type, value, 1.0, groups)
         ctx.reduce_type, ctx.scale, ctx.groups = reduce_type, scale, groups
         if reduce_type != REDUCE_SUM:
@@ -308,7 +351,9 @@ class _AllGather(torch.autograd.Function):
         return reduce_scatter(REDUCE_SUM, gradient, 1.0, ctx.dim, groups=ctx.groups), None, None
 
 
-def differentiable_all_reduce(reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None) -> torch.Tensor:
+def differentiable_all_reduce(
+    reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None
+) -> torch.Tensor:
     """`all_reduce` of a tensor, with gradients. AND and OR have none."""
     if reduce_type in (REDUCE_AND, REDUCE_OR):
         return all_reduce(reduce_type, value, scale, groups)
@@ -316,5 +361,7 @@ def differentiable_all_reduce(reduce_type: str, value: torch.Tensor, scale: floa
 
 
 def differentiable_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
-    """`all_gather` with gradients: each replica's value gets the sum of what all replicas have for its part."""
+    """`all_gather` with gradients: each replica's value gets the sum of what all replicas have for its
+    part.
+    """
     return _AllGather.apply(value, _dim(value, dim), groups)

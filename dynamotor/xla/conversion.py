@@ -1,5 +1,5 @@
-"""`module.to("xla")` and back: a module's parameters stay the Python objects that they were, so ties hold and optimizers made
-before keep training them; the optimizers' state follows at their next step.
+"""`module.to("xla")` and back: a module's parameters stay the Python objects that they were, so ties hold and
+optimizers made before keep training them; the optimizers' state follows at their next step.
 
 >>> optimizer = torch.optim.Adam(model.parameters())
 >>> model.to("xla")             # optimizer.param_groups[0]["params"] are the parameters on the device
@@ -19,15 +19,16 @@ from torch.utils._pytree import tree_map_only
 from ..base.log import warn_once
 from .tensor import is_xla
 
-# References to a tensor that is nothing but an argument of one of our kernels: by the dispatcher's key, by __torch_dispatch__.
+# References to a tensor that is nothing but an argument of one of our kernels: by the dispatcher's key, by
+# __torch_dispatch__.
 _HELD, _HELD_XLA = 2, 4
 _conversions = 0
 _served: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
 
 def mark(source: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor, as `Module._apply` must see it to swap it into a parameter that moves: it asks whether the copy is of a
-    subclass that has parts."""
+    """A copy of a tensor, as `Module._apply` must see it to swap it into a parameter that moves: it asks
+    whether the copy is of a subclass that has parts."""
     global _conversions
     if isinstance(source, torch.nn.Parameter) and _is_applied():
         _conversions += 1
@@ -57,27 +58,37 @@ def _swappable(tensor: torch.Tensor) -> bool:
     """Whether nothing but Python and its own gradient node hold the tensor; a warning says where not."""
     own = (_HELD_XLA if is_xla(tensor) else _HELD) + tensor.requires_grad  # one may be its gradient node
     held = tensor._use_count() > own  # type: ignore[attr-defined]
-    references = weakref.getweakrefs(tensor) + ([] if tensor.grad is None else weakref.getweakrefs(tensor.grad))
+    references = weakref.getweakrefs(tensor) + (
+        [] if tensor.grad is None else weakref.getweakrefs(tensor.grad)
+    )
     if not held and not references:
         return True
     warn_once(
         "xla.new_parameter",
         "a parameter that moves between the CPU and xla becomes another Python object: ties and optimizers made before do not "
         "see it, because "
-        + ("weak references to it exist" if references else "a graph that was not run backward, or C++ code, holds it"),
+        + (
+            "weak references to it exist"
+            if references
+            else "a graph that was not run backward, or C++ code, holds it"
+        ),
     )
     return False
 
 
 def _state_follows(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """State that was made for parameters elsewhere moves to where they are now (state of one number stays where it is)."""
+    """State that was made for parameters elsewhere moves to where they are now (state of one number stays
+    where it is).
+    """
     if _served.get(optimizer) == _conversions:
         return
     _served[optimizer] = _conversions
     for parameter, state in optimizer.state.items():
         if isinstance(parameter, torch.Tensor) and isinstance(state, dict):
             for name, kept in state.items():
-                state[name] = tree_map_only(torch.Tensor, functools.partial(_following, parameter.device), kept)
+                state[name] = tree_map_only(
+                    torch.Tensor, functools.partial(_following, parameter.device), kept
+                )
 
 
 def _following(where: torch.device, kept: torch.Tensor) -> torch.Tensor:

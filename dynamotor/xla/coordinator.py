@@ -1,9 +1,11 @@
-"""The process that outlives every replica: it hosts jax's coordination service and tells the living who has died.
+"""The process that outlives every replica: it hosts jax's coordination service and tells the living who has
+died.
 
-jax ends each process whose coordinator is gone, so the coordinator must not live in a replica: replica 0 starts this file as a
-program of its own (it imports neither torch nor jax, only jaxlib, and starts in 0.2 s). Every replica holds one connection, its
-lifeline, and says a word each second; a lifeline that closes without a farewell, or is silent for too long, is a death, and the
-others are told. When the last lifeline is closed the program ends.
+jax ends each process whose coordinator is gone, so the coordinator must not live in a replica: replica 0
+starts this file as a program of its own (it imports neither torch nor jax, only jaxlib, and starts in 0.2 s).
+Every replica holds one connection, its lifeline, and says a word each second; a lifeline that closes without
+a farewell, or is silent for too long, is a death, and the others are told. When the last lifeline is closed
+the program ends.
 
     python coordinator.py HOST REPLICAS SILENCE_SECONDS      prints "JAX_PORT LIFELINE_PORT"
 """
@@ -26,8 +28,8 @@ _LINGER_SECONDS = 5.0
 
 
 class Lifeline:
-    """The connection of one replica: its ordinal once known, the unread part of a line, when it was last heard, and whether the
-    others know that it is dead or has left."""
+    """The connection of one replica: its ordinal once known, the unread part of a line, when it was last
+    heard, and whether the others know that it is dead or has left."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -38,7 +40,9 @@ class Lifeline:
 
 
 class Watch:
-    """All lifelines: a replica sends its ordinal, beats, perhaps a farewell, and receives `dead RANK REASON` and `left RANK`."""
+    """All lifelines: a replica sends its ordinal, beats, perhaps a farewell, and receives `dead RANK REASON`
+    and `left RANK`.
+    """
 
     def __init__(self, listener: socket.socket, silence: float) -> None:
         self.silence = silence
@@ -110,7 +114,9 @@ class Watch:
 
 
 def serve(host: str, replicas: int, silence: float) -> None:
-    """Start jax's service and the watch at an address of this machine, print their ports, stay until all replicas are gone."""
+    """Start jax's service and the watch at an address of this machine, print their ports, stay until all
+    replicas are gone.
+    """
     # jax's public `initialize` would start the service inside replica 0.
     from jaxlib import _jax  # type: ignore[attr-defined]
 

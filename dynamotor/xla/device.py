@@ -22,8 +22,8 @@ from ..runtime.build import load_library
 from . import replication, rng
 from .ir import Lane, XlaError, lock
 
-# PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one; nor generators, which
-# here hold a seed and how often they were drawn from.
+# PyTorch's builds have no device guard for XLA, and the autograd engine aborts the process without one; nor
+# generators, which here hold a seed and how often they were drawn from.
 _GUARD = """
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Generator.h>
@@ -84,7 +84,9 @@ class _PythonGuard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined
 
 
 def _install_guard() -> Any:
-    """Register the guard once; returns what must stay alive. The number of devices is told to it at their first use."""
+    """Register the guard once; returns what must stay alive. The number of devices is told to it at their
+    first use.
+    """
     folder = Path(torch.__file__).parent
     include = folder / "include"
     flags = (
@@ -105,7 +107,9 @@ def _install_guard() -> Any:
 
 
 def _install_python_guard(folder: Path) -> Any:
-    """Put PyTorch's Python guard object, which it only registers for PrivateUse1, into XLA's slot of c10's table."""
+    """Put PyTorch's Python guard object, which it only registers for PrivateUse1, into XLA's slot of c10's
+    table.
+    """
     table = (ctypes.c_void_p * _SLOTS).in_dll(
         ctypes.CDLL(str(folder / "lib/libc10.so")), "_ZN3c104impl26device_guard_impl_registryE"
     )
@@ -132,8 +136,8 @@ _started: list[jax.Device] = []
 
 
 def local_devices() -> list[jax.Device]:
-    """jax's devices of this process. The first call joins the other replicas, if there are any, and starts XLA: importing does
-    not."""
+    """jax's devices of this process. The first call joins the other replicas, if there are any, and starts
+    XLA: importing does not."""
     if not _started:
         replication.start()
         _started.extend(jax.local_devices())
@@ -211,8 +215,8 @@ def lanes(device: Any = None) -> list[Lane]:
 
 @contextlib.contextmanager
 def using_lane(lane: Lane) -> Iterator[None]:
-    """Record what is done on the lane's device into this lane: how the bridge traces apart from the running program, whose
-    random state stays what it is."""
+    """Record what is done on the lane's device into this lane: how the bridge traces apart from the running
+    program, whose random state stays what it is."""
     index = lane.device.index
     # A backward pass must run in this thread: others wait for the lock.
     with lock, torch.autograd.set_multithreading_enabled(False):
@@ -268,12 +272,16 @@ def module(**functions: Any) -> types.ModuleType:
 
 
 def install(**functions: Any) -> None:
-    """Register the guard and `torch.xla`, once a process. XlaError DM608 when the real torch_xla is loaded."""
+    """Register the guard and `torch.xla`, once a process. XlaError DM608 when the real torch_xla is
+    loaded.
+    """
     if _installed:
         return
     if hasattr(torch, "_XLAC") or "_XLAC" in os.sys.modules:  # type: ignore[attr-defined]
         raise XlaError(
-            "DM608", "torch_xla is already loaded in this process", cure="use either torch_xla or dynamotor.xla, not both"
+            "DM608",
+            "torch_xla is already loaded in this process",
+            cure="use either torch_xla or dynamotor.xla, not both",
         )
     _installed.append(_install_guard())
     torch._register_device_module("xla", module(**functions))

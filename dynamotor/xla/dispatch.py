@@ -1,6 +1,7 @@
 """What each aten op does on an xla tensor: record it, view, write in place, decompose, or run on the CPU.
 
-`classify` decides once per overload, from the schema and the registries; adding a lowering never touches this file.
+`classify` decides once per overload, from the schema and the registries; adding a lowering never touches this
+file.
 
 >>> classify(aten.add_.Tensor).__name__
 'in_place'
@@ -31,7 +32,14 @@ _NOT_RECORDED = frozenset(("device", "layout", "pin_memory", "memory_format", "n
 def to_nodes(args: Any) -> tuple:
     """Arguments with nodes in place of tensors."""
     return tuple(
-        [value(a._alias) if type(a) is XLATensor else a if type(a) is int or a is None else _convert(a, args) for a in args]
+        [
+            value(a._alias)
+            if type(a) is XLATensor
+            else a
+            if type(a) is int or a is None
+            else _convert(a, args)
+            for a in args
+        ]
     )
 
 
@@ -62,7 +70,9 @@ def _lane(args: Any) -> Any:
 
 
 def results(node: Node, strides: Any = None) -> Any:
-    """Tensors for what an instruction gives, with memory of their own; `strides` as `layout.of_result` gives them."""
+    """Tensors for what an instruction gives, with memory of their own; `strides` as `layout.of_result` gives
+    them.
+    """
     if type(node.meta) is not tuple:
         return wrap(new_root(node, strides))
     laid = zip(unpack(node), strides or [None] * len(node.meta))
@@ -70,7 +80,9 @@ def results(node: Node, strides: Any = None) -> Any:
 
 
 def plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """A functional op with a lowering. One that was recorded before, on row-major tensors and integers, has a shorter way."""
+    """A functional op with a lowering. One that was recorded before, on row-major tensors and integers, has a
+    shorter way.
+    """
     if not kwargs:
         nodes: list[Node] = []
         key: list[Any] = [id(func)]
@@ -110,15 +122,17 @@ def _plain(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
 
 
 def _as_schema(func: Any, args: tuple, flat: tuple) -> Any:
-    """Flat results as the schema nests them: `Tensor[]` results are lists, each as long as the list argument it is the new value
-    of."""
+    """Flat results as the schema nests them: `Tensor[]` results are lists, each as long as the list argument
+    it is the new value of."""
     returns = func._schema.returns
     if len(returns) == 1:
         return list(flat)
     lists = [str(r.type) == "List[Tensor]" for r in returns]
     if not any(lists):
         return flat
-    lengths = iter([len(arg) for arg in args if isinstance(arg, (list, tuple))])  # state that is not used is an empty list
+    lengths = iter(
+        [len(arg) for arg in args if isinstance(arg, (list, tuple))]
+    )  # state that is not used is an empty list
     rest, nested = list(flat), []
     for is_list in lists:
         count = next(lengths) if is_list else 1
@@ -139,9 +153,12 @@ def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
 
 def _without_lowering(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
     """Decompose if somebody knows how, else run on the CPU."""
-    decomposition = decompositions.get(func) or decompositions.get(func.overloadpacket) or decomposition_table.get(func)
+    decomposition = (
+        decompositions.get(func) or decompositions.get(func.overloadpacket) or decomposition_table.get(func)
+    )
     if decomposition is not None:
-        # Composites are PyTorch's own program, which looks at types itself; asking what draws would move the CPU's generator.
+        # Composites are PyTorch's own program, which looks at types itself; asking what draws would move the
+        # CPU's generator.
         if not _is_composite(func) and torch.Tag.nondeterministic_seeded not in func.tags:
             _check_types(func, args, kwargs or {})
         result = decomposition(*args, **(kwargs or {}))
@@ -226,7 +243,12 @@ def functional_call(functional: Any, args: tuple, kwargs: dict[str, Any] | None)
 
 
 def _is_known(func: Any) -> bool:
-    return func in decomposition_table or func in decompositions or func.overloadpacket in decompositions or _is_composite(func)
+    return (
+        func in decomposition_table
+        or func in decompositions
+        or func.overloadpacket in decompositions
+        or _is_composite(func)
+    )
 
 
 def _check_in_place(node: Node, alias: Alias) -> None:
@@ -240,8 +262,8 @@ def _check_in_place(node: Node, alias: Alias) -> None:
 
 
 def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """An op that writes several tensors or lists (`_foreach_add_`): its functional twin returns its results, then the written
-    values."""
+    """An op that writes several tensors or lists (`_foreach_add_`): its functional twin returns its results,
+    then the written values."""
     functional = functionals[id(func)]
     returned = functional_call(functional, args, kwargs)
     flat = torch.utils._pytree.tree_leaves(returned)
@@ -265,13 +287,17 @@ def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """`op(..., out=t)`: the functional op, written to `t` (which takes the result's shape, as torch resizes it)."""
+    """`op(..., out=t)`: the functional op, written to `t` (which takes the result's shape, as torch resizes
+    it).
+    """
     kwargs = dict(kwargs or {})
     names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     outs = [kwargs.pop(name) for name in names]
     functional = functionals[id(func)]
     if functional is None:
-        return fallback.run_on_cpu(func, args, {**kwargs, **dict(zip(names, outs))}, "no functional variant of this out= op")
+        return fallback.run_on_cpu(
+            func, args, {**kwargs, **dict(zip(names, outs))}, "no functional variant of this out= op"
+        )
     if any(a.name == "device" for a in functional._schema.arguments):
         kwargs.setdefault("dtype", outs[0].dtype)
         made = make(functional, args, kwargs, outs[0]._alias.lane)
@@ -311,7 +337,9 @@ def set_out(out: torch.Tensor, result: torch.Tensor) -> None:
 
 
 def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
-    """An op that writes its inputs in a way nobody described: silently losing the write would be worse than an error."""
+    """An op that writes its inputs in a way nobody described: silently losing the write would be worse than
+    an error.
+    """
     return fallback.run_on_cpu(func, args, kwargs, "it writes its inputs and has no functional variant")
 
 
@@ -365,7 +393,11 @@ def _types(func: Any) -> list[str]:
 
 def _functional_of_out(func: Any) -> Any:
     """The overload without `out`: that with the same other arguments."""
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if a.alias_info is None or not a.alias_info.is_write]
+    wanted = [
+        (a.name, str(a.type))
+        for a in func._schema.arguments
+        if a.alias_info is None or not a.alias_info.is_write
+    ]
     packet = func.overloadpacket
     for name in packet.overloads():
         other = getattr(packet, name)
@@ -376,7 +408,9 @@ def _functional_of_out(func: Any) -> Any:
             for a in other._schema.arguments
             if a.name not in ("dtype", "layout", "device", "pin_memory", "memory_format")
         ]
-        if has == [w for w in wanted if w[0] != "memory_format" and (w[0] != "dtype" or ("dtype", w[1]) in has)]:
+        if has == [
+            w for w in wanted if w[0] != "memory_format" and (w[0] != "dtype" or ("dtype", w[1]) in has)
+        ]:
             return other
         if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
             return other

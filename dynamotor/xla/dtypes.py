@@ -1,7 +1,7 @@
 """Which XLA type holds a torch dtype.
 
-`XLA_USE_BF16=1` keeps torch.float and torch.double as bfloat16 on the device, `XLA_DOWNCAST_BF16=1` keeps torch.float as
-bfloat16 and torch.double as float32; tensors report their torch dtype either way.
+`XLA_USE_BF16=1` keeps torch.float and torch.double as bfloat16 on the device, `XLA_DOWNCAST_BF16=1` keeps
+torch.float as bfloat16 and torch.double as float32; tensors report their torch dtype either way.
 
 >>> jax_dtype(torch.float32)
 dtype('float32')

@@ -1,7 +1,7 @@
 """What environment variables say, applied when this module is imported, before jax starts.
 
-PJRT_DEVICE=CPU|CUDA|GPU|TPU selects jax's platform; XRT_* variables of old programs are accepted and have no effect;
-XLA_USE_BF16 and XLA_DOWNCAST_BF16 are read in dtypes.py.
+PJRT_DEVICE=CPU|CUDA|GPU|TPU selects jax's platform; XRT_* variables of old programs are accepted and have no
+effect; XLA_USE_BF16 and XLA_DOWNCAST_BF16 are read in dtypes.py.
 
 >>> os.environ["PJRT_DEVICE"] = "CPU"
 >>> import dynamotor.xla
@@ -31,7 +31,9 @@ def require_jax() -> None:
 
 
 def platforms(device: str) -> str:
-    """jax's platform list for a value of PJRT_DEVICE. DM658 for a value that is none of CPU, CUDA, GPU, TPU."""
+    """jax's platform list for a value of PJRT_DEVICE. DM658 for a value that is none of CPU, CUDA, GPU,
+    TPU.
+    """
     found = PLATFORMS.get(device.upper())
     if found is None:
         raise XlaError(

@@ -27,7 +27,9 @@ from .numerics import on_cpu
 
 @dataclass(frozen=True)
 class Step:
-    """One node: an instruction and the positions of its inputs (negative: leaves), or an item of a multi-result step."""
+    """One node: an instruction and the positions of its inputs (negative: leaves), or an item of a
+    multi-result step.
+    """
 
     instruction: Instruction
     inputs: tuple[int, ...]
@@ -58,7 +60,11 @@ class Graph:
         for position, node in enumerate(lane.nodes):
             random = node.item < 0 and node.instruction.rule.random
             steps[position] = Step(
-                node.instruction, tuple(n.position for n in node.inputs), node.item, scalar, draw if random else -1
+                node.instruction,
+                tuple(n.position for n in node.inputs),
+                node.item,
+                scalar,
+                draw if random else -1,
             )
             if node.item < 0:
                 scalar += node.instruction.scalars
@@ -90,7 +96,9 @@ class Graph:
 
 def _needed(steps: dict[int, Step], outputs: Sequence[int]) -> set[int]:
     """Positions that the outputs need; a collective is always needed: the other replicas wait for it."""
-    stack = [p for p in outputs if p >= 0] + [p for p, step in steps.items() if step.instruction.rule.collective]
+    stack = [p for p in outputs if p >= 0] + [
+        p for p, step in steps.items() if step.instruction.rule.collective
+    ]
     needed: set[int] = set()
     while stack:
         position = stack.pop()
@@ -124,17 +132,20 @@ def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:
 
 
 class Executable:
-    """A compiled graph. `run` takes jax arrays in the graph's input order and checks nothing: the trace's key proved that they
-    fit."""
+    """A compiled graph. `run` takes jax arrays in the graph's input order and checks nothing: the trace's key
+    proved that they fit."""
 
     __slots__ = ("graph", "compiled", "run")
 
-    def __init__(self, graph: Graph, compiled: Any, run: Callable[[list[jax.Array]], list[jax.Array]]) -> None:
+    def __init__(
+        self, graph: Graph, compiled: Any, run: Callable[[list[jax.Array]], list[jax.Array]]
+    ) -> None:
         self.graph, self.compiled, self.run = graph, compiled, run
 
 
 def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
-    """Compile for inputs like these (jax arrays, or jax.ShapeDtypeStruct with a sharding); counts and times it.
+    """Compile for inputs like these (jax arrays, or jax.ShapeDtypeStruct with a sharding); counts and times
+    it.
 
     XlaError DM604 when XLA refuses the program, DM603 when it runs out of memory.
     """
@@ -171,14 +182,15 @@ def _compile(function: Callable, graph: Graph, inputs: list[Any]) -> Any:
             return lowered.compile()
 
 
-# XLA:CPU may hand products and sums to a kernel library. Products gain from it; a sum is slower there, and rounded differently
-# according to what comes before it in the same program, so that a forward pass alone would differ from one with its backward.
+# XLA:CPU may hand products and sums to a kernel library. Products gain from it; a sum is slower there, and
+# rounded differently according to what comes before it in the same program, so that a forward pass alone
+# would differ from one with its backward.
 _cpu_options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """Calls on one device go straight to the runtime's executable: `Compiled.__call__` spends 0.3 us an argument on checks that
-    the key makes needless. Graphs over several devices take jax's own way."""
+    """Calls on one device go straight to the runtime's executable: `Compiled.__call__` spends 0.3 us an
+    argument on checks that the key makes needless. Graphs over several devices take jax's own way."""
     executable = compiled.runtime_executable()
     if len(executable.local_devices()) > 1:
         return lambda arrays: compiled(*arrays)
@@ -186,7 +198,9 @@ def _runner(compiled: Any, inputs: list[Any]) -> Callable[[list[jax.Array]], lis
     if execute is None:  # a jaxlib without the plain interface
         return lambda arrays: compiled(*arrays)
     # jax's own makers of results know the shardings; without them each call makes one a result.
-    results = getattr(getattr(getattr(compiled, "_executable", None), "unsafe_call", None), "out_handler", None)
+    results = getattr(
+        getattr(getattr(compiled, "_executable", None), "unsafe_call", None), "out_handler", None
+    )
     if results is not None:
         handlers = results.handlers
         return lambda arrays: execute(arrays).consume_with_handlers(handlers)

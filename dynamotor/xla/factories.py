@@ -1,4 +1,5 @@
-"""Ops that make xla tensors from nothing: they reach PyTorch's XLA dispatch key, where one boxed kernel records them.
+"""Ops that make xla tensors from nothing: they reach PyTorch's XLA dispatch key, where one boxed kernel
+records them.
 
 >>> torch.arange(3, device="xla")
 """
@@ -31,7 +32,9 @@ def _factory(func: Any, *args: Any, **kwargs: Any) -> Any:
         return make(func, args, kwargs, lane)
 
 
-def _to_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> torch.Tensor:
+def _to_copy(
+    tensor: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> torch.Tensor:
     with lock:
         return mark(tensor, to_device(tensor, dtype or tensor.dtype, device))
 
@@ -42,8 +45,8 @@ def _copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fals
 
 
 def install() -> None:
-    """Register the kernels. `torch.tensor(..., device="xla")` copies with Python dispatch switched off, so copies need kernels
-    of their own."""
+    """Register the kernels. `torch.tensor(..., device="xla")` copies with Python dispatch switched off, so
+    copies need kernels of their own."""
     _library.fallback(_factory, "XLA")
     _aten.impl("_to_copy", _to_copy, "XLA")
     _aten.impl("copy_", _copy_, "XLA")

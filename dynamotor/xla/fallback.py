@@ -1,4 +1,5 @@
-"""Ops without a lowering run on the CPU: flush, copy to the CPU, aten's kernel, copy back. Each is counted as `aten::op`.
+"""Ops without a lowering run on the CPU: flush, copy to the CPU, aten's kernel, copy back. Each is counted as
+`aten::op`.
 
 >>> torch.unique_consecutive(torch.tensor([2, 1, 2], device="xla"))     # its shape depends on data
 >>> metrics.counters["aten::unique_consecutive"]
@@ -33,7 +34,9 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
         if type(value) is XLATensor:
             return transfer.to_cpu(value, cause)
         if isinstance(value, torch.Generator):
-            return torch.Generator().manual_seed(rng.draw(torch.device("xla", 0) if lane is None else lane.device, value))
+            return torch.Generator().manual_seed(
+                rng.draw(torch.device("xla", 0) if lane is None else lane.device, value)
+            )
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     host_args, host_kwargs = tree_map(host, args), tree_map(host, kwargs)
@@ -52,8 +55,8 @@ def run_on_cpu(func: Any, args: tuple, kwargs: dict[str, Any] | None, reason: st
 
 
 def count(func: Any, reason: str, lane: Lane | None) -> str:
-    """Count and report one fallback; returns the op's name. XlaError DM610 under `config.xla_strict`; Cut while the bridge
-    records."""
+    """Count and report one fallback; returns the op's name. XlaError DM610 under `config.xla_strict`; Cut
+    while the bridge records."""
     name = func._schema.name
     if lane is not None and lane.recording:
         raise Cut(reason)
@@ -74,7 +77,9 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
 def _write_back(
     func: Any, args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(CPU copy, device tensor) of what the op wrote, by its schema; the device tensors get the new values."""
+    """(CPU copy, device tensor) of what the op wrote, by its schema; the device tensors get the new
+    values.
+    """
     pairs: list[tuple[Any, Any]] = []
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:

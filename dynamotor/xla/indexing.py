@@ -1,4 +1,5 @@
-"""Where elements are: strided slices and sliding windows of one dimension with their transposes, and numpy indices for gathers.
+"""Where elements are: strided slices and sliding windows of one dimension with their transposes, and numpy
+indices for gathers.
 
 >>> windows(jnp.arange(5), 0, size=3, step=2)       # one row per place in the window, one column per window
 Array([[0, 2],
@@ -16,7 +17,10 @@ from jax import lax
 
 from .dtypes import LOW_PRECISION
 
-WITHIN: dict[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indices": False}  # no code for indices that aten refuses
+WITHIN: dict[str, Any] = {
+    "mode": "promise_in_bounds",
+    "wrap_negative_indices": False,
+}  # no code for indices that aten refuses
 WRAPPED: dict[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indices": True}
 Index = tuple[Any, ...]
 _FEW = 32  # windows up to this size are slices, which XLA fuses; larger ones one gather
@@ -28,7 +32,9 @@ def at_dim(dim: int, index: jax.Array, ndim: int) -> Index:
 
 
 def along(index: jax.Array, dim: int, ndim: int) -> Index:
-    """Numpy index of aten's gather and scatter: `index` in one dimension, the element's own place in the others."""
+    """Numpy index of aten's gather and scatter: `index` in one dimension, the element's own place in the
+    others.
+    """
     places: list[Any] = []
     for d in range(ndim):
         shape = [1] * ndim
@@ -38,8 +44,12 @@ def along(index: jax.Array, dim: int, ndim: int) -> Index:
 
 
 def add_at(x: jax.Array, places: Index, values: jax.Array, rules: dict[str, Any]) -> jax.Array:
-    """x with `values` added at `places`, which may repeat: half floats are added in float32 and rounded once, bools are or-ed."""
-    dtype = jnp.dtype(jnp.float32 if x.dtype in LOW_PRECISION else jnp.int32 if x.dtype == jnp.bool_ else x.dtype)
+    """x with `values` added at `places`, which may repeat: half floats are added in float32 and rounded once,
+    bools are or-ed.
+    """
+    dtype = jnp.dtype(
+        jnp.float32 if x.dtype in LOW_PRECISION else jnp.int32 if x.dtype == jnp.bool_ else x.dtype
+    )
     return x.astype(dtype).at[places].add(values.astype(dtype), **rules).astype(x.dtype)
 
 
@@ -50,7 +60,9 @@ def flat_places(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> 
 
 
 def slice_bounds(length: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """(start, end) of aten's slice: negative ones count from the end, both are clamped, end is never before start."""
+    """(start, end) of aten's slice: negative ones count from the end, both are clamped, end is never before
+    start.
+    """
     start, end, _ = slice(start, end).indices(length)
     return start, max(start, end)
 
@@ -61,7 +73,9 @@ def strided_slice(x: jax.Array, axis: int, first: int, length: int, step: int) -
 
 
 def strided_place(x: jax.Array, axis: int, first: int, total: int, step: int) -> jax.Array:
-    """Transpose of `strided_slice`: zeros with an axis of `total` elements, and x at `first`, `first + step`, ..."""
+    """Transpose of `strided_slice`: zeros with an axis of `total` elements, and x at `first`, `first + step`,
+    ...
+    """
     length = x.shape[axis]
     shape = (*x.shape[:axis], total, *x.shape[axis + 1 :])
     if x.size == 0:
@@ -89,7 +103,9 @@ def windows(x: jax.Array, axis: int, size: int, step: int, dilation: int = 1) ->
 
 
 def unwindows(g: jax.Array, axis: int, total: int, step: int, dilation: int = 1) -> jax.Array:
-    """Transpose of `windows`: axes (place in the window, window) become one of `total` elements, overlapping ones are added."""
+    """Transpose of `windows`: axes (place in the window, window) become one of `total` elements, overlapping
+    ones are added.
+    """
     size, count = g.shape[axis : axis + 2]
     shape = (*g.shape[:axis], total, *g.shape[axis + 2 :])
     if g.size == 0:
@@ -100,4 +116,3 @@ def unwindows(g: jax.Array, axis: int, total: int, step: int, dilation: int = 1)
     rows = (lax.index_in_dim(g, k, axis, keepdims=False) for k in range(size))
     placed = [strided_place(row, axis, k * dilation, total, step) for k, row in enumerate(rows)]
     return sum(placed[1:], placed[0])
-

@@ -25,15 +25,21 @@ _FOLDER = str(Path(__file__).with_name("alias"))
 
 
 class _AliasFinder(MetaPathFinder, Loader):
-    """Answers imports of `torch_xla[.x]` with the module `dynamotor.xla[.x]` itself, never with a second copy of it."""
+    """Answers imports of `torch_xla[.x]` with the module `dynamotor.xla[.x]` itself, never with a second copy
+    of it.
+    """
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname != ALIAS and not fullname.startswith(ALIAS + "."):
             return None
         real = importlib.util.find_spec(_real_name(fullname))
         if real is None:
             return None
-        return ModuleSpec(fullname, self, origin=real.origin, is_package=real.submodule_search_locations is not None)
+        return ModuleSpec(
+            fullname, self, origin=real.origin, is_package=real.submodule_search_locations is not None
+        )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(_real_name(spec.name))
@@ -75,7 +81,8 @@ def _real_name(alias: str) -> str:
 
 
 def install_as_torch_xla() -> ModuleType:
-    """Let `torch_xla` and every submodule of it stand for `dynamotor.xla`, in this process and in those it spawns.
+    """Let `torch_xla` and every submodule of it stand for `dynamotor.xla`, in this process and in those it
+    spawns.
 
     Takes precedence over an installed torch_xla. Can be called more than once. Returns the package.
     """

@@ -1,8 +1,8 @@
-"""The recorder: ops become nodes of a trace, and the trace's key is exact (interned instructions and positions, no hashes of
-objects).
+"""The recorder: ops become nodes of a trace, and the trace's key is exact (interned instructions and
+positions, no hashes of objects).
 
-An *instruction* is an op with the shapes and dtypes of its tensors and its constants; it is inferred, checked against the
-lowering and interned once. Recording then costs a dictionary lookup and a few appends.
+An *instruction* is an op with the shapes and dtypes of its tensors and its constants; it is inferred, checked
+against the lowering and interned once. Recording then costs a dictionary lookup and a few appends.
 
 >>> lane = Lane(torch.device("xla", 0))
 >>> x = lane.leaf(array, Spec((2, 2), torch.float32))
@@ -61,17 +61,36 @@ class Meta:
 
 
 class Instruction:
-    """An op on given metas with given constants. `template`: (args, kwargs) with `Slot`s where inputs and lifted scalars go.
+    """An op on given metas with given constants. `template`: (args, kwargs) with `Slot`s where inputs and
+    lifted scalars go.
 
-    `metas`: Meta, or tuple of Meta | None, of the results. `refused`: why the op cannot be lowered (it then runs on the CPU),
-    or None.
+    `metas`: Meta, or tuple of Meta | None, of the results. `refused`: why the op cannot be lowered (it then
+    runs on the CPU), or None.
     """
 
-    __slots__ = ("func", "uid", "rule", "template", "inputs", "metas", "refused", "scalars", "double", "uses", "strides")
+    __slots__ = (
+        "func",
+        "uid",
+        "rule",
+        "template",
+        "inputs",
+        "metas",
+        "refused",
+        "scalars",
+        "double",
+        "uses",
+        "strides",
+    )
     all: list[Instruction] = []
 
     def __init__(
-        self, func: Any, rule: Lowering | None, template: Any, inputs: tuple[Meta, ...], metas: Any, refused: str | None
+        self,
+        func: Any,
+        rule: Lowering | None,
+        template: Any,
+        inputs: tuple[Meta, ...],
+        metas: Any,
+        refused: str | None,
     ) -> None:
         Instruction.all.append(self)
         self.uid = len(Instruction.all)
@@ -93,7 +112,9 @@ class Instruction:
                 return f"[{', '.join(map(text, arg))}]"
             return repr(arg)
 
-        words = [text(arg) for arg in self.template[0]] + [f"{name}={text(arg)}" for name, arg in self.template[1].items()]
+        words = [text(arg) for arg in self.template[0]] + [
+            f"{name}={text(arg)}" for name, arg in self.template[1].items()
+        ]
         return f"{self.func}({', '.join(words)})"
 
     def __repr__(self) -> str:
@@ -110,13 +131,18 @@ class Slot:
 
 
 class Node:
-    """One value: pending (instruction and inputs) or on the device (data). `item`: which result of a multi-result instruction it
-    is."""
+    """One value: pending (instruction and inputs) or on the device (data). `item`: which result of a
+    multi-result instruction it is."""
 
     __slots__ = ("instruction", "inputs", "meta", "data", "lane", "epoch", "position", "item", "owners")
 
     def __init__(
-        self, instruction: Instruction | None, inputs: tuple[Node, ...], meta: Any, lane: Lane, data: Any = None
+        self,
+        instruction: Instruction | None,
+        inputs: tuple[Node, ...],
+        meta: Any,
+        lane: Lane,
+        data: Any = None,
     ) -> None:
         self.instruction, self.inputs, self.meta, self.lane, self.data = instruction, inputs, meta, lane, data
         self.epoch = -1
@@ -130,7 +156,9 @@ class Node:
 
 
 class Lane:
-    """What one device has recorded since its last flush: nodes in order, the leaves that they read, and the key of it all."""
+    """What one device has recorded since its last flush: nodes in order, the leaves that they read, and the
+    key of it all.
+    """
 
     __slots__ = (
         "device",
@@ -176,7 +204,9 @@ class Lane:
         return Node(None, (), meta, self, data)
 
     def place(self, node: Node) -> int:
-        """Position of an input: >= 0 for nodes of this trace, negative for leaves, which are numbered at their first use."""
+        """Position of an input: >= 0 for nodes of this trace, negative for leaves, which are numbered at
+        their first use.
+        """
         if node.epoch == self.epoch:
             return node.position
         if node.data is None and node.instruction is not None:
@@ -198,18 +228,24 @@ def _lost() -> XlaError:
 
 
 _memo: dict[tuple, Instruction] = {}
-# What has one row-major result and neither draws nor meets other replicas, by the same keys: nothing but a node is to be made.
+# What has one row-major result and neither draws nor meets other replicas, by the same keys: nothing but a
+# node is to be made.
 simple: dict[tuple, Instruction] = {}
 _lifts: dict[int, bool] = {}
 _INFINITE = float("inf")
-# Scalars that models write as literals stay constants of the graph: XLA folds them. All others may change from step to step.
+# Scalars that models write as literals stay constants of the graph: XLA folds them. All others may change
+# from step to step.
 _LITERALS = frozenset((0.0, 1.0, -1.0, 2.0, 0.5, _INFINITE, -_INFINITE))
 
 
-def record(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | None = None, lane: Lane | None = None) -> Node:
-    """Record one functional op on nodes and constants; returns its node (`unpack` gives the items of multi-result ops).
+def record(
+    func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any] | None = None, lane: Lane | None = None
+) -> Node:
+    """Record one functional op on nodes and constants; returns its node (`unpack` gives the items of
+    multi-result ops).
 
-    Raises `Refused` when the op has no lowering for these arguments, and what aten's shape check raises for wrong arguments.
+    Raises `Refused` when the op has no lowering for these arguments, and what aten's shape check raises for
+    wrong arguments.
     """
     inputs: list[Node] = []
     identity = id(func)  # overloads live for ever, and hashing one is a call of Python code
@@ -302,7 +338,9 @@ def _item(node: Node, index: int, meta: Meta) -> Node:
 
 
 class Cut(Exception):
-    """A graph that is being recorded for the bridge reached something that cannot be recorded; the message says why."""
+    """A graph that is being recorded for the bridge reached something that cannot be recorded; the message
+    says why.
+    """
 
 
 class Refused(Exception):
@@ -322,8 +360,8 @@ def mixed_devices(one: Lane, other: Lane) -> XlaError:
 
 
 def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
-    """The part of a key that an argument is; equal keys only for arguments that record the same (1, 1.0 and True differ, as do
-    0.0 and -0.0)."""
+    """The part of a key that an argument is; equal keys only for arguments that record the same (1, 1.0 and
+    True differ, as do 0.0 and -0.0)."""
     kind = type(arg)
     if kind is Node:
         inputs.append(arg)
@@ -347,15 +385,17 @@ def _describe(arg: Any, inputs: list[Node], lifted: list[float] | None) -> Any:
 
 
 def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Instruction:
-    """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be lowered is known
-    before any run."""
+    """Shapes and dtypes by aten's own meta kernels, then the lowering evaluated abstractly: what cannot be
+    lowered is known before any run."""
     rule = find(func)
     template, inputs, scalars = _template(args, kwargs, lift=rule is not None and rule.lifted)
     if rule is None:
         return Instruction(func, None, template, inputs, None, "no lowering")
     try:
         metas, unknown = _shapes(func, args, kwargs), None
-    except NotImplementedError as error:  # also torch's DataDependentOutputException and DynamicOutputShapeException
+    except (
+        NotImplementedError
+    ) as error:  # also torch's DataDependentOutputException and DynamicOutputShapeException
         metas, unknown = None, f"its result's shape depends on data or is unknown ({type(error).__name__})"
     instruction = Instruction(func, rule, template, inputs, metas, None)
     instruction.scalars = len(scalars)
@@ -388,7 +428,9 @@ on_registration.append(forget)
 
 
 def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tuple[Meta, ...], list[Slot]]:
-    """The arguments with slots for nodes and lifted scalars, numbered in the order in which `record` meets them."""
+    """The arguments with slots for nodes and lifted scalars, numbered in the order in which `record` meets
+    them.
+    """
     inputs: list[Meta] = []
     scalars: list[Slot] = []
 
@@ -410,7 +452,9 @@ def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tup
 
 
 def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Meta, or tuple of Meta | None, of the results, from the op's meta kernel (or the rule for where that is not the CPU's)."""
+    """Meta, or tuple of Meta | None, of the results, from the op's meta kernel (or the rule for where that is
+    not the CPU's).
+    """
     if func in STATISTICS:
         result = infer_spec(func, tree_map(_spec_of, args), tree_map(_spec_of, kwargs))
         return tuple([Meta.of(spec.shape, spec.dtype) for spec in result])
@@ -418,7 +462,9 @@ def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) ->
     def meta_tensor(arg: Any) -> Any:
         if isinstance(arg, torch.Generator):
             return None
-        return torch.empty(arg.meta.shape, dtype=arg.meta.dtype, device="meta") if isinstance(arg, Node) else arg
+        return (
+            torch.empty(arg.meta.shape, dtype=arg.meta.dtype, device="meta") if isinstance(arg, Node) else arg
+        )
 
     kwargs = dict(kwargs)
     if any(a.name == "device" for a in func._schema.arguments):
@@ -448,12 +494,19 @@ def _is_double(metas: Any) -> bool:
 
 
 def _try_lowering(instruction: Instruction) -> tuple[Any, str | None]:
-    """(metas of what the rule gives, None), or (None, why it cannot lower these arguments): it is evaluated on shapes alone."""
+    """(metas of what the rule gives, None), or (None, why it cannot lower these arguments): it is evaluated
+    on shapes alone.
+    """
     inputs = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in instruction.inputs]
-    numbers = [jax.ShapeDtypeStruct((), jnp.float64 if instruction.double else jnp.float32) for _ in range(instruction.scalars)]
+    numbers = [
+        jax.ShapeDtypeStruct((), jnp.float64 if instruction.double else jnp.float32)
+        for _ in range(instruction.scalars)
+    ]
     key = jax.eval_shape(lambda: jax.random.key(0)) if instruction.rule.random else None
     try:
-        made = jax.eval_shape(lambda xs, ns, k: lower_instruction(instruction, xs, ns, k), inputs, numbers, key)
+        made = jax.eval_shape(
+            lambda xs, ns, k: lower_instruction(instruction, xs, ns, k), inputs, numbers, key
+        )
     except WrongResult as wrong:
         warn_once(f"xla.wrong.{instruction.func}", f"{wrong}; the operation runs on the CPU")
         return None, str(wrong)
@@ -469,7 +522,9 @@ def _try_lowering(instruction: Instruction) -> tuple[Any, str | None]:
     return tuple(metas) if isinstance(metas, list) else metas, None
 
 
-def lower_instruction(instruction: Instruction, inputs: list[jax.Array], scalars: list[jax.Array], key: Any) -> Any:
+def lower_instruction(
+    instruction: Instruction, inputs: list[jax.Array], scalars: list[jax.Array], key: Any
+) -> Any:
     """Run the rule of an instruction on jax values: an array, or a tuple of arrays | None."""
 
     def fill(arg: Any) -> Any:

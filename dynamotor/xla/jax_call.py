@@ -1,4 +1,5 @@
-"""jax functions as differentiable operations on xla tensors: recorded like any op, with the gradients that jax gives.
+"""jax functions as differentiable operations on xla tensors: recorded like any op, with the gradients that
+jax gives.
 
 >>> call_jax(lambda x, y: jnp.hypot(x, y), (a, b))
 """
@@ -40,12 +41,16 @@ def apply(number: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def call_jax(
-    jax_func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, override_name: str | None = None
+    jax_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    override_name: str | None = None,
 ) -> Any:
-    """`jax_func(*args, **kwargs)` with jax arrays in the place of the tensors in nested containers; tensors in the result.
+    """`jax_func(*args, **kwargs)` with jax arrays in the place of the tensors in nested containers; tensors
+    in the result.
 
-    jax_func: traced once for each set of shapes and other arguments, which must be hashable; differentiable by jax. Functions
-    are known by identity: pass the same one each time. override_name: accepted.
+    jax_func: traced once for each set of shapes and other arguments, which must be hashable; differentiable
+    by jax. Functions are known by identity: pass the same one each time. override_name: accepted.
     """
     leaves, tree = tree_flatten((args, kwargs or {}))
     is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
@@ -69,7 +74,9 @@ def call_jax(
 
 @torch.library.register_fake("dynamotor_xla::jax")
 def _fake(inputs: list[torch.Tensor], function: int) -> list[torch.Tensor]:
-    made = jax.eval_shape(functions[function], *[jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(t.dtype)) for t in inputs])
+    made = jax.eval_shape(
+        functions[function], *[jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(t.dtype)) for t in inputs]
+    )
     return [inputs[0].new_empty(a.shape, dtype=torch_dtype(a.dtype)) for a in made]
 
 
@@ -93,7 +100,9 @@ def _backward_of(number: int, needed: tuple[bool, ...]) -> Callable[..., Any]:
             return list(functions[number](*[next(given) if need else x for need, x in zip(needed, inputs)]))
 
         results, pull = jax.vjp(function, *[x for need, x in zip(needed, inputs) if need])
-        tangents = [next(grads) if _smooth(r.dtype) else np.zeros(r.shape, jax.dtypes.float0) for r in results]
+        tangents = [
+            next(grads) if _smooth(r.dtype) else np.zeros(r.shape, jax.dtypes.float0) for r in results
+        ]
         return list(pull(tangents))
 
     return backward

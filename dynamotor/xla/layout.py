@@ -1,7 +1,8 @@
 """Which strides an xla tensor reports: those that the CPU's kernels and views would give it.
 
-XLA keeps values as it likes; the strides only decide what PyTorch decides by them: whether `reshape` and `contiguous()` copy,
-what `view` refuses. They are no part of a trace's key. `None` stands for row-major, so that programs without views pay nothing.
+XLA keeps values as it likes; the strides only decide what PyTorch decides by them: whether `reshape` and
+`contiguous()` copy, what `view` refuses. They are no part of a trace's key. `None` stands for row-major, so
+that programs without views pay nothing.
 
 >>> of_result(aten.add.Tensor, instruction, (x.t(), 1), None)
 (1, 3)
@@ -34,7 +35,9 @@ def spec_of(alias: Alias, offset: int = 0) -> TensorSpec:
 
 def short(spec: Any) -> Stride:
     """The strides of a spec; None where they are row-major (or there is no tensor)."""
-    return None if type(spec) is not TensorSpec or spec.stride == contiguous_stride(spec.shape) else spec.stride
+    return (
+        None if type(spec) is not TensorSpec or spec.stride == contiguous_stride(spec.shape) else spec.stride
+    )
 
 
 def of_tensor(tensor: torch.Tensor) -> Stride:
@@ -117,8 +120,12 @@ def of_op(func: Any, args: tuple, kwargs: dict[str, Any]) -> Strides:
     return strides if any(strides) else None
 
 
-def of_view(func: Any, instruction: Instruction, parent: Alias, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Stride, int]:
-    """(strides, storage offset) of a view op's result; raises what the CPU raises where strides do not allow the view."""
+def of_view(
+    func: Any, instruction: Instruction, parent: Alias, args: tuple, kwargs: dict[str, Any] | None
+) -> tuple[Stride, int]:
+    """(strides, storage offset) of a view op's result; raises what the CPU raises where strides do not allow
+    the view.
+    """
     if instruction.metas.dtype is not parent.meta.dtype:  # its offset is counted in other units
         return _infer_view(func, spec_of(parent, parent.offset), args, kwargs)
     key = (instruction.uid, parent.stride)
@@ -128,6 +135,8 @@ def of_view(func: Any, instruction: Instruction, parent: Alias, args: tuple, kwa
     return found[0], parent.offset + found[1]
 
 
-def _infer_view(func: Any, spec: TensorSpec, args: tuple, kwargs: dict[str, Any] | None) -> tuple[Stride, int]:
+def _infer_view(
+    func: Any, spec: TensorSpec, args: tuple, kwargs: dict[str, Any] | None
+) -> tuple[Stride, int]:
     result = infer_spec(func, (spec, *args[1:]), kwargs or {})
     return short(result), result.offset

@@ -4,9 +4,9 @@
 ... def _hypot(x, y):
 ...     return jnp.sqrt(x * x + y * y)
 
-Tensors arrive as jax arrays, everything else as recorded; `device`, `layout`, `pin_memory` and `memory_format` never arrive.
-Results are cast to aten's dtype afterwards, so that a rule only has to compute with enough precision. docs/op-lowering.md is
-the guide.
+Tensors arrive as jax arrays, everything else as recorded; `device`, `layout`, `pin_memory` and
+`memory_format` never arrive. Results are cast to aten's dtype afterwards, so that a rule only has to compute
+with enough precision. docs/op-lowering.md is the guide.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Spec(NamedTuple):
 
 
 class Unsupported(Exception):
-    """Raised by a rule for arguments that it cannot lower: the op then runs on the CPU, and the reason is shown."""
+    """Raised by a rule for arguments that it cannot lower: the op then runs on the CPU, and the reason is
+    shown.
+    """
 
 
 class WrongResult(Unsupported):
@@ -46,8 +48,9 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Lowering:
-    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: Python floats may arrive as 0-d arrays; `random`:
-    the first argument is a jax PRNG key; `collective`: the graph must be run by all replicas together."""
+    """One rule. `wants_out`: gets `out=` (Spec or tuple of them); `lifted`: Python floats may arrive as 0-d
+    arrays; `random`: the first argument is a jax PRNG key; `collective`: the graph must be run by all
+    replicas together."""
 
     fn: Callable[..., Any]
     wants_out: bool = False
@@ -71,11 +74,14 @@ def _register(registry: Registry, targets: tuple[Target, ...], rule: Any) -> Non
             changed(overloads)
 
 
-def op(*targets: Target, out: bool = False, lift: bool = False, collective: bool = False) -> Callable[[Callable], Callable]:
+def op(
+    *targets: Target, out: bool = False, lift: bool = False, collective: bool = False
+) -> Callable[[Callable], Callable]:
     """Register the lowering of overloads, or of all functional overloads of a packet (`aten.add`).
 
-    `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives. `lift=True`: float scalars
-    may arrive as 0-d arrays, so that a value that changes at every step (a learning rate) does not compile anew.
+    `out=True`: the rule takes a keyword `out`, the Spec (or tuple of Spec | None) that aten gives.
+    `lift=True`: float scalars may arrive as 0-d arrays, so that a value that changes at every step (a
+    learning rate) does not compile anew.
     """
 
     def register(fn: Callable) -> Callable:
@@ -96,7 +102,9 @@ def random_op(*targets: Target, out: bool = False) -> Callable[[Callable], Calla
 
 
 def decomposition(*targets: Target) -> Callable[[Callable], Callable]:
-    """Register a decomposition: a function of torch tensors that calls other torch ops; used before torch's own tables."""
+    """Register a decomposition: a function of torch tensors that calls other torch ops; used before torch's
+    own tables.
+    """
 
     def register(fn: Callable) -> Callable:
         _register(decompositions, targets, fn)
@@ -113,11 +121,19 @@ def find(func: torch._ops.OpOverload) -> Lowering | None:
 _NEVER = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 
 
-def apply(func: torch._ops.OpOverload, rule: Lowering, args: tuple, kwargs: dict[str, Any], out: Any, key: Any = None) -> Any:
+def apply(
+    func: torch._ops.OpOverload,
+    rule: Lowering,
+    args: tuple,
+    kwargs: dict[str, Any],
+    out: Any,
+    key: Any = None,
+) -> Any:
     """Run a rule on jax values and cast the results to aten's dtypes.
 
-    `out`: Spec, or tuple of Spec | None, that aten gives (None: nobody knows, the rule decides); `key`: PRNG key for random ops.
-    Raises Unsupported when the rule refuses, WrongResult when it gives another shape than aten.
+    `out`: Spec, or tuple of Spec | None, that aten gives (None: nobody knows, the rule decides); `key`: PRNG
+    key for random ops. Raises Unsupported when the rule refuses, WrongResult when it gives another shape than
+    aten.
     """
     kwargs = {name: value for name, value in kwargs.items() if name not in _NEVER}
     if rule.wants_out:
@@ -128,7 +144,9 @@ def apply(func: torch._ops.OpOverload, rule: Lowering, args: tuple, kwargs: dict
     if isinstance(out, Spec):
         return _conform(func, result, out)
     if not isinstance(result, (tuple, list)) or len(result) != len(out):
-        raise WrongResult(f"the lowering of {func} gives {type(result).__name__}, aten gives {len(out)} values")
+        raise WrongResult(
+            f"the lowering of {func} gives {type(result).__name__}, aten gives {len(out)} values"
+        )
     return tuple(None if spec is None else _conform(func, value, spec) for value, spec in zip(result, out))
 
 

@@ -1,4 +1,5 @@
-"""Counters and times of the XLA device; `debug.metrics` prints them in the shape that users of torch_xla know.
+"""Counters and times of the XLA device; `debug.metrics` prints them in the shape that users of torch_xla
+know.
 
 >>> metrics.counter("xla::add")
 >>> with metrics.timing("CompileTime"):
@@ -89,7 +90,9 @@ def user_line() -> UserLine | None:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not (name.startswith((_PACKAGE, "<")) or any(part in name for part in _LIBRARIES) or _is_standard(name)):
+        if not (
+            name.startswith((_PACKAGE, "<")) or any(part in name for part in _LIBRARIES) or _is_standard(name)
+        ):
             return UserLine(name, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None

@@ -1,7 +1,7 @@
 """Activation functions of neural networks and their derivatives.
 
-Rules get their tensors in the type that the result is computed in (`promotion.elementwise`); a backward op is written out, with
-the same choice at the kinks as aten's.
+Rules get their tensors in the type that the result is computed in (`promotion.elementwise`); a backward op is
+written out, with the same choice at the kinks as aten's.
 
 >>> torch.nn.functional.relu(torch.tensor([-1.0, 2.0], device="xla"))
 tensor([0., 2.], device='xla:0')
@@ -35,14 +35,16 @@ elementwise(aten.sigmoid_backward)(lambda grad, result: grad * jnp.conj((1 - res
 elementwise(aten.tanh_backward)(lambda grad, result: grad * jnp.conj(1 - result * result))
 
 
-# -- piecewise linear ------------------------------------------------------------------------------------------------------------
+# -- piecewise linear ----------------------------------------------------------------------------------------
 
 
 elementwise(aten.relu)(lambda x: jnp.maximum(x, 0))
 elementwise(aten.threshold_backward)(lambda grad, x, threshold: jnp.where(x <= threshold, 0, grad))
 elementwise(aten.hardtanh)(lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high))
 elementwise(aten.leaky_relu)(lambda x, slope=0.01: jnp.where(x > 0, x, x * slope))
-op(aten.leaky_relu_backward)(lambda grad, x, slope, is_result: jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope))
+op(aten.leaky_relu_backward)(
+    lambda grad, x, slope, is_result: jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
+)
 
 
 @elementwise(aten.hardshrink_backward, aten.softshrink_backward)
@@ -50,7 +52,7 @@ def _shrink_backward(grad, x, limit):
     return jnp.where((x >= -limit) & (x <= limit), 0, grad)
 
 
-# -- exponential -----------------------------------------------------------------------------------------------------------------
+# -- exponential ---------------------------------------------------------------------------------------------
 
 
 @elementwise(aten.elu)
@@ -58,7 +60,9 @@ def _elu(x, alpha=1, scale=1, input_scale=1):
     return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
 
 
-elementwise(aten.silu)(lambda x: x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x))
+elementwise(aten.silu)(
+    lambda x: x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x)
+)
 
 
 @elementwise(aten.silu_backward)

@@ -1,4 +1,5 @@
-"""The two ops of torch.amp.GradScaler: unscale gradients while looking for what is not finite, and move the scale.
+"""The two ops of torch.amp.GradScaler: unscale gradients while looking for what is not finite, and move the
+scale.
 
 >>> scaler = torch.amp.GradScaler("xla")
 """
@@ -24,11 +25,15 @@ def _unscale(gradients, found_inf, inv_scale):
 
 
 @op(aten._amp_update_scale)
-def _update_scale(scale, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval):
+def _update_scale(
+    scale, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval
+):
     """Shrink after a bad step; grow after `growth_interval` good ones, unless the scale would overflow."""
     bad, good_steps = found_inf != 0, growth_tracker + 1
     due = good_steps == growth_interval
     grown = scale * jnp.asarray(scale_growth_factor, scale.dtype)
     kept = jnp.where(due & jnp.isfinite(grown), grown, scale)
-    return (jnp.where(bad, scale * jnp.asarray(scale_backoff_factor, scale.dtype), kept),
-            jnp.where(bad | due, 0, good_steps))
+    return (
+        jnp.where(bad, scale * jnp.asarray(scale_backoff_factor, scale.dtype), kept),
+        jnp.where(bad | due, 0, good_steps),
+    )

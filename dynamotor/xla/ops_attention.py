@@ -1,4 +1,5 @@
-"""Scaled dot product attention, forward and backward, in aten's CPU form: (output, log of the sum of exponentials of each row).
+"""Scaled dot product attention, forward and backward, in aten's CPU form: (output, log of the sum of
+exponentials of each row).
 
 `F.scaled_dot_product_attention` on an XLA tensor reaches these through composites.py.
 
@@ -24,8 +25,12 @@ def _einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return contract(partial(jnp.einsum, subscripts), x, y)
 
 
-def _scores(query: jax.Array, key: jax.Array, mask: jax.Array | None, is_causal: bool, scale: float) -> jax.Array:
-    """(B, H, L, S): scaled products, -inf where hidden. A boolean mask shows where it is True, another one is added."""
+def _scores(
+    query: jax.Array, key: jax.Array, mask: jax.Array | None, is_causal: bool, scale: float
+) -> jax.Array:
+    """(B, H, L, S): scaled products, -inf where hidden. A boolean mask shows where it is True, another one is
+    added.
+    """
     scores = _einsum("bhld,bhsd->bhls", query, key) * scale
     if is_causal:
         shown = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
@@ -60,7 +65,9 @@ def _attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=N
 
 
 @op(aten._scaled_dot_product_flash_attention_for_cpu_backward)
-def _attention_backward(grad, query, key, value, output, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
+def _attention_backward(
+    grad, query, key, value, output, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
     """The weights are calculated again from the log-sums, as in FlashAttention (Dao et al., 2022)."""
     _check(dropout_p, query, key)
     scale = _scale(query, scale)
@@ -68,6 +75,8 @@ def _attention_backward(grad, query, key, value, output, logsumexp, dropout_p, i
     delta = jnp.sum(wide(grad) * wide(output), axis=-1, keepdims=True)
     slope = weights * (_einsum("bhld,bhsd->bhls", grad, value) - delta) * scale
     weights, slope = weights.astype(query.dtype), slope.astype(query.dtype)
-    return (_einsum("bhls,bhsd->bhld", slope, key),
-            _einsum("bhls,bhld->bhsd", slope, query),
-            _einsum("bhls,bhld->bhsd", weights, grad))
+    return (
+        _einsum("bhls,bhsd->bhld", slope, key),
+        _einsum("bhls,bhld->bhsd", slope, query),
+        _einsum("bhls,bhld->bhsd", weights, grad),
+    )

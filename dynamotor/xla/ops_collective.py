@@ -1,7 +1,8 @@
-"""Collectives as torch ops (`torch.ops.dynamotor_xla.*`) and their lowerings to jax.lax over the axis of the replicas.
+"""Collectives as torch ops (`torch.ops.dynamotor_xla.*`) and their lowerings to jax.lax over the axis of the
+replicas.
 
-`groups` is the flattened list of replica groups (empty: one group of all), `share` the size of a group. In a world of one
-the axis does not exist and every collective is the identity, up to its scale.
+`groups` is the flattened list of replica groups (empty: one group of all), `share` the size of a group. In a
+world of one the axis does not exist and every collective is the identity, up to its scale.
 
 >>> torch.ops.dynamotor_xla.all_reduce([x], "sum", 0.5, [], 2)
 """
@@ -107,7 +108,9 @@ def _reduced(x: jax.Array, reduce: str, groups: list[list[int]] | None) -> jax.A
         return _reduced(x.astype(jnp.float32), reduce, groups).astype(dtype)
     if dtype == jnp.bool_:  # sums and products of truth values are "any" and "all"
         extreme = lax.pmax if reduce in ("sum", "max", "or") else lax.pmin
-        return exchange(partial(extreme, axis_name=AXIS, axis_index_groups=groups), x.astype(jnp.int32)).astype(jnp.bool_)
+        return exchange(
+            partial(extreme, axis_name=AXIS, axis_index_groups=groups), x.astype(jnp.int32)
+        ).astype(jnp.bool_)
     if reduce == "sum":
         return exchange(partial(lax.psum, axis_name=AXIS, axis_index_groups=groups), x)
     if reduce in ("min", "max"):
@@ -117,10 +120,14 @@ def _reduced(x: jax.Array, reduce: str, groups: list[list[int]] | None) -> jax.A
 
 def _extreme(x: jax.Array, reduce: str, groups: list[list[int]] | None) -> jax.Array:
     """Smallest or largest; NaN wins, which transports do not promise."""
-    best = exchange(partial(lax.pmin if reduce == "min" else lax.pmax, axis_name=AXIS, axis_index_groups=groups), x)
+    best = exchange(
+        partial(lax.pmin if reduce == "min" else lax.pmax, axis_name=AXIS, axis_index_groups=groups), x
+    )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return best
-    nans = exchange(partial(lax.pmax, axis_name=AXIS, axis_index_groups=groups), jnp.isnan(x).astype(jnp.int32))
+    nans = exchange(
+        partial(lax.pmax, axis_name=AXIS, axis_index_groups=groups), jnp.isnan(x).astype(jnp.int32)
+    )
     return jnp.where(nans > 0, jnp.nan, best)
 
 
@@ -146,7 +153,9 @@ def _all_reduce(inputs, reduce, scale, groups, share):
     results: list[Any] = [None] * len(inputs)
     for members in _messages(inputs):
         parts = [inputs[i].reshape(-1) for i in members]
-        whole = _reduced(parts[0] if len(parts) == 1 else jnp.concatenate(parts), reduce, _groups(groups, share))
+        whole = _reduced(
+            parts[0] if len(parts) == 1 else jnp.concatenate(parts), reduce, _groups(groups, share)
+        )
         for i, part in zip(members, jnp.split(whole, np.cumsum([p.size for p in parts])[:-1])):
             results[i] = _scaled(part.reshape(inputs[i].shape), scale)
     return results
@@ -156,7 +165,10 @@ def _all_reduce(inputs, reduce, scale, groups, share):
 def _all_gather(input, dim, groups, share):
     if _alone():
         return input
-    return exchange(lambda x: lax.all_gather(x, AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share)), input)
+    return exchange(
+        lambda x: lax.all_gather(x, AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share)),
+        input,
+    )
 
 
 @op(_collectives.reduce_scatter, lift=True, collective=True)
@@ -166,7 +178,9 @@ def _reduce_scatter(input, reduce, scale, dim, groups, share):
     split, dtype = _groups(groups, share), input.dtype
     if reduce == "sum" and dtype != jnp.bool_:
         wide = input.astype(jnp.float32) if dtype in LOW_PRECISION and on_cpu() else input
-        scatter = partial(lax.psum_scatter, axis_name=AXIS, scatter_dimension=dim, axis_index_groups=split, tiled=True)
+        scatter = partial(
+            lax.psum_scatter, axis_name=AXIS, scatter_dimension=dim, axis_index_groups=split, tiled=True
+        )
         return _scaled(exchange(scatter, wide).astype(dtype), scale)
     whole = _reduced(input, reduce, split)
     length = input.shape[dim] // share
@@ -189,7 +203,9 @@ def _all_to_all(input, split_dim, concat_dim, groups, share):
     if _alone():
         return input
     split = _groups(groups, share)
-    return exchange(lambda x: lax.all_to_all(x, AXIS, split_dim, concat_dim, axis_index_groups=split, tiled=True), input)
+    return exchange(
+        lambda x: lax.all_to_all(x, AXIS, split_dim, concat_dim, axis_index_groups=split, tiled=True), input
+    )
 
 
 @op(_collectives.collective_permute, collective=True)

@@ -97,7 +97,9 @@ def _where(condition, x, y):
 
 @elementwise(aten.clamp)
 def _clamp(x, min=None, max=None):
-    """The lower bound first, so that the upper one wins where they cross; nan passes through from any of the three."""
+    """The lower bound first, so that the upper one wins where they cross; nan passes through from any of the
+    three.
+    """
     return _bounded(x, min, max)
 
 

@@ -1,4 +1,5 @@
-"""Factories and copies: full, arange, linspace, eye, *_like, new_*, empty (zeros), fill, clone, dtype conversion.
+"""Factories and copies: full, arange, linspace, eye, *_like, new_*, empty (zeros), fill, clone, dtype
+conversion.
 
 >>> _arange(0, 1, 0.25, out=Spec((4,), torch.float32))
 Array([0.  , 0.25, 0.5 , 0.75], dtype=float32)
@@ -36,13 +37,17 @@ def _zeros(*args, dtype=None, out: Spec):
     return jnp.zeros(out.shape, jax_dtype(out.dtype))
 
 
-op(aten.ones, aten.ones_like, aten.new_ones, out=True)(lambda *args, dtype=None, out: jnp.ones(out.shape, jax_dtype(out.dtype)))
+op(aten.ones, aten.ones_like, aten.new_ones, out=True)(
+    lambda *args, dtype=None, out: jnp.ones(out.shape, jax_dtype(out.dtype))
+)
 op(aten.eye, out=True)(lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jax_dtype(out.dtype)))
 
 
 @op(aten.arange, out=True)
 def _arange(start, end=None, step=1, *, dtype=None, out: Spec):
-    """start + i·step, in int64 (start and step truncated) or float64, as aten computes it; the length is aten's."""
+    """start + i·step, in int64 (start and step truncated) or float64, as aten computes it; the length is
+    aten's.
+    """
     start = 0 if end is None else start
     wide = jnp.float64 if out.dtype.is_floating_point else jnp.int64
     if wide == jnp.int64:
@@ -69,10 +74,18 @@ def _step_dtype(out: Spec) -> jnp.dtype:
     dtype = jax_dtype(out.dtype)
     if is_complex(dtype):
         return dtype
-    return jnp.dtype(jnp.float32) if dtype in LOW_PRECISION else dtype if is_float(dtype) else jnp.dtype(jnp.float64)
+    return (
+        jnp.dtype(jnp.float32)
+        if dtype in LOW_PRECISION
+        else dtype
+        if is_float(dtype)
+        else jnp.dtype(jnp.float64)
+    )
 
 
-op(aten.linspace, out=True)(lambda start, end, steps, *, dtype=None, out: _truncated(_spaced(start, end, steps, out), out))
+op(aten.linspace, out=True)(
+    lambda start, end, steps, *, dtype=None, out: _truncated(_spaced(start, end, steps, out), out)
+)
 
 
 @op(aten.logspace, out=True)
@@ -85,8 +98,12 @@ def _truncated(values: jax.Array, out: Spec) -> jax.Array:
     return convert(values, jax_dtype(out.dtype))
 
 
-op(aten.tril_indices, out=True)(lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.tril_indices(row, offset, col)))
-op(aten.triu_indices, out=True)(lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.triu_indices(row, offset, col)))
+op(aten.tril_indices, out=True)(
+    lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.tril_indices(row, offset, col))
+)
+op(aten.triu_indices, out=True)(
+    lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.triu_indices(row, offset, col))
+)
 op(aten.clone)(lambda x: x)
 
 
@@ -95,11 +112,15 @@ def _to_copy(x, *, dtype=None, out: Spec):
     return convert(x, jax_dtype(out.dtype))
 
 
-op(aten.copy, out=True)(lambda x, src, *, out: jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape))
+op(aten.copy, out=True)(
+    lambda x, src, *, out: jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape)
+)
 
 
 def convert(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Conversion as aten's CPU kernels do it: XLA clamps floats that a small integer cannot hold, aten wraps them around."""
+    """Conversion as aten's CPU kernels do it: XLA clamps floats that a small integer cannot hold, aten wraps
+    them around.
+    """
     if is_complex(x.dtype) and not is_complex(dtype):
         x = x != 0 if dtype == jnp.bool_ else x.real
     if is_float(x.dtype) and dtype in (jnp.uint8, jnp.int8, jnp.int16, jnp.uint16):

@@ -22,7 +22,11 @@ torch.library.define(
 
 @torch.library.register_fake("dynamotor_xla::nms")
 def _fake(
-    boxes: torch.Tensor, scores: torch.Tensor, score_threshold: torch.Tensor, iou_threshold: torch.Tensor, output_size: int
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    score_threshold: torch.Tensor,
+    iou_threshold: torch.Tensor,
+    output_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check(boxes, scores, output_size)
     return boxes.new_empty(output_size, dtype=torch.int64), boxes.new_empty((), dtype=torch.int64)
@@ -30,7 +34,12 @@ def _fake(
 
 def check(boxes: torch.Tensor, scores: torch.Tensor, output_size: int) -> None:
     """DM662 where shapes do not fit together."""
-    if boxes.dim() != 2 or boxes.shape[1] != 4 or scores.shape != boxes.shape[:1] or not 0 <= output_size <= boxes.shape[0]:
+    if (
+        boxes.dim() != 2
+        or boxes.shape[1] != 4
+        or scores.shape != boxes.shape[:1]
+        or not 0 <= output_size <= boxes.shape[0]
+    ):
         raise XlaError(
             "DM662",
             f"nms got boxes {list(boxes.shape)}, scores {list(scores.shape)} and output_size {output_size}",
@@ -40,7 +49,11 @@ def check(boxes: torch.Tensor, scores: torch.Tensor, output_size: int) -> None:
 
 @torch.library.impl("dynamotor_xla::nms", "CPU")
 def _cpu(
-    boxes: torch.Tensor, scores: torch.Tensor, score_threshold: torch.Tensor, iou_threshold: torch.Tensor, output_size: int
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    score_threshold: torch.Tensor,
+    iou_threshold: torch.Tensor,
+    output_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check(boxes, scores, output_size)
     chosen: list[int] = []
@@ -54,7 +67,13 @@ def _cpu(
 
 
 @op(torch.ops.dynamotor_xla.nms)
-def _nms(boxes: jax.Array, scores: jax.Array, score_threshold: jax.Array, iou_threshold: jax.Array, output_size: int) -> Any:
+def _nms(
+    boxes: jax.Array,
+    scores: jax.Array,
+    score_threshold: jax.Array,
+    iou_threshold: jax.Array,
+    output_size: int,
+) -> Any:
     n = boxes.shape[0]
     order = jnp.argsort(scores, stable=True, descending=True)
     boxes, valid = boxes[order], scores[order] > score_threshold
@@ -71,12 +90,16 @@ def _nms(boxes: jax.Array, scores: jax.Array, score_threshold: jax.Array, iou_th
         return i + 1, count + take, alive & ~beaten, chosen
 
     zero = jnp.zeros((), jnp.int64)
-    _, count, _, chosen = jax.lax.while_loop(unfinished, step, (zero, zero, valid, jnp.zeros(output_size, order.dtype)))
+    _, count, _, chosen = jax.lax.while_loop(
+        unfinished, step, (zero, zero, valid, jnp.zeros(output_size, order.dtype))
+    )
     return chosen, count
 
 
 def _overlap(np: Any, box: Any, boxes: Any) -> Any:
-    """Intersection over union of one box and many; any two opposite corners describe a box. 0 where both are empty."""
+    """Intersection over union of one box and many; any two opposite corners describe a box. 0 where both are
+    empty.
+    """
     minimum, maximum = np.minimum, np.maximum
     top, bottom = minimum(box[0], box[2]), maximum(box[0], box[2])
     left, right = minimum(box[1], box[3]), maximum(box[1], box[3])

@@ -15,7 +15,11 @@ from .lowering import op
 from .numerics import matmul_precision, wide
 
 aten = torch.ops.aten
-_AUTO, _PRODUCT, _DIFFERENCE = 0, 1, 2  # compute_mode of cdist: from 26 rows on, by a product, or by differences
+_AUTO, _PRODUCT, _DIFFERENCE = (
+    0,
+    1,
+    2,
+)  # compute_mode of cdist: from 26 rows on, by a product, or by differences
 _FEW_ROWS = 25
 
 
@@ -75,11 +79,15 @@ def _cdist_backward(grad, x, y, p, distance, *, out):
     x, y, grad = wide(x), wide(y), wide(grad)
     difference = x[..., :, None, :] - y[..., None, :, :]
     gradient = jnp.sum(grad[..., None] * _slope(difference, wide(distance), p), axis=-2)
-    return gradient.reshape(out.shape) if gradient.size == math.prod(out.shape) else _sum_to(gradient, out.shape)
+    return (
+        gradient.reshape(out.shape) if gradient.size == math.prod(out.shape) else _sum_to(gradient, out.shape)
+    )
 
 
 def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Undo a broadcast of batch dimensions."""
     extra = x.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1
+    )
     return jnp.sum(x, axis=axes, keepdims=True).reshape(shape)

@@ -20,7 +20,9 @@ _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
 
 def _pixels(point: jax.Array, size: int, align: bool) -> jax.Array:
-    """From [-1, 1] to positions: -1 and 1 are the centres of the border pixels with `align`, their outer edges without."""
+    """From [-1, 1] to positions: -1 and 1 are the centres of the border pixels with `align`, their outer
+    edges without.
+    """
     return (point + 1) / 2 * (size - 1) if align else ((point + 1) * size - 1) / 2
 
 
@@ -74,11 +76,18 @@ def _cubic_weights(t: jax.Array) -> list[jax.Array]:
 
 def _sample(x: jax.Array, grid: jax.Array, mode: int, padding: int, align: bool) -> jax.Array:
     sizes = x.shape[2:]
-    points = [_pixels(grid[..., len(sizes) - 1 - i], size, align) for i, size in enumerate(sizes)]  # the grid has x first
+    points = [
+        _pixels(grid[..., len(sizes) - 1 - i], size, align) for i, size in enumerate(sizes)
+    ]  # the grid has x first
     if mode == _CUBIC:
         lows = [jax.lax.stop_gradient(jnp.floor(p)) for p in points]
-        taps = [[(_placed(low + k - 1, size, padding, align), weight) for k, weight in enumerate(_cubic_weights(p - low))]
-                for p, low, size in zip(points, lows, sizes)]
+        taps = [
+            [
+                (_placed(low + k - 1, size, padding, align), weight)
+                for k, weight in enumerate(_cubic_weights(p - low))
+            ]
+            for p, low, size in zip(points, lows, sizes)
+        ]
     else:
         points = [_placed(p, size, padding, align) for p, size in zip(points, sizes)]
         if mode == _NEAREST:
@@ -101,10 +110,14 @@ def _grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners):
 
 @op(aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward)
 def _grid_sampler_backward(grad, x, grid, interpolation_mode, padding_mode, align_corners, output_mask):
-    _, vjp = jax.vjp(lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), wide(x), wide(grid))
+    _, vjp = jax.vjp(
+        lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), wide(x), wide(grid)
+    )
     return vjp(wide(grad))
 
 
 @op(aten._grid_sampler_2d_cpu_fallback_backward)
 def _grid_sampler_fallback_backward(grad, x, grid, interpolation_mode, padding_mode, align_corners):
-    return _grid_sampler_backward(grad, x, grid, interpolation_mode, padding_mode, align_corners, (True, True))
+    return _grid_sampler_backward(
+        grad, x, grid, interpolation_mode, padding_mode, align_corners, (True, True)
+    )

@@ -4,8 +4,8 @@
 Array([[2],
        [3]], dtype=int64)
 
-An index out of range raises in aten. XLA has no way to raise: a read takes the nearest element, a write is dropped.
-Negative indices count from the end only where aten lets them: in index, index_put, take and put.
+An index out of range raises in aten. XLA has no way to raise: a read takes the nearest element, a write is
+dropped. Negative indices count from the end only where aten lets them: in index, index_put, take and put.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
     """One boolean mask becomes a select: the k-th value goes where the mask is true for the k-th time."""
     given = [index for index in indices if index is not None]
     if len(given) == 1 and _is_mask(given[0]):
-        mask, new = _spread(x, given[0] != 0, next(i for i, index in enumerate(indices) if index is not None), values)
+        mask, new = _spread(
+            x, given[0] != 0, next(i for i, index in enumerate(indices) if index is not None), values
+        )
         return jnp.where(mask, x + new if accumulate else new, x)
     if accumulate:
         return add_at(x, _places(indices), values, WRAPPED)
@@ -79,7 +81,8 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
 def _spread(x: jax.Array, mask: jax.Array, lead: int, values: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(mask, values) that broadcast with x, for a mask over the dimensions from `lead` on.
 
-    `values` broadcast to (leading dimensions, number of true elements, trailing dimensions), as in `x[:, mask] = values`.
+    `values` broadcast to (leading dimensions, number of true elements, trailing dimensions), as in `x[:,
+    mask] = values`.
     """
     trailing = x.ndim - lead - mask.ndim
     wide_mask = mask.reshape(mask.shape + (1,) * trailing)
@@ -95,12 +98,17 @@ def _spread(x: jax.Array, mask: jax.Array, lead: int, values: jax.Array) -> tupl
 
 def _clamped(x: jax.Array, indices: Sequence[jax.Array | None]) -> Index:
     places = _places(indices)
-    return tuple(p if isinstance(p, slice) else p.clip(-n, n - 1) + jnp.where(p < 0, n, 0) for p, n in zip(places, x.shape))
+    return tuple(
+        p if isinstance(p, slice) else p.clip(-n, n - 1) + jnp.where(p < 0, n, 0)
+        for p, n in zip(places, x.shape)
+    )
 
 
 @op(aten.index_copy)
 def _index_copy(x, dim, index, source):
-    """Where an index occurs twice, the last row stays: a small scatter finds each row's source, then one gather reads it."""
+    """Where an index occurs twice, the last row stays: a small scatter finds each row's source, then one
+    gather reads it.
+    """
     if x.ndim == 0:
         return source.reshape(()) if index.size else x
     index, source = jnp.atleast_1d(index), source.reshape(_row_shape(x, dim, index))

@@ -1,6 +1,7 @@
 """Decompositions and solvers. `info` is calculated as LAPACK defines it; `check_errors=True` runs on the CPU.
 
-In some releases and ops aten factors the transpose of a real matrix, and its gradients count on that: aten is asked once.
+In some releases and ops aten factors the transpose of a real matrix, and its gradients count on that: aten is
+asked once.
 
 >>> torch.linalg.solve(a, b)
 """
@@ -42,14 +43,23 @@ def _empty(dtype=jnp.float32) -> jax.Array:
     return jnp.zeros((0,), dtype)
 
 
-# -- triangular and Cholesky -----------------------------------------------------------------------------------------------------
+# -- triangular and Cholesky ---------------------------------------------------------------------------------
 
 
-def _solve_triangular(a, b, *, upper: bool, left=True, unit=False, adjoint=False, transpose=False) -> jax.Array:
+def _solve_triangular(
+    a, b, *, upper: bool, left=True, unit=False, adjoint=False, transpose=False
+) -> jax.Array:
     """X of A X = B (`left`) or X A = B, batches broadcast."""
     a, b = _broadcast_batch(a, b)
     return jax.lax.linalg.triangular_solve(
-        a, b, left_side=left, lower=not upper, transpose_a=adjoint or transpose, conjugate_a=adjoint, unit_diagonal=unit)
+        a,
+        b,
+        left_side=left,
+        lower=not upper,
+        transpose_a=adjoint or transpose,
+        conjugate_a=adjoint,
+        unit_diagonal=unit,
+    )
 
 
 @op(aten.linalg_solve_triangular)
@@ -106,7 +116,7 @@ def _cholesky_inverse(factor, upper=False):
     return _cholesky_solve(eye, jnp.triu(factor) if upper else jnp.tril(factor), upper)
 
 
-# -- LU --------------------------------------------------------------------------------------------------------------------------
+# -- LU ------------------------------------------------------------------------------------------------------
 
 
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -157,7 +167,9 @@ def _lu_factor_ex(a, *, pivot=True, check_errors=False):
     return _lu(a)
 
 
-op(aten.linalg_lu_solve)(lambda factors, pivots, b, *, left=True, adjoint=False: _lu_solve(factors, pivots, b, left, adjoint))
+op(aten.linalg_lu_solve)(
+    lambda factors, pivots, b, *, left=True, adjoint=False: _lu_solve(factors, pivots, b, left, adjoint)
+)
 
 
 def _unpacked(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -235,7 +247,7 @@ def _slogdet(a):
     return sign, jnp.sum(jnp.log(size), axis=-1), factors, pivots
 
 
-# -- orthogonal and spectral -----------------------------------------------------------------------------------------------------
+# -- orthogonal and spectral ---------------------------------------------------------------------------------
 
 
 @op(aten.linalg_qr)
@@ -302,7 +314,7 @@ _SQUARINGS = 64
 
 @op(aten.linalg_matrix_exp)
 def _matrix_exp(a):
-    """In double precision: the solver in Padé's approximation loses digits that aten's polynomials keep, and the gradient (the
-    exponential of a matrix twice as large) shows it."""
+    """In double precision: the solver in Padé's approximation loses digits that aten's polynomials keep, and
+    the gradient (the exponential of a matrix twice as large) shows it."""
     exact = a.astype(jnp.complex128 if is_complex(a.dtype) else jnp.float64)
     return jsl.expm(exact, max_squarings=_SQUARINGS) if a.size else a

@@ -37,7 +37,9 @@ def intern(body: Subgraph) -> int:
 
 def draw_seeds(body: Subgraph, length: int, device: torch.device) -> torch.Tensor | None:
     """The random state of each iteration, int64 [length, 2]; None where the body draws nothing."""
-    return torch.randint(0, 2**32, (length, 2), dtype=torch.int64, device=device) if body.graph.draws else None
+    return (
+        torch.randint(0, 2**32, (length, 2), dtype=torch.int64, device=device) if body.graph.draws else None
+    )
 
 
 def run(
@@ -50,14 +52,17 @@ def run(
     reverse: bool = False,
     keep_carries: bool = False,
 ) -> list[torch.Tensor]:
-    """The loop: (carry..., slices of xs..., captured...) -> (carry..., y...) `length` times; [*last carry, *stacked ys].
+    """The loop: (carry..., slices of xs..., captured...) -> (carry..., y...) `length` times; [*last carry,
+    *stacked ys].
 
-    With `keep_carries` followed by the carries with which each iteration began, stacked. `reverse`: from the last slice
-    to the first.
+    With `keep_carries` followed by the carries with which each iteration began, stacked. `reverse`: from the
+    last slice to the first.
     """
     device = (init + xs)[0].device
     scalars = torch.tensor(body.scalars, dtype=torch.float64).to(device) if body.scalars else None
-    return torch.ops.dynamotor_xla.scan(init, xs, captured, scalars, seeds, length, intern(body), reverse, keep_carries)
+    return torch.ops.dynamotor_xla.scan(
+        init, xs, captured, scalars, seeds, length, intern(body), reverse, keep_carries
+    )
 
 
 @torch.library.register_fake("dynamotor_xla::scan")

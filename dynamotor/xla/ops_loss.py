@@ -32,7 +32,7 @@ op(aten.mse_loss_backward)(
     lambda grad, x, target, reduction: _spread(grad, each := wide(x) - wide(target), reduction) * 2 * each
 )
 
-# -- negative log likelihood: classes along dimension 1 (0 for a single sample) --------------------------------------------------
+# -- negative log likelihood: classes along dimension 1 (0 for a single sample) ------------------------------
 
 
 def _picked(target: jax.Array, classes: int, dim: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
@@ -71,7 +71,7 @@ def _nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_w
     return jnp.where((classes == index) & counts, each, 0)
 
 
-# -- margin losses: x is (N, C) or (C) -------------------------------------------------------------------------------------------
+# -- margin losses: x is (N, C) or (C) -----------------------------------------------------------------------
 
 
 def _rows(x: jax.Array) -> jax.Array:
@@ -99,7 +99,9 @@ def _targets(target: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _multilabel_gaps(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """1 - x[listed] + x[other] for every listed class (dimension 1) and every class (dimension 2), 0 where it does not count."""
+    """1 - x[listed] + x[other] for every listed class (dimension 1) and every class (dimension 2), 0 where it
+    does not count.
+    """
     counts, listed = _targets(target, x.shape[1])
     chosen = jnp.take_along_axis(x, jnp.where(counts, target, 0), axis=1)
     gaps = 1 - chosen[:, :, None] + x[:, None, :]
@@ -119,7 +121,10 @@ def _multilabel_margin_backward(grad, x, target, reduction, is_target):
     rows, lists = _rows(wide(x)), _rows(target)
     gaps, counts, _ = _multilabel_gaps(rows, lists)
     active = (gaps > 0).astype(rows.dtype) / rows.shape[1]
-    own = jax.nn.one_hot(jnp.where(counts, lists, -1), rows.shape[1], dtype=rows.dtype) * jnp.sum(active, axis=2)[:, :, None]
+    own = (
+        jax.nn.one_hot(jnp.where(counts, lists, -1), rows.shape[1], dtype=rows.dtype)
+        * jnp.sum(active, axis=2)[:, :, None]
+    )
     slope = jnp.sum(active, axis=1) - jnp.sum(own, axis=1)
     each = _spread(grad, slope[:, 0], reduction)
     return (slope * (each.reshape(-1, 1) if each.ndim else each)).reshape(x.shape)

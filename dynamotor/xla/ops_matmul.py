@@ -17,12 +17,16 @@ aten = torch.ops.aten
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """`jnp.matmul` with float32 accumulation: float16 and bfloat16 give float32 (the caller rounds once), other types stay."""
+    """`jnp.matmul` with float32 accumulation: float16 and bfloat16 give float32 (the caller rounds once),
+    other types stay.
+    """
     return contract(jnp.matmul, x, y)
 
 
 def _plus(base: jax.Array, beta: float, alpha: float, value: jax.Array) -> jax.Array:
-    """beta * base + alpha * value; with beta = 0 the base is not read (its NaN does not spread), as in aten."""
+    """beta * base + alpha * value; with beta = 0 the base is not read (its NaN does not spread), as in
+    aten.
+    """
     if alpha != 1:
         value = _scaled(value, alpha)
     if beta == 0:
@@ -69,7 +73,9 @@ def _linear(x, weight, bias=None):
 def _trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     """The sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` dimensions."""
     letters = "abcdefghijklmnopqrstuvwxyz"[: x1.ndim + len(expand1)]
-    terms = ["".join(c for i, c in enumerate(letters) if i not in expand) for expand in (expand1, expand2, expand3)]
+    terms = [
+        "".join(c for i, c in enumerate(letters) if i not in expand) for expand in (expand1, expand2, expand3)
+    ]
     result = "".join(c for i, c in enumerate(letters) if i not in sumdim)
     factors = [wide(x) for x in (x1, x2, x3)]
     return jnp.einsum(f"{','.join(terms)}->{result}", *factors, precision=matmul_precision(factors[0].dtype))

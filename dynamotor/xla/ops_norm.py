@@ -1,4 +1,5 @@
-"""Normalisation: layer, group, batch and RMS norm, forward and backward; statistics in float32 for low precision.
+"""Normalisation: layer, group, batch and RMS norm, forward and backward; statistics in float32 for low
+precision.
 
 aten returns what its backward wants: `(output, mean, 1 / sqrt(variance + eps))`.
 
@@ -38,7 +39,7 @@ def _affine(normal: jax.Array, weight: jax.Array | None, bias: jax.Array | None)
     return normal if bias is None else normal + wide(bias)
 
 
-# -- layer norm and RMS norm: over the last dimensions ---------------------------------------------------------------------------
+# -- layer norm and RMS norm: over the last dimensions -------------------------------------------------------
 
 
 def _last(x: jax.Array, count: int) -> tuple[int, ...]:
@@ -59,12 +60,14 @@ def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, ou
     outer, axes = tuple(range(x.ndim - len(normalized_shape))), _last(x, len(normalized_shape))
     normal = (x - mean) * rstd
     inner = grad if weight is None else grad * wide(weight)
-    return (_normal_gradient(inner, normal, rstd, axes),
-            jnp.sum(grad * normal, axis=outer),
-            jnp.sum(grad, axis=outer))
+    return (
+        _normal_gradient(inner, normal, rstd, axes),
+        jnp.sum(grad * normal, axis=outer),
+        jnp.sum(grad, axis=outer),
+    )
 
 
-# -- group norm: x is seen as (N, groups, C / groups * HxW) ----------------------------------------------------------------------
+# -- group norm: x is seen as (N, groups, C / groups * HxW) --------------------------------------------------
 
 
 @op(aten.native_group_norm)
@@ -80,14 +83,22 @@ def _group_norm(x, weight, bias, N, C, HxW, group, eps):
 @op(aten.native_group_norm_backward)
 def _group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
     shape, grouped = x.shape, (N, group, C // group * HxW)
-    grad, mean, rstd = wide(grad).reshape(N, C, HxW), wide(mean).reshape(N, group, 1), wide(rstd).reshape(N, group, 1)
+    grad, mean, rstd = (
+        wide(grad).reshape(N, C, HxW),
+        wide(mean).reshape(N, group, 1),
+        wide(rstd).reshape(N, group, 1),
+    )
     normal = (wide(x).reshape(grouped) - mean) * rstd
     inner = grad if weight is None else grad * wide(weight).reshape(C, 1)
     dx = _normal_gradient(inner.reshape(grouped), normal, rstd, (2,))
-    return dx.reshape(shape), jnp.sum(grad * normal.reshape(N, C, HxW), axis=(0, 2)), jnp.sum(grad, axis=(0, 2))
+    return (
+        dx.reshape(shape),
+        jnp.sum(grad * normal.reshape(N, C, HxW), axis=(0, 2)),
+        jnp.sum(grad, axis=(0, 2)),
+    )
 
 
-# -- batch norm: over all dimensions but the second ------------------------------------------------------------------------------
+# -- batch norm: over all dimensions but the second ----------------------------------------------------------
 
 
 def _channel_axes(x: jax.Array) -> tuple[int, ...]:
@@ -99,8 +110,12 @@ def _per_channel(v: jax.Array | None, x: jax.Array) -> jax.Array | None:
     return None if v is None else wide(v).reshape((1, -1) + (1,) * (x.ndim - 2))
 
 
-def _batch_norm(x: jax.Array, weight, bias, running_mean, running_var, training: bool, eps: float) -> tuple[jax.Array, ...]:
-    """(output, mean, biased variance) with batch statistics in training, the running ones otherwise; vectors per channel."""
+def _batch_norm(
+    x: jax.Array, weight, bias, running_mean, running_var, training: bool, eps: float
+) -> tuple[jax.Array, ...]:
+    """(output, mean, biased variance) with batch statistics in training, the running ones otherwise; vectors
+    per channel.
+    """
     x = wide(x)
     if training or running_mean is None:
         mean, variance = _moments(x, _channel_axes(x))
@@ -112,8 +127,9 @@ def _batch_norm(x: jax.Array, weight, bias, running_mean, running_var, training:
 
 
 def _scale(rstd: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """What a channel is multiplied with. One factor, not two in a row: XLA merges those where nobody else reads the first
-    product, so that a forward pass alone would be rounded differently from one that shares a program with its backward."""
+    """What a channel is multiplied with. One factor, not two in a row: XLA merges those where nobody else
+    reads the first product, so that a forward pass alone would be rounded differently from one that shares a
+    program with its backward."""
     return rstd if weight is None else rstd * wide(weight)
 
 
@@ -121,7 +137,9 @@ def _updated(x: jax.Array, running: jax.Array | None, value: jax.Array, momentum
     return None if running is None else (1 - momentum) * wide(running) + momentum * value
 
 
-def _running(x: jax.Array, mean, variance, running_mean, running_var, training: bool, momentum: float) -> tuple:
+def _running(
+    x: jax.Array, mean, variance, running_mean, running_var, training: bool, momentum: float
+) -> tuple:
     """The running statistics afterwards; the variance that they follow is the unbiased one."""
     if not training:
         return running_mean, running_var
@@ -151,7 +169,11 @@ def _batch_norm_no_stats(x, weight, bias, training, momentum, eps):
 @op(aten._native_batch_norm_legit_no_training, out=True)
 def _batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps, *, out):
     output, _, _ = _batch_norm(x, weight, bias, running_mean, running_var, False, eps)
-    return output, jnp.zeros(out[1].shape), jnp.zeros(out[2].shape)  # never read; aten's kernels differ in their size
+    return (
+        output,
+        jnp.zeros(out[1].shape),
+        jnp.zeros(out[2].shape),
+    )  # never read; aten's kernels differ in their size
 
 
 _RESERVE = (0,)  # the reserve of `_batch_norm_with_update`: cudnn's own notes, nothing here
@@ -171,7 +193,9 @@ def _batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, 
 
 
 @op(aten.native_batch_norm_backward)
-def _batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask):
+def _batch_norm_backward(
+    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+):
     grad, x = wide(grad), wide(x)
     if train:
         mean, rstd = _per_channel(save_mean, x), _per_channel(save_invstd, x)
@@ -188,8 +212,12 @@ def _batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, 
 
 
 @op(aten.batch_norm_backward)
-def _batch_norm_backward_reserve(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, _):
-    return _batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
+def _batch_norm_backward_reserve(
+    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, _
+):
+    return _batch_norm_backward(
+        grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+    )
 
 
 @op(aten.batch_norm_update_stats)
@@ -198,7 +226,7 @@ def _batch_norm_update_stats(x, running_mean, running_var, momentum):
     return mean.reshape(-1), variance.reshape(-1)
 
 
-# -- weight norm: w = v * g / norm(v), the norm over all dimensions but `dim` ----------------------------------------------------
+# -- weight norm: w = v * g / norm(v), the norm over all dimensions but `dim` --------------------------------
 
 
 def _all_but(x: jax.Array, dim: int) -> tuple[int, ...]:

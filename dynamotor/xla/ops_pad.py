@@ -32,11 +32,15 @@ def _constant_pad(x, pad, value=0):
 def _padded(x: jax.Array, padding: Sequence[int], mode: str) -> jax.Array:
     widths = [(0, 0)] * (x.ndim - len(padding) // 2) + [*zip(padding[-2::-2], padding[::-2])]
     x = jnp.pad(x, [(max(before, 0), max(after, 0)) for before, after in widths], mode)
-    return x[tuple([slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(x.shape, widths)])]
+    return x[
+        tuple([slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(x.shape, widths)])
+    ]
 
 
 def _transposed(rule: Callable, grad: jax.Array, x: jax.Array, padding: Sequence[int]) -> jax.Array:
-    """Padding is linear: its transpose adds the gradients of all copies of an element, those of half floats in float32."""
+    """Padding is linear: its transpose adds the gradients of all copies of an element, those of half floats
+    in float32.
+    """
     wide = jnp.dtype(jnp.float32) if grad.dtype in LOW_PRECISION else grad.dtype
     _, pull = jax.vjp(lambda value: rule(value, padding), jnp.zeros(x.shape, wide))
     return pull(grad.astype(wide))[0]

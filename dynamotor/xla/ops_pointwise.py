@@ -1,6 +1,7 @@
 """Elementwise arithmetic and elementary functions.
 
-A rule gets its tensors in the type of the result (`promotion.elementwise`), so that most are one row of a table.
+A rule gets its tensors in the type of the result (`promotion.elementwise`), so that most are one row of a
+table.
 
 >>> torch.div(torch.tensor([7], device="xla"), 2, rounding_mode="floor")
 tensor([3], device='xla:0')
@@ -55,7 +56,9 @@ def unless_integer(fn: Any) -> Any:
 
 
 def conjugate_symmetric(fn: Any) -> Any:
-    """f(conj z) = conj f(z) for a function with a cut on the real axis: the sign of a zero imaginary part names the side."""
+    """f(conj z) = conj f(z) for a function with a cut on the real axis: the sign of a zero imaginary part
+    names the side.
+    """
 
     def symmetric(x):
         if not is_complex(x):
@@ -109,7 +112,9 @@ for _target, _fn in UNARY.items():
 @op(aten.abs, out=True)
 def _abs(x, *, out: Spec):
     """The magnitude; a complex input gives a real result, so that the input must not be cast to its type."""
-    return x if x.dtype == jnp.bool_ else jnp.abs(cast(x, compute_dtype(out.dtype)) if not is_complex(x) else x)
+    return (
+        x if x.dtype == jnp.bool_ else jnp.abs(cast(x, compute_dtype(out.dtype)) if not is_complex(x) else x)
+    )
 
 
 @elementwise(aten.round)
@@ -124,7 +129,7 @@ def _round(x, *, decimals=0):
     return jnp.round(x * scale) / scale if decimals > 0 else jnp.round(x / scale) * scale
 
 
-# -- arithmetic of two tensors ---------------------------------------------------------------------------------------------------
+# -- arithmetic of two tensors -------------------------------------------------------------------------------
 
 
 elementwise(aten.add, lift=True)(lambda x, y, alpha=1: x + _scaled(y, alpha))
@@ -147,7 +152,9 @@ elementwise(aten.mul, lift=True)(lambda x, y: x * y)
 
 @op(aten.div, out=True, lift=True)
 def _div(x, y, *, rounding_mode=None, out: Spec):
-    """Integers divided with a rounding mode stay integers; XLA gives -1 for an integer divided by zero where aten raises."""
+    """Integers divided with a rounding mode stay integers; XLA gives -1 for an integer divided by zero where
+    aten raises.
+    """
     dtype = compute_dtype(out.dtype)
     x, y = cast(x, dtype), cast(y, dtype)
     if rounding_mode is None:
@@ -157,7 +164,9 @@ def _div(x, y, *, rounding_mode=None, out: Spec):
 
 @elementwise(aten.floor_divide)
 def floor_divide(x, y):
-    """The quotient rounded down. For floats it is made from the exact remainder, as Python's and aten's: 1 // 0.1 is 9."""
+    """The quotient rounded down. For floats it is made from the exact remainder, as Python's and aten's: 1 //
+    0.1 is 9.
+    """
     if is_integer(x):
         return x // _divisor(y)
     remainder = lax.rem(*jnp.broadcast_arrays(x, y))
@@ -170,8 +179,8 @@ def floor_divide(x, y):
 
 
 def truncate_divide(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The quotient rounded towards zero. XLA divides by a constant through its reciprocal, which makes 20.5 / 20.5 less than
-    1: the quotient without the exact remainder tells."""
+    """The quotient rounded towards zero. XLA divides by a constant through its reciprocal, which makes 20.5 /
+    20.5 less than 1: the quotient without the exact remainder tells."""
     x, y = jnp.broadcast_arrays(x, _divisor(y))
     if is_integer(x):
         return lax.div(x, y)
@@ -193,8 +202,8 @@ def _fmod(x, y):
 
 
 def _divisor(y: Any) -> Any:
-    """An integer divisor that is not zero: a constant zero is refused, as by aten; XLA's compiler may die of one in an array,
-    whose quotients are arbitrary (`config.xla_debug` finds them)."""
+    """An integer divisor that is not zero: a constant zero is refused, as by aten; XLA's compiler may die of
+    one in an array, whose quotients are arbitrary (`config.xla_debug` finds them)."""
     if not is_integer(y):
         return y
     if isinstance(y, np.generic) and y == 0:
@@ -264,8 +273,8 @@ elementwise(aten.ldexp)(lambda x, exponent: x * jnp.exp2(exponent))
 
 @elementwise(aten.logaddexp)
 def logaddexp(x, y):
-    """log(e^x + e^y) without overflow. Of complex numbers the one of larger real part leads, and the imaginary part
-    of the result is not brought back to (-π, π]."""
+    """log(e^x + e^y) without overflow. Of complex numbers the one of larger real part leads, and the
+    imaginary part of the result is not brought back to (-π, π]."""
     if not is_complex(x):
         return jnp.logaddexp(x, y)
     ahead = x.real >= y.real
@@ -289,7 +298,7 @@ elementwise(aten.gcd)(lambda x, y: jnp.gcd(*jnp.broadcast_arrays(x, y)))
 elementwise(aten.lcm)(lambda x, y: jnp.lcm(*jnp.broadcast_arrays(x, y)))
 
 
-# -- arithmetic of three tensors -------------------------------------------------------------------------------------------------
+# -- arithmetic of three tensors -----------------------------------------------------------------------------
 
 
 elementwise(aten.addcmul, lift=True)(lambda x, first, second, value=1: x + _scaled(first * second, value))

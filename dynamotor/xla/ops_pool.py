@@ -1,7 +1,8 @@
 """Pooling of one to three dimensions: maximum (with indices), average, adaptive, and the inverses.
 
-A pool goes along one dimension after the other. `_Taps` lists, for every output position, which input positions it reads; regular
-windows become strided slices, adaptive ones a take. Among equals the first wins and among NaN the last, as in aten's scan.
+A pool goes along one dimension after the other. `_Taps` lists, for every output position, which input
+positions it reads; regular windows become strided slices, adaptive ones a take. Among equals the first wins
+and among NaN the last, as in aten's scan.
 
 >>> torch.nn.functional.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)
 """
@@ -26,8 +27,9 @@ aten = torch.ops.aten
 
 
 class _Taps(NamedTuple):
-    """`positions[j, o]`: what output o reads in its j-th place; `valid[j, o]`: whether that is inside. `stride`: of a regular
-    window, None otherwise. `reach[o]`: the window's length with its padding, which average pools divide by."""
+    """`positions[j, o]`: what output o reads in its j-th place; `valid[j, o]`: whether that is inside.
+    `stride`: of a regular window, None otherwise. `reach[o]`: the window's length with its padding, which
+    average pools divide by."""
 
     positions: np.ndarray
     valid: np.ndarray
@@ -36,7 +38,9 @@ class _Taps(NamedTuple):
 
 
 def _regular(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> _Taps:
-    count = (size + 2 * padding - dilation * (kernel - 1) - 1 + (stride - 1 if ceil_mode else 0)) // stride + 1
+    count = (
+        size + 2 * padding - dilation * (kernel - 1) - 1 + (stride - 1 if ceil_mode else 0)
+    ) // stride + 1
     if ceil_mode and (count - 1) * stride >= size + padding:
         count -= 1  # the last window would start in the right padding
     starts = np.arange(count) * stride - padding
@@ -60,7 +64,9 @@ def _empty(count: int) -> _Taps:
 
 
 def _reads(x: jax.Array, axis: int, taps: _Taps) -> Iterator[jax.Array]:
-    """For each place in the window the values read along `axis` (negative): outside zero, or anything for irregular windows."""
+    """For each place in the window the values read along `axis` (negative): outside zero, or anything for
+    irregular windows.
+    """
     if taps.stride is None:
         for positions in taps.positions:
             yield jnp.take(x, positions, axis=axis)
@@ -79,10 +85,12 @@ def _row(values: np.ndarray, axis: int) -> np.ndarray:
     return values.reshape(values.shape + (1,) * (-axis - 1))
 
 
-# -- maximum ---------------------------------------------------------------------------------------------------------------------
+# -- maximum -------------------------------------------------------------------------------------------------
 
 
-def _max_along(x: jax.Array, index: jax.Array, axis: int, taps: _Taps, scale: int) -> tuple[jax.Array, jax.Array]:
+def _max_along(
+    x: jax.Array, index: jax.Array, axis: int, taps: _Taps, scale: int
+) -> tuple[jax.Array, jax.Array]:
     """The maximum along an axis and where it was: `index` of that element + position * scale."""
     best, where, seen = None, None, None
     reads = zip(_reads(x, axis, taps), _reads(index, axis, taps), taps.positions, taps.valid)
@@ -99,17 +107,19 @@ def _max_along(x: jax.Array, index: jax.Array, axis: int, taps: _Taps, scale: in
 
 def _max_pool(x: jax.Array, all_taps: Sequence[_Taps]) -> tuple[jax.Array, jax.Array]:
     """Maxima and their linear positions within the pooled dimensions."""
-    index, sizes = jnp.zeros((1,) * x.ndim, jnp.int32), x.shape[-len(all_taps):]
+    index, sizes = jnp.zeros((1,) * x.ndim, jnp.int32), x.shape[-len(all_taps) :]
     index = jnp.broadcast_to(index, x.shape)
     for back, taps in enumerate(reversed(all_taps), start=1):
-        x, index = _max_along(x, index, -back, taps, math.prod(sizes[len(sizes) - back + 1:]))
+        x, index = _max_along(x, index, -back, taps, math.prod(sizes[len(sizes) - back + 1 :]))
     return x, index
 
 
 def _window_taps(x: jax.Array, spatial: int, kernel, stride, padding, dilation, ceil_mode) -> list[_Taps]:
     kernel = per_dimension(kernel, spatial)
     stride = per_dimension(stride, spatial) if stride else kernel
-    rows = zip(x.shape[-spatial:], kernel, stride, per_dimension(padding, spatial), per_dimension(dilation, spatial))
+    rows = zip(
+        x.shape[-spatial:], kernel, stride, per_dimension(padding, spatial), per_dimension(dilation, spatial)
+    )
     return [_regular(*row, ceil_mode) for row in rows]
 
 
@@ -118,7 +128,9 @@ def _max_pool_with_indices(spatial: int, x, kernel_size, stride=(), padding=0, d
 
 
 def _adaptive_max_pool(spatial: int, x, output_size):
-    return _max_pool(x, [_adaptive(n, o) for n, o in zip(x.shape[-spatial:], per_dimension(output_size, spatial))])
+    return _max_pool(
+        x, [_adaptive(n, o) for n, o in zip(x.shape[-spatial:], per_dimension(output_size, spatial))]
+    )
 
 
 def _to_indices(grad: jax.Array, shape: Sequence[int], indices: jax.Array, spatial: int) -> jax.Array:
@@ -138,11 +150,15 @@ def _backward_at_indices(spatial: int, grad, x, *rest):
 def _unpool(spatial: int, x, indices, output_size, *_):
     """Values put back at their indices, zero elsewhere."""
     outer, inner = math.prod(x.shape[:-spatial]), math.prod(output_size)
-    flat = jnp.zeros((outer, inner), x.dtype).at[jnp.arange(outer)[:, None], indices.reshape(outer, -1)].set(x.reshape(outer, -1))
+    flat = (
+        jnp.zeros((outer, inner), x.dtype)
+        .at[jnp.arange(outer)[:, None], indices.reshape(outer, -1)]
+        .set(x.reshape(outer, -1))
+    )
     return flat.reshape(*x.shape[:-spatial], *output_size)
 
 
-# -- average ---------------------------------------------------------------------------------------------------------------------
+# -- average -------------------------------------------------------------------------------------------------
 
 
 def _sum_along(x: jax.Array, axis: int, taps: _Taps) -> jax.Array:
@@ -172,7 +188,16 @@ def _counts(all_taps: Sequence[_Taps], with_padding: bool) -> np.ndarray:
     return counts
 
 
-def _avg_pool(spatial: int, x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+def _avg_pool(
+    spatial: int,
+    x,
+    kernel_size,
+    stride=(),
+    padding=0,
+    ceil_mode=False,
+    count_include_pad=True,
+    divisor_override=None,
+):
     all_taps = _window_taps(x, spatial, kernel_size, stride, padding, 1, ceil_mode)
     return _average(wide(x), all_taps, divisor_override or _counts(all_taps, count_include_pad))
 
@@ -190,7 +215,9 @@ def _adaptive_avg_pool(spatial: int, x, output_size):
 
 def _adaptive_avg_pool_backward(spatial: int, grad, x):
     like = jax.ShapeDtypeStruct(x.shape, wide(x).dtype)
-    return jax.linear_transpose(lambda v: _adaptive_avg_pool(spatial, v, grad.shape[-spatial:]), like)(wide(grad))[0]
+    return jax.linear_transpose(lambda v: _adaptive_avg_pool(spatial, v, grad.shape[-spatial:]), like)(
+        wide(grad)
+    )[0]
 
 
 POOLS = {

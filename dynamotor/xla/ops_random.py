@@ -1,7 +1,8 @@
-"""Random numbers: every rule draws from the key of its call, so that a seed and a position in the program give the same numbers.
+"""Random numbers: every rule draws from the key of its call, so that a seed and a position in the program
+give the same numbers.
 
-Two 32-bit words are taken from each 64-bit draw, which halves the time of threefry on a CPU (a mask of a million elements: 4.3 ms
-against 8.6 by jax.random.bernoulli).
+Two 32-bit words are taken from each 64-bit draw, which halves the time of threefry on a CPU (a mask of a
+million elements: 4.3 ms against 8.6 by jax.random.bernoulli).
 
 >>> torch.rand(3, device="xla")
 """
@@ -22,7 +23,12 @@ from .lowering import Spec, Unsupported, op, random_op
 from .numerics import wide
 
 aten = torch.ops.aten
-_DIGITS = {jnp.dtype(jnp.bfloat16): 8, jnp.dtype(jnp.float16): 11, jnp.dtype(jnp.float32): 24, jnp.dtype(jnp.float64): 53}
+_DIGITS = {
+    jnp.dtype(jnp.bfloat16): 8,
+    jnp.dtype(jnp.float16): 11,
+    jnp.dtype(jnp.float32): 24,
+    jnp.dtype(jnp.float64): 53,
+}
 
 
 def _words(key: jax.Array, shape: tuple[int, ...], bits: int = 32) -> jax.Array:
@@ -35,7 +41,9 @@ def _words(key: jax.Array, shape: tuple[int, ...], bits: int = 32) -> jax.Array:
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, middle: bool = False) -> jax.Array:
-    """Multiples of 2^-digits in [0, 1), which `dtype` holds exactly; `middle`: one digit less, half a step further, in (0, 1)."""
+    """Multiples of 2^-digits in [0, 1), which `dtype` holds exactly; `middle`: one digit less, half a step
+    further, in (0, 1).
+    """
     digits = _DIGITS[jnp.dtype(dtype)] - middle
     bits = 64 if digits > 32 else 32
     held = jnp.float64 if bits == 64 else jnp.float32
@@ -44,7 +52,9 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, middle: bo
 
 
 def _draw_type(out: Spec) -> np.dtype:
-    """The floating type that a distribution is drawn in: float64 where float32 cannot hold the results, float32 otherwise."""
+    """The floating type that a distribution is drawn in: float64 where float32 cannot hold the results,
+    float32 otherwise.
+    """
     exact = (torch.float64, torch.complex128, torch.int64, torch.int32)
     return jnp.dtype(jnp.float64) if out.dtype in exact else jnp.dtype(jnp.float32)
 
@@ -60,7 +70,7 @@ def _open_symmetric(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> 
     return 2 * _uniform(key, shape, dtype) - dtype.type(1 - 2.0**-digits)
 
 
-# -- uniform and normal ----------------------------------------------------------------------------------------------------------
+# -- uniform and normal --------------------------------------------------------------------------------------
 
 
 def _uniform_of(key: jax.Array, out: Spec) -> jax.Array:
@@ -75,7 +85,9 @@ def _normal_of(key: jax.Array, out: Spec) -> jax.Array:
     dtype = _draw_type(out)
     if not out.dtype.is_complex:
         return _normal(key, out.shape, dtype)
-    return jax.lax.complex(*(_normal(k, out.shape, dtype) * dtype.type(math.sqrt(0.5)) for k in jax.random.split(key)))
+    return jax.lax.complex(
+        *(_normal(k, out.shape, dtype) * dtype.type(math.sqrt(0.5)) for k in jax.random.split(key))
+    )
 
 
 @random_op(aten.rand, aten.rand_like, out=True)
@@ -131,15 +143,17 @@ def _geometric(key, x, p, *, out, generator=None):
     return jnp.maximum(jnp.ceil(draw / math.log1p(-p)), 1) if p < 1 else jnp.ones_like(draw)
 
 
-# -- integers --------------------------------------------------------------------------------------------------------------------
+# -- integers ------------------------------------------------------------------------------------------------
 
 
 def _integers(key: jax.Array, low: int, count: int, shape: tuple[int, ...]) -> jax.Array:
-    """int64 in [low, low + count): a remainder, as aten takes it, of 64 bits where 32 would be visibly uneven."""
+    """int64 in [low, low + count): a remainder, as aten takes it, of 64 bits where 32 would be visibly
+    uneven.
+    """
     if count >= 2**64:
         return jax.lax.bitcast_convert_type(_words(key, shape, 64), jnp.int64)
     if count > 2**24:
-        offsets = (_words(key, shape, 64) % jnp.uint64(count))
+        offsets = _words(key, shape, 64) % jnp.uint64(count)
     else:
         offsets = (_words(key, shape) % jnp.uint32(count)).astype(jnp.uint64)
     return jax.lax.bitcast_convert_type(offsets, jnp.int64) + low
@@ -162,7 +176,9 @@ def _randint_like(key, x, *bounds, out, generator=None, dtype=None):
 
 
 def _last_of(dtype: torch.dtype) -> int:
-    """The largest number that `random_()` draws: all of an integer type, all integers that a floating type holds."""
+    """The largest number that `random_()` draws: all of an integer type, all integers that a floating type
+    holds.
+    """
     if dtype.is_floating_point:
         return 2 ** _DIGITS[jnp.dtype(jax_dtype(dtype))]
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
@@ -171,7 +187,11 @@ def _last_of(dtype: torch.dtype) -> int:
 @random_op(aten.random, out=True)
 def _random(key, x, *bounds, out, generator=None, **named):
     """() draws from the whole type, (to) from [0, to), (from, to | None) from [from, to)."""
-    bounds = (*([named["from"]] if "from" in named else []), *bounds, *([named["to"]] if "to" in named else []))
+    bounds = (
+        *([named["from"]] if "from" in named else []),
+        *bounds,
+        *([named["to"]] if "to" in named else []),
+    )
     if not bounds:
         return _integers(key, 0, _last_of(out.dtype) + 1, out.shape)
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
@@ -182,16 +202,20 @@ def _random(key, x, *bounds, out, generator=None, **named):
 random_op(aten.randperm)(lambda key, n, *, generator=None, dtype=None: jax.random.permutation(key, n))
 
 
-# -- chances ---------------------------------------------------------------------------------------------------------------------
+# -- chances -------------------------------------------------------------------------------------------------
 
 
 def _chance(key: jax.Array, shape: tuple[int, ...], p: Any) -> jax.Array:
     """True with probability p (a number or an array of the shape)."""
     exact = isinstance(p, jax.Array) and p.dtype == jnp.float64
-    return _uniform(key, shape, jnp.dtype(jnp.float64 if exact else jnp.float32)) < (wide(p) if isinstance(p, jax.Array) else p)
+    return _uniform(key, shape, jnp.dtype(jnp.float64 if exact else jnp.float32)) < (
+        wide(p) if isinstance(p, jax.Array) else p
+    )
 
 
-random_op(aten.bernoulli)(lambda key, x, p=None, *, generator=None: _chance(key, x.shape, x if p is None else p))
+random_op(aten.bernoulli)(
+    lambda key, x, p=None, *, generator=None: _chance(key, x.shape, x if p is None else p)
+)
 
 
 @random_op(aten.native_dropout)
@@ -222,24 +246,29 @@ def _rrelu(key, x, noise, lower=0.125, upper=1 / 3, training=False, generator=No
     return jnp.where(x > 0, x, x * slope), jnp.where(x > 0, 1, slope)
 
 
-
 @random_op(aten.multinomial)
 def _multinomial(key, weights, num_samples, replacement=False, *, generator=None):
-    """With replacement by the inverse of the cumulative weights; without, the largest of weight / exponential (as aten)."""
+    """With replacement by the inverse of the cumulative weights; without, the largest of weight / exponential
+    (as aten).
+    """
     weights = wide(weights)
     if not replacement:
         race = weights / -jnp.log(_uniform(key, weights.shape, jnp.dtype(weights.dtype), middle=True))
         return jax.lax.top_k(race, num_samples)[1]
     totals = jnp.cumsum(weights, axis=-1)
     points = _uniform(key, (*weights.shape[:-1], num_samples), jnp.dtype(weights.dtype)) * totals[..., -1:]
-    find = jnp.vectorize(lambda rising, at: jnp.searchsorted(rising, at, side="right"), signature="(n),(m)->(m)")
+    find = jnp.vectorize(
+        lambda rising, at: jnp.searchsorted(rising, at, side="right"), signature="(n),(m)->(m)"
+    )
     return find(totals, points)
 
 
-# -- distributions that jax samples ----------------------------------------------------------------------------------------------
+# -- distributions that jax samples --------------------------------------------------------------------------
 
 
-random_op(aten.poisson)(lambda key, rate, generator=None: jax.random.poisson(key, wide(rate), dtype=jnp.int64))
+random_op(aten.poisson)(
+    lambda key, rate, generator=None: jax.random.poisson(key, wide(rate), dtype=jnp.int64)
+)
 
 
 @random_op(aten.binomial)
@@ -265,13 +294,15 @@ def _sample_dirichlet(key, alpha, generator=None):
     return jax.random.dirichlet(key, alpha, dtype=alpha.dtype)
 
 
-# -- our own counter-based numbers: Philox4x32-10, bit-equal to graph/prims.py ---------------------------------------------------
+# -- our own counter-based numbers: Philox4x32-10, bit-equal to graph/prims.py -------------------------------
 
 _FACTORS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-random_op(torch.ops.dynamotor.new_seed)(lambda key: jax.lax.bitcast_convert_type(_words(key, (1,), 64) >> 1, jnp.int64))
+random_op(torch.ops.dynamotor.new_seed)(
+    lambda key: jax.lax.bitcast_convert_type(_words(key, (1,), 64) >> 1, jnp.int64)
+)
 
 
 def _product_words(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
@@ -288,7 +319,10 @@ def _philox_rand(seed, stream, size, *, dtype=None):
     seed = jax.lax.bitcast_convert_type(seed.reshape(()), jnp.uint64)
     keys = [seed.astype(jnp.uint32), (seed >> 32).astype(jnp.uint32)]
     for _ in range(10):
-        (high0, low0), (high1, low1) = _product_words(words[0], _FACTORS[0]), _product_words(words[2], _FACTORS[1])
+        (high0, low0), (high1, low1) = (
+            _product_words(words[0], _FACTORS[0]),
+            _product_words(words[2], _FACTORS[1]),
+        )
         words = [high1 ^ words[1] ^ keys[0], low1, high0 ^ words[3] ^ keys[1], low0]
         keys = [key + jnp.uint32(step) for key, step in zip(keys, _KEY_STEPS)]
     lanes = jnp.stack(words, axis=1).reshape(-1)[:count]

@@ -1,7 +1,7 @@
 """Reductions: sums, products, extrema and their positions, moments, norms.
 
-`dim=None` and `dim=[]` reduce everything; a 0-d tensor accepts dim 0 and -1, as aten does. nan wins over every other extremum,
-and of equal extrema the first has the position.
+`dim=None` and `dim=[]` reduce everything; a 0-d tensor accepts dim 0 and -1, as aten does. nan wins over
+every other extremum, and of equal extrema the first has the position.
 
 >>> torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="xla").sum(1)
 tensor([3., 7.], device='xla:0')
@@ -40,7 +40,7 @@ def in_dtype(x: jax.Array, out: Spec) -> jax.Array:
     return cast(x, compute_dtype(out.dtype))
 
 
-# -- sums, products, truth -------------------------------------------------------------------------------------------------------
+# -- sums, products, truth -----------------------------------------------------------------------------------
 
 
 @op(aten.sum, out=True)
@@ -67,7 +67,7 @@ def _logsumexp(x, dim, keepdim=False, *, out: Spec):
     return special.logsumexp(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
 
 
-# -- extrema ---------------------------------------------------------------------------------------------------------------------
+# -- extrema -------------------------------------------------------------------------------------------------
 
 
 @op(aten.amax)
@@ -107,7 +107,7 @@ def _min_dim(x, dim, keepdim=False, *, out: tuple[Spec, Spec]):
     return _amin(x, dim, keepdim), _position(jnp.argmin, x, dim, out[1].shape)
 
 
-# -- moments ---------------------------------------------------------------------------------------------------------------------
+# -- moments -------------------------------------------------------------------------------------------------
 
 
 def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> tuple[jax.Array, jax.Array]:
@@ -121,11 +121,15 @@ def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> 
     return total / np.asarray(divisor, total.dtype), mean if keepdim else jnp.squeeze(mean, over)
 
 
-op(aten.var.correction)(lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim)[0])
-op(aten.var_mean.correction)(lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim))
+op(aten.var.correction)(
+    lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim)[0]
+)
+op(aten.var_mean.correction)(
+    lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim)
+)
 
 
-# -- norms -----------------------------------------------------------------------------------------------------------------------
+# -- norms ---------------------------------------------------------------------------------------------------
 
 
 def power_sum(x: jax.Array, order: float, over: tuple[int, ...], keepdim: bool) -> jax.Array:
@@ -140,7 +144,9 @@ def power_sum(x: jax.Array, order: float, over: tuple[int, ...], keepdim: bool) 
 
 
 def vector_norm(x: jax.Array, order: float | None, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """(Σ |x|^order)^(1/order) over `dim`; the largest and smallest magnitude for inf and -inf. Reals of x's precision."""
+    """(Σ |x|^order)^(1/order) over `dim`; the largest and smallest magnitude for inf and -inf. Reals of x's
+    precision.
+    """
     over, order = axes(x, dim), 2.0 if order is None else float(order)
     if abs(order) == inf:
         return (jnp.max if order > 0 else jnp.min)(jnp.abs(x), over, keepdims=keepdim)
@@ -168,12 +174,14 @@ def _powsum(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return power_sum(x, float(ord), axes(x, dim), keepdim)
 
 
-# -- histograms ------------------------------------------------------------------------------------------------------------------
+# -- histograms ----------------------------------------------------------------------------------------------
 
 
 @op(aten.histc)
 def _histc(x, bins=100, min=0, max=0):
-    """Counts in equal bins over [min, max], or over the data's range where both are equal; the rest does not count."""
+    """Counts in equal bins over [min, max], or over the data's range where both are equal; the rest does not
+    count.
+    """
     x = jnp.ravel(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise Unsupported("histc of integers")
@@ -184,7 +192,9 @@ def _histc(x, bins=100, min=0, max=0):
     place = jnp.floor((x - low) * bins / (high - low))
     place = jnp.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
-    counts = jnp.zeros(bins, jnp.int64).at[jnp.where(inside, place, bins).astype(jnp.int64)].add(1, mode="drop")
+    counts = (
+        jnp.zeros(bins, jnp.int64).at[jnp.where(inside, place, bins).astype(jnp.int64)].add(1, mode="drop")
+    )
     return counts
 
 

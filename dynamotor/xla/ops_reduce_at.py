@@ -19,7 +19,9 @@ from .lowering import op
 aten = torch.ops.aten
 
 
-def reduce_at(x: jax.Array, places: Index, src: jax.Array, reduce: str, include_self: bool = True) -> jax.Array:
+def reduce_at(
+    x: jax.Array, places: Index, src: jax.Array, reduce: str, include_self: bool = True
+) -> jax.Array:
     """x with `src` reduced into the elements at `places`: reduce is sum, prod, mean, amax or amin.
 
     Without `include_self` the old value of an element that is written does not take part.
@@ -36,8 +38,15 @@ def reduce_at(x: jax.Array, places: Index, src: jax.Array, reduce: str, include_
         return base.at[places].multiply(src, **WITHIN).astype(x.dtype)
     total = base.at[places].add(src, **WITHIN)
     if reduce == "mean":
-        count = jnp.full(x.shape, int(include_self)).at[places].add(jnp.ones(src.shape, jnp.int64), **WITHIN).clip(1)
-        total = total / count.astype(wide) if is_float(total.dtype) or is_complex(total.dtype) else total // count
+        count = (
+            jnp.full(x.shape, int(include_self))
+            .at[places]
+            .add(jnp.ones(src.shape, jnp.int64), **WITHIN)
+            .clip(1)
+        )
+        total = (
+            total / count.astype(wide) if is_float(total.dtype) or is_complex(total.dtype) else total // count
+        )
     return total.astype(x.dtype)
 
 
@@ -69,7 +78,11 @@ def _scattered(
     if src.ndim:
         src = src[tuple(slice(n) for n in index.shape)]
     src = jnp.broadcast_to(src.astype(x.dtype), index.shape)
-    result = target.at[places].set(src, **WITHIN) if reduce is None else reduce_at(target, places, src, reduce, include_self)
+    result = (
+        target.at[places].set(src, **WITHIN)
+        if reduce is None
+        else reduce_at(target, places, src, reduce, include_self)
+    )
     return result.reshape(x.shape)
 
 
@@ -108,7 +121,9 @@ def _index_reduce(x, dim, index, source, reduce, *, include_self=True):
     return _rows(x, dim, index, source, reduce, include_self)
 
 
-def _rows(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, include_self: bool) -> jax.Array:
+def _rows(
+    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, include_self: bool
+) -> jax.Array:
     target, index = jnp.atleast_1d(x), jnp.atleast_1d(index)
     if index.size == 0:
         return x

@@ -38,7 +38,11 @@ def _logcumsumexp(x, dim):
     x = widened_float(x)
     if x.ndim == 0:
         return x
-    return lax.associative_scan(logaddexp, x, axis=dim % x.ndim) if is_complex(x) else lax.cumlogsumexp(x, dim % x.ndim)
+    return (
+        lax.associative_scan(logaddexp, x, axis=dim % x.ndim)
+        if is_complex(x)
+        else lax.cumlogsumexp(x, dim % x.ndim)
+    )
 
 
 op(aten.cummax)(lambda x, dim: _running(lambda new, old: new >= old, x, dim))

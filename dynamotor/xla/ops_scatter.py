@@ -3,7 +3,8 @@
 >>> _slice_scatter(jnp.zeros(4), jnp.ones(2), 0, 1, 3)
 Array([0., 1., 1., 0.], dtype=float64)
 
-A block is placed by dynamic_update_slice, elements that are apart by a select: both fuse, a scatter would not.
+A block is placed by dynamic_update_slice, elements that are apart by a select: both fuse, a scatter would
+not.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def _cat(tensors, dim=0, *, out: Spec):
     return jnp.concatenate(parts, dim) if parts else jnp.zeros(out.shape, dtype)
 
 
-op(aten.repeat)(lambda x, repeats: jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats)))
+op(aten.repeat)(
+    lambda x, repeats: jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
+)
 op(aten.flip)(lambda x, dims: jnp.flip(x, tuple(dims)) if x.ndim else x)
 op(aten.tril)(lambda x, diagonal=0: jnp.tril(x, diagonal))
 op(aten.triu)(lambda x, diagonal=0: jnp.triu(x, diagonal))

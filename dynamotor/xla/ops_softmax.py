@@ -17,7 +17,9 @@ aten = torch.ops.aten
 
 def _shifted(x: jax.Array, dim: int) -> jax.Array:
     """x minus its maximum along `dim` (of at least one dimension). A row of -inf gives nan, as aten's."""
-    return x - jax.lax.stop_gradient(jnp.max(x, axis=dim, keepdims=True, initial=None if x.shape[dim] else -jnp.inf))
+    return x - jax.lax.stop_gradient(
+        jnp.max(x, axis=dim, keepdims=True, initial=None if x.shape[dim] else -jnp.inf)
+    )
 
 
 def softmax(x: jax.Array, dim: int) -> jax.Array:
@@ -71,7 +73,9 @@ _SOURCE_MASK, _PADDING_MASK = 0, 1
 
 @op(aten._masked_softmax)
 def _masked_softmax(x, mask, dim=None, mask_type=None):
-    """True in the mask hides; the mask is (L, L), (B, L) or of x's own shape. Rows that are hidden whole give nan."""
+    """True in the mask hides; the mask is (L, L), (B, L) or of x's own shape. Rows that are hidden whole give
+    nan.
+    """
     x = wide(x)
     if mask_type == _SOURCE_MASK:
         mask = mask.reshape((1,) * (x.ndim - 2) + mask.shape[-2:])

@@ -1,7 +1,8 @@
 """Sorting and order statistics.
 
-Every sort here is stable and puts nan last (first when descending). Where values are equal, aten's `topk`, `median`, `kthvalue`
-and unstable `sort` may name another of the equal positions than these rules; the values agree.
+Every sort here is stable and puts nan last (first when descending). Where values are equal, aten's `topk`,
+`median`, `kthvalue` and unstable `sort` may name another of the equal positions than these rules; the values
+agree.
 
 >>> torch.tensor([3, 1, 2], device="xla").sort(descending=True).indices
 tensor([0, 2, 1], device='xla:0')
@@ -48,7 +49,9 @@ def _topk(x, k, dim=-1, largest=True, sorted=True):
 
 
 def _keys(x: jax.Array, largest: bool) -> jax.Array:
-    """What to take the largest of. `top_k` orders by bits, where nan's sign counts: nan is first, or last for the smallest."""
+    """What to take the largest of. `top_k` orders by bits, where nan's sign counts: nan is first, or last for
+    the smallest.
+    """
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -60,7 +63,9 @@ def _keys(x: jax.Array, largest: bool) -> jax.Array:
 op(aten.kthvalue)(lambda x, k, dim=-1, keepdim=False: _pick(*sort(x, dim), jnp.asarray(k - 1), dim, keepdim))
 
 
-def _pick(values: jax.Array, places: jax.Array, rank: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+def _pick(
+    values: jax.Array, places: jax.Array, rank: jax.Array, dim: int, keepdim: bool
+) -> tuple[jax.Array, jax.Array]:
     """The entries at `rank` (a number, or one a row with `dim` kept) of sorted values and positions."""
     if values.ndim == 0:
         return values, places
@@ -82,15 +87,21 @@ def _median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> tuple[jax.
     return _pick(values, places, jnp.maximum(middle, 0), dim, keepdim)
 
 
-op(aten.median.default)(lambda x: _median(jnp.ravel(x), 0, False, False)[0] if x.size else jnp.asarray(jnp.nan))
-op(aten.nanmedian.default)(lambda x: _median(jnp.ravel(x), 0, False, True)[0] if x.size else jnp.asarray(jnp.nan))
+op(aten.median.default)(
+    lambda x: _median(jnp.ravel(x), 0, False, False)[0] if x.size else jnp.asarray(jnp.nan)
+)
+op(aten.nanmedian.default)(
+    lambda x: _median(jnp.ravel(x), 0, False, True)[0] if x.size else jnp.asarray(jnp.nan)
+)
 op(aten.median.dim)(lambda x, dim, keepdim=False: _median(x, dim, keepdim, False))
 op(aten.nanmedian.dim)(lambda x, dim, keepdim=False: _median(x, dim, keepdim, True))
 
 
 @op(aten.mode)
 def _mode(x, dim=-1, keepdim=False):
-    """The most frequent value, the smallest of equally frequent ones, and the position of its last occurrence."""
+    """The most frequent value, the smallest of equally frequent ones, and the position of its last
+    occurrence.
+    """
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     dim %= x.ndim

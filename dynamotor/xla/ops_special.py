@@ -1,6 +1,7 @@
 """Special functions: error functions, gamma and zeta functions, modified Bessel functions of the first kind.
 
-Bessel functions J, Y and K, Airy's function and orthogonal polynomials have no rule: XLA knows none, and they run on the CPU.
+Bessel functions J, Y and K, Airy's function and orthogonal polynomials have no rule: XLA knows none, and they
+run on the CPU.
 
 >>> torch.special.zeta(torch.tensor([2.0], device="xla"), 1)
 tensor([1.6449], device='xla:0')
@@ -49,7 +50,7 @@ for _target, _fn in FUNCTIONS.items():
     elementwise(_target)(_fn)
 
 
-# -- gamma and zeta --------------------------------------------------------------------------------------------------------------
+# -- gamma and zeta ------------------------------------------------------------------------------------------
 
 
 def _incomplete_gamma(a: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
@@ -58,7 +59,9 @@ def _incomplete_gamma(a: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
     undefined = (a < 0) | (x < 0) | ((a == 0) & ~(x > 0)) | (jnp.isinf(a) & jnp.isinf(x))
     low, high = (x == 0) | jnp.isinf(a), (a == 0) | jnp.isinf(x)
     value = (lax.igammac if upper else lax.igamma)(a, x)
-    return jnp.select([undefined, high, low, (a != a) | (x != x)], [jnp.nan, 1 - upper, upper, jnp.nan], value)
+    return jnp.select(
+        [undefined, high, low, (a != a) | (x != x)], [jnp.nan, 1 - upper, upper, jnp.nan], value
+    )
 
 
 elementwise(aten.igamma)(partial(_incomplete_gamma, upper=False))
@@ -71,8 +74,8 @@ def _same(*values: jax.Array) -> list[jax.Array]:
 
 @elementwise(aten.special_zeta)
 def zeta(s, q):
-    """Hurwitz's zeta function Σ (q + k)^-s. XLA's wants q > 0; for q < 0, f its fraction and whole s, the terms below zero
-    belong to another one: ζ(s, q) = ζ(s, f) + (-1)^s (ζ(s, 1 - f) - ζ(s, 1 - q))."""
+    """Hurwitz's zeta function Σ (q + k)^-s. XLA's wants q > 0; for q < 0, f its fraction and whole s, the
+    terms below zero belong to another one: ζ(s, q) = ζ(s, f) + (-1)^s (ζ(s, 1 - f) - ζ(s, 1 - q))."""
     s, q = _same(s, q)
     fraction = q - jnp.floor(q)
     below = (q < 0) & (fraction != 0)
@@ -80,7 +83,9 @@ def zeta(s, q):
     sign = jnp.where(s % 2 == 0, 1, -1)
     mirrored = lax.zeta(s, part) + sign * (lax.zeta(s, 1 - part) - lax.zeta(s, jnp.where(below, 1 - q, 1)))
     direct = lax.zeta(s, jnp.where(q > 0, q, 1))
-    direct = jnp.where((direct != direct) & (s > 100) & (q <= 1), jnp.power(q, -s), direct)  # the first term is all of it
+    direct = jnp.where(
+        (direct != direct) & (s > 100) & (q <= 1), jnp.power(q, -s), direct
+    )  # the first term is all of it
     pole = (s == 1) | ((q <= 0) & (q == jnp.floor(q)))
     undefined = (s < 1) | (below & (s != jnp.floor(s))) | (q != q)
     return jnp.select([undefined, pole, below], [jnp.nan, jnp.inf, mirrored], direct)
@@ -88,7 +93,9 @@ def zeta(s, q):
 
 @op(aten.polygamma, out=True)
 def _polygamma(n, x, *, out: Spec):
-    """The n-th derivative of digamma: (-1)^(n+1) n! ζ(n + 1, x); the first one by reflection where x < 1/2."""
+    """The n-th derivative of digamma: (-1)^(n+1) n! ζ(n + 1, x); the first one by reflection where x <
+    1/2.
+    """
     x = cast(x, compute_dtype(out.dtype))
     if n == 0:
         return digamma(x)

@@ -1,7 +1,9 @@
-"""Interpolation: nearest, linear, cubic and the antialiased filters, in one to three dimensions, and their gradients.
+"""Interpolation: nearest, linear, cubic and the antialiased filters, in one to three dimensions, and their
+gradients.
 
-Each dimension is a table of taps: output o is the sum over j of weights[j, o] * x[positions[j, o]]. The gradient is the
-transposed table, so that it gathers as well and nothing is scattered. Coordinates are calculated in aten's precision.
+Each dimension is a table of taps: output o is the sum over j of weights[j, o] * x[positions[j, o]]. The
+gradient is the transposed table, so that it gathers as well and nothing is scattered. Coordinates are
+calculated in aten's precision.
 
 >>> torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
 """
@@ -40,10 +42,14 @@ def _scale(size: int, count: int, align: bool, factor: float | None, dtype: np.d
     return dtype.type(1.0 / factor) if factor else dtype.type(size) / dtype.type(count)
 
 
-def _nearest(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype, shift: float = 0) -> _Taps:
+def _nearest(
+    size: int, count: int, align: bool, factor: float | None, dtype: np.dtype, shift: float = 0
+) -> _Taps:
     """aten calculates these in float32 whatever the data."""
     single = np.dtype(np.float32)
-    points = (np.arange(count, dtype=single) + single.type(shift)) * _scale(size, count, False, factor, single)
+    points = (np.arange(count, dtype=single) + single.type(shift)) * _scale(
+        size, count, False, factor, single
+    )
     if size == count:
         points = np.arange(count)
     elif count == 2 * size and not shift:
@@ -53,7 +59,11 @@ def _nearest(size: int, count: int, align: bool, factor: float | None, dtype: np
 
 def _points(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype) -> np.ndarray:
     """Where each output lies among the inputs."""
-    scale, outputs, half = _scale(size, count, align, factor, dtype), np.arange(count, dtype=dtype), dtype.type(0.5)
+    scale, outputs, half = (
+        _scale(size, count, align, factor, dtype),
+        np.arange(count, dtype=dtype),
+        dtype.type(0.5),
+    )
     return outputs * scale if align else (outputs + half) * scale - half
 
 
@@ -88,8 +98,16 @@ def _lanczos(distance: np.ndarray) -> np.ndarray:
     return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0)
 
 
-def _antialiased(size: int, count: int, align: bool, factor: float | None, dtype: np.dtype, *, kernel: Callable,
-                 radius: int) -> _Taps:
+def _antialiased(
+    size: int,
+    count: int,
+    align: bool,
+    factor: float | None,
+    dtype: np.dtype,
+    *,
+    kernel: Callable,
+    radius: int,
+) -> _Taps:
     """A filter of `radius` that grows with the scale when shrinking; weights add up to one."""
     scale = _scale(size, count, align, factor, dtype)
     stretch = max(scale, dtype.type(1))
@@ -104,7 +122,7 @@ def _antialiased(size: int, count: int, align: bool, factor: float | None, dtype
     return _Taps(np.minimum(positions, size - 1), weights / np.where(total == 0, 1, total))
 
 
-# -- applying a table ------------------------------------------------------------------------------------------------------------
+# -- applying a table ----------------------------------------------------------------------------------------
 
 
 def _apply(x: jax.Array, axis: int, taps: _Taps) -> jax.Array:
@@ -115,14 +133,20 @@ def _apply(x: jax.Array, axis: int, taps: _Taps) -> jax.Array:
     for positions, weights in zip(taps.positions, taps.weights):
         read = jnp.take(x, positions, axis=axis)
         weights = weights.reshape(weights.shape + (1,) * (-axis - 1)).astype(x.dtype)
-        total = total + (read * weights if (weights != 0).all() else jnp.where(weights != 0, read * weights, 0))
+        total = total + (
+            read * weights if (weights != 0).all() else jnp.where(weights != 0, read * weights, 0)
+        )
     return total
 
 
 def _repeat_or_take(x: jax.Array, axis: int, positions: np.ndarray) -> jax.Array:
     """A take, written as a broadcast where every element is repeated equally often."""
     size = x.shape[axis]
-    if size and len(positions) % size == 0 and (positions == np.arange(len(positions)) // (len(positions) // size)).all():
+    if (
+        size
+        and len(positions) % size == 0
+        and (positions == np.arange(len(positions)) // (len(positions) // size)).all()
+    ):
         return jnp.repeat(x, len(positions) // size, axis=axis)
     return jnp.take(x, positions, axis=axis)
 
@@ -141,12 +165,16 @@ def _transposed(taps: _Taps, size: int) -> _Taps:
     return table
 
 
-def _tables(make: _Table, sizes: Sequence[int], counts: Sequence[int], align: bool, factors: Sequence, dtype) -> list[_Taps]:
+def _tables(
+    make: _Table, sizes: Sequence[int], counts: Sequence[int], align: bool, factors: Sequence, dtype
+) -> list[_Taps]:
     factors = [*factors, *[None] * (len(sizes) - len(factors))]
     return [make(n, count, align, factor, dtype) for n, count, factor in zip(sizes, counts, factors)]
 
 
-def _forward(make: _Table, x: jax.Array, output_size: Sequence[int], align: bool, factors: Sequence) -> jax.Array:
+def _forward(
+    make: _Table, x: jax.Array, output_size: Sequence[int], align: bool, factors: Sequence
+) -> jax.Array:
     if make not in _EXACT:
         if not is_float(x.dtype):
             raise Unsupported("aten interpolates integers by its own rounding")
@@ -159,7 +187,9 @@ def _forward(make: _Table, x: jax.Array, output_size: Sequence[int], align: bool
     return x
 
 
-def _backward(make: _Table, grad: jax.Array, output_size, input_size, align: bool, factors: Sequence) -> jax.Array:
+def _backward(
+    make: _Table, grad: jax.Array, output_size, input_size, align: bool, factors: Sequence
+) -> jax.Array:
     spatial, grad = len(output_size), wide(grad)
     tables = _tables(make, input_size[-spatial:], output_size, align, factors, np.dtype(grad.dtype))
     for back, (taps, size) in enumerate(zip(reversed(tables), reversed(input_size)), start=1):
@@ -171,18 +201,34 @@ _nearest_exact = partial(_nearest, shift=0.5)
 _EXACT = (_nearest, _nearest_exact)
 
 
-def _without_align(forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table) -> None:
-    op(forward.default)(lambda x, output_size, *factors, **named:
-                        _forward(make, x, output_size, False, factors or [*named.values()]))
-    op(backward.default)(lambda grad, output_size, input_size, *factors, **named:
-                         _backward(make, grad, output_size, input_size, False, factors or [*named.values()]))
+def _without_align(
+    forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table
+) -> None:
+    op(forward.default)(
+        lambda x, output_size, *factors, **named: _forward(
+            make, x, output_size, False, factors or [*named.values()]
+        )
+    )
+    op(backward.default)(
+        lambda grad, output_size, input_size, *factors, **named: _backward(
+            make, grad, output_size, input_size, False, factors or [*named.values()]
+        )
+    )
 
 
-def _with_align(forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table) -> None:
-    op(forward.default)(lambda x, output_size, align_corners, *factors, **named:
-                        _forward(make, x, output_size, align_corners, factors or [*named.values()]))
-    op(backward.default)(lambda grad, output_size, input_size, align_corners, *factors, **named:
-                         _backward(make, grad, output_size, input_size, align_corners, factors or [*named.values()]))
+def _with_align(
+    forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table
+) -> None:
+    op(forward.default)(
+        lambda x, output_size, align_corners, *factors, **named: _forward(
+            make, x, output_size, align_corners, factors or [*named.values()]
+        )
+    )
+    op(backward.default)(
+        lambda grad, output_size, input_size, align_corners, *factors, **named: _backward(
+            make, grad, output_size, input_size, align_corners, factors or [*named.values()]
+        )
+    )
 
 
 for _dims in ("1d", "2d", "3d"):
@@ -192,9 +238,19 @@ _with_align(aten.upsample_linear1d, aten.upsample_linear1d_backward, _linear)
 _with_align(aten.upsample_bilinear2d, aten.upsample_bilinear2d_backward, _linear)
 _with_align(aten.upsample_trilinear3d, aten.upsample_trilinear3d_backward, _linear)
 _with_align(aten.upsample_bicubic2d, aten.upsample_bicubic2d_backward, _cubic)
-_with_align(aten._upsample_bilinear2d_aa, aten._upsample_bilinear2d_aa_backward, partial(_antialiased, kernel=_hat, radius=1))
-_with_align(aten._upsample_bicubic2d_aa, aten._upsample_bicubic2d_aa_backward,
-            partial(_antialiased, kernel=partial(_cubic_kernel, a=_CUBIC_ANTIALIASED), radius=2))
+_with_align(
+    aten._upsample_bilinear2d_aa,
+    aten._upsample_bilinear2d_aa_backward,
+    partial(_antialiased, kernel=_hat, radius=1),
+)
+_with_align(
+    aten._upsample_bicubic2d_aa,
+    aten._upsample_bicubic2d_aa_backward,
+    partial(_antialiased, kernel=partial(_cubic_kernel, a=_CUBIC_ANTIALIASED), radius=2),
+)
 if hasattr(aten, "_upsample_lanczos2d_aa"):  # new in torch 2.13
-    _with_align(aten._upsample_lanczos2d_aa, aten._upsample_lanczos2d_aa_backward,
-                partial(_antialiased, kernel=_lanczos, radius=3))
+    _with_align(
+        aten._upsample_lanczos2d_aa,
+        aten._upsample_lanczos2d_aa_backward,
+        partial(_antialiased, kernel=_lanczos, radius=3),
+    )

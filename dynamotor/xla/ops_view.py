@@ -1,9 +1,11 @@
-"""View ops and their `_copy` twins, as plain functions of values: values are row-major, whatever strides tensors report.
+"""View ops and their `_copy` twins, as plain functions of values: values are row-major, whatever strides
+tensors report.
 
 >>> as_strided(jnp.arange(6), (2, 2), (2, 1), 1)    # rows that start 2 apart, from element 1
 Array([[1, 2], [3, 4]], dtype=int64)
 
-That a view shares memory with its base is the business of `views.py`; the inverses (`slice_scatter`) are in `ops_scatter.py`.
+That a view shares memory with its base is the business of `views.py`; the inverses (`slice_scatter`) are in
+`ops_scatter.py`.
 """
 
 from __future__ import annotations
@@ -53,9 +55,13 @@ def _expand(x, size, *, implicit=False):
 
 
 op(aten.permute, aten.permute_copy)(lambda x, dims: jnp.transpose(x, [d % x.ndim for d in dims]))
-op(aten.transpose.int, aten.transpose_copy.int)(lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x)
+op(aten.transpose.int, aten.transpose_copy.int)(
+    lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x
+)
 op(aten.t, aten.t_copy)(lambda x: x.T)
-op(aten.select.int, aten.select_copy.int)(lambda x, dim, index: lax.index_in_dim(x, index, dim % x.ndim, keepdims=False))
+op(aten.select.int, aten.select_copy.int)(
+    lambda x, dim, index: lax.index_in_dim(x, index, dim % x.ndim, keepdims=False)
+)
 
 
 @op(aten.slice.Tensor, aten.slice_copy.Tensor)
@@ -76,7 +82,11 @@ def _narrow(x, dim, start, length):
 
 @op(aten.squeeze, aten.squeeze_copy)
 def _squeeze(x, dim=None):
-    dims = range(x.ndim) if dim is None else [d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)]
+    dims = (
+        range(x.ndim)
+        if dim is None
+        else [d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)]
+    )
     return lax.squeeze(x, [d for d in dims if d < x.ndim and x.shape[d] == 1])
 
 
@@ -85,7 +95,9 @@ op(aten.unsqueeze, aten.unsqueeze_copy)(lambda x, dim: jnp.expand_dims(x, dim))
 
 @op(aten.diagonal, aten.diagonal_copy)
 def diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
-    """The diagonal of two dimensions as the last one: every (columns + 1)-th element of the flattened matrix."""
+    """The diagonal of two dimensions as the last one: every (columns + 1)-th element of the flattened
+    matrix.
+    """
     x = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     rows, columns = x.shape[-2:]
     length = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
@@ -137,7 +149,11 @@ def _view_dtype(x, dtype, *, out: Spec):
     if target.itemsize != dtype.itemsize:
         raise Unsupported(f"{dtype} is not kept in its own width, so its bytes are not there to be seen")
     if is_complex(x.dtype):
-        x = jnp.stack([x.real, x.imag], -1).reshape(*x.shape[:-1], -1) if x.ndim else jnp.stack([x.real, x.imag])
+        x = (
+            jnp.stack([x.real, x.imag], -1).reshape(*x.shape[:-1], -1)
+            if x.ndim
+            else jnp.stack([x.real, x.imag])
+        )
     if is_complex(target):
         half = jnp.dtype(jnp.float32 if target == jnp.complex64 else jnp.float64)
         parts = _bitcast(x, half, (*out.shape, 2))
@@ -156,8 +172,11 @@ def _bitcast(x: jax.Array, target: jnp.dtype, shape: tuple[int, ...]) -> jax.Arr
 
 
 @op(aten.as_strided, aten.as_strided_copy)
-def as_strided(x: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> jax.Array:
-    """Elements of the flattened x at offset + sum of index*stride. Slices and reshapes where the steps nest, else a gather.
+def as_strided(
+    x: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> jax.Array:
+    """Elements of the flattened x at offset + sum of index*stride. Slices and reshapes where the steps nest,
+    else a gather.
 
     An element beyond the end of x is a mistake that aten reports and XLA does not: the last one is read.
     """

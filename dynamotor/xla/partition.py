@@ -1,7 +1,7 @@
 """Cuts an aten graph around what the XLA device cannot record, before anything runs.
 
-The graph is recorded once on leaves without data; a node that would fall back to the CPU, or whose result lives on another
-device, ends a piece and is run by the lazy device between two executables.
+The graph is recorded once on leaves without data; a node that would fall back to the CPU, or whose result
+lives on another device, ends a piece and is run by the lazy device between two executables.
 
 >>> [piece.reason for piece in partition(gm)]
 ['', 'aten.nonzero.default: its result depends on data', '']
@@ -25,8 +25,8 @@ from .tensor import Alias, XLATensor, wrap
 
 @dataclass
 class Piece:
-    """A part of a graph: XLA's when `reason` is empty, else one node that runs on the lazy device. Values are named by their fx
-    nodes."""
+    """A part of a graph: XLA's when `reason` is empty, else one node that runs on the lazy device. Values are
+    named by their fx nodes."""
 
     gm: torch.fx.GraphModule
     inputs: list[torch.fx.Node]
@@ -45,7 +45,9 @@ def device_of(gm: torch.fx.GraphModule) -> torch.device | None:
 
 def _specs(node: torch.fx.Node) -> list[TensorSpec]:
     val = node.meta.get("val")
-    return [spec for spec in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(spec, TensorSpec)]
+    return [
+        spec for spec in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(spec, TensorSpec)
+    ]
 
 
 def leaf(lane: Lane, spec: TensorSpec) -> XLATensor:
@@ -106,7 +108,11 @@ def partition(gm: torch.fx.GraphModule, device: torch.device) -> list[Piece]:
     groups = [group for group in groups if group[0]]
     if len(groups) <= 1 and not any(reason for _, reason in groups):
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        return [Piece(gm, placeholders, [a for a in _output(gm) if isinstance(a, torch.fx.Node)])] if groups else []
+        return (
+            [Piece(gm, placeholders, [a for a in _output(gm) if isinstance(a, torch.fx.Node)])]
+            if groups
+            else []
+        )
     return [_piece(gm, nodes, reason) for nodes, reason in groups]
 
 
@@ -142,7 +148,9 @@ def _output(gm: torch.fx.GraphModule) -> Sequence[Any]:
 
 
 def _piece(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node], reason: str) -> Piece:
-    """The nodes as a graph of their own: inputs are what they read from outside, outputs what is read of them later."""
+    """The nodes as a graph of their own: inputs are what they read from outside, outputs what is read of them
+    later.
+    """
     inside = set(nodes)
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]

@@ -30,8 +30,16 @@ _VERDICT_SECONDS = 5.0  # how long after a failed collective the news of a death
 
 
 def start_coordinator(host: str, replicas: int, silence: float) -> tuple[int, int]:
-    """Start coordinator.py on an address of this machine; (jax port, lifeline port). DM644 when it does not start."""
-    command = [sys.executable, str(Path(__file__).with_name("coordinator.py")), host, str(replicas), str(silence)]
+    """Start coordinator.py on an address of this machine; (jax port, lifeline port). DM644 when it does not
+    start.
+    """
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("coordinator.py")),
+        host,
+        str(replicas),
+        str(silence),
+    ]
     # A session of its own: Ctrl-C and a launcher's signals are for the replicas; it ends when they have.
     process = subprocess.Popen(
         command,
@@ -103,7 +111,9 @@ class Peers:
             self._news.notify_all()
 
     def error(self, error: BaseException | None = None) -> XlaError:
-        """The coded error that says which peers are gone (DM640), or that a collective failed while all are alive (DM641)."""
+        """The coded error that says which peers are gone (DM640), or that a collective failed while all are
+        alive (DM641).
+        """
         gone = dict.fromkeys(self.left, "it finished") | self.dead
         if not gone:
             return XlaError(
@@ -134,7 +144,8 @@ class Peers:
         return self.error(error)
 
     def guard(self, job: Callable[[], T]) -> T:
-        """`job()`, run on another thread so that this one can give up: it may block in the runtime on a peer that never answers.
+        """`job()`, run on another thread so that this one can give up: it may block in the runtime on a peer
+        that never answers.
 
         DM640 when a peer is or becomes dead, DM641 when the runtime fails while all peers are alive.
         """
@@ -155,7 +166,11 @@ class Peers:
                 self._check_while_waiting()
                 continue
             if error is not None:
-                raise (self.judge(error) if isinstance(error, (jax.errors.JaxRuntimeError, ValueError)) else error) from error
+                raise (
+                    self.judge(error)
+                    if isinstance(error, (jax.errors.JaxRuntimeError, ValueError))
+                    else error
+                ) from error
             return result
 
     def _check_while_waiting(self) -> None:

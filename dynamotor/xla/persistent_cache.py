@@ -31,8 +31,9 @@ _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 def initialize_cache(path: str, readonly: bool = False) -> None:
     """Keep compiled programs in the folder `path` (made where missing), and look there before compiling.
 
-    readonly: look, but write nothing. A damaged entry is compiled anew, with a warning (DM675). DM661 where the folder cannot be
-    used. Counters: PersistentCacheHit, PersistentCacheMiss (a program was compiled), PersistentCacheDamaged.
+    readonly: look, but write nothing. A damaged entry is compiled anew, with a warning (DM675). DM661 where
+    the folder cannot be used. Counters: PersistentCacheHit, PersistentCacheMiss (a program was compiled),
+    PersistentCacheDamaged.
     """
     path = os.path.abspath(os.path.expanduser(path))
     try:
@@ -45,7 +46,9 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
         raise XlaError(
             "DM661",
             f"{path} cannot hold the compilation cache",
-            why="it is no folder that can be read" if readonly else "it is no folder that can be read and written",
+            why="it is no folder that can be read"
+            if readonly
+            else "it is no folder that can be read and written",
             cure="give another path, or readonly=True for a cache that others fill",
         )
     _readonly[:] = [True] if readonly else []
@@ -62,12 +65,14 @@ def initialize_from_environment() -> None:
     """What XLA_PERSISTENT_CACHE_PATH and XLA_PERSISTENT_CACHE_READ_ONLY=1 ask for."""
     path = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
     if path:
-        initialize_cache(path, readonly=os.environ.get("XLA_PERSISTENT_CACHE_READ_ONLY", "0") not in ("", "0"))
+        initialize_cache(
+            path, readonly=os.environ.get("XLA_PERSISTENT_CACHE_READ_ONLY", "0") not in ("", "0")
+        )
 
 
 def watch() -> None:
-    """Within `warnings.catch_warnings()`: what jax says of a damaged entry becomes a coded warning with the user's line, and
-    the entry is removed, so that the program that is compiled now takes its place."""
+    """Within `warnings.catch_warnings()`: what jax says of a damaged entry becomes a coded warning with the
+    user's line, and the entry is removed, so that the program that is compiled now takes its place."""
     warnings.filterwarnings("always", message=_DAMAGED)
     show = warnings.showwarning
 
@@ -83,8 +88,16 @@ def _damaged_entry(reason: str) -> XlaError:
     metrics.counter("PersistentCacheDamaged")
     folder = Path(jax.config.jax_compilation_cache_dir or "")
     removed = [entry.name for entry in folder.glob("*-cache") if _is_damaged(entry) and _remove(entry)]
-    cure = "nothing: the program is compiled anew" + (f"; removed {', '.join(removed)}" if removed else "; remove the folder")
-    return XlaError("DM675", f"the compilation cache {folder} is damaged", why=reason, cure=cure, where=metrics.user_line())
+    cure = "nothing: the program is compiled anew" + (
+        f"; removed {', '.join(removed)}" if removed else "; remove the folder"
+    )
+    return XlaError(
+        "DM675",
+        f"the compilation cache {folder} is damaged",
+        why=reason,
+        cure=cure,
+        where=metrics.user_line(),
+    )
 
 
 def _is_damaged(entry: Path) -> bool:

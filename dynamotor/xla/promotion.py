@@ -1,7 +1,8 @@
-"""Which type an op computes in: aten's promotion for what is compared, the result's type for what is calculated.
+"""Which type an op computes in: aten's promotion for what is compared, the result's type for what is
+calculated.
 
-float16 and bfloat16 compute in float32 and round once, as aten's kernels do; integers of a float op compute in the default
-dtype and never in float64, which jax would choose for them.
+float16 and bfloat16 compute in float32 and round once, as aten's kernels do; integers of a float op compute
+in the default dtype and never in float64, which jax would choose for them.
 
 >>> @elementwise(aten.hypot)
 ... def _hypot(x, y):
@@ -26,13 +27,17 @@ _WRAPPED = {bool: torch.bool, int: torch.int64}
 
 
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
-    """The type that aten computes in to give `dtype`: float32 for the types below it, the type itself otherwise."""
+    """The type that aten computes in to give `dtype`: float32 for the types below it, the type itself
+    otherwise.
+    """
     held = jax_dtype(dtype)
     return jnp.dtype(jnp.float32) if held in LOW_PRECISION else held
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The result of a float op (sin, mean of booleans) on `dtype`: integers and booleans give the default dtype."""
+    """The result of a float op (sin, mean of booleans) on `dtype`: integers and booleans give the default
+    dtype.
+    """
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
@@ -51,8 +56,9 @@ def dtype_of(value: Any) -> torch.dtype:
 
 
 def result_type(*values: Any) -> torch.dtype:
-    """aten's result type: tensors with dimensions decide, then 0-d tensors, then Python numbers; a lower rank only lifts the
-    category (boolean, integer, floating, complex). Source of the rule: torch.result_type's documentation."""
+    """aten's result type: tensors with dimensions decide, then 0-d tensors, then Python numbers; a lower rank
+    only lifts the category (boolean, integer, floating, complex). Source of the rule: torch.result_type's
+    documentation."""
     ranks: list[torch.dtype | None] = [None, None, None]
     for value in values:
         rank = (0 if value.ndim else 1) if is_array(value) else 2
@@ -74,9 +80,13 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def cast(value: Any, dtype: np.dtype) -> Any:
-    """An array or a Python number as an array of `dtype`; numbers out of range wrap as aten's do; anything else as it is."""
+    """An array or a Python number as an array of `dtype`; numbers out of range wrap as aten's do; anything
+    else as it is.
+    """
     if is_array(value):
-        if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(
+            dtype, jnp.complexfloating
+        ):
             value = value.real
         return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
     if isinstance(value, (bool, int, float, complex)):
@@ -86,7 +96,9 @@ def cast(value: Any, dtype: np.dtype) -> Any:
 
 
 def in_type(value: Any, out: Spec) -> Any:
-    """A tensor rounded to the type of the result and in the type that it is computed in; anything else as it is."""
+    """A tensor rounded to the type of the result and in the type that it is computed in; anything else as it
+    is.
+    """
     return cast(cast(value, jax_dtype(out.dtype)), compute_dtype(out.dtype)) if is_array(value) else value
 
 
@@ -102,10 +114,11 @@ def widened_float(x: jax.Array) -> jax.Array:
 
 
 def elementwise(*targets: Target, lift: bool = False) -> Callable[[Callable], Callable]:
-    """Register a rule whose positional tensors and numbers all arrive in the type that the result is computed in.
+    """Register a rule whose positional tensors and numbers all arrive in the type that the result is computed
+    in.
 
-    A tensor of a wider type (a 0-d float32 beside bfloat16) is rounded to the result's type first, as aten does, except in the
-    plain arithmetic that can be lifted, where aten does not either.
+    A tensor of a wider type (a 0-d float32 beside bfloat16) is rounded to the result's type first, as aten
+    does, except in the plain arithmetic that can be lifted, where aten does not either.
     """
 
     def register(fn: Callable) -> Callable:

@@ -26,7 +26,11 @@ class Reasons:
         self._by_ops[ops] = graph
         self._count += 1
         if before is None:
-            reason = "first graph" if self._count == 1 else "new structure: no graph with these operations was compiled before"
+            reason = (
+                "first graph"
+                if self._count == 1
+                else "new structure: no graph with these operations was compiled before"
+            )
         else:
             reason = _difference(before, graph)
         if listening("xla.compile"):

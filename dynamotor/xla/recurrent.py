@@ -1,4 +1,5 @@
-"""Recurrent nets as loops: `lstm`, `gru` and `rnn` are one `lax.scan` a layer and direction, whatever their length.
+"""Recurrent nets as loops: `lstm`, `gru` and `rnn` are one `lax.scan` a layer and direction, whatever their
+length.
 
 >>> torch.nn.LSTM(3, 4).to("xla")(x)        # compiles as fast for 500 steps as for 12
 """
@@ -41,7 +42,12 @@ def _rnn_cell(activation: Callable[[Any], Any]) -> Callable[..., tuple]:
     return lambda x, states, w_hh, b_hh, w_hr: (activation(x + _linear(states[0], w_hh, b_hh)),)
 
 
-_CELLS = {"lstm": _lstm_cell, "gru": _gru_cell, "rnn_tanh": _rnn_cell(jnp.tanh), "rnn_relu": _rnn_cell(jax.nn.relu)}
+_CELLS = {
+    "lstm": _lstm_cell,
+    "gru": _gru_cell,
+    "rnn_tanh": _rnn_cell(jnp.tanh),
+    "rnn_relu": _rnn_cell(jax.nn.relu),
+}
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
@@ -49,8 +55,12 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
     return made if bias is None else made + wide(bias)
 
 
-def _layer(kind: str, reverse: bool, n_states: int, masked: bool, biases: bool, projected: bool) -> Callable[..., list[Any]]:
-    """(x [time, batch, features], states [batch, hidden]..., weights..., mask?) -> [outputs, last states...]."""
+def _layer(
+    kind: str, reverse: bool, n_states: int, masked: bool, biases: bool, projected: bool
+) -> Callable[..., list[Any]]:
+    """(x [time, batch, features], states [batch, hidden]..., weights..., mask?) -> [outputs, last
+    states...].
+    """
     cell = _CELLS[kind]
 
     def layer(x: Any, *rest: Any) -> list[Any]:
@@ -73,10 +83,20 @@ def _layer(kind: str, reverse: bool, n_states: int, masked: bool, biases: bool, 
 
 
 def _run(
-    kind: str, x: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], has_biases: bool,
-    num_layers: int, dropout: float, train: bool, bidirectional: bool, mask: torch.Tensor | None = None,
+    kind: str,
+    x: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    mask: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """[outputs [time, batch, features], last states...] of all layers; `mask` bool [time, batch]: which steps are there."""
+    """[outputs [time, batch, features], last states...] of all layers; `mask` bool [time, batch]: which steps
+    are there.
+    """
     if torch.is_autocast_enabled("xla"):
         lower = torch.get_autocast_dtype("xla")
         x, *states = [t.to(lower) for t in (x, *states)]
@@ -124,7 +144,9 @@ def _on_packed(kind: str) -> Callable[..., tuple]:
         x = data[place].view(len(sizes), sizes[0], *data.shape[1:])
         states = hx if isinstance(hx, (list, tuple)) else [hx]
         mask = there.to(data.device)
-        outputs, *last = _run(kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional, mask)
+        outputs, *last = _run(
+            kind, x, states, params, has_biases, num_layers, dropout, train, bidirectional, mask
+        )
         kept = there.reshape(-1).nonzero()[:, 0].to(data.device)
         return outputs.flatten(0, 1)[kept], *last
 

@@ -1,4 +1,5 @@
-"""Regions of a program: `step` and `compile`, whose body is one graph, and eager mode, in which each op is one.
+"""Regions of a program: `step` and `compile`, whose body is one graph, and eager mode, in which each op is
+one.
 
 >>> with step():
 ...     loss = train(batch)
@@ -26,7 +27,9 @@ from .tensor import is_xla, node_of
 class _Eager(TorchDispatchMode):
     """Runs each op on xla tensors at once, as a graph of its own."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves((result, args)):
             if is_xla(value):
@@ -44,7 +47,9 @@ def is_eager_mode() -> bool:
 
 
 def eager_mode(enable: bool) -> None:
-    """Switch eager mode: with True each op on an xla tensor runs at once; regions of `compile` stay graphs. For this thread."""
+    """Switch eager mode: with True each op on an xla tensor runs at once; regions of `compile` stay graphs.
+    For this thread.
+    """
     if enable and not _mode:
         _sync.sync()
         _mode.append(_Eager())
@@ -65,7 +70,9 @@ def eager_mode_context(enable: bool) -> Iterator[None]:
 
 
 def step() -> contextlib.AbstractContextManager[None]:
-    """`with step():` what was recorded before runs first, and what the body records runs, as one graph, at its end."""
+    """`with step():` what was recorded before runs first, and what the body records runs, as one graph, at
+    its end.
+    """
     return _Region("the step", full_graph=False, limit=None)
 
 
@@ -75,11 +82,13 @@ def compile(
     name: str | None = None,
     max_different_graphs: int | None = None,
 ) -> Any:
-    """Make the body of a function one graph a call; also a decorator (`@compile()`) and, without `f`, a context manager.
+    """Make the body of a function one graph a call; also a decorator (`@compile()`) and, without `f`, a
+    context manager.
 
-    f: function or module. full_graph: raise DM663, with the line, where the body needs a value early (`.item()`, `print`, an
-    op that falls back to the CPU) and would be cut into several graphs. name: how errors call it. max_different_graphs: raise
-    DM664 when calls compiled more graphs than this (shapes or constants keep changing).
+    f: function or module. full_graph: raise DM663, with the line, where the body needs a value early
+    (`.item()`, `print`, an op that falls back to the CPU) and would be cut into several graphs. name: how
+    errors call it. max_different_graphs: raise DM664 when calls compiled more graphs than this (shapes or
+    constants keep changing).
     """
     title = name or getattr(f, "__qualname__", None) or ("the region" if f is None else type(f).__name__)
     region = _Region(title, bool(full_graph), max_different_graphs)
@@ -98,9 +107,13 @@ def compile(
 class _Region(contextlib.ContextDecorator):
     """What is recorded from `__enter__` to `__exit__` is one graph. As a decorator, each call is a region."""
 
-    def __init__(self, name: str, full_graph: bool, limit: int | None, graphs: list[str] | None = None) -> None:
+    def __init__(
+        self, name: str, full_graph: bool, limit: int | None, graphs: list[str] | None = None
+    ) -> None:
         self.name, self.full_graph, self.limit = name, full_graph, limit
-        self.graphs: list[str] = [] if graphs is None else graphs  # why each graph was compiled, over all calls
+        self.graphs: list[str] = (
+            [] if graphs is None else graphs
+        )  # why each graph was compiled, over all calls
 
     def _recreate_cm(self) -> _Region:
         return _Region(self.name, self.full_graph, self.limit, self.graphs)

@@ -1,10 +1,12 @@
-"""One program over all replicas: how a function with collectives is compiled, and what keeps XLA from being too clever about it.
+"""One program over all replicas: how a function with collectives is compiled, and what keeps XLA from being
+too clever about it.
 
 >>> compiled = compile_replicated(lambda x: [exchange(lambda y: jax.lax.psum(y, AXIS), x)], [array])
 >>> compiled([array])       # the sum over all replicas, in each of them
 
-XLA takes the programs of all replicas for one and the same, but they may differ: in constants, in what is read afterwards, in
-what stands around the collectives. `exchange` makes all of them send the same messages in the same order.
+XLA takes the programs of all replicas for one and the same, but they may differ: in constants, in what is
+read afterwards, in what stands around the collectives. `exchange` makes all of them send the same messages in
+the same order.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ Compiled = Callable[[list[jax.Array]], list[jax.Array]]
 def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
     """Compile a function of per-replica arrays as one program over all replicas.
 
-    `program(*arrays)` returns a list; it may call jax.lax collectives over AXIS. `inputs`: this replica's arrays, or their
-    ShapeDtypeStructs. The result takes and returns lists of this replica's arrays; nothing is copied. In a world of one there
-    is no mesh, and AXIS is unbound.
+    `program(*arrays)` returns a list; it may call jax.lax collectives over AXIS. `inputs`: this replica's
+    arrays, or their ShapeDtypeStructs. The result takes and returns lists of this replica's arrays; nothing
+    is copied. In a world of one there is no mesh, and AXIS is unbound.
     """
     world = replication.start()
     if world.peers is None or world.mesh is None:
@@ -53,11 +55,14 @@ def compile_replicated(program: Program, inputs: Sequence[Any]) -> Compiled:
     def stacked(*arrays: Any) -> list[jax.Array]:
         return [y[None] for y in body(*arrays)]
 
-    shapes = jax.eval_shape(jax.shard_map(stacked, mesh=world.mesh, in_specs=ins, out_specs=axis, check_vma=False), *avals)
+    shapes = jax.eval_shape(
+        jax.shard_map(stacked, mesh=world.mesh, in_specs=ins, out_specs=axis, check_vma=False), *avals
+    )
     outs = [layout.sharding(y.shape[1:]).spec for y in shapes]
     function = jax.shard_map(body, mesh=world.mesh, in_specs=ins, out_specs=outs, check_vma=False)
     lowered = jax.jit(function, keep_unused=True).lower(*avals)
-    # Replicas may compile different programs around the same collectives: they must not wait for each other's autotuning.
+    # Replicas may compile different programs around the same collectives: they must not wait for each other's
+    # autotuning.
     options = {"xla_gpu_shard_autotuning": False} if world.mesh.devices.flat[0].platform == "gpu" else None
     return _runner(lowered.compile(compiler_options=options), sent, world.peers, layout)
 
@@ -68,9 +73,10 @@ _trace = threading.local()
 def exchange(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """`collective(x)`, for one jax.lax collective over AXIS; every collective must be called through this.
 
-    A zero that only the run knows is mixed into what is sent: otherwise XLA computes the sum of a constant by itself, though
-    another replica has another constant there. Each result is mixed into the next zero, and the last zero is an output of the
-    program: XLA cannot reorder collectives, nor drop one that nothing reads here, while the other replicas wait for it.
+    A zero that only the run knows is mixed into what is sent: otherwise XLA computes the sum of a constant by
+    itself, though another replica has another constant there. Each result is mixed into the next zero, and
+    the last zero is an output of the program: XLA cannot reorder collectives, nor drop one that nothing reads
+    here, while the other replicas wait for it.
     """
     result = collective(_mixed(x, _trace.zero))
     if result.size:
@@ -85,19 +91,25 @@ def _mixed(x: jax.Array, zero: jax.Array) -> jax.Array:
     if x.dtype == bool:
         return x ^ (zero != 0)
     carrier = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
-    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, carrier) ^ zero.astype(carrier), x.dtype)
+    return jax.lax.bitcast_convert_type(
+        jax.lax.bitcast_convert_type(x, carrier) ^ zero.astype(carrier), x.dtype
+    )
 
 
 class _Layout:
     """Arrays of one replica as shards of global ones: concatenated along the first dimension.
 
-    Scalars have none: they are declared replicated, which inside shard_map only says that each replica passes its own. Empty
-    arrays are not passed at all: XLA's compiler crashes on them in programs of several devices (jaxlib 0.11.2).
+    Scalars have none: they are declared replicated, which inside shard_map only says that each replica passes
+    its own. Empty arrays are not passed at all: XLA's compiler crashes on them in programs of several devices
+    (jaxlib 0.11.2).
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self.size = mesh.size
-        self.sharded, self.whole = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+        self.sharded, self.whole = (
+            NamedSharding(mesh, PartitionSpec(AXIS)),
+            NamedSharding(mesh, PartitionSpec()),
+        )
 
     def sharding(self, local: tuple[int, ...]) -> NamedSharding:
         return self.sharded if local and math.prod(local) else self.whole
@@ -109,20 +121,25 @@ class _Layout:
         return jax.ShapeDtypeStruct(self.shape(local), dtype, sharding=self.sharding(local))
 
     def globalize(self, array: jax.Array) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(self.shape(array.shape), self.sharding(array.shape), [array])
+        return jax.make_array_from_single_device_arrays(
+            self.shape(array.shape), self.sharding(array.shape), [array]
+        )
 
 
 def _runner(compiled: Any, sent: list[int], peers: Peers, layout: _Layout) -> Compiled:
     on_cpu = layout.sharded.mesh.devices.flat[0].platform == "cpu"
     zero = jnp.zeros(1, np.uint32)
-    # The runtime's executable takes this replica's arrays as they are: a tenth of the time that making global ones takes.
+    # The runtime's executable takes this replica's arrays as they are: a tenth of the time that making global
+    # ones takes.
     execute = getattr(compiled.runtime_executable(), "execute_sharded", None)
 
     def directly(inputs: list[jax.Array]) -> list[jax.Array]:
         return [parts[0] for parts in execute(inputs).disassemble_into_single_device_arrays()]
 
     def through_jax(inputs: list[jax.Array]) -> list[jax.Array]:
-        return [result.addressable_data(0) for result in compiled(*[layout.globalize(array) for array in inputs])]
+        return [
+            result.addressable_data(0) for result in compiled(*[layout.globalize(array) for array in inputs])
+        ]
 
     call = through_jax if execute is None else directly
 

@@ -1,8 +1,9 @@
-"""The replicas: who they are, how they find each other, and how they meet outside of the programs that they run together.
+"""The replicas: who they are, how they find each other, and how they meet outside of the programs that they
+run together.
 
-xmp.spawn and torchrun describe a process's place by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; the first use of
-the device (or `start`) joins the others. Collectives run over XLA's own transport: gloo between CPUs, NCCL between GPUs, one
-device a process.
+xmp.spawn and torchrun describe a process's place by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+MASTER_PORT; the first use of the device (or `start`) joins the others. Collectives run over XLA's own
+transport: gloo between CPUs, NCCL between GPUs, one device a process.
 
 >>> world = start()
 >>> meet(world, "sizes", b"3", range(size()))
@@ -39,7 +40,9 @@ Compiled = Callable[[list[jax.Array]], list[jax.Array]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands: its ordinal among all replicas and among those of its machine, and where they meet."""
+    """Where a process stands: its ordinal among all replicas and among those of its machine, and where they
+    meet.
+    """
 
     rank: int = 0
     size: int = 1
@@ -52,7 +55,9 @@ class Place:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Place:
-        """What torchrun's variables say; a world of one where they are absent. DM644 when only some are there."""
+        """What torchrun's variables say; a world of one where they are absent. DM644 when only some are
+        there.
+        """
         env = os.environ if env is None else env
         if "WORLD_SIZE" not in env or "RANK" not in env:
             return cls()
@@ -105,7 +110,9 @@ _lock = threading.RLock()
 
 
 def timeout_seconds() -> float:
-    """How long a replica may be silent, or late at the start, before it is given up: DYNAMOTOR_XLA_TIMEOUT, 100 s by default."""
+    """How long a replica may be silent, or late at the start, before it is given up: DYNAMOTOR_XLA_TIMEOUT,
+    100 s by default.
+    """
     return float(os.environ.get("DYNAMOTOR_XLA_TIMEOUT", "100"))
 
 
@@ -130,7 +137,8 @@ def size() -> int:
 
 
 def start() -> World:
-    """Join the world that the environment describes; once joined, returns it. Must come before jax's first computation.
+    """Join the world that the environment describes; once joined, returns it. Must come before jax's first
+    computation.
 
     DM642 when the others do not come in time, DM644 when they cannot be reached or jax had started already.
     """
@@ -186,10 +194,16 @@ def _mesh() -> Mesh:
 
 
 def _greet(mesh: Mesh) -> Mesh:
-    """Run a first sum over the replicas while all are here: gloo gives up on a replica that is 30 s late for the first one."""
+    """Run a first sum over the replicas while all are here: gloo gives up on a replica that is 30 s late for
+    the first one.
+    """
     spec = PartitionSpec(AXIS)
-    ones = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, spec), lambda _: np.ones(1, np.float32))
-    total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, AXIS), mesh=mesh, in_specs=spec, out_specs=spec))(ones)
+    ones = jax.make_array_from_callback(
+        (mesh.size,), NamedSharding(mesh, spec), lambda _: np.ones(1, np.float32)
+    )
+    total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, AXIS), mesh=mesh, in_specs=spec, out_specs=spec))(
+        ones
+    )
     assert total.addressable_data(0)[0] == mesh.size
     return mesh
 
@@ -224,7 +238,9 @@ def _local_devices(where: Place) -> list[int] | None:
 
 
 def stop() -> None:
-    """Leave the world in good order: wait until all replicas have come here (or one is gone), then close the connections."""
+    """Leave the world in good order: wait until all replicas have come here (or one is gone), then close the
+    connections.
+    """
     global _world
     with _lock:
         world, _world = _world, None
@@ -246,7 +262,8 @@ def abandon() -> None:
 
 def _leave_at_exit() -> None:
     if _world is not None and _world.peers is not None and _world.peers.dead:
-        # A collective may still be blocked in the runtime on a peer that will never answer: its threads cannot be joined.
+        # A collective may still be blocked in the runtime on a peer that will never answer: its threads
+        # cannot be joined.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
@@ -256,15 +273,20 @@ def _leave_at_exit() -> None:
 
 
 def _disconnect(peers: Peers) -> None:
-    # In this order: the coordinator ends with the last lifeline, and jax ends processes whose coordinator is gone.
+    # In this order: the coordinator ends with the last lifeline, and jax ends processes whose coordinator is
+    # gone.
     jax.distributed.shutdown()
     peers.farewell()
 
 
-def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int], limit: float = math.inf) -> list[bytes]:
-    """Exchange payloads with other replicas through the store; returns them in the order of `ranks`. `limit`: seconds to wait.
+def meet(
+    world: World, tag: str, payload: bytes, ranks: Sequence[int], limit: float = math.inf
+) -> list[bytes]:
+    """Exchange payloads with other replicas through the store; returns them in the order of `ranks`. `limit`:
+    seconds to wait.
 
-    DM640 when one of them is gone, DM642 when one does not come in time, DM643 when this replica is not among them.
+    DM640 when one of them is gone, DM642 when one does not come in time, DM643 when this replica is not among
+    them.
     """
     me = world.place.rank
     if me not in ranks:
@@ -275,13 +297,17 @@ def meet(world: World, tag: str, payload: bytes, ranks: Sequence[int], limit: fl
         )
     if world.store is None or world.peers is None:
         return [payload]
-    # The same replicas come to the same tag equally often; those behind a turn have all read what was said in the one before.
+    # The same replicas come to the same tag equally often; those behind a turn have all read what was said in
+    # the one before.
     tag = f"{tag}/{','.join(map(str, ranks))}"
     turn = world.serial[tag] = world.serial.get(tag, -1) + 1
     try:
         world.store.set(f"meet/{tag}/{turn}/{me}", payload)
         keys = [f"meet/{tag}/{turn}/{other}" for other in ranks]
-        payloads = [payload if other == me else _receive(world, key, other, tag, limit) for other, key in zip(ranks, keys)]
+        payloads = [
+            payload if other == me else _receive(world, key, other, tag, limit)
+            for other, key in zip(ranks, keys)
+        ]
         if turn:
             world.store.delete_key(f"meet/{tag}/{turn - 1}/{me}")
     except dist.DistStoreError as error:
@@ -305,7 +331,12 @@ def _receive(world: World, key: str, other: int, tag: str, limit: float) -> byte
 
 def wait(arrays: Sequence[jax.Array]) -> None:
     """Block until arrays are computed, but not for the dead: DM640 when a peer is gone."""
-    if _world is None or _world.peers is None or _world.mesh is None or _world.mesh.devices.flat[0].platform == "cpu":
+    if (
+        _world is None
+        or _world.peers is None
+        or _world.mesh is None
+        or _world.mesh.devices.flat[0].platform == "cpu"
+    ):
         jax.block_until_ready(arrays)  # on CPUs collectives were waited for when they were run
     else:
         _world.peers.guard(lambda: jax.block_until_ready(arrays))

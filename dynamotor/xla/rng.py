@@ -1,7 +1,7 @@
 """The random state of each device: one integer, moved on by each draw when it is recorded.
 
-Draw by draw the state is the key of the draw, an input of the graph, so lazy runs and both bridges draw the same numbers, bit
-for bit, and a state that is read or set between two draws holds for the second.
+Draw by draw the state is the key of the draw, an input of the graph, so lazy runs and both bridges draw the
+same numbers, bit for bit, and a state that is read or set between two draws holds for the second.
 
 >>> set_state(7); a = torch.rand(2, device="xla")
 >>> set_state(7); b = torch.rand(2, device="xla")       # equal to a
@@ -30,7 +30,9 @@ _states: dict[int, int] = {}
 
 
 def _index(device: Any) -> int:
-    return device if isinstance(device, int) else (torch.device(device).index or 0) if device is not None else 0
+    return (
+        device if isinstance(device, int) else (torch.device(device).index or 0) if device is not None else 0
+    )
 
 
 def get_state(device: Any = None) -> int:
@@ -63,8 +65,8 @@ def set_state_tensor(state: torch.Tensor, device: Any = None) -> None:
 
 
 def draw(device: torch.device, generator: torch.Generator | None) -> int:
-    """The key of one draw, from the device's state or a generator's, which moves on. XlaError DM614 for a generator of another
-    device."""
+    """The key of one draw, from the device's state or a generator's, which moves on. XlaError DM614 for a
+    generator of another device."""
     if generator is None:
         state = get_state(device)
         _states[device.index] = (state + _STEP) & _MASK
@@ -99,8 +101,8 @@ def key(words: jax.Array) -> Any:
 
 
 class Draws:
-    """The draws of a recorded graph, said from the state that its call begins with: what it sets to a value of its own
-    (`manual_seed` in a step) stays that value."""
+    """The draws of a recorded graph, said from the state that its call begins with: what it sets to a value
+    of its own (`manual_seed` in a step) stays that value."""
 
     def __init__(self, before: int, states: list[int], after: int) -> None:
         self.plan = [_from(before, state) for state in states]

@@ -53,8 +53,8 @@ def device_type() -> str:
 
 
 def set_device_type(pjrt_device: str) -> None:
-    """Say which device type is used: "CPU", "CUDA" or "TPU". It is chosen by PJRT_DEVICE before `dynamotor.xla` is imported;
-    afterwards only the type in use can be named (DM658 otherwise)."""
+    """Say which device type is used: "CPU", "CUDA" or "TPU". It is chosen by PJRT_DEVICE before
+    `dynamotor.xla` is imported; afterwards only the type in use can be named (DM658 otherwise)."""
     environment.platforms(pjrt_device)
     wanted = {"GPU": "CUDA"}.get(pjrt_device.upper(), pjrt_device.upper())
     if wanted != device_type():
@@ -78,7 +78,9 @@ def is_bf16_supported() -> bool:
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """Device number `n` of this process, or the current one. `devkind` is accepted: a process has one kind of device."""
+    """Device number `n` of this process, or the current one. `devkind` is accepted: a process has one kind of
+    device.
+    """
     return torch.device("xla", _devices.current_device() if n is None else n)
 
 
@@ -118,7 +120,9 @@ def host_index() -> int:
 
 
 def addressable_device_count() -> int:
-    """The number of devices that programs of this process see: one in SPMD mode, where `xla:0` stands for all of them."""
+    """The number of devices that programs of this process see: one in SPMD mode, where `xla:0` stands for all
+    of them.
+    """
     return 1 if is_spmd() else len(jax.local_devices())
 
 
@@ -143,7 +147,9 @@ def global_runtime_device_count() -> int:
 
 
 def runtime_device_attributes(device: str) -> dict[str, Any]:
-    """What the runtime tells of a physical device ("CPU:0" or "xla:0"): name, kind, process and, on TPUs, coordinates."""
+    """What the runtime tells of a physical device ("CPU:0" or "xla:0"): name, kind, process and, on TPUs,
+    coordinates.
+    """
     index = int(device.rpartition(":")[2] or 0)
     return _attributes(_devices.jax_device(torch.device("xla", index)))
 
@@ -168,7 +174,12 @@ def use_spmd(auto: bool | None = False) -> None:
     auto: let XLA choose the shardings itself; not available (DM665): say them with mark_sharding.
     """
     if auto:
-        raise XlaError("DM665", "automatic sharding is not available", why="jax has no such mode", cure="use mark_sharding")
+        raise XlaError(
+            "DM665",
+            "automatic sharding is not available",
+            why="jax has no such mode",
+            cure="use mark_sharding",
+        )
     xla_sharding.use_spmd()
 
 

@@ -1,4 +1,5 @@
-"""Shapes of results for the aten ops that have no meta kernel of their own: without one an op would run on the CPU.
+"""Shapes of results for the aten ops that have no meta kernel of their own: without one an op would run on
+the CPU.
 
 >>> torch.ops.aten._masked_softmax(torch.ones(2, 3, device="meta"), mask)
 tensor(..., device='meta', size=(2, 3))

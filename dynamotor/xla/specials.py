@@ -1,5 +1,5 @@
-"""Ops that the general rules of dispatch do not describe: copies, reads of data, aliases without an op, batch norm's hidden
-writes.
+"""Ops that the general rules of dispatch do not describe: copies, reads of data, aliases without an op, batch
+norm's hidden writes.
 
 >>> @specials.register(aten.detach.default)
 ... def _detach(func, args, kwargs):
@@ -58,7 +58,9 @@ def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Ten
     if type(source) is not XLATensor:
         return to_device(source, dtype, device, kwargs.get("memory_format"))
     if device is None or (torch.device(device).type == "xla" and lane_of(device) is source._alias.lane):
-        return wrap(new_root(cast(value(source._alias), dtype), _copied(source._alias, kwargs.get("memory_format"))))
+        return wrap(
+            new_root(cast(value(source._alias), dtype), _copied(source._alias, kwargs.get("memory_format")))
+        )
     host = transfer.to_cpu(source)
     if torch.device(device).type == "xla":
         return to_device(host, dtype, device, kwargs.get("memory_format"))
@@ -66,7 +68,9 @@ def _to_copy(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> torch.Ten
 
 
 def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any, memory_format: Any = None) -> XLATensor:
-    """A CPU tensor as a new xla tensor. A loop that never marks its steps is flushed here, before it keeps all values alive."""
+    """A CPU tensor as a new xla tensor. A loop that never marks its steps is flushed here, before it keeps
+    all values alive.
+    """
     lane = lane_of(device)
     if len(lane.nodes) > config.xla_trace_limit and not lane.recording:
         sync.flush(lane, "trace limit")
@@ -77,7 +81,9 @@ def to_device(source: torch.Tensor, dtype: torch.dtype, device: Any, memory_form
 def cast(node: Node, dtype: torch.dtype) -> Node:
     """A node as a dtype. XlaError DM609 for a dtype that XLA has not."""
     if dtype not in TORCH_TO_JAX:
-        raise XlaError("DM609", f"XLA has no type for {dtype}", where=metrics.user_line(), cure="use another dtype")
+        raise XlaError(
+            "DM609", f"XLA has no type for {dtype}", where=metrics.user_line(), cure="use another dtype"
+        )
     return node if node.meta.dtype is dtype else record(aten._to_copy.default, (node,), {"dtype": dtype})
 
 
@@ -170,10 +176,15 @@ def _slice(tensor: XLATensor, dim: int, start: int, end: int) -> XLATensor:
 
 @specials.register(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 def _batch_norm(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple:
-    """The schema of native_batch_norm hides that training writes the running statistics: the functional op returns them."""
+    """The schema of native_batch_norm hides that training writes the running statistics: the functional op
+    returns them.
+    """
     bound = bind(func, args, kwargs)
     mean, variance = bound["running_mean"], bound["running_var"]
-    inputs = [bound[name] for name in ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")]
+    inputs = [
+        bound[name]
+        for name in ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    ]
     if mean is None or variance is None:
         return aten._native_batch_norm_legit.no_stats(*inputs[:3], *inputs[5:])
     if not bound["training"]:
@@ -231,7 +242,9 @@ def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
         if i is None or i.dtype not in (torch.bool, torch.uint8) or not i.dim():
             found.append(i)
         elif i.shape != x.shape[len(found) : len(found) + i.dim()]:
-            raise IndexError(f"The shape of the mask {list(i.shape)} does not match the shape of the tensor {list(x.shape)}")
+            raise IndexError(
+                f"The shape of the mask {list(i.shape)} does not match the shape of the tensor {list(x.shape)}"
+            )
         else:
             found += i.nonzero().unbind(1)
     return found
@@ -239,14 +252,17 @@ def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
 
 @specials.register(aten.index_put_.default, aten._index_put_impl_.default)
 def _index_put_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
-    dispatch.functionals[id(func)] = aten.index_put.default if func is aten.index_put_.default else aten._index_put_impl.default
+    dispatch.functionals[id(func)] = (
+        aten.index_put.default if func is aten.index_put_.default else aten._index_put_impl.default
+    )
     return dispatch.in_place(func, (args[0], _on_lane_of(args[0], args[1]), *args[2:]), kwargs)
 
 
 def _on_lane_of(tensor: torch.Tensor, indices: list[Any]) -> list[Any]:
     """Indices may be on the CPU, as for every other device."""
     return [
-        to_device(i, i.dtype, tensor.device) if isinstance(i, torch.Tensor) and i.device.type == "cpu" else i for i in indices
+        to_device(i, i.dtype, tensor.device) if isinstance(i, torch.Tensor) and i.device.type == "cpu" else i
+        for i in indices
     ]
 
 
@@ -257,7 +273,10 @@ def _set_(func: Any, args: tuple, kwargs: Any) -> XLATensor:
 
 
 @specials.register(
-    aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.default, aten.set_.source_Tensor_storage_offset
+    aten.set_.source_Storage,
+    aten.set_.source_Storage_storage_offset,
+    aten.set_.default,
+    aten.set_.source_Tensor_storage_offset,
 )
 def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
     raise XlaError(
@@ -270,8 +289,12 @@ def _set_storage(func: Any, args: tuple, kwargs: Any) -> Any:
 
 
 @specials.register(aten._pack_padded_sequence.default)
-def _pack_padded_sequence(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> tuple[XLATensor, torch.Tensor]:
-    """Rows of the sequences that are long enough, step by step; the lengths, and how many go on at each step, are CPU tensors."""
+def _pack_padded_sequence(
+    func: Any, args: tuple, kwargs: dict[str, Any] | None
+) -> tuple[XLATensor, torch.Tensor]:
+    """Rows of the sequences that are long enough, step by step; the lengths, and how many go on at each step,
+    are CPU tensors.
+    """
     rows, lengths, batch_first = bind(func, args, kwargs).values()
     rows = rows.transpose(0, 1) if batch_first else rows
     steps = [int((lengths.cpu() > step).sum()) for step in range(int(lengths[0]))]
@@ -331,4 +354,6 @@ def _bernoulli_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATen
     """The only in-place op whose argument has a default that its functional twin has not."""
     bound = bind(func, args, kwargs)
     dispatch.functionals[id(func)] = aten.bernoulli.p
-    return dispatch.in_place(func, (args[0], bound["p"]), {"generator": bound["generator"]} if bound["generator"] else None)
+    return dispatch.in_place(
+        func, (args[0], bound["p"]), {"generator": bound["generator"]} if bound["generator"] else None
+    )

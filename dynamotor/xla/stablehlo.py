@@ -1,4 +1,5 @@
-"""Models as StableHLO programs: exported through jax, saved in a folder, loaded and run without the model's code.
+"""Models as StableHLO programs: exported through jax, saved in a folder, loaded and run without the model's
+code.
 
 >>> program = exported_program_to_stablehlo(torch.export.export(model, (x,)))
 >>> program.get_stablehlo_text()
@@ -35,8 +36,9 @@ _DEVICE = torch.device("xla", 0)
 
 @dataclass
 class StableHLOExportOptions:
-    """How to export. include_human_readable_text: save the text beside the program. override_tracing_arguments,
-    override_tracing_kwargs: example inputs in place of those of torch.export. save_weights: save parameters and buffers."""
+    """How to export. include_human_readable_text: save the text beside the program.
+    override_tracing_arguments, override_tracing_kwargs: example inputs in place of those of torch.export.
+    save_weights: save parameters and buffers."""
 
     include_human_readable_text: bool = True
     override_tracing_arguments: tuple[Any, ...] | None = None
@@ -46,7 +48,9 @@ class StableHLOExportOptions:
 
 @dataclass
 class _Function:
-    """One exported function. Its arguments are `places`: ["weight", name], ["constant", index] or ["input", index]."""
+    """One exported function. Its arguments are `places`: ["weight", name], ["constant", index] or ["input",
+    index].
+    """
 
     name: str
     places: list[list[Any]]
@@ -60,7 +64,9 @@ class _Function:
 
 @dataclass
 class StableHLOModelBundle:
-    """An exported model: its functions, its parameters and buffers by name, and further tensors that it holds."""
+    """An exported model: its functions, its parameters and buffers by name, and further tensors that it
+    holds.
+    """
 
     functions: list[_Function]
     state_dict: dict[str, torch.Tensor]
@@ -79,14 +85,20 @@ class StableHLOGraphModule:
         return self.evaluate(self._bundle.functions[0].name, args, kwargs)
 
     def evaluate(self, method_name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Run a function of the model on CPU or xla tensors; gives CPU tensors. DM672 for a wrong name or other inputs."""
+        """Run a function of the model on CPU or xla tensors; gives CPU tensors. DM672 for a wrong name or
+        other inputs.
+        """
         function = self._find(method_name)
         inputs, spec = tree_flatten((tuple(args), dict(kwargs or {})))
         if spec != treespec_loads(function.in_spec):
             why = f"{spec}, not {function.in_spec}"
             raise XlaError("DM672", f"{method_name} got other arguments than it was exported with", why=why)
         bundle = self._bundle
-        sources: dict[str, Any] = {"weight": bundle.state_dict, "constant": bundle.additional_constants, "input": inputs}
+        sources: dict[str, Any] = {
+            "weight": bundle.state_dict,
+            "constant": bundle.additional_constants,
+            "input": inputs,
+        }
         device = jax_device(_DEVICE)
         arrays = [upload(sources[kind][key].detach().cpu(), device) for kind, key in function.places]
         call = self._compiled.get(method_name)
@@ -109,7 +121,8 @@ class StableHLOGraphModule:
         return self._find(method_name).bytecode
 
     def save(self, directory_path: str, options: StableHLOExportOptions | None = None) -> None:
-        """Write the model to a folder: functions/NAME.{mlir,bytecode,jax,meta}, data/weights.pt and data/constants.pt.
+        """Write the model to a folder: functions/NAME.{mlir,bytecode,jax,meta}, data/weights.pt and
+        data/constants.pt.
 
         DM673 where the flatbuffers library, with which jax writes its part, is missing.
         """
@@ -122,12 +135,16 @@ class StableHLOGraphModule:
             if options.include_human_readable_text:
                 parts["mlir"] = function.text.encode()
             for extension, content in parts.items():
-                with open(os.path.join(directory_path, "functions", f"{function.name}.{extension}"), "wb") as f:
+                with open(
+                    os.path.join(directory_path, "functions", f"{function.name}.{extension}"), "wb"
+                ) as f:
                     f.write(content)
         with with_checksums():
             if options.save_weights:
                 torch.save(self._bundle.state_dict, os.path.join(directory_path, "data", "weights.pt"))
-            torch.save(self._bundle.additional_constants, os.path.join(directory_path, "data", "constants.pt"))
+            torch.save(
+                self._bundle.additional_constants, os.path.join(directory_path, "data", "constants.pt")
+            )
 
     @classmethod
     def load(cls, directory_path: str) -> StableHLOGraphModule:
@@ -140,7 +157,9 @@ class StableHLOGraphModule:
                 meta = json.loads(_read(stem + ".meta"))
                 text = _read(stem + ".mlir").decode() if os.path.exists(stem + ".mlir") else ""
                 exported = _deserialized(_read(stem + ".jax"))
-                functions.append(_Function(text=text, bytecode=_read(stem + ".bytecode"), exported=exported, **meta))
+                functions.append(
+                    _Function(text=text, bytecode=_read(stem + ".bytecode"), exported=exported, **meta)
+                )
             except (ValueError, TypeError, struct.error) as error:
                 raise damaged(f"the exported function {stem}", str(error)) from error
         weights = os.path.join(directory_path, "data", "weights.pt")
@@ -151,18 +170,28 @@ class StableHLOGraphModule:
     def _find(self, name: str | None) -> _Function:
         function = self._functions.get(name or self._bundle.functions[0].name)
         if function is None:
-            raise XlaError("DM672", f"the exported model has no function {name}", why=f"it has {', '.join(self._functions)}")
+            raise XlaError(
+                "DM672",
+                f"the exported model has no function {name}",
+                why=f"it has {', '.join(self._functions)}",
+            )
         return function
 
 
-def exported_program_to_stablehlo(exported_model: Any, options: StableHLOExportOptions | None = None) -> StableHLOGraphModule:
+def exported_program_to_stablehlo(
+    exported_model: Any, options: StableHLOExportOptions | None = None
+) -> StableHLOGraphModule:
     """The StableHLO program of a `torch.export.ExportedProgram`.
 
-    Shapes become fixed to those of the example inputs. Buffers that the model changes in place keep their values: export it
-    in eval mode. DM669 where an op has no lowering.
+    Shapes become fixed to those of the example inputs. Buffers that the model changes in place keep their
+    values: export it in eval mode. DM669 where an op has no lowering.
     """
     options = options or StableHLOExportOptions()
-    program = exported_model.run_decompositions({}) if exported_model.graph_signature.buffers_to_mutate else exported_model
+    program = (
+        exported_model.run_decompositions({})
+        if exported_model.graph_signature.buffers_to_mutate
+        else exported_model
+    )
     args, kwargs = program.example_inputs
     if options.override_tracing_arguments is not None:
         args, kwargs = options.override_tracing_arguments, dict(options.override_tracing_kwargs or {})
@@ -192,20 +221,26 @@ def exported_program_to_stablehlo(exported_model: Any, options: StableHLOExportO
     return StableHLOGraphModule(StableHLOModelBundle([function], state, constants))
 
 
-def save_as_stablehlo(exported_model: Any, stablehlo_dir: str, options: StableHLOExportOptions | None = None) -> None:
+def save_as_stablehlo(
+    exported_model: Any, stablehlo_dir: str, options: StableHLOExportOptions | None = None
+) -> None:
     """Export a `torch.export.ExportedProgram` and write it to a folder."""
     exported_program_to_stablehlo(exported_model, options).save(stablehlo_dir, options)
 
 
 def save_torch_model_as_stablehlo(
-    torchmodel: torch.nn.Module, args: tuple[Any, ...], path: str, options: StableHLOExportOptions | None = None
+    torchmodel: torch.nn.Module,
+    args: tuple[Any, ...],
+    path: str,
+    options: StableHLOExportOptions | None = None,
 ) -> None:
     """Export a module, as it runs on `args`, and write it to a folder."""
     save_as_stablehlo(torch.export.export(torchmodel, args), path, options)
 
 
 def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported:
-    """The program that the next barrier would run for these tensors (for all that wait, where none are given), exported by jax.
+    """The program that the next barrier would run for these tensors (for all that wait, where none are
+    given), exported by jax.
 
     DM672 where nothing waits to be computed, or a collective does: that program belongs to all replicas.
     """
@@ -215,7 +250,12 @@ def pending_program(tensors: Sequence[torch.Tensor] = ()) -> jax.export.Exported
     positions = tuple(node.position for node in nodes if node.data is None and node.epoch == lane.epoch)
     if not positions or lane.collective:
         why = "a collective is part of it" if positions else "all values were computed already"
-        raise XlaError("DM672", "there is no program to show", why=why, cure="call it before mark_step and before reading values")
+        raise XlaError(
+            "DM672",
+            "there is no program to show",
+            why=why,
+            cure="call it before mark_step and before reading values",
+        )
     graph = Graph.of(lane, positions)
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in graph.leaves]
     avals += [jax.ShapeDtypeStruct((graph.scalars,), jax.numpy.float64)] if graph.scalars else []
@@ -233,7 +273,9 @@ class _Interpreter(torch.fx.Interpreter):
 
 
 def _arguments(program: Any, inputs: list[Any]) -> tuple[list[list[Any]], list[Any], list[torch.Tensor]]:
-    """(where each argument of the graph comes from, example values, tensors that are neither weights nor inputs)."""
+    """(where each argument of the graph comes from, example values, tensors that are neither weights nor
+    inputs).
+    """
     places: list[list[Any]] = []
     values: list[Any] = []
     constants: list[torch.Tensor] = []
@@ -256,13 +298,19 @@ def _export(sub: Subgraph, metas: list[Meta]) -> Any:
     """jax's exported program of a traced function. DM672 where it draws random numbers."""
     if sub.graph.draws:
         why = "a program has no random state"
-        raise XlaError("DM672", "the exported model draws random numbers", why=why, cure="export it in eval mode")
+        raise XlaError(
+            "DM672", "the exported model draws random numbers", why=why, cure="export it in eval mode"
+        )
     if sub.captured:
-        raise XlaError("DM672", "the exported model uses tensors that it does not own", cure="register them as buffers")
+        raise XlaError(
+            "DM672", "the exported model uses tensors that it does not own", cure="register them as buffers"
+        )
     numbers = [jax.numpy.asarray(sub.scalars, jax.numpy.float64)] if sub.scalars else []
     avals = [jax.ShapeDtypeStruct(meta.shape, jax_dtype(meta.dtype)) for meta in metas]
     # Programs are for every platform: the same folder serves a CPU and an accelerator.
-    return jax.export.export(jax.jit(lambda *xs: sub.program(*xs, *numbers)), platforms=("cpu", "cuda", "tpu"))(*avals)
+    return jax.export.export(
+        jax.jit(lambda *xs: sub.program(*xs, *numbers)), platforms=("cpu", "cuda", "tpu")
+    )(*avals)
 
 
 def _meta_of(function: _Function) -> dict[str, Any]:
@@ -285,7 +333,9 @@ def _deserialized(content: bytes) -> jax.export.Exported:
 
 def _no_flatbuffers() -> XlaError:
     why = "jax writes and reads exported programs with it"
-    return XlaError("DM673", "the flatbuffers library is not installed", why=why, cure="pip install dynamotor[stablehlo]")
+    return XlaError(
+        "DM673", "the flatbuffers library is not installed", why=why, cure="pip install dynamotor[stablehlo]"
+    )
 
 
 def _read(path: str) -> bytes:

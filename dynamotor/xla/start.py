@@ -1,5 +1,5 @@
-"""Starts the XLA device, once, on `import dynamotor.xla`: jax's settings, the families of lowerings, the device and its
-factories."""
+"""Starts the XLA device, once, on `import dynamotor.xla`: jax's settings, the families of lowerings, the
+device and its factories."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def start() -> None:
         get_rng_state=lambda which="xla": rng.get_state_tensor(_index(which)),
         set_rng_state=lambda state, which="xla": rng.set_state_tensor(state, _index(which)),
         get_rng_state_all=lambda: [rng.get_state_tensor(index) for index in range(device.device_count())],
-        set_rng_state_all=lambda states: [rng.set_state_tensor(state, index) for index, state in enumerate(states)],
+        set_rng_state_all=lambda states: [
+            rng.set_state_tensor(state, index) for index, state in enumerate(states)
+        ],
         initial_seed=lambda: rng.get_state(device.current_device()),
         manual_seed=lambda seed: rng.set_state(seed, device.current_device()),
         manual_seed_all=rng.set_state_all,

@@ -4,10 +4,10 @@
 >>> for data, target in loader:
 ...     loss = step(data, target)
 
-The forward pass is captured as `dynamotor.compile` captures it, with its guards: what the model and the loss read (attributes,
-hooks, modes, autocast) is looked at before each step. The first call of what was captured runs on the lazy device (optimizers
-make their state there), the second is recorded, later ones only run. Hyperparameters are inputs of the executable: a changed
-learning rate is recorded anew and compiles nothing.
+The forward pass is captured as `dynamotor.compile` captures it, with its guards: what the model and the loss
+read (attributes, hooks, modes, autocast) is looked at before each step. The first call of what was captured
+runs on the lazy device (optimizers make their state there), the second is recorded, later ones only run.
+Hyperparameters are inputs of the executable: a changed learning rate is recorded anew and compiles nothing.
 """
 
 from __future__ import annotations
@@ -44,14 +44,19 @@ torch.library.impl("dynamotor_xla::loss_of_step", "CompositeImplicitAutograd", l
 
 
 def compile_step(
-    model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, *, n_inputs: int = 1
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    n_inputs: int = 1,
 ) -> Callable[..., torch.Tensor]:
     """A function `step(*batch) -> loss` that trains `model` for one step.
 
-    The first `n_inputs` tensors of the batch go to the model, the rest, after the model's output, to `loss_fn`. Gradients are
-    cleared at the end of a step. Optimizers that keep numbers on the CPU (Adam without `capturable=True`) are recorded at each
-    step: right, slower; so is a forward pass that cannot be captured as a whole (a warning says why). XlaError DM617 when the
-    model has parameters that are not on the device, DM618 when the step cannot be recorded as a whole.
+    The first `n_inputs` tensors of the batch go to the model, the rest, after the model's output, to
+    `loss_fn`. Gradients are cleared at the end of a step. Optimizers that keep numbers on the CPU (Adam
+    without `capturable=True`) are recorded at each step: right, slower; so is a forward pass that cannot be
+    captured as a whole (a warning says why). XlaError DM617 when the model has parameters that are not on the
+    device, DM618 when the step cannot be recorded as a whole.
     """
     _check_device(model.named_parameters())
 
@@ -60,7 +65,9 @@ def compile_step(
 
     options = CompileOptions(True, None, None, types.MappingProxyType({}))
     captured: Any = make_dispatcher(forward, options, lambda gm, _: _whole_step(gm, optimizer))
-    as_python = _python_step(forward, [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)], optimizer)
+    as_python = _python_step(
+        forward, [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)], optimizer
+    )
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         nonlocal captured
@@ -70,7 +77,10 @@ def compile_step(
         try:
             loss = captured(*batch)
         except CaptureError as error:
-            warn_once(f"xla.step.{id(model)}", f"compile_step records each step anew, since it could not be captured: {error}")
+            warn_once(
+                f"xla.step.{id(model)}",
+                f"compile_step records each step anew, since it could not be captured: {error}",
+            )
             captured = None
             return as_python(*batch)
         if loss.requires_grad:  # more variants than are kept: this one was not captured
@@ -84,7 +94,9 @@ def compile_step(
 def _python_step(
     forward: Callable[..., torch.Tensor], modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer
 ) -> Callable[..., torch.Tensor]:
-    """A step that is recorded at each call, since nobody guards what its Python reads; its executables are kept."""
+    """A step that is recorded at each call, since nobody guards what its Python reads; its executables are
+    kept.
+    """
 
     def state() -> list[torch.Tensor]:
         tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())] + _parameters_of(optimizer)
@@ -107,9 +119,13 @@ def _learn(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _whole_step(gm: torch.fx.GraphModule, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-    """The step around one captured forward pass: takes what the graph takes, gives what it gives, without gradients."""
+    """The step around one captured forward pass: takes what the graph takes, gives what it gives, without
+    gradients.
+    """
     output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
-    loss_at = next(i for i, node in enumerate(output.args[0]) if getattr(node, "target", None) is _loss_of_step)
+    loss_at = next(
+        i for i, node in enumerate(output.args[0]) if getattr(node, "target", None) is _loss_of_step
+    )
 
     replayed = _Replayed(lambda: [*_parameters_of(optimizer), *_state_of(optimizer)])
 
@@ -124,8 +140,13 @@ def _whole_step(gm: torch.fx.GraphModule, optimizer: torch.optim.Optimizer) -> C
             _learn(results[loss_at], optimizer)
             return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
 
-        return replayed(missing, _hyperparameters(optimizer), body, [*tensors, *[g for g in grads if g is not None]],
-                        [*parameters, *_state_of(optimizer)])
+        return replayed(
+            missing,
+            _hyperparameters(optimizer),
+            body,
+            [*tensors, *[g for g in grads if g is not None]],
+            [*parameters, *_state_of(optimizer)],
+        )
 
     return run
 
@@ -144,7 +165,9 @@ def _not_whole(why: str) -> XlaError:
 
 
 def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """A function `step()` that does `optimizer.step()` as one executable: for `dynamotor.compile(model, backend="xla")`."""
+    """A function `step()` that does `optimizer.step()` as one executable: for `dynamotor.compile(model,
+    backend="xla")`.
+    """
     _check_device((f"parameter {i}", p) for i, p in enumerate(_parameters_of(optimizer)))
     replayed = _Replayed(lambda: [*_parameters_of(optimizer), *_state_of(optimizer)])
 
@@ -165,9 +188,9 @@ def compile_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 class _Replayed:
     """Runs a body on tensors and state: first lazily, then recorded, then as an executable.
 
-    `state()` lists what the body reads and writes beside its arguments. It is known by object: when somebody puts another tensor
-    in its place (`optimizer.load_state_dict`, a new parameter), all begins anew. While there are numbers on the CPU among it,
-    each call is recorded, since an executable cannot see them.
+    `state()` lists what the body reads and writes beside its arguments. It is known by object: when somebody
+    puts another tensor in its place (`optimizer.load_state_dict`, a new parameter), all begins anew. While
+    there are numbers on the CPU among it, each call is recorded, since an executable cannot see them.
     """
 
     def __init__(self, state: Callable[[], list[torch.Tensor]]) -> None:
@@ -177,8 +200,16 @@ class _Replayed:
         self._warm: set[Any] = set()  # structures that have run with the known state: they have made theirs
         self._calls = Recent(_KEPT)  # (Program, Inputs, tensors beside the arguments)
 
-    def __call__(self, structure: Any, settings: Any, body: Callable, arguments: Sequence[Any], state: list[torch.Tensor]) -> Any:
-        """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers in `settings`.
+    def __call__(
+        self,
+        structure: Any,
+        settings: Any,
+        body: Callable,
+        arguments: Sequence[Any],
+        state: list[torch.Tensor],
+    ) -> Any:
+        """Run for what a recording depends on beside tensors: a `structure` (shapes, modes), and the numbers
+        in `settings`.
 
         `settings` None: each call is recorded. `state` is what `state()` would list now.
         """
@@ -188,7 +219,11 @@ class _Replayed:
             self._calls.clear()
         if structure not in self._warm or not all(map(is_xla, arguments)):  # a constant on the CPU may change
             return self._run_lazily(structure, body, arguments)
-        found = self._calls.get((structure, settings)) if settings is not None and all(map(is_xla, state)) else None
+        found = (
+            self._calls.get((structure, settings))
+            if settings is not None and all(map(is_xla, state))
+            else None
+        )
         if found is None:
             taken = {id(t) for t in arguments}
             read = list({id(t): t for t in state if is_xla(t) and id(t) not in taken}.values())
@@ -204,8 +239,12 @@ class _Replayed:
         self._warm.add(structure)
         return results
 
-    def _record(self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]) -> tuple[Program, Inputs]:
-        """Record the body on leaves in the place of all tensors; what was recorded before keeps its executable."""
+    def _record(
+        self, body: Callable, arguments: Sequence[Any], state: Sequence[XLATensor]
+    ) -> tuple[Program, Inputs]:
+        """Record the body on leaves in the place of all tensors; what was recorded before keeps its
+        executable.
+        """
         tensors = [*arguments, *state]
         lane = Lane(devices.lane_of(tensors[0].device).device, recording=True)
         with lock, _stand_ins(lane, tensors) as first:
@@ -215,7 +254,9 @@ class _Replayed:
             except Cut as cut:
                 raise _not_whole(str(cut)) from cut
             if not _same(self._state(), self._known):
-                raise _not_whole("it puts new tensors in the place of its state (an optimizer that replaces what it keeps)")
+                raise _not_whole(
+                    "it puts new tensors in the place of its state (an optimizer that replaces what it keeps)"
+                )
             updates = [(i, t._alias.node) for i, t in enumerate(tensors) if t._alias.version]
             at = tuple([value(r._alias).position if type(r) is XLATensor else repr(r) for r in results])
             inputs = Inputs(lane, first)
@@ -263,13 +304,22 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     values = [value for state in optimizer.state.values() for value in state.values()]
-    nested = [t for v in values if isinstance(v, (list, tuple, dict)) for t in tree_leaves(v) if isinstance(t, torch.Tensor)]
+    nested = [
+        t
+        for v in values
+        if isinstance(v, (list, tuple, dict))
+        for t in tree_leaves(v)
+        if isinstance(t, torch.Tensor)
+    ]
     return [*[v for v in values if isinstance(v, torch.Tensor)], *nested]
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> tuple:
     return tuple(
-        [tuple([(name, _frozen(v)) for name, v in group.items() if name != "params"]) for group in optimizer.param_groups]
+        [
+            tuple([(name, _frozen(v)) for name, v in group.items() if name != "params"])
+            for group in optimizer.param_groups
+        ]
     )
 
 

@@ -1,5 +1,5 @@
-"""Ops that address a tensor's storage: `as_strided`, `empty_strided`, `resize_`. XLA tensors have none; a storage is the elements
-of the root of their views, in the order that its strides give.
+"""Ops that address a tensor's storage: `as_strided`, `empty_strided`, `resize_`. XLA tensors have none; a
+storage is the elements of the root of their views, in the order that its strides give.
 
 >>> torch.arange(6, device="xla").view(2, 3).t().as_strided((2,), (2,), 1)
 tensor([1, 3], device='xla:0')
@@ -21,12 +21,20 @@ from .tensor import Alias, Overlap, XLATensor, new_root, value, wrap, write
 aten = torch.ops.aten
 # Views whose elements are not those of what they view: they count in other units.
 _OTHER_UNITS = frozenset(
-    (aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default, aten._neg_view.default)
+    (
+        aten.view.dtype,
+        aten.view_as_real.default,
+        aten.view_as_complex.default,
+        aten._conj.default,
+        aten._neg_view.default,
+    )
 )
 
 
 def storage_of(alias: Alias) -> Alias:
-    """The memory of an alias in storage order: row-major strides count in it. XlaError DM619 where it has holes."""
+    """The memory of an alias in storage order: row-major strides count in it. XlaError DM619 where it has
+    holes.
+    """
     while alias.parent is not None and alias.func not in _OTHER_UNITS:
         alias = alias.parent
     if alias.stride is None:
@@ -86,8 +94,8 @@ def _has_same_storage_numel(func: Any, args: tuple, kwargs: Any) -> bool:
 
 @specials.register(aten._new_zeros_with_same_feature_meta.default)
 def _new_zeros_with_same_feature_meta(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
-    """Zeros that lie in their storage as another tensor does, once for each element of the leading batch dimensions: what a
-    tangent must be where views are differentiated forward."""
+    """Zeros that lie in their storage as another tensor does, once for each element of the leading batch
+    dimensions: what a tangent must be where views are differentiated forward."""
     like, alias = args[0], args[1]._alias
     batch = list(like.shape[: (kwargs or {}).get("self_num_batch_dims", 0)])
     whole = [*batch, _length(alias)]
@@ -119,7 +127,9 @@ def _strided_view(alias: Alias, size: Any, stride: Any, storage_offset: int | No
 
 
 def memory_of(size: Any, stride: Any, options: dict[str, Any], lane: Lane) -> XLATensor:
-    """A new tensor with these strides: where they leave holes, or elements share a place, a view of more or less memory."""
+    """A new tensor with these strides: where they leave holes, or elements share a place, a view of more or
+    less memory.
+    """
     spec = TensorSpec(tuple(size), tuple(stride), torch.float32)
     if is_dense(spec):
         made = make(aten.empty.memory_format, (list(size),), options, lane)
@@ -148,6 +158,8 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
         )
     wanted = torch.Size(size).numel()
     flat = wrap(new_root(value(storage_of(resized._alias)))).view(-1)
-    flat = flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
+    flat = (
+        flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
+    )
     resized.data = flat.reshape(size).clone()
     return resized

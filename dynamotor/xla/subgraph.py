@@ -1,4 +1,5 @@
-"""Traces a Python function of xla tensors apart from the running program, as a jax function: loop bodies and exported models.
+"""Traces a Python function of xla tensors apart from the running program, as a jax function: loop bodies and
+exported models.
 
 >>> sub = trace(lambda ts: [ts[0] * weight], [Meta.of((2,), torch.float32)], device, "the loop")
 >>> sub.captured            # [weight]: tensors from outside that the function uses are further inputs
@@ -26,9 +27,11 @@ from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A traced function. `program(*inputs, *captured, [scalars], [keys])` gives its outputs; `key` is equal for equal programs.
+    """A traced function. `program(*inputs, *captured, [scalars], [keys])` gives its outputs; `key` is equal
+    for equal programs.
 
-    scalars: numbers that the trace lifted out of its program (float64), to be passed as one array where there are any.
+    scalars: numbers that the trace lifted out of its program (float64), to be passed as one array where there
+    are any.
     """
 
     graph: Graph
@@ -48,7 +51,9 @@ class _Importing(TorchDispatchMode):
         self.captured: list[torch.Tensor] = []
         self._inside: dict[int, XLATensor] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func._schema.is_mutable:
             self._refuse_writes(func, args, kwargs or {})
         args, kwargs = tree_map(self.bring_in, (args, kwargs or {}))
@@ -62,7 +67,9 @@ class _Importing(TorchDispatchMode):
         if inside is None:
             leaf = self.lane.leaf(None, value._alias.meta)
             self.lane.place(leaf)
-            inside = self._inside[id(value._alias)] = wrap(Alias(leaf, stride=value._alias.stride, offset=value._alias.offset))
+            inside = self._inside[id(value._alias)] = wrap(
+                Alias(leaf, stride=value._alias.stride, offset=value._alias.offset)
+            )
             self.captured.append(value)
         return inside
 
@@ -94,9 +101,9 @@ def trace(
 ) -> Subgraph:
     """Run `function` once on tensors without values and return what it recorded.
 
-    function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors. `name`: how errors
-    call it. DM669 where it needs a value (`.item()`, an op without lowering), changes tensors from outside in place, or with
-    `keeps_arguments` its arguments.
+    function: takes a list of tensors of the given shapes and dtypes, returns a flat sequence of tensors.
+    `name`: how errors call it. DM669 where it needs a value (`.item()`, an op without lowering), changes
+    tensors from outside in place, or with `keeps_arguments` its arguments.
     """
     lane = Lane(device)
     leaves = [lane.leaf(None, meta) for meta in inputs]
@@ -125,14 +132,26 @@ def trace(
         raise _lost_write(name, "one of its arguments")
     if lane.collective:
         why = "it would have to be run by all replicas in step"
-        raise XlaError("DM669", f"{name} uses a collective", why=why, cure="reduce before or after it", where=metrics.user_line())
+        raise XlaError(
+            "DM669",
+            f"{name} uses a collective",
+            why=why,
+            cure="reduce before or after it",
+            where=metrics.user_line(),
+        )
     positions = tuple(node.position if node.epoch == lane.epoch else lane.place(node) for node in nodes)
     graph = Graph.of(lane, positions)
     key = (tuple(lane.key), positions, len(leaves))
-    return Subgraph(graph, to_function(graph), importing.captured, list(lane.scalars), [node.meta for node in nodes], key)
+    return Subgraph(
+        graph, to_function(graph), importing.captured, list(lane.scalars), [node.meta for node in nodes], key
+    )
 
 
 def _node(result: Any, importing: _Importing) -> Node:
     if not isinstance(result, torch.Tensor):
-        raise XlaError("DM669", f"{importing.name} returned {type(result).__name__}", why="all its results must be tensors")
+        raise XlaError(
+            "DM669",
+            f"{importing.name} returned {type(result).__name__}",
+            why="all its results must be tensors",
+        )
     return node_of(importing.bring_in(result if is_xla(result) else result.to(importing.lane.device)))

@@ -42,7 +42,9 @@ _DEAD = _references_of_a_dead_item()
 
 
 def live_nodes(lane: Lane) -> list[Node]:
-    """Pending values whose roots are still referenced by a tensor or a view, in the order in which they were first written."""
+    """Pending values whose roots are still referenced by a tensor or a view, in the order in which they were
+    first written.
+    """
     pending, found, seen = lane.pending, [], set()
     for index in range(len(pending)):
         if sys.getrefcount(pending[index]) > _DEAD:
@@ -54,8 +56,8 @@ def live_nodes(lane: Lane) -> list[Node]:
 
 
 def flush(lane: Lane, cause: str) -> None:
-    """Compute everything live of a lane. `cause` is shown by the analysis: "mark_step", "item", "print", "cpu", "fallback
-    aten::x"."""
+    """Compute everything live of a lane. `cause` is shown by the analysis: "mark_step", "item", "print",
+    "cpu", "fallback aten::x"."""
     with lock:
         outputs = live_nodes(lane)
         if listening("xla.flush"):
@@ -94,14 +96,17 @@ def _run(lane: Lane, outputs: list[Node], cause: str) -> None:
 
 
 def _donated(lane: Lane) -> tuple[int, ...]:
-    """Leaf numbers whose buffers may be reused. `owners` never sees a tensor die; where it says more than none, references are
-    counted: one of the list of leaves, one of that of replaced leaves, one for each use in the trace, and two of this look."""
+    """Leaf numbers whose buffers may be reused. `owners` never sees a tensor die; where it says more than
+    none, references are counted: one of the list of leaves, one of that of replaced leaves, one for each use
+    in the trace, and two of this look."""
     replaced, found = lane.replaced, []
     for index in range(len(replaced)):
         leaf = replaced[index]
         if sys.getrefcount(leaf.data) != _DEAD:
             continue  # somebody has the array itself
-        if leaf.owners == 0 or (leaf.owners > 0 and sys.getrefcount(leaf) == _DEAD + 2 + lane.key.count(leaf.position)):
+        if leaf.owners == 0 or (
+            leaf.owners > 0 and sys.getrefcount(leaf) == _DEAD + 2 + lane.key.count(leaf.position)
+        ):
             found.append(-leaf.position - 1)
     return tuple(dict.fromkeys(found))
 
@@ -114,7 +119,9 @@ def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[N
 
 
 def execute_now(executable: execute.Executable, inputs: list[jax.Array]) -> list[jax.Array]:
-    """Run an executable (asynchronously, as jax does) and count it. Errors of the device become coded errors."""
+    """Run an executable (asynchronously, as jax does) and count it. Errors of the device become coded
+    errors.
+    """
     start = time.perf_counter()
     try:
         results = executable.run(inputs)
@@ -132,14 +139,14 @@ _async_worker: threading.Thread | None = None
 
 
 def add_step_closure(closure: Callable, args: Sequence[Any] = (), run_async: bool = False) -> None:
-    """Run `closure(*args)` after the next barrier, when the values of this step are on the device; asynchronous ones on a
-    thread."""
+    """Run `closure(*args)` after the next barrier, when the values of this step are on the device;
+    asynchronous ones on a thread."""
     (_async_closures if run_async else _closures).append((closure, tuple(args)))
 
 
 def sync(wait: bool = False, device: Any = None) -> None:
-    """The barrier at the end of a step: flush every device (or one), then run the step closures. `wait` blocks until the work is
-    done."""
+    """The barrier at the end of a step: flush every device (or one), then run the step closures. `wait`
+    blocks until the work is done."""
     for lane in devices.lanes(device):
         flush(lane, "mark_step")
     metrics.counter("MarkStep")
@@ -149,8 +156,8 @@ def sync(wait: bool = False, device: Any = None) -> None:
 
 
 def run_step_closures() -> None:
-    """Run the closures queued by `add_step_closure`, in order; asynchronous ones on a worker thread, after those of earlier
-    steps."""
+    """Run the closures queued by `add_step_closure`, in order; asynchronous ones on a worker thread, after
+    those of earlier steps."""
     global _async_worker
     queued, _closures[:] = list(_closures), []
     background, _async_closures[:] = list(_async_closures), []

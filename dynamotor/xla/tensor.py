@@ -1,7 +1,8 @@
 """The `xla` tensor: a torch.Tensor without storage whose value is a node of its device's trace.
 
-Tensors that share memory share a *root*; each view is a replayable chain of view ops over it. An in-place write records the
-functional op and scatters the result back along the chain, and every other view of the root is replayed when it is next read.
+Tensors that share memory share a *root*; each view is a replayable chain of view ops over it. An in-place
+write records the functional op and scatters the result back along the chain, and every other view of the root
+is replayed when it is next read.
 
 >>> x = torch.ones(2, 3, device="xla")
 >>> x[0].add_(1)
@@ -25,10 +26,23 @@ _make, _strided = torch.Tensor._make_wrapper_subclass, torch.strided
 
 
 class Alias:
-    """One view of one piece of memory. A root has no parent and holds the value; a view caches what its chain gives for a
-    version of the root. `stride` (None: row-major) and `offset` are what its tensors report (layout.py)."""
+    """One view of one piece of memory. A root has no parent and holds the value; a view caches what its chain
+    gives for a version of the root. `stride` (None: row-major) and `offset` are what its tensors report
+    (layout.py)."""
 
-    __slots__ = ("root", "parent", "func", "args", "kwargs", "meta", "node", "version", "queued", "stride", "offset")
+    __slots__ = (
+        "root",
+        "parent",
+        "func",
+        "args",
+        "kwargs",
+        "meta",
+        "node",
+        "version",
+        "queued",
+        "stride",
+        "offset",
+    )
 
     def __init__(
         self,
@@ -79,7 +93,9 @@ def new_root(node: Node, stride: tuple[int, ...] | None = None) -> Alias:
 
 
 def queue(root: Alias) -> None:
-    """Remember that the root holds a pending value: the flush computes it if the root is still alive by then."""
+    """Remember that the root holds a pending value: the flush computes it if the root is still alive by
+    then.
+    """
     lane = root.node.lane
     if root.queued != lane.epoch:
         root.queued = lane.epoch
@@ -119,11 +135,15 @@ def _write_back(alias: Alias, node: Node) -> None:
 
 
 class Overlap(XlaError):
-    """DM611: a write to a view in which elements share memory. A part of it, whose elements do not, can be written."""
+    """DM611: a write to a view in which elements share memory. A part of it, whose elements do not, can be
+    written.
+    """
 
 
 def write_through(alias: Alias, node: Node) -> None:
-    """Replaced by storage.py: write a view by its strides. Raises Overlap where its own elements share memory."""
+    """Replaced by storage.py: write a view by its strides. Raises Overlap where its own elements share
+    memory.
+    """
     raise NotImplementedError
 
 
@@ -135,13 +155,15 @@ def _fit(node: Node, meta: Meta) -> Node:
 
 
 class XLATensor(torch.Tensor):
-    """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2, device="xla")`,
-    `.to("xla")`."""
+    """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2,
+    device="xla")`, `.to("xla")`."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         handler = handlers.get(id(func))
         if handler is None:
             handler = handlers[id(func)] = classify(func)
@@ -229,14 +251,18 @@ def _copied(alias: Alias, memo: dict[Any, Any]) -> Alias:
             copy.offset = alias.offset
         else:
             parent = _copied(alias.parent, memo)
-            copy = Alias(value(alias), parent, alias.func, alias.args, alias.kwargs, alias.stride, alias.offset)
+            copy = Alias(
+                value(alias), parent, alias.func, alias.args, alias.kwargs, alias.stride, alias.offset
+            )
         memo[id(alias)] = copy
         memo[id(memo)] = [*memo.get(id(memo), ()), alias]  # kept alive, so that its id stays its own
     return copy
 
 
 Handler = Callable[[Any, tuple, dict[str, Any] | None], Any]
-handlers: dict[int, Handler] = {}  # by the overload's id: overloads live for ever, and hashing one is a call of Python code
+handlers: dict[
+    int, Handler
+] = {}  # by the overload's id: overloads live for ever, and hashing one is a call of Python code
 
 
 def classify(func: Any) -> Handler:
@@ -250,7 +276,16 @@ def wrap(alias: Alias) -> XLATensor:
     if stride is None and alias.offset:
         stride = contiguous_stride(meta.shape)
     # By position: PyTorch's parser takes half as long again for names.
-    tensor = _make(XLATensor, meta.shape, stride, alias.offset or None, None, meta.dtype, _strided, alias.node.lane.device)
+    tensor = _make(
+        XLATensor,
+        meta.shape,
+        stride,
+        alias.offset or None,
+        None,
+        meta.dtype,
+        _strided,
+        alias.node.lane.device,
+    )
     tensor._alias = alias
     return tensor
 
@@ -261,7 +296,9 @@ def maker(meta: Meta, stride: tuple[int, ...] | None, device: torch.device) -> C
 
 
 def wrap_view(alias: Alias, base: torch.Tensor) -> XLATensor:
-    """A new tensor for a view of `base`: in inference mode one that autograd knows, when it knows the base."""
+    """A new tensor for a view of `base`: in inference mode one that autograd knows, when it knows the
+    base.
+    """
     if torch.is_inference_mode_enabled() and not base.is_inference():
         with torch.inference_mode(False):
             return wrap(alias)

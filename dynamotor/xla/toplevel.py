@@ -1,4 +1,5 @@
-"""The functions that stand directly in the package: `torch_xla.device()`, `torch_xla.launch(...)` and the like.
+"""The functions that stand directly in the package: `torch_xla.device()`, `torch_xla.launch(...)` and the
+like.
 
 >>> import dynamotor.xla as torch_xla
 >>> torch_xla.manual_seed(0)
@@ -23,7 +24,9 @@ from .sync import sync as _sync
 
 
 def device(index: int | None = None) -> torch.device:
-    """Device number `index` of `devices()`; the current one, where no number is given. DM660 for a wrong one."""
+    """Device number `index` of `devices()`; the current one, where no number is given. DM660 for a wrong
+    one.
+    """
     return xm.xla_device(index)
 
 
@@ -43,7 +46,8 @@ def device_count() -> int:
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """End a step, as `xm.mark_step` does: what was recorded becomes one XLA graph and is run; then the step closures run.
+    """End a step, as `xm.mark_step` does: what was recorded becomes one XLA graph and is run; then the step
+    closures run.
 
     wait: block until the device is done. reset_scope: accepted, there are no scopes to reset.
     """
@@ -55,15 +59,22 @@ def manual_seed(seed: int, device: str | torch.device | None = None) -> None:
     rng.set_state(seed, device or xm.xla_device())
 
 
-def launch(fn: Callable[..., Any], args: tuple = (), start_method: str = "spawn", debug_single_process: bool = False) -> None:
+def launch(
+    fn: Callable[..., Any], args: tuple = (), start_method: str = "spawn", debug_single_process: bool = False
+) -> None:
     """Run `fn(index, *args)` once on every device, each in a process of its own.
 
-    Under torchrun, which has started the processes, `fn` is called in this one with its local rank. start_method: that of
-    Python's multiprocessing ("spawn", "fork"). debug_single_process: one process, this one. DM666 in SPMD mode, where one
-    process drives all devices.
+    Under torchrun, which has started the processes, `fn` is called in this one with its local rank.
+    start_method: that of Python's multiprocessing ("spawn", "fork"). debug_single_process: one process, this
+    one. DM666 in SPMD mode, where one process drives all devices.
     """
     if runtime.is_spmd():
-        raise XlaError("DM666", "launch() starts one process a device", why="SPMD mode is on", cure="call the function itself")
+        raise XlaError(
+            "DM666",
+            "launch() starts one process a device",
+            why="SPMD mode is on",
+            cure="call the function itself",
+        )
     if torch.distributed.is_torchelastic_launched():
         fn(int(os.environ["LOCAL_RANK"]), *args)
     else:

@@ -24,7 +24,10 @@ def upload(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
     """A copy of a CPU tensor's data on a device. XlaError DM609 for a dtype or layout that XLA has not."""
     if tensor.dtype not in TORCH_TO_JAX:
         raise XlaError(
-            "DM609", f"XLA has no type for {tensor.dtype}", where=metrics.user_line(), cure="convert it with .to(dtype) first"
+            "DM609",
+            f"XLA has no type for {tensor.dtype}",
+            where=metrics.user_line(),
+            cure="convert it with .to(dtype) first",
         )
     if tensor.layout is not torch.strided:
         raise XlaError(
@@ -62,7 +65,11 @@ def download(value: jax.Array, dtype: torch.dtype) -> torch.Tensor:
     narrow = _AS_INTEGER.get(torch_dtype(host.dtype))
     if narrow is None:
         return torch.from_numpy(host).to(dtype)
-    return torch.from_numpy(host.view(np.int16 if narrow is torch.int16 else np.int8)).view(torch_dtype(host.dtype)).to(dtype)
+    return (
+        torch.from_numpy(host.view(np.int16 if narrow is torch.int16 else np.int8))
+        .view(torch_dtype(host.dtype))
+        .to(dtype)
+    )
 
 
 def from_cpu(tensor: torch.Tensor, lane: Lane) -> Node:
@@ -109,7 +116,9 @@ def to_cpu(tensor: torch.Tensor, cause: str = "cpu") -> torch.Tensor:
         replication.wait([data])
         with metrics.timing("TransferFromDeviceTime"):
             host, stride = download(data, tensor.dtype), layout.preserved(tensor._alias)
-        return host if stride is None else torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)
+        return (
+            host if stride is None else torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)
+        )
     except jax.errors.JaxRuntimeError as error:
         raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
 
@@ -122,7 +131,9 @@ def array(tensor: XLATensor) -> jax.Array:
 
 
 def wrap_array(value: jax.Array, dtype: torch.dtype | None = None) -> XLATensor:
-    """An xla tensor that holds a jax array, without a copy; `dtype` where the torch dtype differs from the array's."""
+    """An xla tensor that holds a jax array, without a copy; `dtype` where the torch dtype differs from the
+    array's.
+    """
     found = list(value.devices())
     index = jax.local_devices().index(found[0]) if len(found) == 1 and found[0] in jax.local_devices() else 0
     lane = devices.lane_of(torch.device("xla", index))

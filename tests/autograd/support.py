@@ -27,7 +27,9 @@ def _item(result: tuple, index: int) -> object:
 class Compiled:
     """`fn(*tensors) -> tuple` compiled for the metadata of `inputs`; keeps the aten graphs by kind."""
 
-    def __init__(self, fn: Callable, inputs: Sequence[torch.Tensor], n_outputs: int, *, strict: bool = True) -> None:
+    def __init__(
+        self, fn: Callable, inputs: Sequence[torch.Tensor], n_outputs: int, *, strict: bool = True
+    ) -> None:
         self.graphs: dict[str, torch.fx.GraphModule] = {}
         with config.patch(verify=True, strict=strict):
             self.run = aot_compile(graph_of(fn, len(inputs), n_outputs), list(inputs), self._compile)
@@ -42,8 +44,10 @@ class Compiled:
 
 def twins(inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Two independent copies of the inputs with their strides and requires_grad."""
+
     def one(t: torch.Tensor) -> torch.Tensor:
         return copy.deepcopy(t.detach()).requires_grad_(t.requires_grad)
+
     return [one(t) for t in inputs], [one(t) for t in inputs]
 
 
@@ -54,8 +58,12 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, equal_nan=True)
 
 
-def check(fn: Callable, *inputs: torch.Tensor, calls: int = 2, strict: bool = True, fallback: bool = False) -> Compiled:
-    """Compile `fn` and compare outputs, mutated inputs and gradients with eager over several calls on the same tensors."""
+def check(
+    fn: Callable, *inputs: torch.Tensor, calls: int = 2, strict: bool = True, fallback: bool = False
+) -> Compiled:
+    """Compile `fn` and compare outputs, mutated inputs and gradients with eager over several calls on the
+    same tensors.
+    """
     ours, theirs = twins(inputs)
     probe, _ = twins(inputs)
     state = torch.get_rng_state()

@@ -1,4 +1,6 @@
-"""Outputs that the loss does not see: their gradients are left out of the backward, not carried along as zeros."""
+"""Outputs that the loss does not see: their gradients are left out of the backward, not carried along as
+zeros.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_nothing_as_large_as_the_logits_is_filled_or_added_for_a_loss_alone() ->
 
 def test_an_infinite_value_behind_an_unseen_output_does_no_harm() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x.sum(), (1 / x).log()  # the second one's derivative at zero is infinite; zero times that would be NaN
+        return x.sum(), (
+            1 / x
+        ).log()  # the second one's derivative at zero is infinite; zero times that would be NaN
 
     x = torch.tensor([0.0, 1.0], requires_grad=True)
     dynamotor.compile(f)(x)[0].backward()

@@ -22,6 +22,7 @@ def test_pointwise_chain_trains():
 def test_linear_layer_norm_softmax():
     def f(x, w, b, g, h):
         return (F.softmax(F.layer_norm(F.linear(x, w, b), (5,), g, h), -1),)
+
     check(f, rand(2, 3, 4), rand(5, 4, grad=True), rand(5, grad=True), rand(5, grad=True), rand(5, grad=True))
 
 
@@ -40,21 +41,41 @@ def test_batch_norm_updates_its_statistics():
     def f(x, w, b, mean, var, count):
         count.add_(1)
         return (F.batch_norm(x, mean, var, w, b, True, 0.1),)
-    compiled = check(f, rand(4, 3, 5, 5, grad=True), rand(3, grad=True), rand(3, grad=True), torch.zeros(3).double(),
-                     torch.ones(3).double(), torch.tensor(0), calls=3)
+
+    compiled = check(
+        f,
+        rand(4, 3, 5, 5, grad=True),
+        rand(3, grad=True),
+        rand(3, grad=True),
+        torch.zeros(3).double(),
+        torch.ones(3).double(),
+        torch.tensor(0),
+        calls=3,
+    )
     assert compiled.ops("forward").count("aten.copy_.default") == 3
 
 
 def test_batch_norm_eval_and_without_statistics():
-    check(lambda x, w, b, m, v: (F.batch_norm(x, m, v, w, b, False, 0.1),), rand(4, 3, 5, grad=True), rand(3, grad=True),
-          rand(3, grad=True), rand(3), rand(3).abs())
-    check(lambda x, w, b: (F.batch_norm(x, None, None, w, b, True, 0.1),), rand(4, 3, 5, grad=True), rand(3, grad=True),
-          rand(3, grad=True))
+    check(
+        lambda x, w, b, m, v: (F.batch_norm(x, m, v, w, b, False, 0.1),),
+        rand(4, 3, 5, grad=True),
+        rand(3, grad=True),
+        rand(3, grad=True),
+        rand(3),
+        rand(3).abs(),
+    )
+    check(
+        lambda x, w, b: (F.batch_norm(x, None, None, w, b, True, 0.1),),
+        rand(4, 3, 5, grad=True),
+        rand(3, grad=True),
+        rand(3, grad=True),
+    )
 
 
 def test_convolution_pool_flatten():
     def f(x, w, b):
         return (F.max_pool2d(F.relu(F.conv2d(x, w, b, padding=1)), 2).flatten(1),)
+
     check(f, rand(2, 3, 8, 8, grad=True), rand(4, 3, 3, 3, grad=True), rand(4, grad=True))
 
 
@@ -67,16 +88,26 @@ def test_attention_flash_and_math():
     q = [rand(2, 2, 5, 8, grad=True) for _ in range(3)]
     check(lambda q, k, v: (F.scaled_dot_product_attention(q, k, v),), *q)
     check(lambda q, k, v: (F.scaled_dot_product_attention(q, k, v, is_causal=True),), *q)
-    check(lambda q, k, v, m: (F.scaled_dot_product_attention(q, k, v, attn_mask=m),), *q, torch.rand(5, 5) > 0.3)
+    check(
+        lambda q, k, v, m: (F.scaled_dot_product_attention(q, k, v, attn_mask=m),), *q, torch.rand(5, 5) > 0.3
+    )
 
 
 def test_embedding_and_cross_entropy():
     def f(i, e, w, t):
         return (F.cross_entropy(F.linear(F.embedding(i, e), w).view(-1, 7), t.view(-1)),)
-    check(f, torch.randint(0, 6, (2, 3)), rand(6, 4, grad=True), rand(7, 4, grad=True), torch.randint(0, 7, (2, 3)))
+
+    check(
+        f,
+        torch.randint(0, 6, (2, 3)),
+        rand(6, 4, grad=True),
+        rand(7, 4, grad=True),
+        torch.randint(0, 7, (2, 3)),
+    )
 
 
-# -- writes -------------------------------------------------------------------------------------------------------
+# -- writes --------------------------------------------------------------------------------------------------
+
 
 def test_in_place_on_a_temporary():
     check(lambda x: (x.sin().mul_(2).add_(x),), rand(3, 4, grad=True))
@@ -89,6 +120,7 @@ def test_write_through_a_view_of_a_temporary():
         y[:, 1:3] = x[:, :2]
         y.t()[1] += 1
         return (y,)
+
     check(f, rand(3, 4, grad=True))
 
 
@@ -100,6 +132,7 @@ def test_views_see_writes_to_their_base():
         w = v * 2
         v.mul_(5)
         return (w, y)
+
     check(f, rand(3, 4, grad=True))
 
 
@@ -111,6 +144,7 @@ def test_view_kinds_are_written_through():
         torch.diagonal(y, 0, 0, 1).mul_(2)
         y.reshape(-1)[::3] *= 7
         return (y,)
+
     check(f, rand(3, 3, 4, grad=True))
 
 
@@ -122,6 +156,7 @@ def test_fills():
         y[2] = x[0]
         z = torch.empty_like(x).fill_(v.detach())
         return (y, z)
+
     check(f, rand(3, 4, grad=True), rand(1, grad=True)[0].detach().requires_grad_())
 
 
@@ -133,6 +168,7 @@ def test_parts_of_a_split_are_written_through():
         p, *_ = y.unbind(1)
         p.add_(1)
         return (y,)
+
     check(f, rand(3, 3, 4))
 
 
@@ -141,6 +177,7 @@ def test_inputs_are_mutated_as_in_eager():
         buf[1:].add_(x.sum(0))
         buf.mul_(2)
         return (x * w + buf[0],)
+
     check(f, rand(2, 3), rand(4, 3), rand(3, grad=True), calls=3)
 
 
@@ -149,6 +186,7 @@ def test_saved_input_that_is_mutated_later():
         y = (buf.clone() * w).sum()
         buf.add_(x)
         return (y, buf * 2)
+
     check(f, rand(3), rand(3), rand(3, grad=True), calls=3)
 
 
@@ -158,6 +196,7 @@ def test_two_inputs_swap_contents():
         a.copy_(b)
         b.copy_(t)
         return (a + 1,)
+
     check(f, rand(3), rand(3), calls=3)
 
 
@@ -165,6 +204,7 @@ def test_mutated_input_is_returned():
     def f(x, w):
         x.add_(1)
         return (x, x * w)
+
     ours, _ = twins([rand(3), rand(3, grad=True)])
     compiled = Compiled(f, ours, 2)
     assert compiled.run(*ours)[0] is ours[0]
@@ -176,6 +216,7 @@ def test_mutation_of_a_leaf_under_no_grad_falls_back():
         with torch.no_grad():
             w.mul_(0.9)
         return (x * w,)
+
     check(f, rand(3), rand(3, grad=True), fallback=True)
 
 
@@ -183,6 +224,7 @@ def test_input_that_gains_a_gradient_falls_back():
     def f(x, w):
         x.add_(w)
         return (x * 2,)
+
     ours, theirs = twins([rand(3), rand(3, grad=True)])
     compiled = Compiled(f, ours, 1, strict=False)
     compiled.run(*ours)[0].sum().backward()
@@ -198,12 +240,16 @@ def test_aliased_inputs_that_are_mutated_fall_back():
     def f(a, b):
         a.add_(1)
         return (b * 2,)
+
     compiled = Compiled(f, [base, base[1:]], 1, strict=False)
     torch.testing.assert_close(compiled.run(base, base[1:])[0], f(other, other[1:])[0])
 
 
 def test_metadata_of_temporaries_changes_in_place():
-    check(lambda x: (x.sin().t_().unsqueeze_(0).mul_(2).squeeze_(0).transpose_(0, 1) * 2,), rand(3, 4, grad=True))
+    check(
+        lambda x: (x.sin().t_().unsqueeze_(0).mul_(2).squeeze_(0).transpose_(0, 1) * 2,),
+        rand(3, 4, grad=True),
+    )
 
 
 def test_metadata_of_inputs_changes_in_place_by_falling_back():
@@ -216,7 +262,8 @@ def test_channels_last_adaptive_pool():
     check(lambda x: (F.adaptive_avg_pool2d(x, 1) * 2,), x)
 
 
-# -- aliases ------------------------------------------------------------------------------------------------------
+# -- aliases -------------------------------------------------------------------------------------------------
+
 
 def test_output_that_is_an_input_is_that_object():
     x, w = rand(3), rand(3, grad=True)
@@ -236,6 +283,7 @@ def test_outputs_that_share_memory_share_it_after_compilation():
     def f(x):
         y = x * 2
         return y, y.t(), y.view(-1)[1:], y.detach()
+
     x = rand(3, 4, grad=True)
     out = Compiled(f, [x], 4).run(x)
     assert len({t.untyped_storage().data_ptr() for t in out}) == 1
@@ -245,6 +293,7 @@ def test_outputs_that_share_memory_share_it_after_compilation():
 def test_split_outputs():
     def f(x, w):
         return F.linear(x, w).chunk(3, -1)
+
     check(f, rand(2, 4), rand(6, 4, grad=True))
     check(f, rand(2, 4), rand(6, 4))
 
@@ -261,17 +310,20 @@ def test_same_output_twice_is_one_object():
     def f(x):
         y = x * 2
         return y, y
+
     a, b = Compiled(f, [x], 2).run(x)
     assert a is b or a.data_ptr() == b.data_ptr()
 
 
-# -- autograd surroundings ----------------------------------------------------------------------------------------
+# -- autograd surroundings -----------------------------------------------------------------------------------
+
 
 def test_no_grad_region_detaches():
     def f(x, w):
         with torch.no_grad():
             scale = (x * w).abs().max()
         return (x * w / scale, scale)
+
     check(f, rand(3), rand(3, grad=True))
 
 
@@ -286,6 +338,7 @@ def test_tied_parameters():
 
     def f(x, a, b):
         return (F.linear(F.linear(x, a).tanh(), b),)
+
     out = Compiled(f, [x, w, w], 1).run(x, w, w)[0]
     out.sum().backward()
     f(x, v, v)[0].sum().backward()
@@ -296,10 +349,12 @@ def test_autocast_region_and_autocast_around():
     def f(x, w):
         with torch.autocast("cpu", torch.bfloat16):
             return (F.linear(F.linear(x, w).relu(), w).sum(-1),)
+
     check(f, rand(3, 4, dtype=torch.float32), rand(4, 4, grad=True, dtype=torch.float32))
 
     def g(x, w):
         return (F.linear(F.linear(x, w).relu(), w),)
+
     with torch.autocast("cpu", torch.bfloat16):
         check(g, rand(3, 4, dtype=torch.float32), rand(4, 4, grad=True, dtype=torch.float32))
 
@@ -368,11 +423,17 @@ def test_non_leaf_inputs():
 def test_constants_of_the_program():
     def f(x):
         return (x * torch.tensor(2.5) + torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) * torch.arange(3),)
+
     check(f, rand(3, grad=True))
 
 
 def test_leaves_made_inside_fall_back():
-    check(lambda x: (x * torch.ones(3, dtype=torch.float64, requires_grad=True),), rand(3), calls=1, fallback=True)
+    check(
+        lambda x: (x * torch.ones(3, dtype=torch.float64, requires_grad=True),),
+        rand(3),
+        calls=1,
+        fallback=True,
+    )
     check(lambda x: (x.requires_grad_() * 2,), rand(3), calls=1, fallback=True)
 
 
@@ -381,6 +442,7 @@ def test_gradient_inside_the_program():
         y = (x * w).sin().sum()
         (g,) = torch.autograd.grad(y, w, create_graph=True)
         return (g.pow(2).sum(), y)
+
     check(f, rand(3), rand(3, grad=True))
 
 
@@ -397,6 +459,7 @@ def test_lazy_conjugates_of_temporaries():
         z = y.conj()
         y.add_(1)
         return (torch.view_as_real(z.resolve_conj()), (z * x).imag)
+
     check(f, torch.randn(3, dtype=torch.complex128).requires_grad_())
 
 
@@ -405,6 +468,7 @@ def test_as_strided_counts_from_the_storage():
         y = x.clone()
         y.as_strided((2,), (2,), 1).mul_(3)
         return (y.as_strided((2, 2), (2, 3), 1), y.as_strided((2, 2), (1, 2)) * 2, x * y)
+
     check(f, rand(20)[5:15].requires_grad_())
     check(lambda x: (x.clone().as_strided((2, 2), (2, 3), 1),), rand(20)[5:15].requires_grad_())
 
@@ -425,6 +489,7 @@ def test_lstm(dtype):
     def f(x, *weights):
         out, (h, c) = torch.func.functional_call(lstm, dict(zip(names, weights)), (x,))
         return out, h, c
+
     names, weights = zip(*lstm.named_parameters())
     x = rand(2, 5, 3, dtype=dtype)
     check(f, x, *weights, fallback=dtype is torch.float32)
@@ -432,12 +497,14 @@ def test_lstm(dtype):
         check(f, x, *weights)
 
 
-# -- randomness ---------------------------------------------------------------------------------------------------
+# -- randomness ----------------------------------------------------------------------------------------------
+
 
 def test_dropout_with_eagers_numbers():
     def f(x, w):
         y = F.dropout(x * w, 0.3)
         return (F.dropout(F.linear(y, w), 0.5) + torch.rand(3) + torch.randn_like(y),)
+
     with config.patch(fallback_random=True):
         check(f, rand(3, 3), rand(3, 3, grad=True), calls=3)
 

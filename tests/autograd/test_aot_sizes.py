@@ -14,8 +14,12 @@ from dynamotor.graph.sizes import ShapeEnv, Size
 from dynamotor.graph.spec import TensorSpec, contiguous_stride
 
 
-def symbolic_graph(fn: Callable[..., Any], shapes: Sequence[Sequence[Any]], sizes: dict[str, int]) -> tuple[Any, ShapeEnv]:
-    """The torch graph of `fn` over tensors of these shapes, in which names stand for symbols; symbols come last."""
+def symbolic_graph(
+    fn: Callable[..., Any], shapes: Sequence[Sequence[Any]], sizes: dict[str, int]
+) -> tuple[Any, ShapeEnv]:
+    """The torch graph of `fn` over tensors of these shapes, in which names stand for symbols; symbols come
+    last.
+    """
     env = ShapeEnv()
     symbols = {name: env.symbol(n, name=name) for name, n in sizes.items()}
     gm = torch.fx.symbolic_trace(fn)
@@ -35,7 +39,10 @@ def symbolic_graph(fn: Callable[..., Any], shapes: Sequence[Sequence[Any]], size
 
 
 def tensors(shapes: Sequence[Sequence[Any]], sizes: dict[str, int]) -> list[torch.Tensor]:
-    return [torch.randn([sizes.get(n, n) for n in shape], dtype=torch.float64, requires_grad=True) for shape in shapes]
+    return [
+        torch.randn([sizes.get(n, n) for n in shape], dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
 
 
 def _views(x: Any, w: Any) -> Any:
@@ -45,13 +52,19 @@ def _views(x: Any, w: Any) -> Any:
 
 def _attention(x: Any, w: Any) -> Any:
     q = F.linear(x, w).view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
-    out = F.scaled_dot_product_attention(q, q * 2, q + 1, is_causal=True).transpose(1, 2).reshape(x.shape[0], -1, 8)
+    out = (
+        F.scaled_dot_product_attention(q, q * 2, q + 1, is_causal=True)
+        .transpose(1, 2)
+        .reshape(x.shape[0], -1, 8)
+    )
     return F.layer_norm(out + x, (8,)).softmax(-1)
 
 
 def _sizes_as_numbers(x: Any, w: Any) -> Any:
     n = x.shape[1]
-    return x.sum((0, 1)) / 2 + torch.zeros(8, dtype=x.dtype) + n * (x.shape[0] // 2 + n % 3), x[:, : n // 2].cumsum(1)
+    return x.sum((0, 1)) / 2 + torch.zeros(8, dtype=x.dtype) + n * (x.shape[0] // 2 + n % 3), x[
+        :, : n // 2
+    ].cumsum(1)
 
 
 def _cat_and_slices(x: Any, w: Any) -> Any:
@@ -86,7 +99,14 @@ def test_one_graph_is_right_for_every_size(fn: Callable[..., Any]) -> None:
     gm, env = symbolic_graph(fn, SHAPES, sizes)
     compiled = aot_compile(gm, [*tensors(SHAPES, sizes), *sizes.values()], run_op_by_op)
     admitted = 0
-    for sizes in ({"b": 4, "s": 16}, {"b": 2, "s": 3}, {"b": 7, "s": 9}, {"b": 3, "s": 2}, {"b": 5, "s": 64}, {"b": 16, "s": 4}):
+    for sizes in (
+        {"b": 4, "s": 16},
+        {"b": 2, "s": 3},
+        {"b": 7, "s": 9},
+        {"b": 3, "s": 2},
+        {"b": 5, "s": 64},
+        {"b": 16, "s": 4},
+    ):
         if not env.admits({s: sizes[s.name] for s in env.symbols}):
             continue
         admitted += 1

@@ -1,4 +1,6 @@
-"""Ops that cannot be differentiated ahead of time run in eager PyTorch; what is around them is compiled, gradients flow through."""
+"""Ops that cannot be differentiated ahead of time run in eager PyTorch; what is around them is compiled,
+gradients flow through.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,10 @@ MODULES = {
     "lstm_of_two_ways": lambda: Net(nn.LSTM(4, 5, num_layers=2, bidirectional=True), 10),
     "spectral_norm": lambda: Net(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))),
     "spectral_norm_with_hooks": lambda: Net(old_spectral_norm()),
-    **{op.__name__: lambda op=op: Net(Mutating(op)) for op in
-       (on_a_copy, on_a_buffer, on_a_buffer_that_was_used, with_a_result, under_autocast)},
+    **{
+        op.__name__: lambda op=op: Net(Mutating(op))
+        for op in (on_a_copy, on_a_buffer, on_a_buffer_that_was_used, with_a_result, under_autocast)
+    },
 }
 
 
@@ -146,8 +150,10 @@ def begins_to_need(x, w):
     return state * 2
 
 
-@pytest.mark.parametrize(("function", "leaf"), [(written_leaf, True), (written_result, False), (written_after_use, False),
-                                                (begins_to_need, True)])
+@pytest.mark.parametrize(
+    ("function", "leaf"),
+    [(written_leaf, True), (written_result, False), (written_after_use, False), (begins_to_need, True)],
+)
 def test_inputs_that_take_part_in_the_gradient_are_written(function, leaf):
     results = []
     for run in (function, dynamotor.compile(function)):
@@ -199,7 +205,12 @@ def test_inference_mode_hides_no_parts_of_composite_ops():
 
 
 def _ops(events):
-    return [str(node.target) for event in events for node in event.data["graph"].graph.nodes if node.op == "call_function"]
+    return [
+        str(node.target)
+        for event in events
+        for node in event.data["graph"].graph.nodes
+        if node.op == "call_function"
+    ]
 
 
 def test_gradients_switched_on_inside_inference_mode():

@@ -1,4 +1,6 @@
-"""Programs on disk: a hit computes what eager computes, any part of the key that changes is a miss, what has no text is not kept."""
+"""Programs on disk: a hit computes what eager computes, any part of the key that changes is a miss, what has
+no text is not kept.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def first_call(fn: Callable[..., Any], *args: Any, **options: Any) -> tuple[str,
     before = counters["cache"].copy()
     result = dynamotor.compile(fn, **options)(*args)
     new = counters["cache"] - before
-    return next((what for what in ("not_kept", "hit", "damaged", "miss") if new[f"program.{what}"]), "nothing"), result
+    return next(
+        (what for what in ("not_kept", "hit", "damaged", "miss") if new[f"program.{what}"]), "nothing"
+    ), result
 
 
 def inference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -70,7 +74,12 @@ def test_a_hit_computes_what_eager_computes(name: str) -> None:
 
 def test_two_processes_compute_the_same() -> None:
     root = Path(__file__).parents[2]
-    env = {**os.environ, "DYNAMOTOR_CACHE_DIR": config.cache_dir, "DYNAMOTOR_VERIFY": "0", "PYTHONPATH": str(root)}
+    env = {
+        **os.environ,
+        "DYNAMOTOR_CACHE_DIR": config.cache_dir,
+        "DYNAMOTOR_VERIFY": "0",
+        "PYTHONPATH": str(root),
+    }
     command = [sys.executable, str(Path(programs_kept.__file__))]
     done = [subprocess.run(command, env=env, capture_output=True, text=True) for _ in range(2)]
     assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
@@ -126,8 +135,14 @@ def test_a_setting_of_pytorch_is_part_of_the_key(setting: str) -> None:
 
 def test_an_input_s_metadata_is_part_of_the_key() -> None:
     x, w = torch.randn(8, 8), torch.randn(8, 8)
-    others = [(x.t(), w), (x.double(), w.double()), (torch.randn(9, 8), w), (x, x), (x.clone().requires_grad_(), w),
-              (torch.randn(9, 8)[1:], w)]
+    others = [
+        (x.t(), w),
+        (x.double(), w.double()),
+        (torch.randn(9, 8), w),
+        (x, x),
+        (x.clone().requires_grad_(), w),
+        (torch.randn(9, 8)[1:], w),
+    ]
     assert first_call(inference, x, w)[0] == "miss"
     for args in others:
         what, result = first_call(inference, *args)
@@ -153,11 +168,13 @@ def test_each_part_of_the_environment_is_part_of_the_key(part: int, monkeypatch:
     x, w = tensors()
     now = stored.environment()
     assert first_call(inference, x, w)[0] == "miss"
-    monkeypatch.setattr(stored, "environment", lambda: (*now[:part], now[part] + "!", *now[part + 1:]))
+    monkeypatch.setattr(stored, "environment", lambda: (*now[:part], now[part] + "!", *now[part + 1 :]))
     assert first_call(inference, x, w)[0] == "miss"
 
 
-def test_the_package_s_text_is_part_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_s_text_is_part_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for k in range(60):
         (tmp_path / f"m{k}.py").write_text("a = 1\n")
     monkeypatch.setattr(stored, "_PACKAGE", tmp_path)
@@ -190,7 +207,9 @@ def test_what_has_no_exact_text_is_not_kept(fn: Callable[..., Any]) -> None:
     assert first_call(fn, torch.randn(3))[0] != "hit"
 
 
-@pytest.mark.parametrize("argument", [torch.Generator(), object(), torch.nn.Identity(), torch.ones(1), os.environ])
+@pytest.mark.parametrize(
+    "argument", [torch.Generator(), object(), torch.nn.Identity(), torch.ones(1), os.environ]
+)
 def test_an_argument_without_exact_text_has_no_key(argument: Any) -> None:
     with pytest.raises(kept.NotPlain):
         kept.encode((3, {"generator": argument}))

@@ -33,10 +33,18 @@ print(json.dumps([dict(dynamotor.counters["cache"]), dict(dynamotor.counters["bu
 
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_processes_that_begin_together_build_once(count: int, tmp_path: Path) -> None:
-    env = {**os.environ, "DYNAMOTOR_CACHE_DIR": str(tmp_path), "DYNAMOTOR_VERIFY": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {
+        **os.environ,
+        "DYNAMOTOR_CACHE_DIR": str(tmp_path),
+        "DYNAMOTOR_VERIFY": "0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     (tmp_path / "program.py").write_text(PROGRAM)
-    processes = [subprocess.Popen([sys.executable, str(tmp_path / "program.py")], env=env, text=True, **pipes) for _ in range(count)]
+    processes = [
+        subprocess.Popen([sys.executable, str(tmp_path / "program.py")], env=env, text=True, **pipes)
+        for _ in range(count)
+    ]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:  # all are at the start
@@ -48,6 +56,8 @@ def test_processes_that_begin_together_build_once(count: int, tmp_path: Path) ->
         assert process.returncode == 0, err
         for counts in json.loads(out):
             total.update(counts)
-    libraries = [path for path in (tmp_path / "build").rglob("*") if path.is_file() and path.suffix != ".making"]
+    libraries = [
+        path for path in (tmp_path / "build").rglob("*") if path.is_file() and path.suffix != ".making"
+    ]
     assert total["compiled"] == len(libraries)
     assert total["program.hit"] == 2 * (count - 1) and not total["program.damaged"]

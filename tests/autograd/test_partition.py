@@ -1,4 +1,6 @@
-"""What the forward saves: never more than eager, nothing that is cheap to compute again, no matrix product twice."""
+"""What the forward saves: never more than eager, nothing that is cheap to compute again, no matrix product
+twice.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ from dynamotor.graph.spec import TensorSpec
 
 
 def split(fn, *inputs):
-    joint = trace_joint(graph_of(fn, len(inputs), 1), [TensorSpec.of(t) for t in inputs], [t.requires_grad for t in inputs],
-                        list(range(len(inputs))))
+    joint = trace_joint(
+        graph_of(fn, len(inputs), 1),
+        [TensorSpec.of(t) for t in inputs],
+        [t.requires_grad for t in inputs],
+        list(range(len(inputs))),
+    )
     run_passes(joint.gm, PASSES, stage="joint")
     return partition(joint)
 
@@ -50,8 +56,13 @@ def test_layer_norm_block_saves_no_more_than_eager():
         for _ in range(3):
             h = h + F.gelu(F.linear(F.layer_norm(h, (32,), g, b), w))
         return (h,)
-    args = [torch.randn(4, 32), torch.randn(32, 32, requires_grad=True), torch.ones(32, requires_grad=True),
-            torch.zeros(32, requires_grad=True)]
+
+    args = [
+        torch.randn(4, 32),
+        torch.randn(32, 32, requires_grad=True),
+        torch.ones(32, requires_grad=True),
+        torch.zeros(32, requires_grad=True),
+    ]
     chosen = split(f, *args)
     assert 0 < chosen.saved_bytes <= chosen.eager_bytes
 
@@ -65,8 +76,11 @@ def test_maximum_flow_is_the_minimum_cut(seed):
     for edge in edges:
         net.edge(*edge)
     flow = net.max_flow(0, n - 1)
-    cuts = [sum(c for a, b, c in edges if side >> a & 1 and not side >> b & 1)
-            for side in range(1 << n) if side & 1 and not side >> (n - 1) & 1]
+    cuts = [
+        sum(c for a, b, c in edges if side >> a & 1 and not side >> b & 1)
+        for side in range(1 << n)
+        if side & 1 and not side >> (n - 1) & 1
+    ]
     assert flow == min(cuts)
     side = net.reachable(0)
     assert sum(c for a, b, c in edges if side[a] and not side[b]) == flow

@@ -1,4 +1,6 @@
-"""Autograd comes from an output of a compiled function to what eager's graph leads to, and to nothing else."""
+"""Autograd comes from an output of a compiled function to what eager's graph leads to, and to nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ backends = pytest.mark.parametrize("backend", ["aot_eager", "native"])
 
 
 def leaf(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
 
 
 class Noisy(torch.autograd.Function):
@@ -188,7 +192,7 @@ def test_hooks_behind_an_accumulated_gradient_wait_for_the_next_one(backend):
         for k in (0, 1, 0, 0, 1):  # gradients stay, so that a hook cannot tell by them whether one has come
             call(torch.ones(4, 3))[k].sum().backward()
             seen.append(k)
-        return [sorted(seen[i:i + 2]) + seen[i + 2:i + 3] for i in range(0, len(seen), 3)]
+        return [sorted(seen[i : i + 2]) + seen[i + 2 : i + 3] for i in range(0, len(seen), 3)]
 
     assert run(compiled=True) == run(compiled=False)
 
@@ -224,4 +228,6 @@ def test_hooks_on_an_output_that_another_is_computed_from_are_refused(backend, b
         hang(outs[2])
         hang(outs[3])
         (outs[0].sum() + outs[1].sum() + outs[3].sum()).backward()  # all of the gradient comes from outside
-        assert not outs[0].retains_grad or torch.equal(outs[0].grad[1:], torch.ones(2, 3, dtype=torch.float64))
+        assert not outs[0].retains_grad or torch.equal(
+            outs[0].grad[1:], torch.ones(2, 3, dtype=torch.float64)
+        )

@@ -1,4 +1,6 @@
-"""A parameter that only unused outputs depend on has no gradient, as in eager: not zeros, which momentum and decay would act on."""
+"""A parameter that only unused outputs depend on has no gradient, as in eager: not zeros, which momentum and
+decay would act on.
+"""
 
 import pytest
 import torch

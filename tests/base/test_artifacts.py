@@ -56,7 +56,9 @@ def test_damaged_artifacts_are_refused_whole(tmp_path: Path) -> None:
     for name in ("../../../etc", "program/x"):
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("index.json", f'{{"format": "dynamotor-cache-1", "entries": [["program", "{name}", "00"]]}}')
+            archive.writestr(
+                "index.json", f'{{"format": "dynamotor-cache-1", "entries": [["program", "{name}", "00"]]}}'
+            )
         others.append(file.getvalue())
     with config.patch(cache_dir=str(tmp_path / "two")):
         for wrong in others:

@@ -47,13 +47,17 @@ def test_assignment_sets_a_field():
 
 
 def test_errors_name_code_line_cause_and_cure():
-    error = BuildError("DM302", "the build failed", why="bad code", cure="report it", where=UserLine(__file__, 1, "f"))
+    error = BuildError(
+        "DM302", "the build failed", why="bad code", cure="report it", where=UserLine(__file__, 1, "f")
+    )
     assert isinstance(error, DynamotorError) and error.code == "DM302"
     for part in ("DM302", "the build failed", "bad code", "report it", __file__ + ":1", "disk cache"):
         assert part in str(error)
 
 
-@pytest.mark.parametrize("bad", [{"fullgraph": 1}, {"dynamic": "yes"}, {"mode": "fast"}, {"options": {"nope": 1}}])
+@pytest.mark.parametrize(
+    "bad", [{"fullgraph": 1}, {"dynamic": "yes"}, {"mode": "fast"}, {"options": {"nope": 1}}]
+)
 def test_bad_compile_options_are_usage_errors(bad):
     with pytest.raises(UsageError) as caught:
         CompileOptions(**bad)
@@ -79,7 +83,9 @@ def test_digest_does_not_run_parts_together():
     assert cache.digest("ab", "c") != cache.digest("a", "bc")
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-1] + bytes([b[-1] ^ 1])])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-1] + bytes([b[-1] ^ 1])]
+)
 def test_a_damaged_entry_is_a_miss_and_is_removed(cache_dir, damage):
     key = cache.digest("x")
     cache.store("lib", key, b"payload" * 100)
@@ -170,5 +176,7 @@ def test_patches_of_several_threads_are_their_own():
 
 def test_a_build_in_the_background_has_the_settings_of_who_started_it(tmp_path):
     with config.patch(cxx_flags=("-DANSWER=17",), cache_dir=str(tmp_path)):
-        pending = build.start_build('extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }')
+        pending = build.start_build(
+            'extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }'
+        )
     assert ctypes.CFUNCTYPE(ctypes.c_int)(pending.result().address("answer"))() == 17

@@ -1,4 +1,6 @@
-"""The cache is bounded, many processes write it at once, and one that is killed or has no space leaves nothing wrong."""
+"""The cache is bounded, many processes write it at once, and one that is killed or has no space leaves
+nothing wrong.
+"""
 
 import os
 import random

@@ -71,7 +71,9 @@ def test_one_at_a_time_and_the_lock_ends():
             assert second  # the time was over
     with cache.exclusive("build", KEY, 5.0) as waited:
         assert not waited
-    assert not [name for name in os.listdir(cache.entry_path("build", KEY).parent) if name.endswith(".making")]
+    assert not [
+        name for name in os.listdir(cache.entry_path("build", KEY).parent) if name.endswith(".making")
+    ]
 
 
 @pytest.mark.parametrize("folder", ["missing/cache", "file/cache"])
@@ -82,9 +84,16 @@ def test_a_lock_that_cannot_be_made_keeps_nobody_waiting(tmp_path, folder):
 
 
 def test_import_without_a_home_or_a_name(tmp_path):
-    code = ("import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
-            "from dynamotor.base.config import config; print(config.cache_dir)")
+    code = (
+        "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
+        "from dynamotor.base.config import config; print(config.cache_dir)"
+    )
     kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "DYNAMOTOR_CACHE_DIR")}
-    done = subprocess.run([sys.executable, "-c", code], env={**kept, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-                          check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert Path(done.stdout.strip()) == tmp_path / f"dynamotor-{os.geteuid()}"

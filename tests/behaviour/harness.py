@@ -1,7 +1,10 @@
-"""Runs tables of small functions in eager and compiled, and compares results, exceptions, side effects and counts of graphs.
+"""Runs tables of small functions in eager and compiled, and compares results, exceptions, side effects and
+counts of graphs.
 
-A table is a text: a line of its own is an expression of `x` (a tensor) and `S` (a list that the function may write), or several with
-commas between them, each a function; blocks that are indented are bodies of functions. `#2` at the end of a line or body says that there may be two graphs, and breaks, where one graph is the rule.
+A table is a text: a line of its own is an expression of `x` (a tensor) and `S` (a list that the function may
+write), or several with commas between them, each a function; blocks that are indented are bodies of
+functions. `#2` at the end of a line or body says that there may be two graphs, and breaks, where one graph is
+the rule.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def parts(line: str) -> list[str]:
 
 
 class Theme:
-    """The cases of one table; `prelude` is what they may name, made once for eager and once for the compiled functions."""
+    """The cases of one table; `prelude` is what they may name, made once for eager and once for the compiled
+    functions.
+    """
 
     def __init__(self, prelude: str, table: str) -> None:
         self.cases = list(cases(table))
@@ -99,7 +104,11 @@ def outcome(function: Any, time: int) -> tuple[Any, ...]:
 
 def own(warned: list[Any]) -> list[str]:
     """The program's own warnings, not those that PyTorch's C++ gives when it is asked about shapes."""
-    return [str(w.message) for w in warned if w.category is UserWarning and "Triggered internally" not in str(w.message)]
+    return [
+        str(w.message)
+        for w in warned
+        if w.category is UserWarning and "Triggered internally" not in str(w.message)
+    ]
 
 
 def settled(value: Any) -> Any:
@@ -117,8 +126,15 @@ def same(a: Any, b: Any) -> bool:
         known = (a.dtype, a.shape, a.requires_grad) == (b.dtype, b.shape, b.requires_grad)
         return known and torch.allclose(a.detach(), b.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
     if isinstance(a, dict):
-        return len(a) == len(b) and all(same(k, m) and same(v, w) for (k, v), (m, w) in zip(a.items(), b.items(), strict=True))
-    if isinstance(a, (list, tuple)) or type(a).__name__ in ("deque", "dict_keys", "dict_values", "dict_items"):
+        return len(a) == len(b) and all(
+            same(k, m) and same(v, w) for (k, v), (m, w) in zip(a.items(), b.items(), strict=True)
+        )
+    if isinstance(a, (list, tuple)) or type(a).__name__ in (
+        "deque",
+        "dict_keys",
+        "dict_values",
+        "dict_items",
+    ):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float):
         return a == b or a != a and b != b
@@ -126,7 +142,9 @@ def same(a: Any, b: Any) -> bool:
         return same(a.args, b.args)
     if isinstance(a, (type, types.FunctionType, types.BuiltinFunctionType)):
         return a.__qualname__ == b.__qualname__
-    if (type(a).__module__ == "behaviour_of_programs" or type(a) is types.SimpleNamespace) and not hasattr(a, "_value_"):
+    if (type(a).__module__ == "behaviour_of_programs" or type(a) is types.SimpleNamespace) and not hasattr(
+        a, "_value_"
+    ):
         return same(members(a), members(b))
     return a == b or repr(a) == repr(b)
 
@@ -134,4 +152,7 @@ def same(a: Any, b: Any) -> bool:
 def members(value: Any) -> dict[str, Any]:
     """An object's attributes, those in slots too."""
     slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ())]
-    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name, None) for name in slots if name != "__dict__"}}
+    return {
+        **getattr(value, "__dict__", {}),
+        **{name: getattr(value, name, None) for name in slots if name != "__dict__"},
+    }

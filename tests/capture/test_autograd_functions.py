@@ -150,9 +150,20 @@ def reads_a_tensor(x):
 
 
 @pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
-@pytest.mark.parametrize(("function", "one_graph"), [
-    (square, True), (straight, True), (two_outputs, True), (refuses, True), (noisy, False), (noisy_backward, False),
-    (writes, False), (reads_a_tensor, False)], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("function", "one_graph"),
+    [
+        (square, True),
+        (straight, True),
+        (two_outputs, True),
+        (refuses, True),
+        (noisy, False),
+        (noisy_backward, False),
+        (writes, False),
+        (reads_a_tensor, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_results_gradients_and_effects_are_eagers(function, one_graph, backend):
     start, results, effects = torch.randn(3, 4), [], []
     for run in (function, dynamotor.compile(function, backend=backend)):

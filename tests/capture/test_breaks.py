@@ -1,4 +1,6 @@
-"""A graph break anywhere gives eager's result: programs are cut at many instructions, and at the usual causes."""
+"""A graph break anywhere gives eager's result: programs are cut at many instructions, and at the usual
+causes.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +126,7 @@ def inside_closures(x):
         print("add")
         seen.append(k)
         return total
+
     return add(1) + add(2), seen, total
 
 
@@ -140,6 +143,7 @@ def generator_that_prints(x):
         for i in range(2):
             print(i)
             yield x + i
+
     return list(items())
 
 
@@ -160,8 +164,21 @@ def effects_before_and_after(x, holder):
     return x + holder.noisy
 
 
-ONE_ARGUMENT = [prints, breaks_in_calls, decides_on_data, loop_with_break_inside, while_on_data, item_of_a_tensor,
-                inside_no_grad, inside_try, natively_raised, inside_closures, inside_comprehension, key_function, generator_that_prints]
+ONE_ARGUMENT = [
+    prints,
+    breaks_in_calls,
+    decides_on_data,
+    loop_with_break_inside,
+    while_on_data,
+    item_of_a_tensor,
+    inside_no_grad,
+    inside_try,
+    natively_raised,
+    inside_closures,
+    inside_comprehension,
+    key_function,
+    generator_that_prints,
+]
 
 
 @pytest.mark.parametrize("fn", ONE_ARGUMENT)
@@ -205,6 +222,7 @@ def test_many_breaks_do_not_grow_the_stack():
             x = x + 1
             i += 1
         return x
+
     dynamotor.config.cache_size_limit, before = 64, dynamotor.config.cache_size_limit
     try:
         assert dynamotor.compile(f, backend=Recorder())(torch.zeros(1), 50).item() == 50
@@ -217,6 +235,7 @@ def test_a_loop_on_data_reuses_its_graphs():
         while x.sum() < 300:
             x = x + 1
         return x
+
     backend = Recorder()
     assert dynamotor.compile(f, backend=backend)(torch.zeros(1)).item() == 300
     assert len(backend.graphs) <= 3
@@ -226,6 +245,7 @@ def test_numbers_that_are_only_returned_are_not_guarded():
     def rest(x):
         y = x * 2
         return (y, y.sum().item())
+
     compiled = dynamotor.compile(rest)
     with collect("capture") as events:
         for n in range(4):
@@ -242,5 +262,6 @@ def test_a_c_method_of_a_base_stays_that_of_the_base():
     def fails(x):
         print(end="")
         raise Failure(1)
+
     with pytest.raises(Failure, match="^failure 1$"):
         dynamotor.compile(fails)(torch.ones(2))

@@ -1,4 +1,6 @@
-"""Decoding: one set of instructions for 3.11 and 3.12, jumps that land, exception tables that survive a round trip."""
+"""Decoding: one set of instructions for 3.11 and 3.12, jumps that land, exception tables that survive a round
+trip.
+"""
 
 import dis
 import sys
@@ -50,14 +52,25 @@ def test_exception_tables_are_those_of_dis_and_encode_back(codes):
     for code in codes:
         ranges = parse_exception_table(code)
         assert [(e.start, e.end, e.target, e.depth, e.lasti) for e in ranges] == [
-            (e.start, e.end, e.target, e.depth, e.lasti) for e in dis._parse_exception_table(code)]
+            (e.start, e.end, e.target, e.depth, e.lasti) for e in dis._parse_exception_table(code)
+        ]
         assert encode_exception_table(list(ranges)) == code.co_exceptiontable
 
 
 def test_no_version_specific_instruction_is_left(codes):
     ops = {instr.op for code in codes for instr in decode(code).instrs}
-    gone = {"CACHE", "RESUME", "EXTENDED_ARG", "PRECALL", "KW_NAMES", "LOAD_FAST_CHECK", "JUMP_BACKWARD", "JUMP_FORWARD",
-            "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE"}
+    gone = {
+        "CACHE",
+        "RESUME",
+        "EXTENDED_ARG",
+        "PRECALL",
+        "KW_NAMES",
+        "LOAD_FAST_CHECK",
+        "JUMP_BACKWARD",
+        "JUMP_FORWARD",
+        "POP_JUMP_FORWARD_IF_TRUE",
+        "POP_JUMP_BACKWARD_IF_TRUE",
+    }
     assert not ops & gone
     assert {"CALL", "JUMP", "POP_JUMP_IF_FALSE", "FOR_ITER", "LOAD_METHOD", "BINARY_OP"} <= ops
 
@@ -69,6 +82,7 @@ def ops(function):
 def test_calls_carry_their_keywords():
     def f(a):
         return a(1, x=2, y=3)
+
     call = next(i for i in decode(f.__code__).instrs if i.op == "CALL")
     assert (call.arg, call.argval) == (3, ("x", "y"))
     plain = next(i for i in decode((lambda a: a(1)).__code__).instrs if i.op == "CALL")
@@ -79,15 +93,31 @@ def test_operators_and_names_are_text():
     def f(a, b):
         a += b
         return a.real < b, a is not b, a not in b, sys.path
+
     seen = ops(f)
-    for expected in [("BINARY_OP", "+="), ("COMPARE_OP", "<"), ("IS_OP", True), ("CONTAINS_OP", True), ("LOAD_ATTR", "real"),
-                     ("LOAD_GLOBAL", "sys"), ("LOAD_FAST", "a")]:
+    for expected in [
+        ("BINARY_OP", "+="),
+        ("COMPARE_OP", "<"),
+        ("IS_OP", True),
+        ("CONTAINS_OP", True),
+        ("LOAD_ATTR", "real"),
+        ("LOAD_GLOBAL", "sys"),
+        ("LOAD_FAST", "a"),
+    ]:
         assert expected in seen
 
 
 def test_method_loads_and_pushed_nulls():
     instrs = decode((lambda a: a.foo(len(a))).__code__).instrs
-    assert [i.op for i in instrs] == ["LOAD_FAST", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "CALL", "CALL", "RETURN_VALUE"]
+    assert [i.op for i in instrs] == [
+        "LOAD_FAST",
+        "LOAD_METHOD",
+        "LOAD_GLOBAL",
+        "LOAD_FAST",
+        "CALL",
+        "CALL",
+        "RETURN_VALUE",
+    ]
     assert instrs[2].arg is True
 
 
@@ -107,6 +137,7 @@ def test_lines_and_handlers():
             return x()
         except ValueError:
             return 3
+
     info = decode(f.__code__)
     call = next(i for i in info.instrs if i.op == "CALL")
     assert call.line == f.__code__.co_firstlineno + 2

@@ -1,6 +1,7 @@
 """Facts that a program can read, each changed between two calls: every call gives what eager gives.
 
-A row of `FACTS` makes a fresh program: `(read, changes)`. `read(x)` computes with the fact, each of `changes` changes it.
+A row of `FACTS` makes a fresh program: `(read, changes)`. `read(x)` computes with the fact, each of `changes`
+changes it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,6 @@ def outcome(fn, *args):
         return type(error)
 
 
-
-
 def check(read, changes, undo=None):
     compiled = dynamotor.compile(read, backend="eager")
     dynamotor.counters.clear()
@@ -65,7 +64,7 @@ def check(read, changes, undo=None):
             undo()
 
 
-# Python objects --------------------------------------------------------------------------------------------------------------
+# Python objects ---------------------------------------------------------------------------------------------
 class Plain:
     k = 1.0
 
@@ -77,6 +76,7 @@ def isinstance_of_an_abc():
 
     class Thing:
         pass
+
     thing = Thing()
     return lambda x: x + 1 if isinstance(thing, Base) else x - 1, [lambda: Base.register(Thing)]
 
@@ -85,6 +85,7 @@ def isinstance_of_an_abc():
 def isinstance_of_a_number_and_an_abc():
     class Base(abc.ABC):  # noqa: B024
         pass
+
     return lambda x: x + 1 if isinstance(3, Base) else x - 1, [lambda: Base.register(int)]
 
 
@@ -95,6 +96,7 @@ def isinstance_of_an_object_made_in_the_program():
 
     class Thing:
         pass
+
     return lambda x: x + 1 if isinstance(Thing(), Base) else x - 1, [lambda: Base.register(Thing)]
 
 
@@ -105,6 +107,7 @@ def issubclass_of_an_abc():
 
     class Thing:
         pass
+
     return lambda x: x + 1 if issubclass(Thing, Base) else x - 1, [lambda: Base.register(Thing)]
 
 
@@ -116,9 +119,12 @@ def isinstance_of_a_protocol_with_a_method():
 
     class Thing:
         pass
+
     thing = Thing()
     return lambda x: x + 1 if isinstance(thing, HasArea) else x - 1, [
-        lambda: setattr(Thing, "area", lambda self: 1), lambda: delattr(Thing, "area")]
+        lambda: setattr(Thing, "area", lambda self: 1),
+        lambda: delattr(Thing, "area"),
+    ]
 
 
 @fact
@@ -126,9 +132,12 @@ def isinstance_of_a_protocol_with_data():
     @typing.runtime_checkable
     class HasSize(typing.Protocol):
         size: int
+
     thing = Plain()
     return lambda x: x + 1 if isinstance(thing, HasSize) else x - 1, [
-        lambda: setattr(thing, "size", 1), lambda: delattr(thing, "size")]
+        lambda: setattr(thing, "size", 1),
+        lambda: delattr(thing, "size"),
+    ]
 
 
 @fact
@@ -141,6 +150,7 @@ def isinstance_through_a_metaclass():
 
     class Kind(metaclass=Meta):
         pass
+
     thing = Plain()
     return lambda x: x + 1 if isinstance(thing, Kind) else x - 1, [lambda: setattr(Meta, "answer", False)]
 
@@ -155,6 +165,7 @@ def issubclass_through_a_metaclass():
 
     class Kind(metaclass=Meta):
         pass
+
     return lambda x: x + 1 if issubclass(Plain, Kind) else x - 1, [lambda: setattr(Meta, "answer", False)]
 
 
@@ -168,6 +179,7 @@ def isinstance_after_new_bases():
 
     class C(A):
         pass
+
     thing = C()
     return lambda x: x + 1 if isinstance(thing, A) else x - 1, [lambda: setattr(C, "__bases__", (B,))]
 
@@ -182,6 +194,7 @@ def issubclass_after_new_bases():
 
     class C(A):
         pass
+
     return lambda x: x + 1 if issubclass(C, A) else x - 1, [lambda: setattr(C, "__bases__", (B,))]
 
 
@@ -193,6 +206,7 @@ def isinstance_by_a_class_property():
         @property
         def __class__(self):
             return Liar.kind
+
     thing = Liar()
     return lambda x: x + 1 if isinstance(thing, int) else x - 1, [lambda: setattr(Liar, "kind", str)]
 
@@ -211,24 +225,29 @@ def isinstance_by_a_subclass_hook():
 
     class Two:
         pass
+
     things = [One()]
     return lambda x: x + 1 if isinstance(things[0], Base) else x - 1, [
-        lambda: (setattr(Base, "yes", False), things.__setitem__(0, Two()))]
+        lambda: (setattr(Base, "yes", False), things.__setitem__(0, Two()))
+    ]
 
 
 @fact
 def sized_by_a_new_method():
     class Thing:
         pass
+
     thing = Thing()
     return lambda x: x + 1 if isinstance(thing, collections.abc.Sized) else x - 1, [
-        lambda: (setattr(Thing, "__len__", lambda self: 3), collections.abc.Sized.register(Thing))]
+        lambda: (setattr(Thing, "__len__", lambda self: 3), collections.abc.Sized.register(Thing))
+    ]
 
 
 @fact
 def a_class_pattern():
     class Base(abc.ABC):  # noqa: B024
         pass
+
     thing = Plain()
 
     def read(x):
@@ -236,6 +255,7 @@ def a_class_pattern():
             case Base():
                 return x + 1
         return x - 1
+
     return read, [lambda: Base.register(Plain)]
 
 
@@ -257,6 +277,7 @@ def the_bases_of_an_exception():
             return x + 1
         except Second:
             return x - 1
+
     return read, [lambda: setattr(Own, "__bases__", (Second,))]
 
 
@@ -264,6 +285,7 @@ def the_bases_of_an_exception():
 def callable_of_an_object():
     class Thing:
         pass
+
     thing = Thing()
     return lambda x: x + 1 if callable(thing) else x - 1, [lambda: setattr(Thing, "__call__", lambda self: 3)]
 
@@ -277,14 +299,19 @@ class Color(enum.Enum):
 def an_attribute_of_an_enum_member():
     class Shade(enum.Enum):
         A = 1
+
     Shade.A.weight = 1.0
-    return lambda x: x * Shade.A.weight, [lambda: setattr(Shade.A, "weight", 2.0), lambda: delattr(Shade.A, "weight")]
+    return lambda x: x * Shade.A.weight, [
+        lambda: setattr(Shade.A, "weight", 2.0),
+        lambda: delattr(Shade.A, "weight"),
+    ]
 
 
 @fact
 def an_absent_attribute_of_an_enum_member():
     class Shade(enum.Enum):
         A = 1
+
     return lambda x: x * getattr(Shade.A, "weight", 3.0), [lambda: setattr(Shade.A, "weight", 2.0)]
 
 
@@ -292,6 +319,7 @@ def an_absent_attribute_of_an_enum_member():
 def the_value_of_an_enum_member():
     class Shade(enum.Enum):
         A = 1
+
     return lambda x: x * Shade.A.value, [lambda: setattr(Shade.A, "_value_", 2.0)]
 
 
@@ -299,6 +327,7 @@ def the_value_of_an_enum_member():
 def the_name_of_an_enum_member():
     class Shade(enum.Enum):
         A = 1
+
     return lambda x: x * len(Shade.A.name), [lambda: setattr(Shade.A, "_name_", "long")]
 
 
@@ -309,6 +338,7 @@ def a_method_of_an_enum():
 
         def weight(self):
             return 2.0
+
     return lambda x: x * Shade.A.weight(), [lambda: setattr(Shade, "weight", lambda self: 5.0)]
 
 
@@ -320,6 +350,7 @@ def the_truth_of_an_enum_member():
 
         def __bool__(self):
             return WORLD["flag"]
+
     WORLD = {"flag": True}
     return lambda x: x + 1 if Shade.A else x - 1, [lambda: WORLD.update(flag=False)]
 
@@ -328,36 +359,60 @@ def the_truth_of_an_enum_member():
 def the_attributes_of_an_argument_that_is_an_enum_member():
     class Shade(enum.Enum):
         A = 1
+
     holder = [Shade.A]
     Shade.A.weight = 1.0
     return lambda x: x * holder[0].weight, [lambda: setattr(Shade.A, "weight", 2.0)]
 
 
-for _name, _values in {"__name__": ("f", "longer"), "__qualname__": ("f", "longer"), "__doc__": (None, "words"),
-                       "__module__": ("m", "other"), "__annotations__": ({}, {"a": int}),
-                       "__defaults__": (None, (1,)), "__kwdefaults__": (None, {"a": 1}), "note": ("a", "bc")}.items():
+for _name, _values in {
+    "__name__": ("f", "longer"),
+    "__qualname__": ("f", "longer"),
+    "__doc__": (None, "words"),
+    "__module__": ("m", "other"),
+    "__annotations__": ({}, {"a": int}),
+    "__defaults__": (None, (1,)),
+    "__kwdefaults__": (None, {"a": 1}),
+    "note": ("a", "bc"),
+}.items():
+
     def _function_attribute(name=_name, values=_values):
         def helper(a=1):
             return a
+
         setattr(helper, name, values[0])
         return (lambda x: x + len(getattr(helper, name) or ())), [lambda: setattr(helper, name, values[1])]
+
     FACTS[f"function {_name}"] = _function_attribute
 
-for _name, _values in {"__name__": ("F", "Longer"), "__qualname__": ("F", "Longer"), "__doc__": ("", "words"),
-                       "__module__": ("m", "other"), "__annotations__": ({}, {"a": int}), "note": ("a", "bc")}.items():
+for _name, _values in {
+    "__name__": ("F", "Longer"),
+    "__qualname__": ("F", "Longer"),
+    "__doc__": ("", "words"),
+    "__module__": ("m", "other"),
+    "__annotations__": ({}, {"a": int}),
+    "note": ("a", "bc"),
+}.items():
+
     def _class_attribute(name=_name, values=_values):
         class Thing:
             pass
+
         setattr(Thing, name, values[0])
         return (lambda x: x + len(getattr(Thing, name) or ())), [lambda: setattr(Thing, name, values[1])]
+
     FACTS[f"class {_name}"] = _class_attribute
 
     def _instance_class_attribute(name=_name, values=_values):
         class Thing:
             pass
+
         setattr(Thing, name, values[0])
         thing = Thing()
-        return (lambda x: x + len(getattr(type(thing), name) or ())), [lambda: setattr(Thing, name, values[1])]
+        return (lambda x: x + len(getattr(type(thing), name) or ())), [
+            lambda: setattr(Thing, name, values[1])
+        ]
+
     FACTS[f"class of an instance {_name}"] = _instance_class_attribute
 
 
@@ -366,6 +421,7 @@ def the_name_of_a_method():
     class Thing:
         def go(self):
             return 1
+
     thing = Thing()
     return lambda x: x + len(thing.go.__name__), [lambda: setattr(Thing.go, "__name__", "longer")]
 
@@ -374,6 +430,7 @@ def the_name_of_a_method():
 def the_contents_of_annotations():
     def helper(a: int):
         return a
+
     return lambda x: x + len(helper.__annotations__), [lambda: helper.__annotations__.update(b=int)]
 
 
@@ -387,6 +444,7 @@ def the_bases_of_a_class():
 
     class C(A):
         pass
+
     return lambda x: x + 1 if C.__bases__[0] is A else x - 1, [lambda: setattr(C, "__bases__", (B,))]
 
 
@@ -400,6 +458,7 @@ def the_mro_of_a_class():
 
     class C(A):
         pass
+
     return lambda x: x + 1 if A in C.__mro__ else x - 1, [lambda: setattr(C, "__bases__", (B,))]
 
 
@@ -407,13 +466,17 @@ def the_mro_of_a_class():
 def the_names_of_a_class():
     class Thing:
         a = 1
-    return lambda x: x + len([k for k in vars(Thing) if not k.startswith("_")]), [lambda: setattr(Thing, "b", 2)]
+
+    return lambda x: x + len([k for k in vars(Thing) if not k.startswith("_")]), [
+        lambda: setattr(Thing, "b", 2)
+    ]
 
 
 @fact
 def a_name_in_a_class():
     class Thing:
         a = 1
+
     return lambda x: x + ("b" in Thing.__dict__), [lambda: setattr(Thing, "b", 2)]
 
 
@@ -427,8 +490,10 @@ def the_fields_of_a_dataclass():
     class Other:
         a: int = 1
         b: int = 2
+
     return lambda x: x + len(dataclasses.fields(Thing)), [
-        lambda: setattr(Thing, "__dataclass_fields__", Other.__dataclass_fields__)]
+        lambda: setattr(Thing, "__dataclass_fields__", Other.__dataclass_fields__)
+    ]
 
 
 @fact
@@ -436,6 +501,7 @@ def an_attribute_of_a_cached_function():
     @functools.lru_cache
     def helper():
         return 1
+
     helper.note = 1.0
     return lambda x: x * helper.note, [lambda: setattr(helper, "note", 2.0)]
 
@@ -453,6 +519,7 @@ def the_doc_of_a_property():
         @property
         def p(self):
             return 1
+
     return lambda x: x + len(Thing.p.__doc__ or ""), [lambda: setattr(Thing.p, "__doc__", "words")]
 
 
@@ -465,14 +532,20 @@ def the_signature_of_a_function():
 
     def other(a):
         return a
-    return lambda x: x + len(inspect.signature(helper).parameters), [lambda: setattr(helper, "__code__", other.__code__)]
+
+    return lambda x: x + len(inspect.signature(helper).parameters), [
+        lambda: setattr(helper, "__code__", other.__code__)
+    ]
 
 
 @fact
 def a_thread_local_with_a_default():
     local = threading.local()
-    return lambda x: x + getattr(local, "k", 0.0), [lambda: setattr(local, "k", 2.0), lambda: setattr(local, "k", 3.0),
-                                                    lambda: delattr(local, "k")]
+    return lambda x: x + getattr(local, "k", 0.0), [
+        lambda: setattr(local, "k", 2.0),
+        lambda: setattr(local, "k", 3.0),
+        lambda: delattr(local, "k"),
+    ]
 
 
 @fact
@@ -486,8 +559,12 @@ def a_thread_local():
 def a_subclass_of_a_thread_local():
     class Local(threading.local):
         k = 1.0
+
     local = Local()
-    return lambda x: x + local.k + hasattr(local, "j"), [lambda: setattr(local, "k", 2.0), lambda: setattr(local, "j", 2.0)]
+    return lambda x: x + local.k + hasattr(local, "j"), [
+        lambda: setattr(local, "k", 2.0),
+        lambda: setattr(local, "j", 2.0),
+    ]
 
 
 @fact
@@ -497,6 +574,7 @@ def a_write_to_a_thread_local():
     def read(x):
         local.k = float(x[0]) + 1
         return x + local.k
+
     return read, [lambda: setattr(local, "k", 2.0)]
 
 
@@ -504,7 +582,10 @@ def a_write_to_a_thread_local():
 def a_weak_proxy():
     thing = Plain()
     proxy = weakref.proxy(thing)
-    return lambda x: x + getattr(proxy, "k", 0.0), [lambda: setattr(thing, "k", 2.0), lambda: delattr(thing, "k")]
+    return lambda x: x + getattr(proxy, "k", 0.0), [
+        lambda: setattr(thing, "k", 2.0),
+        lambda: delattr(thing, "k"),
+    ]
 
 
 @fact
@@ -514,6 +595,7 @@ def a_method_of_a_weak_proxy():
 
         def go(self):
             return self.k
+
     thing = Thing()
     proxy = weakref.proxy(thing)
     return lambda x: x + proxy.go(), [lambda: setattr(thing, "k", 2.0)]
@@ -527,6 +609,7 @@ def a_write_to_a_weak_proxy():
     def read(x):
         proxy.k = 2.0
         return x + thing.k
+
     return read, [lambda: setattr(thing, "k", 3.0)]
 
 
@@ -545,6 +628,7 @@ BARE = contextvars.ContextVar("BARE")
 def a_context_variable():
     def undo():
         VAR.set(1.0)
+
     return lambda x: x + VAR.get(), [lambda: VAR.set(2.0), lambda: VAR.set(2)], undo
 
 
@@ -579,8 +663,12 @@ def a_lazy_attribute_of_a_python_module():
 def a_slot():
     class Thing:
         __slots__ = ("k",)
+
     thing = Thing()
-    return lambda x: x + getattr(thing, "k", 0.0), [lambda: setattr(thing, "k", 2.0), lambda: delattr(thing, "k")]
+    return lambda x: x + getattr(thing, "k", 0.0), [
+        lambda: setattr(thing, "k", 2.0),
+        lambda: delattr(thing, "k"),
+    ]
 
 
 @fact
@@ -598,7 +686,10 @@ def the_order_of_a_set():
 @fact
 def the_dict_of_an_instance():
     thing = Plain()
-    return lambda x: x + len(vars(thing)), [lambda: setattr(thing, "a", 1), lambda: setattr(thing, "__dict__", {})]
+    return lambda x: x + len(vars(thing)), [
+        lambda: setattr(thing, "a", 1),
+        lambda: setattr(thing, "__dict__", {}),
+    ]
 
 
 @fact
@@ -620,6 +711,7 @@ def a_hash_that_changes():
 
         def __hash__(self):
             return Thing.h
+
     thing = Thing()
     return lambda x: x + hash(thing), [lambda: setattr(Thing, "h", 2)]
 

@@ -1,4 +1,6 @@
-"""Facts of PyTorch that a program can read, each changed between two calls: every call gives what eager gives."""
+"""Facts of PyTorch that a program can read, each changed between two calls: every call gives what eager
+gives.
+"""
 
 from __future__ import annotations
 
@@ -40,51 +42,102 @@ def _reset_torch():
 SETTINGS = {
     "default dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
     "finfo": (lambda: torch.finfo().bits, lambda: torch.set_default_dtype(torch.float64)),
-    "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
-    "deterministic warn only": (torch.is_deterministic_algorithms_warn_only_enabled,
-                                lambda: torch.use_deterministic_algorithms(True, warn_only=True)),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        lambda: torch.use_deterministic_algorithms(True),
+    ),
+    "deterministic warn only": (
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    ),
     "threads": (torch.get_num_threads, lambda: torch.set_num_threads(2)),
-    "matmul precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("high")),
+    "matmul precision": (
+        torch.get_float32_matmul_precision,
+        lambda: torch.set_float32_matmul_precision("high"),
+    ),
     "warn always": (torch.is_warn_always_enabled, lambda: torch.set_warn_always(True)),
     "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
     "grad mode": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
     "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
-    "autocast of another device": (lambda: torch.is_autocast_enabled("xpu"), lambda: torch.set_autocast_enabled("xpu", True)),
-    "autocast dtype": (lambda: torch.get_autocast_dtype("cpu"), lambda: torch.set_autocast_dtype("cpu", torch.float16)),
-    "autocast's dtype by default": (lambda: torch.autocast("cpu").fast_dtype, lambda: torch.set_autocast_dtype("cpu", torch.float16)),
+    "autocast of another device": (
+        lambda: torch.is_autocast_enabled("xpu"),
+        lambda: torch.set_autocast_enabled("xpu", True),
+    ),
+    "autocast dtype": (
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    ),
+    "autocast's dtype by default": (
+        lambda: torch.autocast("cpu").fast_dtype,
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    ),
     "autocast cache": (torch.is_autocast_cache_enabled, lambda: torch.set_autocast_cache_enabled(False)),
-    "matmul tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True)),
-    "cudnn enabled": (lambda: torch.backends.cudnn.enabled, lambda: setattr(torch.backends.cudnn, "enabled", False)),
-    "cudnn benchmark": (lambda: torch.backends.cudnn.benchmark, lambda: setattr(torch.backends.cudnn, "benchmark", True)),
-    "cudnn deterministic": (lambda: torch.backends.cudnn.deterministic, lambda: setattr(torch.backends.cudnn, "deterministic", True)),
-    "cudnn tf32": (lambda: torch.backends.cudnn.allow_tf32, lambda: setattr(torch.backends.cudnn, "allow_tf32", False)),
-    "mkldnn enabled": (lambda: torch.backends.mkldnn.enabled, lambda: setattr(torch.backends.mkldnn, "enabled", False)),
-    "flash attention": (torch.backends.cuda.flash_sdp_enabled, lambda: torch.backends.cuda.enable_flash_sdp(False)),
-    "math attention": (torch.backends.cuda.math_sdp_enabled, lambda: torch.backends.cuda.enable_math_sdp(False)),
-    "fast path": (torch.backends.mha.get_fastpath_enabled, lambda: torch.backends.mha.set_fastpath_enabled(False)),
-    "opt_einsum": (lambda: torch.backends.opt_einsum.enabled, lambda: setattr(torch.backends.opt_einsum, "enabled", False)),
-    "opt_einsum strategy": (lambda: torch.backends.opt_einsum.strategy,
-                            lambda: setattr(torch.backends.opt_einsum, "strategy", "greedy")),
+    "matmul tf32": (
+        lambda: torch.backends.cuda.matmul.allow_tf32,
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    ),
+    "cudnn enabled": (
+        lambda: torch.backends.cudnn.enabled,
+        lambda: setattr(torch.backends.cudnn, "enabled", False),
+    ),
+    "cudnn benchmark": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    ),
+    "cudnn deterministic": (
+        lambda: torch.backends.cudnn.deterministic,
+        lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    ),
+    "cudnn tf32": (
+        lambda: torch.backends.cudnn.allow_tf32,
+        lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    ),
+    "mkldnn enabled": (
+        lambda: torch.backends.mkldnn.enabled,
+        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    ),
+    "flash attention": (
+        torch.backends.cuda.flash_sdp_enabled,
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+    ),
+    "math attention": (
+        torch.backends.cuda.math_sdp_enabled,
+        lambda: torch.backends.cuda.enable_math_sdp(False),
+    ),
+    "fast path": (
+        torch.backends.mha.get_fastpath_enabled,
+        lambda: torch.backends.mha.set_fastpath_enabled(False),
+    ),
+    "opt_einsum": (
+        lambda: torch.backends.opt_einsum.enabled,
+        lambda: setattr(torch.backends.opt_einsum, "enabled", False),
+    ),
+    "opt_einsum strategy": (
+        lambda: torch.backends.opt_einsum.strategy,
+        lambda: setattr(torch.backends.opt_einsum, "strategy", "greedy"),
+    ),
     "nnpack": (lambda: torch.backends.nnpack.enabled(), lambda: torch.backends.nnpack.set_flags(False)),
 }
-_UNDO = {"matmul tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False),
-         "cudnn enabled": lambda: setattr(torch.backends.cudnn, "enabled", True),
-         "cudnn benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
-         "cudnn deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", False),
-         "cudnn tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
-         "mkldnn enabled": lambda: setattr(torch.backends.mkldnn, "enabled", True),
-         "flash attention": lambda: torch.backends.cuda.enable_flash_sdp(True),
-         "math attention": lambda: torch.backends.cuda.enable_math_sdp(True),
-         "fast path": lambda: torch.backends.mha.set_fastpath_enabled(True),
-         "opt_einsum": lambda: setattr(torch.backends.opt_einsum, "enabled", True),
-         "opt_einsum strategy": lambda: setattr(torch.backends.opt_einsum, "strategy", "auto"),
-         "nnpack": lambda: torch.backends.nnpack.set_flags(True),
-         "grad mode": lambda: torch.set_grad_enabled(True),
-         "autocast": lambda: torch.set_autocast_enabled("cpu", False),
-         "autocast of another device": lambda: torch.set_autocast_enabled("xpu", False),
-         "autocast dtype": lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
-         "autocast's dtype by default": lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
-         "autocast cache": lambda: torch.set_autocast_cache_enabled(True)}
+_UNDO = {
+    "matmul tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False),
+    "cudnn enabled": lambda: setattr(torch.backends.cudnn, "enabled", True),
+    "cudnn benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
+    "cudnn deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", False),
+    "cudnn tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
+    "mkldnn enabled": lambda: setattr(torch.backends.mkldnn, "enabled", True),
+    "flash attention": lambda: torch.backends.cuda.enable_flash_sdp(True),
+    "math attention": lambda: torch.backends.cuda.enable_math_sdp(True),
+    "fast path": lambda: torch.backends.mha.set_fastpath_enabled(True),
+    "opt_einsum": lambda: setattr(torch.backends.opt_einsum, "enabled", True),
+    "opt_einsum strategy": lambda: setattr(torch.backends.opt_einsum, "strategy", "auto"),
+    "nnpack": lambda: torch.backends.nnpack.set_flags(True),
+    "grad mode": lambda: torch.set_grad_enabled(True),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", False),
+    "autocast of another device": lambda: torch.set_autocast_enabled("xpu", False),
+    "autocast dtype": lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    "autocast's dtype by default": lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    "autocast cache": lambda: torch.set_autocast_cache_enabled(True),
+}
 
 
 def _setting(name):
@@ -93,6 +146,7 @@ def _setting(name):
     def undo():
         _UNDO.get(name, lambda: None)()
         _reset_torch()
+
     return lambda x: (x * 2, ask()), [change], undo
 
 
@@ -104,6 +158,7 @@ for _name in SETTINGS:
 def dist_is_initialized():
     def start():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
     return (lambda x: x + 1 if dist.is_initialized() else x - 1), [start, dist.destroy_process_group]
 
 
@@ -111,7 +166,9 @@ def dist_is_initialized():
 def the_default_device():
     stack = contextlib.ExitStack()
     return lambda x: (x + 1, str(torch.get_default_device())), [
-        lambda: stack.enter_context(torch.device("meta")), stack.close]
+        lambda: stack.enter_context(torch.device("meta")),
+        stack.close,
+    ]
 
 
 LIBRARY = """
@@ -147,6 +204,7 @@ def the_active_function_mode():
     def other():
         stack.close()
         stack.enter_context(Doubling())
+
     return lambda x: torch.sin(x), [other], stack.close
 
 
@@ -172,9 +230,11 @@ def a_tensor_that_says_it_is_a_parameter():
 def is_tensor_like():
     class Thing:
         pass
+
     thing = Thing()
     return lambda x: x + 1 if torch.overrides.is_tensor_like(thing) else x - 1, [
-        lambda: setattr(Thing, "__torch_function__", classmethod(lambda *a: None))]
+        lambda: setattr(Thing, "__torch_function__", classmethod(lambda *a: None))
+    ]
 
 
 @fact
@@ -195,7 +255,6 @@ def test_a_changed_fact_is_seen(name):
     check(*FACTS[name]())
 
 
-
 class SharedBuffers(nn.Module):
     def __init__(self):
         super().__init__()
@@ -207,9 +266,15 @@ class SharedBuffers(nn.Module):
         return x * self.b
 
 
-@pytest.mark.parametrize("share", [
-    lambda net: setattr(net.b, "data", net.a.data), lambda net: setattr(net.a, "data", net.b.data),
-    lambda net: net.b.set_(net.a), lambda net: setattr(net.c, "data", net.a.data)])
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda net: setattr(net.b, "data", net.a.data),
+        lambda net: setattr(net.a, "data", net.b.data),
+        lambda net: net.b.set_(net.a),
+        lambda net: setattr(net.c, "data", net.a.data),
+    ],
+)
 def test_buffers_made_to_share_memory(share):
     nets = SharedBuffers(), SharedBuffers()
     compiled = dynamotor.compile(nets[1])
@@ -226,6 +291,7 @@ def test_buffers_made_to_share_memory(share):
 def test_the_tangent_of_an_input_is_kept():
     def read(x):
         return x.sin() * 2
+
     compiled = dynamotor.compile(read)
     compiled(X)
     for fn in (read, compiled):
@@ -245,6 +311,7 @@ def test_autograd_does_not_see_writes_into_data():
             y = (x * self.p).sin()
             self.p.data.mul_(2)
             return (y * self.p).sum()
+
     nets = Net(), Net()
     compiled = dynamotor.compile(nets[1])
     for _ in range(2):
@@ -254,10 +321,17 @@ def test_autograd_does_not_see_writes_into_data():
         assert torch.equal(nets[0].p, nets[1].p) and torch.allclose(nets[0].p.grad, nets[1].p.grad)
 
 
-@pytest.mark.parametrize("call", [
-    lambda x: x.as_strided((2,), (1,), 1), lambda x: torch.as_strided(x, (2,), (1,), 2), lambda x: x[1:].as_strided((2,), (1,), 3),
-    lambda x: torch.as_strided_copy(x, (2,), (1,), 2), lambda x: x.clone().as_strided((2,), (1,), 1),
-    lambda x: torch.ops.aten.as_strided.default(x, [2], [1], 2)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.as_strided((2,), (1,), 1),
+        lambda x: torch.as_strided(x, (2,), (1,), 2),
+        lambda x: x[1:].as_strided((2,), (1,), 3),
+        lambda x: torch.as_strided_copy(x, (2,), (1,), 2),
+        lambda x: x.clone().as_strided((2,), (1,), 1),
+        lambda x: torch.ops.aten.as_strided.default(x, [2], [1], 2),
+    ],
+)
 @pytest.mark.parametrize("backend", ["eager", "native"])
 def test_addresses_in_a_storage_follow_the_view(call, backend):
     compiled = dynamotor.compile(lambda x: call(x) + 1, backend=backend)
@@ -283,12 +357,15 @@ def attention_that_has_no_kernel():
     return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION)
 
 
-@pytest.mark.parametrize("setting", [attention_that_has_no_kernel, lambda: torch.backends.mkldnn.flags(enabled=False)])
+@pytest.mark.parametrize(
+    "setting", [attention_that_has_no_kernel, lambda: torch.backends.mkldnn.flags(enabled=False)]
+)
 def test_settings_that_choose_kernels(setting):
     conv = nn.Conv2d(2, 2, 3)
 
     def read(x):
         return torch.nn.functional.scaled_dot_product_attention(x, x, x) + conv(x).mean()
+
     compiled, x = dynamotor.compile(read), torch.randn(1, 2, 8, 8)
     for within in (contextlib.nullcontext, setting, contextlib.nullcontext):
         with within():

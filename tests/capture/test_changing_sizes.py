@@ -1,4 +1,6 @@
-"""Sizes and integers that differ between calls: one program for all of them, right at each, with guards that can be read."""
+"""Sizes and integers that differ between calls: one program for all of them, right at each, with guards that
+can be read.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +65,24 @@ def tensors(*shapes: tuple[int, ...]) -> list[tuple[torch.Tensor]]:
 
 def _views(x: Any) -> Any:
     b, n = x.shape
-    return x.view(b * n)[: n // 2] + x.size(0), x.transpose(0, 1).reshape(n, -1), torch.arange(n) * len(x), x.expand(3, b, n).sum()
+    return (
+        x.view(b * n)[: n // 2] + x.size(0),
+        x.transpose(0, 1).reshape(n, -1),
+        torch.arange(n) * len(x),
+        x.expand(3, b, n).sum(),
+    )
 
 
 def _containers(x: Any) -> Any:
     sizes = {"all": x.shape, "last": x.shape[-1:]}
     total = sum([n * 2 for n in sizes["all"]]) + max(*x.shape, 5)
-    return x.new_zeros(sizes["all"] + (2,)).shape, total, torch.Size([total, 2]), (*sizes["last"], x.numel()), [x.stride(0)]
+    return (
+        x.new_zeros(sizes["all"] + (2,)).shape,
+        total,
+        torch.Size([total, 2]),
+        (*sizes["last"], x.numel()),
+        [x.stride(0)],
+    )
 
 
 def _nested(x: Any) -> Any:
@@ -78,6 +91,7 @@ def _nested(x: Any) -> Any:
 
     def both(n: int) -> Any:
         return halves(x, n // 2), divmod(n, 3), -n, n**2, abs(4 - n), isinstance(n, int), int(n), n is None
+
     return both(x.shape[1])
 
 
@@ -116,7 +130,10 @@ def test_a_branch_on_a_size_is_a_guard_with_its_line() -> None:
         compiled = check(fn, tensors((4,), (50,), (100,), (101,), (3,), (1000,)))
     assert len(compiled.entries) == 3 and guards(compiled) == ["s0 >= 101"]
     reason = events[-1].data["reasons"][-1]
-    assert "s0 <= 100 does not hold: s0 = x.shape[0] is 101, was 50" in reason and "if x.shape[0] > 100:" in reason
+    assert (
+        "s0 <= 100 does not hold: s0 = x.shape[0] is 101, was 50" in reason
+        and "if x.shape[0] > 100:" in reason
+    )
 
 
 def test_equal_sizes_share_a_symbol_until_they_differ() -> None:
@@ -126,8 +143,10 @@ def test_equal_sizes_share_a_symbol_until_they_differ() -> None:
     pairs = [(8, 8), (9, 9), (5, 5), (6, 7), (9, 2), (3, 3)]
     compiled = check(fn, [(torch.randn(a), torch.randn(b)) for a, b in pairs])
     assert len(compiled.entries) == 3
-    shared, apart = (next(e for e in compiled.entries if e.general and e.info.data.inputs.__len__() == n).info.data
-                     for n in (3, 4))
+    shared, apart = (
+        next(e for e in compiled.entries if e.general and e.info.data.inputs.__len__() == n).info.data
+        for n in (3, 4)
+    )
     assert "y.shape[0] == s0" in shared.sizes.report() and apart.sizes.row().facts == ()
 
 
@@ -135,12 +154,18 @@ def test_strides_are_expressions_of_the_sizes() -> None:
     def fn(x: Any) -> Any:
         return x.stride(), x + 1
 
-    forms = [lambda x: x, lambda x: x.contiguous(memory_format=torch.channels_last), lambda x: x.permute(2, 0, 3, 1)]
+    forms = [
+        lambda x: x,
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x.permute(2, 0, 3, 1),
+    ]
     for form in forms:
         compiled = check(fn, [(form(torch.randn(2, 3, n, m)),) for n, m in ((4, 5), (6, 7), (9, 8))])
         assert len(compiled.entries) == 2
     wide = torch.randn(10, 64)
-    compiled = check(fn, [(wide[:n, :m],) for n, m in ((4, 5), (6, 7), (9, 8))])  # rows of one buffer keep their stride
+    compiled = check(
+        fn, [(wide[:n, :m],) for n, m in ((4, 5), (6, 7), (9, 8))]
+    )  # rows of one buffer keep their stride
     assert len(compiled.entries) == 2
     compiled = check(fn, [(torch.randn(9, n)[:, :5],) for n in (8, 10, 12, 20)])  # only the stride differs
     assert len(compiled.entries) == 2
@@ -184,7 +209,10 @@ def test_sizes_live_across_a_graph_break() -> None:
 
 
 def test_marks_make_symbols_at_the_first_call_and_keep_numbers() -> None:
-    for mark in (lambda x: dynamotor.mark_dynamic(x, 0, min=3, max=50), lambda x: setattr(x, "_dynamo_dynamic_indices", {0})):
+    for mark in (
+        lambda x: dynamotor.mark_dynamic(x, 0, min=3, max=50),
+        lambda x: setattr(x, "_dynamo_dynamic_indices", {0}),
+    ):
         first = torch.randn(4, 5)
         mark(first)
         compiled = check_uncloned(lambda x: x * x.shape[0], [first, torch.randn(6, 5), torch.randn(9, 5)])
@@ -214,23 +242,35 @@ def test_what_needs_the_number_is_specialised_and_explained() -> None:
     compiled = check(fn, tensors((3, 9), (4, 9), (5, 9), (3, 9)))
     assert [e.general for e in compiled.entries] == [False] * 3
     report = str(dynamotor.explain(fn, backend="eager", dynamic=True)(torch.randn(3, 9)))
-    assert "x.shape[0] is a number in this program: s0 == 3" in report and "for i in range(x.shape[0]):" in report
-    report = str(dynamotor.explain(lambda x: x[: x.shape[0] // 2], backend="eager", dynamic=True)(torch.randn(8)))
+    assert (
+        "x.shape[0] is a number in this program: s0 == 3" in report
+        and "for i in range(x.shape[0]):" in report
+    )
+    report = str(
+        dynamotor.explain(lambda x: x[: x.shape[0] // 2], backend="eager", dynamic=True)(torch.randn(8))
+    )
     assert "s0 = x.shape[0], 8 at the capture, 2 <= s0" in report
 
 
 def test_the_batch_is_learnt_with_the_length() -> None:
     """The first two batches may be equally large by chance: that costs no third program."""
+
     def fn(ids: Any, mask: Any, weights: Any) -> Any:
         return (weights[ids] * mask[..., None]).sum(1)
 
     weights = torch.randn(20, 4)
-    calls = [(torch.randint(0, 20, size), torch.ones(size), weights) for size in ((8, 5), (8, 7), (3, 7), (6, 9))]
+    calls = [
+        (torch.randint(0, 20, size), torch.ones(size), weights) for size in ((8, 5), (8, 7), (3, 7), (6, 9))
+    ]
     compiled = check(fn, calls)
-    assert len(compiled.entries) == 2 and "weights" not in " ".join(compiled.entries[-1].info.data.sizes.report())
+    assert len(compiled.entries) == 2 and "weights" not in " ".join(
+        compiled.entries[-1].info.data.sizes.report()
+    )
     compiled = check(lambda x: x.relu(), tensors((8, 3, 9, 9), (8, 3, 7, 5), (2, 3, 4, 4)))
     assert len(compiled.entries) == 2
-    compiled = check(lambda x: [row.sum() for row in x], tensors((4, 9), (4, 7), (4, 5)))  # unrolled: the batch is a number again
+    compiled = check(
+        lambda x: [row.sum() for row in x], tensors((4, 9), (4, 7), (4, 5))
+    )  # unrolled: the batch is a number again
     assert len(compiled.entries) == 2
 
 
@@ -263,7 +303,9 @@ def test_sizes_stay_numbers_where_symbols_would_cost_a_graph_its_code() -> None:
         x = torch.randn(n, requires_grad=True)
         for want, got in zip(*[torch.autograd.grad(f(x).sum(), x) for f in (_bumped, compiled)]):
             torch.testing.assert_close(got, want)
-    assert [e.general for e in compiled.entries] == [False] * 3 and counters["capture"]["sizes kept numbers"] == 1
+    assert [e.general for e in compiled.entries] == [False] * 3 and counters["capture"][
+        "sizes kept numbers"
+    ] == 1
     assert not any(e.info.data.left_to_eager for e in compiled.entries)
     report = str(dynamotor.explain(compiled)(torch.randn(9, requires_grad=True)))
     assert "sizes are numbers in this program, with symbols: " in report
@@ -295,7 +337,9 @@ def test_parameters_stay_fixed_and_training_is_right_at_every_batch() -> None:
     compiled = dynamotor.compile(model, backend="aot_eager")
     for n in (4, 7, 9, 16, 1, 33):
         x = torch.randn(n, 6, dtype=torch.float64, requires_grad=True)
-        grads = [torch.autograd.grad((m(x) ** 2).mean() * n, [x, *model.parameters()]) for m in (model, compiled)]
+        grads = [
+            torch.autograd.grad((m(x) ** 2).mean() * n, [x, *model.parameters()]) for m in (model, compiled)
+        ]
         for want, got in zip(*grads):
             torch.testing.assert_close(got, want)
     assert counters["frames"]["captured"] == 3  # the first, the general one, and a batch of one
@@ -329,9 +373,16 @@ def test_the_c_program_and_the_rows_agree() -> None:
         env = sizes.env
         pool = [*[type(sizes._specs[x].shape[0])({(s,): 1}, env) for s in env.symbols], 3, 2, -5]
         for _ in range(5):
-            op = pick.choice([operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, minimum, maximum])
+            op = pick.choice(
+                [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, minimum, maximum]
+            )
             left, right = pick.sample(pool, 2)
-            if op in (operator.floordiv, operator.mod) and type(right) is int and right == 0 or type(left) is type(right) is int:
+            if (
+                op in (operator.floordiv, operator.mod)
+                and type(right) is int
+                and right == 0
+                or type(left) is type(right) is int
+            ):
                 continue
             pool.append(op(env, left, right) if op in (minimum, maximum) else op(left, right))
             pick.choice([operator.lt, operator.eq, operator.ge, operator.ne])(pool[-1], pick.choice(pool))
@@ -359,8 +410,19 @@ def test_random_programs_with_size_arithmetic(seed: int) -> None:
     calls = []
     for _ in range(20):
         b, n = pick.choice(sizes), pick.choice(sizes)
-        calls.append((torch.randn(b, n, dtype=torch.float64), torch.randn(n, dtype=torch.float64), pick.choice((2, 2, 5, 9, -3, 0, 1))))
-    check(random_sizes.program(seed), calls, backend="aot_eager" if seed % 6 == 0 else "eager", dynamic=(None, True)[seed % 2])
+        calls.append(
+            (
+                torch.randn(b, n, dtype=torch.float64),
+                torch.randn(n, dtype=torch.float64),
+                pick.choice((2, 2, 5, 9, -3, 0, 1)),
+            )
+        )
+    check(
+        random_sizes.program(seed),
+        calls,
+        backend="aot_eager" if seed % 6 == 0 else "eager",
+        dynamic=(None, True)[seed % 2],
+    )
 
 
 def test_a_growing_cache_is_general_from_its_first_call() -> None:
@@ -385,21 +447,39 @@ def test_a_trace_that_fails_alike_with_numbers_is_not_made_for_ever():
             x.add_(torch.ones(9))
         except RuntimeError as error:
             raise ValueError(n) from error
+
     compiled = dynamotor.compile(refused, backend="eager")
-    for x, n in ((torch.randn(3, 4), 5), (torch.randn(6, 4)[::2], 5), (torch.randn(3, 4), 1), (torch.randn(3, 4), 0)):
+    for x, n in (
+        (torch.randn(3, 4), 5),
+        (torch.randn(6, 4)[::2], 5),
+        (torch.randn(3, 4), 1),
+        (torch.randn(3, 4), 0),
+    ):
         with pytest.raises(ValueError, match=str(n)):
             compiled(x, torch.randn(4), n)
 
 
-HOW = [("nearest", {"size": None}), ("bilinear", {"scale_factor": 2}), ("nearest-exact", {"scale_factor": 0.5})]
+HOW = [
+    ("nearest", {"size": None}),
+    ("bilinear", {"scale_factor": 2}),
+    ("nearest-exact", {"scale_factor": 0.5}),
+]
 
 
 @pytest.mark.parametrize(("mode", "how"), HOW)
 def test_interpolation_keeps_symbols(mode: str, how: dict[str, Any]) -> None:
-    """PyTorch's own entry takes plain sizes only; layouts are found again with what the graph holds of sizes."""
+    """PyTorch's own entry takes plain sizes only; layouts are found again with what the graph holds of
+    sizes.
+    """
+
     def fn(x: Any, like: Any) -> Any:
         options = {"size": like.shape[-2:]} if "size" in how else how
-        return torch.nn.functional.interpolate(torch.nn.functional.conv2d(x, weight).relu(), mode=mode, **options) + 1
+        return (
+            torch.nn.functional.interpolate(
+                torch.nn.functional.conv2d(x, weight).relu(), mode=mode, **options
+            )
+            + 1
+        )
 
     weight, compiled = torch.randn(4, 3, 3, 3), dynamotor.compile(fn, backend="native")
     with torch.no_grad():
@@ -411,9 +491,12 @@ def test_interpolation_keeps_symbols(mode: str, how: dict[str, Any]) -> None:
 
 def test_pools_and_activations_keep_symbols() -> None:
     """A pool to one place is laid out by `as_strided`; PyTorch has no tag for `hardswish`."""
+
     def fn(x: Any) -> Any:
         return torch.nn.functional.hardswish(torch.nn.functional.adaptive_avg_pool2d(x, 1) * 2, inplace=True)
 
     for form in (torch.contiguous_format, torch.channels_last):
-        compiled = check(fn, [(torch.randn(b, 4, 7, 7).to(memory_format=form),) for b in (3, 5, 4, 7)], backend="aot_eager")
+        compiled = check(
+            fn, [(torch.randn(b, 4, 7, 7).to(memory_format=form),) for b in (3, 5, 4, 7)], backend="aot_eager"
+        )
         assert len(compiled.entries) == 2

@@ -1,4 +1,6 @@
-"""`torch.utils.checkpoint` in the graph: the function is inlined, and what it computed is computed again in the backward."""
+"""`torch.utils.checkpoint` in the graph: the function is inlined, and what it computed is computed again in
+the backward.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import dynamotor
 from dynamotor import counters
 from dynamotor.base.events import collect
 
-layers = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()) for _ in range(3)])
+layers = torch.nn.Sequential(
+    *[torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()) for _ in range(3)]
+)
 norm = torch.nn.BatchNorm1d(16)
 log: list[int] = []
 
@@ -28,7 +32,10 @@ def with_keywords(x):
 
 
 def nested(x):
-    return checkpoint(lambda y: checkpoint(layers, y.sin(), use_reentrant=False).cos(), x, use_reentrant=False) * x
+    return (
+        checkpoint(lambda y: checkpoint(layers, y.sin(), use_reentrant=False).cos(), x, use_reentrant=False)
+        * x
+    )
 
 
 def in_parts(x):
@@ -51,11 +58,17 @@ def gradients(function, x, backend):
     result = dynamotor.compile(function, backend=backend)(mine) if backend else function(mine)
     if result.requires_grad:
         (result * torch.linspace(0.5, 2, result.numel()).reshape(result.shape)).sum().backward()
-    return [result.detach(), mine.grad, *[p.grad if p.grad is None else p.grad.clone() for p in layers.parameters()]]
+    return [
+        result.detach(),
+        mine.grad,
+        *[p.grad if p.grad is None else p.grad.clone() for p in layers.parameters()],
+    ]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
-@pytest.mark.parametrize("function", [reentrant, not_reentrant, with_keywords, nested, in_parts, two_results, without_gradient])
+@pytest.mark.parametrize(
+    "function", [reentrant, not_reentrant, with_keywords, nested, in_parts, two_results, without_gradient]
+)
 def test_one_graph_with_eagers_gradients(function, backend):
     if function is not not_reentrant and backend == "native":
         pytest.skip("one function shows the kernels")

@@ -22,11 +22,14 @@ def specialise(limit=16):
     def miss(dispatcher, args, kwnames):
         made.append((args, kwnames))
         n = len(args) - len(kwnames)
-        guards = [ConstEquals(source, value) for source, value in zip(arg_sources(["a", "b"], n, kwnames), args)]
+        guards = [
+            ConstEquals(source, value) for source, value in zip(arg_sources(["a", "b"], n, kwnames), args)
+        ]
         entry = make_entry(guards, [], lambda args=args: ("made for", args), None, n, kwnames)
         if len(dispatcher.entries) < limit:
             dispatcher.add(entry)
         return "missed"
+
     return _C.Dispatcher(miss, lambda *args, **kwargs: "original", "f"), made
 
 
@@ -63,8 +66,14 @@ def test_inputs_are_gathered_and_finish_makes_the_result():
     x = Arg(0, "x")
     table = {"w": torch.ones(2)}
     inputs = [SeqItem(x, 0), DictItem(Const(table, "t"), "w")]
-    guards = [TypeIs(x, list), TensorMatch.of(inputs[0], torch.ones(2)), TensorMatch.of(inputs[1], table["w"])]
-    entry = make_entry(guards, inputs, lambda a, w: (a + w, a), lambda outs, args: {"sum": outs[0], "args": args}, 1)
+    guards = [
+        TypeIs(x, list),
+        TensorMatch.of(inputs[0], torch.ones(2)),
+        TensorMatch.of(inputs[1], table["w"]),
+    ]
+    entry = make_entry(
+        guards, inputs, lambda a, w: (a + w, a), lambda outs, args: {"sum": outs[0], "args": args}, 1
+    )
     f = _C.Dispatcher(lambda *a: "missed", None)
     f.add(entry)
     argument = [torch.full((2,), 3.0)]
@@ -80,7 +89,15 @@ def test_more_inputs_than_fit_on_the_stack():
     x = Arg(0, "x")
     inputs = [SeqItem(x, i) for i in range(700)]
     f = _C.Dispatcher(lambda *a: "missed", None)
-    f.add(make_entry([TypeIs(x, list)], inputs, lambda *ts: len(ts) == 700 and all(a is b for a, b in zip(ts, tensors)), None, 1))
+    f.add(
+        make_entry(
+            [TypeIs(x, list)],
+            inputs,
+            lambda *ts: len(ts) == 700 and all(a is b for a, b in zip(ts, tensors)),
+            None,
+            1,
+        )
+    )
     assert f(tensors) is True
     assert f(tensors[:10]) == "missed"
 
@@ -92,6 +109,7 @@ def test_exceptions_pass_through():
 
     def fails(*args):
         raise KeyError("run")
+
     f.add(make_entry([], [], fails, None, 1))
     with pytest.raises(KeyError):
         f(1)
@@ -112,6 +130,7 @@ def test_disabled_calls_the_original():
 def test_it_stands_in_a_class_as_a_method():
     class Thing:
         method = _C.Dispatcher(lambda self, args, kwnames: args, None, "method")
+
     thing = Thing()
     assert thing.method(1) == (thing, 1)
     assert Thing.method(thing, 2) == (thing, 2)
@@ -134,7 +153,15 @@ def make_cycle():
     module = torch.nn.Linear(2, 2)
     source = DictItem(DictItem(InstanceDict(Const(module, "self")), "_parameters"), "weight")
     f = _C.Dispatcher(lambda *a: None, module.forward)
-    f.add(make_entry([TensorMatch.of(source, module.weight)], [source], lambda w: w, lambda outs, args: (outs, module), 0))
+    f.add(
+        make_entry(
+            [TensorMatch.of(source, module.weight)],
+            [source],
+            lambda w: w,
+            lambda outs, args: (outs, module),
+            0,
+        )
+    )
     result = f()
     object.__setattr__(module, "compiled", f)
     return weakref.ref(module), weakref.ref(module.weight), result[1] is module
@@ -149,7 +176,9 @@ def test_a_cycle_through_the_module_is_collected():
 def test_arguments_are_not_kept_alive():
     x = Arg(0, "x")
     f = _C.Dispatcher(lambda *a: "missed", None)
-    f.add(make_entry([TensorMatch.of(SeqItem(x, 0), torch.ones(2))], [SeqItem(x, 0)], lambda t: t + 1, None, 1))
+    f.add(
+        make_entry([TensorMatch.of(SeqItem(x, 0), torch.ones(2))], [SeqItem(x, 0)], lambda t: t + 1, None, 1)
+    )
     tensor = torch.ones(2)
     references = sys.getrefcount(tensor)
     argument = [tensor]
@@ -175,6 +204,7 @@ def test_a_guard_that_calls_the_dispatcher_again():
             f.add(entry)
             state["depth"] -= 1
         return True
+
     held = Const(state, "state")
     guards = [Answer(held, nosy, True, "being nosy"), TypeIs(DictItem(held, "value"), int)]
     entry = make_entry(guards, [DictItem(held, "value")], lambda v: v, None, 1)
@@ -193,6 +223,7 @@ def test_a_run_that_drops_its_own_dispatcher():
         holder.clear()
         gc.collect()
         return "done"
+
     holder["f"] = _C.Dispatcher(lambda *a: "missed", None)
     holder["f"].add(make_entry([], [], run, None, 0))
     assert holder["f"]() == "done" and not holder
@@ -201,10 +232,15 @@ def test_a_run_that_drops_its_own_dispatcher():
 def test_threads():
     class Settings:
         value = 0
+
     x = Arg(0, "x")
     f = _C.Dispatcher(lambda dispatcher, args, kwnames: ("missed", args), None)
     for i in range(4):
-        guards = [ConstEquals(x, i), IdIs(TypeAttr(TypeOf(Const(Settings(), "s")), "value"), 0), Ambient.current()]
+        guards = [
+            ConstEquals(x, i),
+            IdIs(TypeAttr(TypeOf(Const(Settings(), "s")), "value"), 0),
+            Ambient.current(),
+        ]
         f.add(make_entry(guards, [], lambda i=i: i, None, 1))
     failures = []
 
@@ -212,8 +248,14 @@ def test_threads():
         for i in range(3000):
             value = (i * seed) % 5
             result = f(value)
-            if result not in (value, ("missed", (value,))) or result != value and value < 4 and not changing.is_set():
+            if (
+                result not in (value, ("missed", (value,)))
+                or result != value
+                and value < 4
+                and not changing.is_set()
+            ):
                 failures.append((value, result))
+
     changing = threading.Event()
     changing.set()
     threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3)]
@@ -244,7 +286,9 @@ def test_sources_below_a_known_class_or_object_are_bound():
     assert by_class.check((settings,)) is not None and by_class.sizes["watches"] == 1
     assert by_class.check((type("Settings", (), {"k": 1})(),)) is None
     settings.depth = [1]
-    by_object = compile_program([IdIs(x, settings), ConstEquals(SeqItem(DictItem(InstanceDict(x), "depth"), 0), 1)], [])
+    by_object = compile_program(
+        [IdIs(x, settings), ConstEquals(SeqItem(DictItem(InstanceDict(x), "depth"), 0), 1)], []
+    )
     assert by_object.check((settings,)) is not None and by_object.sizes["watches"] >= 3
     settings.depth[0] = 2
     assert by_object.check((settings,)) is None
@@ -254,10 +298,16 @@ def test_sources_below_a_known_class_or_object_are_bound():
 
 
 def test_malformed_programs_are_refused():
-    for nodes, checks, inputs in ([("nothing", -1, 0)], [], []), ([("arg", 0, 0)], [], []), ([("seq_item", 3, 0)], [], []), (
-            [("arg", -1, 0)], [("type_is", 4, int, None)], []), ([], [], [2]), (
-            [("arg", -1, 0)], [("unknown", 0, int, None)], []), (
-            [("const", -1, 0), ("arg", -1, 0)], [], []), ([("arg", -1, "x")], [], []):
+    for nodes, checks, inputs in (
+        ([("nothing", -1, 0)], [], []),
+        ([("arg", 0, 0)], [], []),
+        ([("seq_item", 3, 0)], [], []),
+        ([("arg", -1, 0)], [("type_is", 4, int, None)], []),
+        ([], [], [2]),
+        ([("arg", -1, 0)], [("unknown", 0, int, None)], []),
+        ([("const", -1, 0), ("arg", -1, 0)], [], []),
+        ([("arg", -1, "x")], [], []),
+    ):
         with pytest.raises((ValueError, TypeError)):
             _C.GuardProgram(nodes, checks, inputs)
     with pytest.raises(TypeError):

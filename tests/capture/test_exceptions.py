@@ -1,4 +1,6 @@
-"""Exceptions in captured code: groups, contexts, what was done before one is raised, and frames whose capture raises alone."""
+"""Exceptions in captured code: groups, contexts, what was done before one is raised, and frames whose capture
+raises alone.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_what_was_done_before_a_graph_raises_has_happened(backend):
                 raised.append(function(torch.arange(2.0), torch.tensor([at]), state).tolist())
             except IndexError as error:
                 raised.append("IndexError")
-                assert "raises_at_run_time" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+                assert "raises_at_run_time" in [
+                    frame.name for frame in traceback.extract_tb(error.__traceback__)
+                ]
         seen.append((state.steps, state.number, state.written["before"].tolist(), raised))
     assert seen[0] == seen[1]
 

@@ -1,5 +1,5 @@
-"""Every attribute of tensors, and every method without arguments, that answers with something else than a tensor: compiled once, then
-asked about tensors that differ in one fact each."""
+"""Every attribute of tensors, and every method without arguments, that answers with something else than a
+tensor: compiled once, then asked about tensors that differ in one fact each."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ VARIANTS = {
     "inference": in_inference_mode,
     "later batch": lambda: torch.zeros(3, 3),
 }
-# What is not asked: it changes the tensor or PyTorch, makes objects that compare by identity, or is a number of this run.
+# What is not asked: it changes the tensor or PyTorch, makes objects that compare by identity, or is a number
+# of this run.
 NOT_ASKED = """
     backward register_hook register_post_accumulate_grad_hook __init__ __new__ __init_subclass__ __subclasshook__ __reduce__
     __getstate__ __dlpack__ storage untyped_storage _typed_storage __weakref__ __cuda_array_interface__ __dir__ __dict__
@@ -124,6 +125,7 @@ def test_an_answer_follows_the_tensor(name, is_method, where):
     def of_a_view(x):
         y = x[:1]
         return getattr(y, name)() if is_method else getattr(y, name)
+
     read = of_an_argument if where == "of an argument" else of_a_view
     compiled = dynamotor.compile(read, backend="eager")
     dynamotor.counters.clear()

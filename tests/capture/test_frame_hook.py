@@ -1,4 +1,6 @@
-"""The frame hook: functions entered while it is on are answered by dispatchers, with references and exceptions right."""
+"""The frame hook: functions entered while it is on are answered by dispatchers, with references and
+exceptions right.
+"""
 
 import gc
 import sys
@@ -23,6 +25,7 @@ def hook_for(name, answer):
     def callback(code, function):
         asked.append(code.co_name)
         return answer if code.co_name == name else None
+
     hook = _C.FrameHook(callback)
     return hook, asked
 
@@ -50,6 +53,7 @@ def test_functions_without_an_answer_run_natively():
 def test_exceptions_come_out_at_the_call():
     def fails(*values):
         raise KeyError(values[0])
+
     hook, _ = hook_for("target", dispatcher_of(fails))
 
     def caller(x):
@@ -58,6 +62,7 @@ def test_exceptions_come_out_at_the_call():
         except KeyError as error:
             return error.args
         return None
+
     for _ in range(3):
         assert hook.call(caller, 4) == (4,)
     with pytest.raises(KeyError):
@@ -67,6 +72,7 @@ def test_exceptions_come_out_at_the_call():
 def test_an_exception_of_the_callback_comes_out():
     def callback(code, function):
         raise ValueError("callback")
+
     with pytest.raises(ValueError, match="callback"):
         _C.FrameHook(callback).call(one_local, 1)
     with pytest.raises(TypeError, match="Dispatcher or None"):
@@ -89,6 +95,7 @@ def test_functions_without_parameters():
 def test_references_balance():
     class Thing:
         pass
+
     hook, _ = hook_for("one_local", dispatcher_of(lambda x: [x]))
     thing = Thing()
     before = sys.getrefcount(thing)
@@ -114,8 +121,17 @@ def test_generators_classes_and_comprehensions_still_work():
         def generator():
             got = yield 1
             yield got
+
         g = generator()
-        return Inner.x, next(g), g.send(5), [k * 2 for k in (1, 2)], sorted([3, 1], key=lambda v: v), eval("1+1")
+        return (
+            Inner.x,
+            next(g),
+            g.send(5),
+            [k * 2 for k in (1, 2)],
+            sorted([3, 1], key=lambda v: v),
+            eval("1+1"),
+        )
+
     assert hook.call(body) == ([0, 1, 2], 1, 5, [2, 4], [1, 3], 2)
     assert "generator" not in asked and "Inner" not in asked
 
@@ -124,7 +140,9 @@ def test_closures_are_asked_for_each_function():
     def make(n):
         def inner():
             return n
+
         return inner
+
     asked = []
 
     def callback(code, function):
@@ -132,6 +150,7 @@ def test_closures_are_asked_for_each_function():
             return None
         asked.append(function)
         return dispatcher_of(lambda: ("answered", function()))
+
     hook = _C.FrameHook(callback)
     one, two = make(1), make(2)
     assert hook.call(lambda: (one(), two(), one())) == (("answered", 1), ("answered", 2), ("answered", 1))
@@ -144,6 +163,7 @@ def test_a_dispatcher_runs_with_the_hook_off_and_it_is_on_again_after():
     def answered(x):
         seen.append("in")
         return calls_target(x)[0][0]
+
     hook, asked = hook_for("one_local", dispatcher_of(answered))
     assert hook.call(lambda: (one_local(1), one_local(2))) == ("native", "native")
     assert len(seen) == 2
@@ -166,6 +186,7 @@ def test_other_threads_are_not_hooked():
         thread.start()
         thread.join()
         results.append(one_local(2))
+
     hook.call(body)
     assert results == [1, "answered"]
 
@@ -176,6 +197,7 @@ def test_hooks_nest_and_are_restored():
 
     def body():
         return one_local(1), inner.call(lambda: one_local(1)), one_local(1)
+
     assert outer.call(body) == ("outer", "inner", "outer")
     previous = _C.set_frame_hook(outer)
     assert previous is None
@@ -191,6 +213,7 @@ def test_deep_recursion_still_raises_recursion_error():
 
     def deep(n):
         return deep(n + 1)
+
     with pytest.raises(RecursionError):
         hook.call(deep, 0)
 
@@ -206,6 +229,7 @@ def test_only_frames_that_concern_some_classes_are_asked_for():
 
     def body(value):
         return takes(value)
+
     hook = _C.FrameHook(callback, (torch.Tensor, torch.nn.Module))
     for value, asked in ((3, []), ([3], []), (torch.ones(1), ["body", "takes"])):
         seen.clear()
@@ -232,6 +256,7 @@ def test_tracing_and_profiling_go_on(install):
     def tracer(frame, event, argument):
         events.append(event)
         return tracer
+
     hook, _ = hook_for("one_local", dispatcher_of(lambda x: ("answered", x)))
     raising, _ = hook_for("one_local", dispatcher_of(lambda x: [].pop()))
     before = (sys.gettrace if install is sys.settrace else sys.getprofile)()

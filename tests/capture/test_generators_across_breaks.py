@@ -1,4 +1,6 @@
-"""A generator that has not started when the graph breaks is made again by its call: `with` blocks go on captured."""
+"""A generator that has not started when the graph breaks is made again by its call: `with` blocks go on
+captured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`torch.autograd.grad` inside a compiled function: one node, differentiated again where the program asks for it."""
+"""`torch.autograd.grad` inside a compiled function: one node, differentiated again where the program asks for
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def force(x):
 def energy_and_force(x):
     energy = net(x).sum()
     (first,) = grad(energy, x, create_graph=True)
-    return energy + (first ** 2).sum()
+    return energy + (first**2).sum()
 
 
 def penalty(x):
@@ -29,7 +31,7 @@ def penalty(x):
 
 
 def second_derivative(x):
-    (first,) = grad((x ** 4).sum(), x, create_graph=True)
+    (first,) = grad((x**4).sum(), x, create_graph=True)
     (second,) = grad(first.sum(), x, create_graph=True)
     return first * second
 
@@ -39,7 +41,7 @@ def of_parameters(x):
 
 
 def unused(x):
-    first, none = grad([(x ** 2).sum()], [x, net[0].bias], allow_unused=True)
+    first, none = grad([(x**2).sum()], [x, net[0].bias], allow_unused=True)
     return first if none is None else first * 0
 
 
@@ -53,12 +55,21 @@ def run(function, x, backend):
     net.zero_grad()
     result = dynamotor.compile(function, backend=backend)(mine) if backend else function(mine)
     if result.requires_grad:
-        (result * torch.linspace(1, 2, result.numel(), dtype=result.dtype).reshape(result.shape)).sum().backward()
-    return [result.detach(), mine.grad, *[None if p.grad is None else p.grad.clone() for p in net.parameters()]]
+        (
+            result * torch.linspace(1, 2, result.numel(), dtype=result.dtype).reshape(result.shape)
+        ).sum().backward()
+    return [
+        result.detach(),
+        mine.grad,
+        *[None if p.grad is None else p.grad.clone() for p in net.parameters()],
+    ]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
-@pytest.mark.parametrize("function", [force, energy_and_force, penalty, second_derivative, of_parameters, unused, with_grad_outputs])
+@pytest.mark.parametrize(
+    "function",
+    [force, energy_and_force, penalty, second_derivative, of_parameters, unused, with_grad_outputs],
+)
 def test_one_graph_with_eagers_values_and_gradients(function, backend):
     if backend == "native" and function not in (force, penalty):
         pytest.skip("two functions show the kernels")
@@ -72,7 +83,7 @@ def test_one_graph_with_eagers_values_and_gradients(function, backend):
 
 def test_a_history_outside_is_followed_by_eager():
     def function(x, start):
-        return grad((x ** 2).sum(), start, allow_unused=True)[0] * 2
+        return grad((x**2).sum(), start, allow_unused=True)[0] * 2
 
     start = torch.randn(3, requires_grad=True)
     compiled = dynamotor.compile(function, backend="eager")
@@ -87,14 +98,14 @@ def test_hooks_are_called():
     x.register_hook(lambda g: g * 10)
 
     def function(x):
-        return grad((x ** 2).sum(), x)[0]
+        return grad((x**2).sum(), x)[0]
 
     torch.testing.assert_close(dynamotor.compile(function, backend="eager")(x), function(x))
 
 
 def test_what_eager_refuses():
     def function(x):
-        y = (x ** 2).sum()
+        y = (x**2).sum()
         return grad(y, x)[0] + grad(y, x)[0]
 
     x = torch.randn(3, requires_grad=True)

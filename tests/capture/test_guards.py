@@ -57,9 +57,37 @@ class Color(enum.Enum):
 
 
 CONSTANTS = [
-    0, 1, True, False, 1.0, 0.0, -0.0, math.nan, math.inf, "1", b"1", None, (1, 2), (1, 2.0), (1, (True,)), 1 + 0j, slice(1, 2),
-    slice(1, 2.0), ..., Color.RED, Color.BLUE, torch.float32, torch.float64, torch.device("cpu"), torch.device("meta"),
-    torch.Size([1, 2]), frozenset({1}), frozenset({1.0}), range(3), torch.strided, 10**30,
+    0,
+    1,
+    True,
+    False,
+    1.0,
+    0.0,
+    -0.0,
+    math.nan,
+    math.inf,
+    "1",
+    b"1",
+    None,
+    (1, 2),
+    (1, 2.0),
+    (1, (True,)),
+    1 + 0j,
+    slice(1, 2),
+    slice(1, 2.0),
+    ...,
+    Color.RED,
+    Color.BLUE,
+    torch.float32,
+    torch.float64,
+    torch.device("cpu"),
+    torch.device("meta"),
+    torch.Size([1, 2]),
+    frozenset({1}),
+    frozenset({1.0}),
+    range(3),
+    torch.strided,
+    10**30,
 ]
 
 
@@ -94,7 +122,9 @@ def tensors():
     yield "no tensor", 3, False
 
 
-@pytest.mark.parametrize("name, value, passes", list(tensors()), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    "name, value, passes", list(tensors()), ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_tensor_match(name, value, passes):
     guard = TensorMatch.of(x, torch.randn(2, 3))
     assert guard.check((value,)) == passes
@@ -102,7 +132,9 @@ def test_tensor_match(name, value, passes):
     assert passes or "was" in guard.reason((value,))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.uint16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.uint16]
+)
 def test_tensor_match_of_every_kind_of_dtype(dtype):
     tensor = torch.empty(3, dtype=dtype)
     program = compile_program([TensorMatch.of(x, tensor)], [x])
@@ -111,8 +143,16 @@ def test_tensor_match_of_every_kind_of_dtype(dtype):
 
 
 def test_tensor_match_with_wild_sizes():
-    guard = TensorMatch(x, torch.Tensor, (None, 3), (None, 1), torch.float32, torch.device("cpu"), False,
-                        TensorMatch.of(x, torch.ones(1)).keys)
+    guard = TensorMatch(
+        x,
+        torch.Tensor,
+        (None, 3),
+        (None, 1),
+        torch.float32,
+        torch.device("cpu"),
+        False,
+        TensorMatch.of(x, torch.ones(1)).keys,
+    )
     program = compile_program([guard], [])
     for value, passes in ((torch.ones(7, 3), True), (torch.ones(7, 4), False), (torch.ones(3), False)):
         assert guard.check((value,)) == passes == (program.check((value,)) is not None)
@@ -134,7 +174,9 @@ def held(value):
 
 
 def check_change(guards, change, undo, args=(), inputs=()):
-    """The guards hold; after `change` they do not, after `undo` they do: in Python and in C, called again and again."""
+    """The guards hold; after `change` they do not, after `undo` they do: in Python and in C, called again and
+    again.
+    """
     program = compile_program(guards, list(inputs))
 
     def both():
@@ -142,6 +184,7 @@ def check_change(guards, change, undo, args=(), inputs=()):
         in_c = [program.check(args) is not None for _ in range(3)]
         assert in_c == [in_python] * 3, (in_c, in_python)
         return in_python
+
     assert both()
     for _ in range(2):
         change()
@@ -158,17 +201,23 @@ def setter(target, name, value):
 
 def test_an_attribute():
     obj = Plain(k=3)
-    check_change([ConstEquals(DictItem(InstanceDict(held(obj)), "k"), 3)], setter(obj, "k", 4), setter(obj, "k", 3))
+    check_change(
+        [ConstEquals(DictItem(InstanceDict(held(obj)), "k"), 3)], setter(obj, "k", 4), setter(obj, "k", 3)
+    )
 
 
 def test_stores_that_the_interpreter_specialises():
-    """CPython keeps attributes outside a dict until one is asked for, and specialises stores: both must move the version."""
+    """CPython keeps attributes outside a dict until one is asked for, and specialises stores: both must move
+    the version.
+    """
+
     class Bare:
         def __init__(self):
             self.k = 0
 
     def store(obj, value):
         obj.k = value
+
     first = Bare()
     for i in range(200):
         store(first, i)
@@ -188,7 +237,11 @@ def test_an_attribute_of_an_argument():
 
 def test_an_attribute_deleted():
     obj = Plain(k=3)
-    check_change([ConstEquals(DictItem(InstanceDict(held(obj)), "k"), 3)], lambda: delattr(obj, "k"), setter(obj, "k", 3))
+    check_change(
+        [ConstEquals(DictItem(InstanceDict(held(obj)), "k"), 3)],
+        lambda: delattr(obj, "k"),
+        setter(obj, "k", 3),
+    )
 
 
 def test_an_unrelated_attribute_does_not_matter():
@@ -202,7 +255,10 @@ def test_an_unrelated_attribute_does_not_matter():
 
 def test_instance_attribute_shadows_the_class():
     obj = Plain()
-    guards = [MissingKey(InstanceDict(held(obj)), "here"), ConstEquals(TypeAttr(TypeOf(held(obj)), "here"), "class")]
+    guards = [
+        MissingKey(InstanceDict(held(obj)), "here"),
+        ConstEquals(TypeAttr(TypeOf(held(obj)), "here"), "class"),
+    ]
     check_change(guards, setter(obj, "here", 1), lambda: delattr(obj, "here"))
     check_change(guards, setter(Plain, "here", 1), setter(Plain, "here", "class"))
 
@@ -210,6 +266,7 @@ def test_instance_attribute_shadows_the_class():
 def test_the_class_of_an_object():
     class Other(Plain):
         pass
+
     obj = Plain()
     check_change([TypeIs(held(obj), Plain)], setter(obj, "__class__", Other), setter(obj, "__class__", Plain))
     check_change([MissingKey(InstanceDict(held(obj)), "q")], setter(obj, "q", 1), lambda: delattr(obj, "q"))
@@ -233,8 +290,13 @@ def test_a_method_on_the_class_and_on_a_base():
 
     class Derived(Base):
         pass
+
     obj, original = Derived(), Base.method
-    guards = [TypeIs(x, Derived), IdIs(TypeAttr(TypeOf(x), "method"), original), MissingTypeAttr(TypeOf(x), "extra")]
+    guards = [
+        TypeIs(x, Derived),
+        IdIs(TypeAttr(TypeOf(x), "method"), original),
+        MissingTypeAttr(TypeOf(x), "extra"),
+    ]
     check_change(guards, setter(Base, "method", len), setter(Base, "method", original), (obj,))
     check_change(guards, setter(Derived, "method", len), lambda: delattr(Derived, "method"), (obj,))
     check_change(guards, setter(Base, "extra", 1), lambda: delattr(Base, "extra"), (obj,))
@@ -242,12 +304,16 @@ def test_a_method_on_the_class_and_on_a_base():
     class Another:
         def method(self):
             return 2
-    check_change(guards, setter(Derived, "__bases__", (Another,)), setter(Derived, "__bases__", (Base,)), (obj,))
+
+    check_change(
+        guards, setter(Derived, "__bases__", (Another,)), setter(Derived, "__bases__", (Base,)), (obj,)
+    )
 
 
 def test_a_class_whose_method_changes_at_every_call_stays_correct():
     class Thing:
         value = 0
+
     program = compile_program([ConstEquals(TypeAttr(held(Thing), "value"), 0)], [])
     for i in range(300):
         Thing.value = i % 3
@@ -258,20 +324,40 @@ def test_globals_closures_and_defaults():
     namespace = {"g": 1}
     exec("def f(a, b=2, *, c=3):\n return g, len", namespace)
     f = namespace["f"]
-    check_change([ConstEquals(DictItem(GlobalsOf(held(f)), "g"), 1)],
-                 lambda: namespace.update(g=2), lambda: namespace.update(g=1))
-    check_change([MissingKey(GlobalsOf(held(f)), "len"), IdIs(DictItem(BuiltinsOf(held(f)), "len"), len)],
-                 lambda: namespace.update(len=3), lambda: namespace.pop("len"))
-    check_change([ConstEquals(SeqItem(FuncAttr(held(f), "__defaults__"), 0), 2)],
-                 setter(f, "__defaults__", (5,)), setter(f, "__defaults__", (2,)))
-    check_change([ConstEquals(DictItem(FuncAttr(held(f), "__kwdefaults__"), "c"), 3)],
-                 lambda: f.__kwdefaults__.update(c=4), lambda: f.__kwdefaults__.update(c=3))
-    check_change([ConstEquals(DictItem(FuncAttr(held(f), "__kwdefaults__"), "c"), 3)],
-                 setter(f, "__kwdefaults__", None), setter(f, "__kwdefaults__", {"c": 3}))
+    check_change(
+        [ConstEquals(DictItem(GlobalsOf(held(f)), "g"), 1)],
+        lambda: namespace.update(g=2),
+        lambda: namespace.update(g=1),
+    )
+    check_change(
+        [MissingKey(GlobalsOf(held(f)), "len"), IdIs(DictItem(BuiltinsOf(held(f)), "len"), len)],
+        lambda: namespace.update(len=3),
+        lambda: namespace.pop("len"),
+    )
+    check_change(
+        [ConstEquals(SeqItem(FuncAttr(held(f), "__defaults__"), 0), 2)],
+        setter(f, "__defaults__", (5,)),
+        setter(f, "__defaults__", (2,)),
+    )
+    check_change(
+        [ConstEquals(DictItem(FuncAttr(held(f), "__kwdefaults__"), "c"), 3)],
+        lambda: f.__kwdefaults__.update(c=4),
+        lambda: f.__kwdefaults__.update(c=3),
+    )
+    check_change(
+        [ConstEquals(DictItem(FuncAttr(held(f), "__kwdefaults__"), "c"), 3)],
+        setter(f, "__kwdefaults__", None),
+        setter(f, "__kwdefaults__", {"c": 3}),
+    )
     code = f.__code__
-    check_change([IdIs(FuncAttr(held(f), "__code__"), code)], setter(f, "__code__", (lambda a, b=2, *, c=3: 1).__code__),
-                 setter(f, "__code__", code))
-    check_change([MissingKey(FuncAttr(held(f), "__dict__"), "mark")], setter(f, "mark", 1), lambda: delattr(f, "mark"))
+    check_change(
+        [IdIs(FuncAttr(held(f), "__code__"), code)],
+        setter(f, "__code__", (lambda a, b=2, *, c=3: 1).__code__),
+        setter(f, "__code__", code),
+    )
+    check_change(
+        [MissingKey(FuncAttr(held(f), "__dict__"), "mark")], setter(f, "mark", 1), lambda: delattr(f, "mark")
+    )
 
 
 def test_cells():
@@ -290,9 +376,11 @@ def test_cells():
         def drop_later():
             nonlocal later
             del later
+
         if False:
             later = 0
         return inner, set_n, set_later, drop_later
+
     inner, set_n, set_later, drop_later = outer(1)
     where = inner.__code__.co_freevars.index
     check_change([ConstEquals(Cell(held(inner), where("n")), 1)], lambda: set_n(2), lambda: set_n(1))
@@ -308,7 +396,9 @@ def test_lists_and_tuples():
     guards = [TypeIs(held(items), list), Length(held(items), 3), ConstEquals(SeqItem(held(items), 1), "two")]
     check_change(guards, lambda: items.append(4), items.pop)
     check_change(guards, lambda: items.__setitem__(1, "2"), lambda: items.__setitem__(1, "two"))
-    check_change([Length(x, 3), ConstEquals(SeqItem(x, 1), "two")], lambda: items.append(4), items.pop, (items,))
+    check_change(
+        [Length(x, 3), ConstEquals(SeqItem(x, 1), "two")], lambda: items.append(4), items.pop, (items,)
+    )
     check_change([ConstEquals(SeqItem(held(items), 2), 3.0)], items.pop, lambda: items.append(3.0))
 
 
@@ -323,6 +413,7 @@ def test_dicts():
 
     def restore():
         table["b"] = table.pop("b")
+
     check_change(guards, reorder, restore)
     check_change([Length(held(table), 2)], lambda: table.update(c=3), lambda: table.pop("c"))
     check_change([DictKeys(x, ("a", "b"))], lambda: table.update(c=3), lambda: table.pop("c"), (table,))
@@ -331,7 +422,9 @@ def test_dicts():
 
 def test_ordered_dicts_see_a_move():
     table = collections.OrderedDict(a=1, b=2)
-    check_change([DictKeys(held(table), ("a", "b"))], lambda: table.move_to_end("a"), lambda: table.move_to_end("b"))
+    check_change(
+        [DictKeys(held(table), ("a", "b"))], lambda: table.move_to_end("a"), lambda: table.move_to_end("b")
+    )
     empty = collections.OrderedDict()
     check_change([DictKeys(held(empty), ())], lambda: empty.update(a=1), empty.clear)
 
@@ -342,8 +435,11 @@ def test_sets_and_questions():
     check_change([SetEquals(held(items), frozenset(items))], lambda: items.add(3), lambda: items.remove(3))
     check_change([Length(held(items), 2)], lambda: items.add(3), lambda: items.remove(3))
     box = [1]
-    check_change([Answer(held(box), lambda b: b[0] < 2, True, "being small")], lambda: box.append(box.pop() + 5),
-                 lambda: box.append(box.pop() - 5))
+    check_change(
+        [Answer(held(box), lambda b: b[0] < 2, True, "being small")],
+        lambda: box.append(box.pop() + 5),
+        lambda: box.append(box.pop() - 5),
+    )
     failing = compile_program([Answer(x, lambda v: v / 0, 1, "a quotient")], [])
     assert failing.check((1,)) is None
 
@@ -358,7 +454,9 @@ def test_slots_and_other_getattrs():
     holder = Plain(inner=obj)
     below = Attr(DictItem(InstanceDict(held(holder)), "inner"), "a")
     other = Slotted()
-    check_change([ConstEquals(below, 1)], setter(holder, "inner", other), setter(holder, "inner", obj), inputs=[below])
+    check_change(
+        [ConstEquals(below, 1)], setter(holder, "inner", other), setter(holder, "inner", obj), inputs=[below]
+    )
 
 
 def test_bound_methods():
@@ -398,11 +496,17 @@ def test_parameters_changed_in_place_and_replaced(root_kind):
     source = weight_source(root)
     guards = [TensorMatch.of(source, net.inner.weight)]
     check_change(guards, net.half, net.float, args, [source])
-    check_change(guards, lambda: net.inner.weight.requires_grad_(False), lambda: net.inner.weight.requires_grad_(True), args,
-                 [source])
+    check_change(
+        guards,
+        lambda: net.inner.weight.requires_grad_(False),
+        lambda: net.inner.weight.requires_grad_(True),
+        args,
+        [source],
+    )
 
     def set_data(shape):
         net.inner.weight.data = torch.zeros(shape)
+
     check_change(guards, lambda: set_data((4, 3)), lambda: set_data((3, 3)), args, [source])
     program = compile_program(guards, [source])
     assert program.check(args)[0] is net.inner.weight
@@ -427,8 +531,14 @@ def test_overlapping_memory():
     memory = torch.zeros(10)
     guard = NoOverlap(x, (y,))
     program = compile_program([guard], [])
-    cases = [(memory[:5], memory[5:], True), (memory[:5], memory[4:], False), (memory, memory, False), (memory[:0], memory, True),
-             (memory[::2], memory[1::2], False), (torch.ones(2), torch.ones(2), True)]
+    cases = [
+        (memory[:5], memory[5:], True),
+        (memory[:5], memory[4:], False),
+        (memory, memory, False),
+        (memory[:0], memory, True),
+        (memory[::2], memory[1::2], False),
+        (torch.ones(2), torch.ones(2), True),
+    ]
     for a, b, passes in cases:
         assert (program.check((a, b)) is not None) == passes
 
@@ -438,6 +548,7 @@ def ambient_changes():
         def run(check):
             with enter():
                 check()
+
         return run
 
     def default_dtype(check):
@@ -453,6 +564,7 @@ def ambient_changes():
             check()
         finally:
             torch.use_deterministic_algorithms(False)
+
     the_mode = torch.overrides.BaseTorchFunctionMode()
     yield "no_grad", mode(torch.no_grad)
     yield "inference", mode(torch.inference_mode)
@@ -478,6 +590,7 @@ def test_the_ambient_state(name, run):
         program_here = compile_program([here], [])
         assert here.check(()) and program_here.check(()) is not None
         programs.append(program_here)
+
     programs = []
     run(inside)
     assert outside.check(()) and program.check(()) is not None
@@ -486,7 +599,9 @@ def test_the_ambient_state(name, run):
 
 
 def test_a_state_of_another_time():
-    """A program may be made under another state than it guards; it is right at once and reads the state directly later."""
+    """A program may be made under another state than it guards; it is right at once and reads the state
+    directly later.
+    """
     outside = Ambient.current()
     with torch.no_grad():
         program = compile_program([outside], [])
@@ -507,7 +622,9 @@ def test_autocast_dtypes_differ():
 
 
 def test_tensors_and_state_are_read_directly():
-    assert _C.tensor_reads_are_direct() and _C.ambient_reads_are_direct, "the fast paths are on with this PyTorch"
+    assert _C.tensor_reads_are_direct() and _C.ambient_reads_are_direct, (
+        "the fast paths are on with this PyTorch"
+    )
 
 
 def test_random_edits_agree_with_python():
@@ -516,24 +633,40 @@ def test_random_edits_agree_with_python():
 
     def rand(n):
         return int(torch.randint(n, (1,), generator=generator))
+
     root = Plain(child=Plain(k=0, items=[0, 1], table={"a": 0}), k=0)
     base, child = InstanceDict(held(root)), DictItem(InstanceDict(held(root)), "child")
     below = InstanceDict(child)
-    guards = [ConstEquals(DictItem(base, "k"), 0), TypeIs(child, Plain), ConstEquals(DictItem(below, "k"), 0),
-              Length(DictItem(below, "items"), 2), ConstEquals(SeqItem(DictItem(below, "items"), 0), 0),
-              DictKeys(DictItem(below, "table"), ("a",)), ConstEquals(DictItem(DictItem(below, "table"), "a"), 0),
-              MissingKey(below, "extra")]
+    guards = [
+        ConstEquals(DictItem(base, "k"), 0),
+        TypeIs(child, Plain),
+        ConstEquals(DictItem(below, "k"), 0),
+        Length(DictItem(below, "items"), 2),
+        ConstEquals(SeqItem(DictItem(below, "items"), 0), 0),
+        DictKeys(DictItem(below, "table"), ("a",)),
+        ConstEquals(DictItem(DictItem(below, "table"), "a"), 0),
+        MissingKey(below, "extra"),
+    ]
     program = compile_program(guards, [DictItem(base, "k")])
 
     def new_child():
         return Plain(k=rand(2), items=[rand(2), 1], table={"a": rand(2)})
-    edits = [lambda: setattr(root, "k", rand(2)), lambda: setattr(root, "child", new_child()),
-             lambda: setattr(root.child, "k", rand(2)), lambda: root.child.items.__setitem__(0, rand(2)),
-             lambda: root.child.items.append(0), lambda: root.child.items.pop() if len(root.child.items) > 2 else None,
-             lambda: setattr(root.child, "table", {"a": 0}), lambda: root.child.table.__setitem__("a", rand(2)),
-             lambda: root.child.table.__setitem__("b", 0), lambda: root.child.table.pop("b", 0),
-             lambda: setattr(root.child, "extra", 1), lambda: root.child.__dict__.pop("extra", 0),
-             lambda: setattr(root, "other", rand(9))]
+
+    edits = [
+        lambda: setattr(root, "k", rand(2)),
+        lambda: setattr(root, "child", new_child()),
+        lambda: setattr(root.child, "k", rand(2)),
+        lambda: root.child.items.__setitem__(0, rand(2)),
+        lambda: root.child.items.append(0),
+        lambda: root.child.items.pop() if len(root.child.items) > 2 else None,
+        lambda: setattr(root.child, "table", {"a": 0}),
+        lambda: root.child.table.__setitem__("a", rand(2)),
+        lambda: root.child.table.__setitem__("b", 0),
+        lambda: root.child.table.pop("b", 0),
+        lambda: setattr(root.child, "extra", 1),
+        lambda: root.child.__dict__.pop("extra", 0),
+        lambda: setattr(root, "other", rand(9)),
+    ]
     agreed = {True: 0, False: 0}
     for _ in range(4000):
         for _ in range(1 + rand(2)):

@@ -1,4 +1,6 @@
-"""Places where a guard is easily forgotten: identity, keys, equality, sets, caches, nested compiled functions."""
+"""Places where a guard is easily forgotten: identity, keys, equality, sets, caches, nested compiled
+functions.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,7 @@ def test_identity_below_a_held_object():
 
     def f(x):
         return x + 1 if holder.a is holder.b else x - 1
+
     compiled = dynamotor.compile(f, backend=Recorder())
     assert same(compiled(X), f(X))
     holder.b = other
@@ -86,9 +89,15 @@ def test_functions_as_arguments_and_keys():
 
     def two(x):
         return x + 2
+
     names = {one: 1.0, two: 2.0}
     check(lambda x, f: f(x) * names[f], (X, one), (X, two), (X, one))
-    check(lambda x, f: f(x), (X, lambda x: x * 2), (X, lambda x: x * 3), (X, functools.partial(torch.add, other=1)))
+    check(
+        lambda x, f: f(x),
+        (X, lambda x: x * 2),
+        (X, lambda x: x * 3),
+        (X, functools.partial(torch.add, other=1)),
+    )
 
 
 def test_types_and_values_of_constants():
@@ -103,6 +112,7 @@ def test_order_of_sets_is_eagers():
         t = s | {5}
         t.discard(3)
         return list(s), list(t), list(s & t), x + 1
+
     check(f, (X,), (X,))
 
 
@@ -121,6 +131,7 @@ def test_cached_functions_keep_their_cache():
     @functools.lru_cache
     def cached():
         return state[0]
+
     fn = lambda x: x + cached()  # noqa: E731
     compiled = dynamotor.compile(fn, backend=Recorder())
     assert compiled(X).equal(X + 1)
@@ -146,11 +157,14 @@ def test_disabled_functions_run_as_they_are():
     def note(x):
         seen.append(float(x.sum()))
         return x + 1
+
     compiled = dynamotor.compile(lambda x: note(x * 2) * 3, backend=Recorder())
     assert compiled(X).equal((X * 2 + 1) * 3) and seen == [6.0]
 
 
-@pytest.mark.parametrize("change", ["default", "kwdefault", "code", "dict", "class", "base", "slot", "metaclass"])
+@pytest.mark.parametrize(
+    "change", ["default", "kwdefault", "code", "dict", "class", "base", "slot", "metaclass"]
+)
 def test_changes_between_calls(change):
     class Meta(type):
         factor = 2.0
@@ -166,10 +180,12 @@ def test_changes_between_calls(change):
 
     def g(x, a=1.0, *, b=2.0):
         return x * a + b
+
     g.attr = 5.0
 
     def f(x):
         return g(x) + g.attr + c.shift + c.v + c.w + type(c).factor
+
     compiled = dynamotor.compile(f, backend=Recorder())
     for _ in range(2):
         assert same(compiled(X), f(X))

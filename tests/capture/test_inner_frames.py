@@ -32,6 +32,7 @@ def test_a_callback_of_a_native_function():
         z = sorted([3, 1], key=lambda k: float(scale(y, k).sum()))
         print(z, end="")
         return y * 2, z
+
     captured(program, torch.randn(3))
 
 
@@ -47,10 +48,12 @@ def test_a_function_called_by_the_breaking_instruction():
         def update(self, value):
             print(end="")
             return inner(value)
+
     meter = Meter()
 
     def program(x):
         return meter.update(x * 2).sin(), untouched(x) + 1
+
     names = captured(program, torch.randn(3))
     assert names and not any("untouched" in name for name in names)
 
@@ -63,6 +66,7 @@ def test_generator_consumed_natively():
 
     def program(x):
         return torch.stack(list(batches(x))).sum(0) + x
+
     names = captured(program, torch.randn(3))
     assert any("scale" in name for name in names), names
 
@@ -88,6 +92,7 @@ def test_modules_called_natively():
 
         def forward(self, x):
             return sum(self.walk(x))
+
     net = Net()
     compiled = dynamotor.compile(net, backend="eager")
     x = torch.randn(2, 4)
@@ -114,6 +119,7 @@ def test_exceptions_and_recursion():
         except KeyError as error:
             return x * 2, len(str(error))
         return x, 0
+
     captured(program, torch.randn(2))
 
 
@@ -121,6 +127,7 @@ def test_break_counters_and_no_hook_left():
     def program(x):
         print(end="")
         return scale(x)
+
     captured(program, torch.randn(2))
     assert sum(counters["breaks"].values()) >= 1
     assert _C.set_frame_hook(None) is None, "no hook is left behind"

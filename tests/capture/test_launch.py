@@ -11,12 +11,15 @@ CALLBACK = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTE
 
 
 def kernel_that_records(n_tensors, n_numbers, **options):
-    """A kernel over a C function made by ctypes, and the list of (pointers, numbers) that it was called with."""
+    """A kernel over a C function made by ctypes, and the list of (pointers, numbers) that it was called
+    with.
+    """
     calls = []
 
     @CALLBACK
     def function(pointers, numbers):
         calls.append(([pointers[i] for i in range(n_tensors)], [numbers[i] for i in range(n_numbers)]))
+
     address = ctypes.cast(function, ctypes.c_void_p).value
     fixed = options.pop("numbers", ())
     return _C.Kernel(address, n_tensors, fixed, owner=function, **options), calls
@@ -47,7 +50,13 @@ def test_an_integer_in_the_place_of_a_tensor_is_an_address():
 
 def test_wrong_arguments_are_refused():
     kernel, calls = kernel_that_records(2, 0)
-    for arguments in ((), (torch.ones(1),), (torch.ones(1), 3.5), (torch.ones(1), "x"), (torch.ones(1), torch.ones(1), "x")):
+    for arguments in (
+        (),
+        (torch.ones(1),),
+        (torch.ones(1), 3.5),
+        (torch.ones(1), "x"),
+        (torch.ones(1), torch.ones(1), "x"),
+    ):
         with pytest.raises(TypeError):
             kernel(*arguments)
     with pytest.raises(TypeError):

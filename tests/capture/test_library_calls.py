@@ -1,4 +1,6 @@
-"""Cached helpers and NumPy on plain numbers: answered at trace time, asked again where the answer may change."""
+"""Cached helpers and NumPy on plain numbers: answered at trace time, asked again where the answer may
+change.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def sqrt_of_two(x):
 
 
 def sizes(x):
-    return x.reshape(int(np.prod(x.shape[:1])), np.prod(x.shape[1:])) + np.int64(3) + np.ceil(x.shape[0] / 3).item()
+    return (
+        x.reshape(int(np.prod(x.shape[:1])), np.prod(x.shape[1:]))
+        + np.int64(3)
+        + np.ceil(x.shape[0] / 3).item()
+    )
 
 
 def chosen(x):
@@ -108,7 +114,14 @@ class Holder:
 def test_numpy_scalars_from_outside_are_guarded():
     holder = Holder()
     compiled = dynamotor.compile(lambda x: x * holder.scale + holder.scale)
-    for value in (np.float64(2.0), np.float64(3.0), np.float32(3.0), np.float64("nan"), np.int32(4), np.bool_(True)):
+    for value in (
+        np.float64(2.0),
+        np.float64(3.0),
+        np.float32(3.0),
+        np.float64("nan"),
+        np.int32(4),
+        np.bool_(True),
+    ):
         holder.scale = value
         torch.testing.assert_close(compiled(x), x * value + value, equal_nan=True)
 
@@ -141,17 +154,33 @@ def test_subclasses_are_asked_again_at_each_call():
 
     def scaled(x):
         return [x * cls.scale for cls in Base.__subclasses__()]
+
     compiled, x = dynamotor.compile(scaled, fullgraph=True), torch.ones(2)
     assert len(compiled(x)) == len(compiled(x)) == 1
     made = type("Second", (Base,), {"scale": 3.0})
     assert [t.tolist() for t in compiled(x)] == [[2.0, 2.0], [3.0, 3.0]] and made
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: (x[torch.LongTensor([0, 2])], torch.FloatTensor((1.0, 2.0)), torch.BoolTensor([True, False]), torch.Tensor([1, 2])),
-    lambda x: (tuple(torch.LongTensor(2, 3).shape), torch.Tensor(4) * 0 == 7, torch.DoubleTensor(2).zero_()),
-    lambda x: torch.func.functional_call(LINEAR, {"weight": x[0].new_ones(4, 4) * 2, "bias": x[0]}, (x,)) + LINEAR(x),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (
+            x[torch.LongTensor([0, 2])],
+            torch.FloatTensor((1.0, 2.0)),
+            torch.BoolTensor([True, False]),
+            torch.Tensor([1, 2]),
+        ),
+        lambda x: (
+            tuple(torch.LongTensor(2, 3).shape),
+            torch.Tensor(4) * 0 == 7,
+            torch.DoubleTensor(2).zero_(),
+        ),
+        lambda x: (
+            torch.func.functional_call(LINEAR, {"weight": x[0].new_ones(4, 4) * 2, "bias": x[0]}, (x,))
+            + LINEAR(x)
+        ),
+    ],
+)
 def test_constructors_of_before_and_functional_calls(function):
     x = torch.randn(3, 4)
     kept = dict(LINEAR.named_parameters())

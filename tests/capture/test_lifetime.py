@@ -55,6 +55,7 @@ def test_a_model_given_as_argument_is_freed():
     def step(model, x):
         print(end="")
         return model(x).sum()
+
     model = torch.nn.Linear(3, 3)
     step(model, torch.ones(2, 3))
     found = weakref.ref(model)
@@ -66,6 +67,7 @@ def test_a_model_given_as_argument_is_freed():
 def test_at_the_limit_calls_run_eager_and_reasons_are_looked_for_once():
     def program(x, k):
         return x + len(k)
+
     dynamotor.reset()
     compiled = dynamotor.compile(program, backend="eager")
     with dynamotor.config.patch(cache_size_limit=3), collect("recompile") as events:
@@ -112,6 +114,7 @@ def test_a_model_that_breaks_in_a_loop_is_freed():
                 x = self.linear(x)
                 print(end="")
             return x
+
     model = Loops()
     compiled = dynamotor.compile(model, backend="eager")
     x = torch.randn(2, 4)

@@ -20,7 +20,9 @@ class Records(logging.Handler):
         self.messages = []
 
     def emit(self, record):
-        self.messages.append((record.levelname, record.getMessage(), bool(record.exc_info and record.exc_info[0])))
+        self.messages.append(
+            (record.levelname, record.getMessage(), bool(record.exc_info and record.exc_info[0]))
+        )
 
 
 class Named:
@@ -77,9 +79,17 @@ def shows_a_traceback(x):
 
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.ERROR])
-@pytest.mark.parametrize(("function", "args"), [
-    (shows_a_list, (list,)), (shows_an_object, (Named,)), (shows_a_tensor, ()), (shows_a_tensor_that_is_written, ()),
-    (shows_a_traceback, ())], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (shows_a_list, (list,)),
+        (shows_an_object, (Named,)),
+        (shows_a_tensor, ()),
+        (shows_a_tensor_that_is_written, ()),
+        (shows_a_traceback, ()),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_messages_are_those_of_eager(function, args, level):
     logger.setLevel(level)
     assert messages(dynamotor.compile(function), *args) == messages(function, *args)

@@ -25,23 +25,46 @@ def deleted(x):
 def unbound_free(x):
     def inner():
         return y  # noqa: F821
+
     inner()
     y = 1  # noqa: F841
 
 
 def unbound_cell(x):
     y = 1
+
     def inner():
         return y  # noqa: F821
+
     del y
     return inner, y  # noqa: F821
 
 
 RISKS = [
-    unbound_local, deleted, unbound_free, unbound_cell, lambda x: 3(), lambda x: len(3), lambda x: (3)[0], lambda x: iter(3),
-    lambda x: BOX[0], lambda x: BOX.__setitem__(1, 2), lambda x: setattr(BOX, "locked", 2), lambda x: delattr(BOX, "locked"),
-    lambda x: BOX(), lambda x: -BOX, lambda x: 1 in BOX, lambda x: min([]), lambda x: max(()), lambda x: [*BOX], lambda x: abs(BOX),
-    lambda x: BOX.nothing, lambda x: next(BOX), lambda x: len(BOX), lambda x: list(reversed(BOX)), lambda x: round(BOX),
+    unbound_local,
+    deleted,
+    unbound_free,
+    unbound_cell,
+    lambda x: 3(),
+    lambda x: len(3),
+    lambda x: (3)[0],
+    lambda x: iter(3),
+    lambda x: BOX[0],
+    lambda x: BOX.__setitem__(1, 2),
+    lambda x: setattr(BOX, "locked", 2),
+    lambda x: delattr(BOX, "locked"),
+    lambda x: BOX(),
+    lambda x: -BOX,
+    lambda x: 1 in BOX,
+    lambda x: min([]),
+    lambda x: max(()),
+    lambda x: [*BOX],
+    lambda x: abs(BOX),
+    lambda x: BOX.nothing,
+    lambda x: next(BOX),
+    lambda x: len(BOX),
+    lambda x: list(reversed(BOX)),
+    lambda x: round(BOX),
     lambda x: range(BOX),
 ]
 
@@ -54,6 +77,7 @@ def test_messages_are_cpythons(n):
             RISKS[n](x)
         except Exception as error:
             return type(error), str(error), x + 1
+
     x = torch.ones(2)
     want, got = caught(x), dynamotor.compile(caught)(x)
     assert got[:2] == want[:2]
@@ -71,9 +95,22 @@ def none():
     return 1
 
 
-CALLS = [lambda: takes(), lambda: takes(1), lambda: takes(1, 2), lambda: takes(1, 2, 3, 4, 5), lambda: takes(1, 2, 3, 4, 5, k=3),
-         lambda: takes(1, a=2), lambda: takes(1, 2, 3, z=1), lambda: only(), lambda: only(k=1), lambda: only(1), lambda: none(1),
-         lambda: none(1, 2), lambda: takes(**{"d": 1}), lambda: only(1, 2, k=3)]
+CALLS = [
+    lambda: takes(),
+    lambda: takes(1),
+    lambda: takes(1, 2),
+    lambda: takes(1, 2, 3, 4, 5),
+    lambda: takes(1, 2, 3, 4, 5, k=3),
+    lambda: takes(1, a=2),
+    lambda: takes(1, 2, 3, z=1),
+    lambda: only(),
+    lambda: only(k=1),
+    lambda: only(1),
+    lambda: none(1),
+    lambda: none(1, 2),
+    lambda: takes(**{"d": 1}),
+    lambda: only(1, 2, k=3),
+]
 
 
 @pytest.mark.parametrize("n", range(len(CALLS)))
@@ -83,6 +120,7 @@ def test_messages_of_wrong_calls_are_cpythons(n):
             CALLS[n]()
         except TypeError as error:
             return str(error), x + 1
+
     x = torch.ones(2)
     assert dynamotor.compile(caught)(x)[0] == caught(x)[0]
 
@@ -149,9 +187,10 @@ def test_tracebacks_show_the_programs_lines(fn):
             return fn(torch.ones(2))
         except KeyError as error:
             return error
+
     want, got = run(fn), run(dynamotor.compile(fn))
     while want is not None:
-        assert shown(got)[-len(shown(want)):] == shown(want) and type(got) is type(want)
+        assert shown(got)[-len(shown(want)) :] == shown(want) and type(got) is type(want)
         want, got = want.__context__, got.__context__
     assert got is None
 
@@ -169,6 +208,7 @@ def test_a_traceback_is_there():
             deep(0)
         except KeyError as error:
             return error.__traceback__ is not None, sys.exc_info()[2] is error.__traceback__
+
     x = torch.ones(2)
     assert dynamotor.compile(asks, fullgraph=True)(x)[:2] == (True, True)
     assert dynamotor.compile(has, fullgraph=True)(x) == (True, True)

@@ -1,4 +1,6 @@
-"""Python programs give eager's results in one graph, at the first and at later calls, and change what eager changes."""
+"""Python programs give eager's results in one graph, at the first and at later calls, and change what eager
+changes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def same(a, b, seen=None):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and same(*attributes)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
-    if dataclasses.is_dataclass(a) or type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__") and not callable(a):
+    if (
+        dataclasses.is_dataclass(a)
+        or type(a).__eq__ is object.__eq__
+        and hasattr(a, "__dict__")
+        and not callable(a)
+    ):
         return same(vars(a), vars(b))
     return a == b
 
@@ -111,7 +118,9 @@ def exchange(x, box):
     return box.items["a"]
 
 
-@pytest.mark.parametrize("fn", [change_attributes, change_list, change_dict, change_set, change_in_place, exchange])
+@pytest.mark.parametrize(
+    "fn", [change_attributes, change_list, change_dict, change_set, change_in_place, exchange]
+)
 def test_changes_of_outside_objects_are_replayed(fn):
     compiled = dynamotor.compile(fn, backend=Recorder(), fullgraph=True)
     for _ in range(2):
@@ -145,7 +154,11 @@ def test_globals_and_cells_are_written():
         nonlocal cell
         cell += 2
         return x + cell
-    counted, bumped = dynamotor.compile(count_calls, backend=Recorder()), dynamotor.compile(bump, backend=Recorder())
+
+    counted, bumped = (
+        dynamotor.compile(count_calls, backend=Recorder()),
+        dynamotor.compile(bump, backend=Recorder()),
+    )
     for i in range(1, 4):
         assert counted(torch.zeros(1)).item() == i == COUNT
         assert bumped(torch.zeros(1)).item() == 2 * i == cell
@@ -155,6 +168,7 @@ def test_two_arguments_that_are_one_list():
     def f(x, a, b):
         a.append(x)
         return len(b)
+
     compiled = dynamotor.compile(f, backend=Recorder())
     one = [1]
     assert compiled(torch.ones(1), [1], [1]) == 1
@@ -167,6 +181,7 @@ def test_exceptions_reach_the_caller():
         if k > 1:
             raise ValueError(f"k is {k}")
         return x + k
+
     compiled = dynamotor.compile(f, backend=Recorder())
     assert compiled(torch.ones(1), 1).item() == 2
     with pytest.raises(ValueError, match="k is 3"):
@@ -180,7 +195,9 @@ def test_returned_functions_and_generators_work():
 
         def inner(t, k=2.0):
             return t * k + y
+
         return inner
+
     compiled = dynamotor.compile(f, backend=Recorder(), fullgraph=True)
     x = torch.randn(2)
     assert torch.equal(compiled(x)(x), f(x)(x))
@@ -190,6 +207,7 @@ def test_returned_functions_and_generators_work():
 def test_deepcopied_arguments_do_not_recompile():
     def f(x, settings):
         return x * settings["k"] + settings["inner"][1]
+
     compiled = dynamotor.compile(f, backend=Recorder(), fullgraph=True)
     settings = {"k": 2.0, "inner": [1.0, 3.0]}
     for _ in range(3):

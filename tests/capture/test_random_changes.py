@@ -1,4 +1,6 @@
-"""Random changes of modules, settings, functions and globals between calls: each call gives eager's result."""
+"""Random changes of modules, settings, functions and globals between calls: each call gives eager's
+result.
+"""
 
 from __future__ import annotations
 

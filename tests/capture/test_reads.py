@@ -1,7 +1,9 @@
-"""The rule of the reader: whoever looks at an object from outside installs a guard in the same breath, or says why the answer stays.
+"""The rule of the reader: whoever looks at an object from outside installs a guard in the same breath, or
+says why the answer stays.
 
-The test reads the source: in a function of `capture/`, an attribute, an item, a length, a class test ... of what a value stands for
-(`value.obj`, `value.fn`, `value.value`, `value.real()`, `value.as_constant()`) asks for a call that guards in that function.
+The test reads the source: in a function of `capture/`, an attribute, an item, a length, a class test ... of
+what a value stands for (`value.obj`, `value.fn`, `value.value`, `value.real()`, `value.as_constant()`) asks
+for a call that guards in that function.
 """
 
 from __future__ import annotations
@@ -17,10 +19,45 @@ CAPTURE = Path(__file__).resolve().parents[2] / "dynamotor" / "capture"
 THE_READER = ("reader.py", "guards.py", "source.py")
 STANDS_FOR = ("obj", "fn", "value")
 REAL = ("real", "as_constant")
-LOOKS = frozenset(("getattr", "hasattr", "len", "isinstance", "issubclass", "callable", "vars", "dir", "iter", "list", "tuple", "set",
-                   "sorted", "dict", "frozenset", "enumerate", "bool", "repr", "str", "hash"))
-GUARDS = frozenset(("guard", "wrap", "ask", "attribute", "guard_key", "guard_type", "guard_identity", "guard_distinct", "guard_bases",
-                    "type_attr", "derives"))
+LOOKS = frozenset(
+    (
+        "getattr",
+        "hasattr",
+        "len",
+        "isinstance",
+        "issubclass",
+        "callable",
+        "vars",
+        "dir",
+        "iter",
+        "list",
+        "tuple",
+        "set",
+        "sorted",
+        "dict",
+        "frozenset",
+        "enumerate",
+        "bool",
+        "repr",
+        "str",
+        "hash",
+    )
+)
+GUARDS = frozenset(
+    (
+        "guard",
+        "wrap",
+        "ask",
+        "attribute",
+        "guard_key",
+        "guard_type",
+        "guard_identity",
+        "guard_distinct",
+        "guard_bases",
+        "type_attr",
+        "derives",
+    )
+)
 
 PLAIN = "numbers, strings, tuples of such and torch's data types do not change"
 NAMES = "only for a message"
@@ -63,7 +100,12 @@ STAYS = {
     "values/text.py format_percent": PLAIN,
 }
 # Whole classes and files that stand for plain data.
-PLAIN_PLACES = ("values/constant.py Constant.", "values/containers.py ", "values/size.py ", "values/tensor.py _is_number")
+PLAIN_PLACES = (
+    "values/constant.py Constant.",
+    "values/containers.py ",
+    "values/size.py ",
+    "values/tensor.py _is_number",
+)
 
 
 def functions(tree, prefix=""):
@@ -81,7 +123,13 @@ def unguarded_reads(function):
     def is_outside(node):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             return node.func.attr in REAL and not node.args
-        return isinstance(node, ast.Attribute) and node.attr in STANDS_FOR or isinstance(node, ast.Name) and node.id in held
+        return (
+            isinstance(node, ast.Attribute)
+            and node.attr in STANDS_FOR
+            or isinstance(node, ast.Name)
+            and node.id in held
+        )
+
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and is_outside(node.value):
             held |= {target.id for target in node.targets if isinstance(target, ast.Name)}
@@ -89,24 +137,50 @@ def unguarded_reads(function):
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in GUARDS:
             return []
-        looks = isinstance(node, ast.Call) and node.args and (
-            isinstance(node.func, ast.Name) and node.func.id in LOOKS and is_outside(node.args[0])
-            or isinstance(node.func, ast.Attribute) and node.func.attr == "real_call" and any(map(is_outside, node.args)))
-        reads = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load) and is_outside(node.value)
-        method = isinstance(node, ast.Attribute) and not node.attr.startswith("__") and hasattr(Value, node.attr)
+        looks = (
+            isinstance(node, ast.Call)
+            and node.args
+            and (
+                isinstance(node.func, ast.Name)
+                and node.func.id in LOOKS
+                and is_outside(node.args[0])
+                or isinstance(node.func, ast.Attribute)
+                and node.func.attr == "real_call"
+                and any(map(is_outside, node.args))
+            )
+        )
+        reads = (
+            isinstance(node, ast.Attribute | ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
+            and is_outside(node.value)
+        )
+        method = (
+            isinstance(node, ast.Attribute) and not node.attr.startswith("__") and hasattr(Value, node.attr)
+        )
         if looks or reads and not method:
             found.append(ast.unparse(node))
     return found
 
 
 def all_reads():
-    return {f"{path.relative_to(CAPTURE)} {name}": reads for path in sorted(CAPTURE.rglob("*.py")) if path.name not in THE_READER
-            for name, function in functions(ast.parse(path.read_text())) if (reads := unguarded_reads(function))}
+    return {
+        f"{path.relative_to(CAPTURE)} {name}": reads
+        for path in sorted(CAPTURE.rglob("*.py"))
+        if path.name not in THE_READER
+        for name, function in functions(ast.parse(path.read_text()))
+        if (reads := unguarded_reads(function))
+    }
 
 
 def test_who_looks_at_an_object_guards_or_says_why_not():
-    loose = {where: reads for where, reads in all_reads().items() if where not in STAYS and not where.startswith(PLAIN_PLACES)}
-    assert not loose, "these look at objects from outside without a guard; use Reader.ask, Reader.attribute or Trace.wrap"
+    loose = {
+        where: reads
+        for where, reads in all_reads().items()
+        if where not in STAYS and not where.startswith(PLAIN_PLACES)
+    }
+    assert not loose, (
+        "these look at objects from outside without a guard; use Reader.ask, Reader.attribute or Trace.wrap"
+    )
 
 
 def test_every_reason_is_needed():
@@ -115,10 +189,20 @@ def test_every_reason_is_needed():
     assert all(any(where.startswith(place) for where in found) for place in PLAIN_PLACES)
 
 
-@pytest.mark.parametrize("body", ["return len(value.obj)", "return value.fn.__name__", "x = value.real()\n    return x[0]",
-                                  "return hasattr(value.value, 'a')", "return trace.real_call(max, value.obj)"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return len(value.obj)",
+        "return value.fn.__name__",
+        "x = value.real()\n    return x[0]",
+        "return hasattr(value.value, 'a')",
+        "return trace.real_call(max, value.obj)",
+    ],
+)
 def test_the_rule_sees_a_read(body):
     function = ast.parse(f"def f(trace, value):\n    {body}").body[0]
     assert unguarded_reads(function)
-    guarded = ast.parse(f"def f(trace, value):\n    trace.reader.ask(value.source, value.obj, 'it', len)\n    {body}").body[0]
+    guarded = ast.parse(
+        f"def f(trace, value):\n    trace.reader.ask(value.source, value.obj, 'it', len)\n    {body}"
+    ).body[0]
     assert not unguarded_reads(guarded)

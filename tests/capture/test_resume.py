@@ -1,4 +1,6 @@
-"""Every instruction of many functions: run natively up to it, cut the frame there, go on; the result is the function's."""
+"""Every instruction of many functions: run natively up to it, cut the frame there, go on; the result is the
+function's.
+"""
 
 import contextlib
 import difflib
@@ -190,7 +192,13 @@ class Derived(Base):
 
 
 def calls(d):
-    return say(1, *[2, 3], **{}), d.greet(), dict(a=1, b=say(2)), max(1, 2, key=lambda v: -v), "x".join(["a", "b"])  # noqa: C408
+    return (
+        say(1, *[2, 3], **{}),
+        d.greet(),
+        dict(a=1, b=say(2)),  # noqa: C408
+        max(1, 2, key=lambda v: -v),
+        "x".join(["a", "b"]),
+    )
 
 
 def unpacking(t):
@@ -225,10 +233,26 @@ def nones(a, b=None):
 
 
 CASES = [
-    (straight, (1,)), (straight, (5,)), (loops, (5,)), (comprehensions, ([0, 1, 2],)), (unbound, (True,)), (unbound, (False,)),
-    (handlers, (4,)), (reraises, (0,)), (reraises, (2,)), (bare_raise, ()), (withs, ()), (closures, (1,)),
-    (Derived.greet, (Derived(),)), (calls, (Derived(),)), (unpacking, ((1, (2, 3, 4), 5),)),
-    (many_arguments, (1, 2)), (matching, ({"k": [1, 2, 3]},)), (matching, (Base(),)), (matching, (3,)), (nones, (None,)),
+    (straight, (1,)),
+    (straight, (5,)),
+    (loops, (5,)),
+    (comprehensions, ([0, 1, 2],)),
+    (unbound, (True,)),
+    (unbound, (False,)),
+    (handlers, (4,)),
+    (reraises, (0,)),
+    (reraises, (2,)),
+    (bare_raise, ()),
+    (withs, ()),
+    (closures, (1,)),
+    (Derived.greet, (Derived(),)),
+    (calls, (Derived(),)),
+    (unpacking, ((1, (2, 3, 4), 5),)),
+    (many_arguments, (1, 2)),
+    (matching, ({"k": [1, 2, 3]},)),
+    (matching, (Base(),)),
+    (matching, (3,)),
+    (nones, (None,)),
     (nones, (None, 4)),
 ]
 
@@ -269,12 +293,16 @@ class Stopped:
 
 
 def contained(call):
-    """A generator has exception state of its own: what an escaping exception leaves set in a handler's frame ends here."""
+    """A generator has exception state of its own: what an escaping exception leaves set in a handler's frame
+    ends here.
+    """
     yield call()
 
 
 def step(function, at, flat):
-    """One instruction: the next (boundary, flat), or ("done", result). Exceptions go to handlers as the interpreter does it."""
+    """One instruction: the next (boundary, flat), or ("done", result). Exceptions go to handlers as the
+    interpreter does it.
+    """
     resumes = [lambda *flat, b=b: Stopped(b, flat) for b in successors(at)]
     try:
         broken = break_function(at, resumes, function.__globals__, handled=False)
@@ -284,7 +312,7 @@ def step(function, at, flat):
         if handler is None:
             raise
         slots, stack = at.unflat(flat)
-        stack = stack[:handler.depth] + ([at.offset] if handler.lasti else []) + [error.with_traceback(None)]
+        stack = stack[: handler.depth] + ([at.offset] if handler.lasti else []) + [error.with_traceback(None)]
         after = Boundary.of(at.code, handler.target, slots, stack)
         return after, after.flat(slots, stack)
     return (result.at, result.flat) if isinstance(result, Stopped) else ("done", result)
@@ -345,7 +373,10 @@ def test_free_variables_are_shared_with_the_outer_function():
 
 
 def test_a_break_replaced_by_an_inner_call():
-    """The frame of `calls_say` broken at its call of say, with the inlined frame's continuation in place of the call."""
+    """The frame of `calls_say` broken at its call of say, with the inlined frame's continuation in place of
+    the call.
+    """
+
     def calls_say(x):
         try:
             return 10 + say(x)
@@ -361,6 +392,7 @@ def test_a_break_replaced_by_an_inner_call():
 
     def fails():
         raise ValueError
+
     assert broken(1, 10, fails) == "caught"
 
 
@@ -381,6 +413,7 @@ def test_tracebacks_show_the_users_line():
 def test_generators_are_refused():
     def generator():
         yield 1
+
     assert why_not_resumable(generator.__code__)
     with pytest.raises(ValueError, match="generator"):
         resume_function(Boundary(generator.__code__, decode(generator.__code__).instrs[0].offset, 0), {})
@@ -397,7 +430,10 @@ LIBRARY = [
     (posixpath.relpath, lambda: ("/a/b/c", "/a/d")),
     (fractions.Fraction.limit_denominator, lambda: (fractions.Fraction(355, 113000), 100)),
     (difflib.SequenceMatcher.find_longest_match, lambda: (difflib.SequenceMatcher(None, "abxcd", "abcd"),)),
-    (textwrap.TextWrapper._wrap_chunks, lambda: (textwrap.TextWrapper(width=10), ["aa", " ", "bbb", " ", "c" * 14, " ", "d"])),
+    (
+        textwrap.TextWrapper._wrap_chunks,
+        lambda: (textwrap.TextWrapper(width=10), ["aa", " ", "bbb", " ", "c" * 14, " ", "d"]),
+    ),
     (urllib.parse.urljoin, lambda: ("http://a/b/c/d", "../e")),
     (inspect.cleandoc, lambda: ("\n   a\n     b\n   c\n",)),
 ]

@@ -54,6 +54,7 @@ class LoudList(list):
 def make_function(captured):
     def function(a, b=2, *, c=3):
         return captured
+
     return function
 
 
@@ -86,18 +87,33 @@ def test_fetch_and_text(source, text, value, expected):
     assert str(source) == text
 
 
-@pytest.mark.parametrize("source, value", [
-    (x, None), (DictItem(InstanceDict(x), "y"), Loud()), (TypeAttr(TypeOf(x), "nothing"), 1), (DictItem(x, 1), {}),
-    (SeqItem(x, 3), [1]), (Cell(x, 5), function), (CellContents(x), types.CellType()), (FuncAttr(x, "__code__"), len),
-    (MethodSelf(x), 3), (Attr(x, "nope"), 3), (InstanceDict(x), 3), (GlobalsOf(x), len), (BuiltinsOf(x), len),
-])
+@pytest.mark.parametrize(
+    "source, value",
+    [
+        (x, None),
+        (DictItem(InstanceDict(x), "y"), Loud()),
+        (TypeAttr(TypeOf(x), "nothing"), 1),
+        (DictItem(x, 1), {}),
+        (SeqItem(x, 3), [1]),
+        (Cell(x, 5), function),
+        (CellContents(x), types.CellType()),
+        (FuncAttr(x, "__code__"), len),
+        (MethodSelf(x), 3),
+        (Attr(x, "nope"), 3),
+        (InstanceDict(x), 3),
+        (GlobalsOf(x), len),
+        (BuiltinsOf(x), len),
+    ],
+)
 def test_what_is_gone_raises_missing(source, value):
     with pytest.raises(Missing):
         source.fetch(() if source is x else (value,))
 
 
 def test_sources_compare_by_structure_and_constants_by_identity():
-    assert DictItem(InstanceDict(Arg(0, "a")), "k") == DictItem(InstanceDict(Arg(0, "b")), "k"), "names are for people"
+    assert DictItem(InstanceDict(Arg(0, "a")), "k") == DictItem(InstanceDict(Arg(0, "b")), "k"), (
+        "names are for people"
+    )
     assert len({DictItem(x, 1), DictItem(x, 1), DictItem(x, True), DictItem(x, 1.0)}) == 3
     one, other = [], []
     assert Const(one, "a") == Const(one, "b") != Const(other, "a")

@@ -1,4 +1,6 @@
-"""`threading.local` in a trace: reads see what was written before, and this thread's values are written after the graph."""
+"""`threading.local` in a trace: reads see what was written before, and this thread's values are written after
+the graph.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Torch functions, tensor methods, modules and modes in a captured program give eager's results in one graph."""
+"""Torch functions, tensor methods, modules and modes in a captured program give eager's results in one
+graph.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +34,44 @@ def x(*shape, dtype=torch.float64, grad=False):
 PROGRAMS = {
     "functions": lambda a, b: torch.relu(a) + torch.sin(b) * torch.add(a, b, alpha=2),
     "methods": lambda a, b: a.view(6).unsqueeze(0).to(torch.float32).sum(-1, keepdim=True) + b.mean().float(),
-    "reflected operators": lambda a, b: 2 - a + 3 / (b * b + 1) - 2 ** a + (1.5 * b) // 1,
+    "reflected operators": lambda a, b: 2 - a + 3 / (b * b + 1) - 2**a + (1.5 * b) // 1,
     "comparisons": lambda a, b: (a > b) & (a != 0) | ~(b <= 1),
     "indexing": lambda a, b: a[0] + b[:, None, 1].sum() + a[..., -1:].sum() + a[torch.tensor([1, 0])].sum(),
     "unpacking": lambda a, b: [row * 2 for row in a] + [*b.unbind(1)],
-    "size arithmetic": lambda a, b: a.reshape(*b.shape[:-1], -1).view(b.size(0), b.shape[1]).expand(2, *a.shape),
+    "size arithmetic": lambda a, b: (
+        a.reshape(*b.shape[:-1], -1).view(b.size(0), b.shape[1]).expand(2, *a.shape)
+    ),
     "named results": lambda a, b: (a.max(dim=1).values, torch.sort(b, dim=0).indices, a.topk(2)[0]),
     "lists of tensors": lambda a, b: torch.cat([a, b], dim=0).split([1, 3], dim=0),
-    "factories": lambda a, b: a + torch.arange(3) + torch.ones_like(a) + torch.zeros(2, 3) + b.new_full((2, 3), 4.0),
-    "constants": lambda a, b: a + torch.tensor(1.5) + torch.tensor([[1], [2]]) + torch.as_tensor([1, 2, 3]) + torch.as_tensor(b),
-    "attributes": lambda a, b: a.T @ b.mT.T + a.dtype.itemsize + a.ndim + len(a) + a.numel() + b.shape.numel(),
-    "queries": lambda a, b: a * 2 if torch.is_tensor(b) and a.is_floating_point() and torch.is_grad_enabled() else b,
+    "factories": lambda a, b: (
+        a + torch.arange(3) + torch.ones_like(a) + torch.zeros(2, 3) + b.new_full((2, 3), 4.0)
+    ),
+    "constants": lambda a, b: (
+        a + torch.tensor(1.5) + torch.tensor([[1], [2]]) + torch.as_tensor([1, 2, 3]) + torch.as_tensor(b)
+    ),
+    "attributes": lambda a, b: (
+        a.T @ b.mT.T + a.dtype.itemsize + a.ndim + len(a) + a.numel() + b.shape.numel()
+    ),
+    "queries": lambda a, b: (
+        a * 2 if torch.is_tensor(b) and a.is_floating_point() and torch.is_grad_enabled() else b
+    ),
     "functional": lambda a, b: F.layer_norm(F.gelu(a), (3,)) + F.softmax(b, dim=-1) + F.pad(a, (0, 1))[:, :3],
     "loss": lambda a, b: F.cross_entropy(a, torch.tensor([0, 2])) + F.mse_loss(a, b),
-    "pooling": lambda a, b: F.max_pool2d(a.view(1, 1, 2, 3), 2) + F.adaptive_avg_pool2d(b.view(1, 1, 2, 3), 1),
+    "pooling": lambda a, b: (
+        F.max_pool2d(a.view(1, 1, 2, 3), 2) + F.adaptive_avg_pool2d(b.view(1, 1, 2, 3), 1)
+    ),
     "einsum": lambda a, b: torch.einsum("ij,kj->ik", a, b),
     "identity": lambda a, b: (a.contiguous() is a, a.to(a.dtype) is a, a is b, a + b),
     "data and detach": lambda a, b: a.data * 2 + b.detach(),
     "constant results": lambda a, b: (
-        a.shape, a.stride(), a.dim(), b.size(1), str(a.dtype) == "torch.float64", a.device.type == "cpu", a * 1),
+        a.shape,
+        a.stride(),
+        a.dim(),
+        b.size(1),
+        str(a.dtype) == "torch.float64",
+        a.device.type == "cpu",
+        a * 1,
+    ),
     "dict keyed by tensors": lambda a, b: {a: 1, b: 2}[a] * a,
 }
 
@@ -88,14 +109,17 @@ def test_an_input_that_is_returned_is_the_very_object():
     assert dynamotor.compile(lambda t: t.contiguous(), backend=Recorder())(a) is a
 
 
-@pytest.mark.parametrize("breaking", [
-    lambda a: a * a.sum().item(),
-    lambda a: a * 2 if a.sum() > 0 else a * 3,
-    lambda a: a[a > 0] * 2,
-    lambda a: a * len(a.tolist()),
-    lambda a: torch.vmap(torch.sin)(a),
-    lambda a: a + float(a.mean()),
-])
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        lambda a: a * a.sum().item(),
+        lambda a: a * 2 if a.sum() > 0 else a * 3,
+        lambda a: a[a > 0] * 2,
+        lambda a: a * len(a.tolist()),
+        lambda a: torch.vmap(torch.sin)(a),
+        lambda a: a + float(a.mean()),
+    ],
+)
 def test_data_dependence_breaks_and_still_gives_the_result(breaking):
     a = x(4)
     torch.testing.assert_close(dynamotor.compile(breaking, backend=Recorder())(a), breaking(a))
@@ -242,7 +266,9 @@ def test_a_break_inside_autocast_keeps_the_mode(backend):
 
 def test_autocast_as_a_decorator_compiles_once():
     backend = Recorder()
-    compiled = dynamotor.compile(torch.autocast("cpu", dtype=torch.bfloat16)(lambda a: a @ a), backend=backend, fullgraph=True)
+    compiled = dynamotor.compile(
+        torch.autocast("cpu", dtype=torch.bfloat16)(lambda a: a @ a), backend=backend, fullgraph=True
+    )
     for _ in range(3):
         assert compiled(x(4, 4, dtype=torch.float32)).dtype == torch.bfloat16
     assert len(backend.graphs) == 1
@@ -305,11 +331,16 @@ def test_named_tuples_and_module_slices():
     torch.testing.assert_close(tuple(ours), tuple(fn(a)))
 
 
-@pytest.mark.parametrize("module", [
-    lambda: nn.LSTM(3, 4, batch_first=True), lambda: nn.GRU(3, 4, 2),
-    lambda: nn.TransformerEncoderLayer(3, 1, 8, batch_first=True),
-    lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), lambda: nn.MultiheadAttention(3, 1),
-])
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: nn.LSTM(3, 4, batch_first=True),
+        lambda: nn.GRU(3, 4, 2),
+        lambda: nn.TransformerEncoderLayer(3, 1, 8, batch_first=True),
+        lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+        lambda: nn.MultiheadAttention(3, 1),
+    ],
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_library_modules_are_one_graph(module, training):
     model = module().train(training)

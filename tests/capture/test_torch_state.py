@@ -1,4 +1,6 @@
-"""What hangs on tensors and on PyTorch's state: attributes, modes, transforms, hooks of the backward pass, inference mode."""
+"""What hangs on tensors and on PyTorch's state: attributes, modes, transforms, hooks of the backward pass,
+inference mode.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_attributes_given_to_tensors_stay_on_them():
 
 
 def test_an_attribute_added_to_an_input_is_seen():
-    compiled = dynamotor.compile(lambda a: a * (3 if hasattr(a, "flag") else 2), backend=Recorder(), fullgraph=True)
+    compiled = dynamotor.compile(
+        lambda a: a * (3 if hasattr(a, "flag") else 2), backend=Recorder(), fullgraph=True
+    )
     a = torch.randn(3)
     assert torch.equal(compiled(a), a * 2)
     a.flag = True
@@ -122,6 +126,7 @@ def test_inference_mode_and_inference_tensors():
 
 def test_overlapping_arguments_are_seen():
     """The graph of two separate arguments must not serve two views of one memory when it writes."""
+
     def fn(a, b):
         a.add_(1)
         return a * b
@@ -214,7 +219,9 @@ def test_other_tracers_see_every_op(warm):
 
 
 def test_flags_that_a_program_asks_for_are_guarded():
-    compiled = dynamotor.compile(lambda a: a * (2 if torch.backends.mha.get_fastpath_enabled() else 3), backend=Recorder())
+    compiled = dynamotor.compile(
+        lambda a: a * (2 if torch.backends.mha.get_fastpath_enabled() else 3), backend=Recorder()
+    )
     a = torch.randn(3)
     assert torch.equal(compiled(a), a * 2)
     torch.backends.mha.set_fastpath_enabled(False)

@@ -29,6 +29,7 @@ def compile_module(module, *inputs, compile_graph=compile_aten):
 
     def get(prefix, name):
         return holders.get(f"{prefix}.{name}")
+
     for node in traced.graph.nodes:
         if node.op == "placeholder":
             env[node] = next(arguments)
@@ -53,7 +54,14 @@ def _inline(graph, m, name, x, get):
         place = m.stride, m.padding, m.dilation, m.groups
         return graph.call_function(f.conv2d, (x, get(name, "weight"), get(name, "bias"), *place))
     if isinstance(m, nn.BatchNorm2d):
-        args = (x, get(name, "running_mean"), get(name, "running_var"), get(name, "weight"), get(name, "bias"), m.training)
+        args = (
+            x,
+            get(name, "running_mean"),
+            get(name, "running_var"),
+            get(name, "weight"),
+            get(name, "bias"),
+            m.training,
+        )
         return graph.call_function(f.batch_norm, (*args, m.momentum, m.eps))
     if isinstance(m, nn.Linear):
         return graph.call_function(f.linear, (x, get(name, "weight"), get(name, "bias")))
@@ -66,7 +74,11 @@ def _inline(graph, m, name, x, get):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv1, self.bn1, self.relu = nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        self.conv1, self.bn1, self.relu = (
+            nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+        )
         self.pool = nn.MaxPool2d(3, 2, 1)
         self.conv2, self.bn2 = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
         self.conv3, self.bn3 = nn.Conv2d(16, 32, 1, stride=2, bias=False), nn.BatchNorm2d(32)
@@ -118,10 +130,16 @@ def changes():
 
     def numpy_write(net):
         net.conv2.weight.detach().numpy()[0, 0, 0, 0] += 5
-    return {"p.data.mul_": write_data, "load_state_dict": lambda net: net.load_state_dict(Net().state_dict()), "optimizer": step,
-            "statistics": lambda net: net.bn1.running_mean.add_(1), "one element through numpy": numpy_write,
-            "p.data =": lambda net: setattr(net.conv3.weight, "data", torch.randn(32, 16, 1, 1)),
-            "head": lambda net: net.head.weight.data.neg_()}
+
+    return {
+        "p.data.mul_": write_data,
+        "load_state_dict": lambda net: net.load_state_dict(Net().state_dict()),
+        "optimizer": step,
+        "statistics": lambda net: net.bn1.running_mean.add_(1),
+        "one element through numpy": numpy_write,
+        "p.data =": lambda net: setattr(net.conv3.weight, "data", torch.randn(32, 16, 1, 1)),
+        "head": lambda net: net.head.weight.data.neg_(),
+    }
 
 
 @pytest.mark.parametrize("name", list(changes()))
@@ -170,7 +188,9 @@ def test_a_channels_last_training_step():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_images_of_one_channel(train):
-    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU()).train(train)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU()
+    ).train(train)
     other, x = copy.deepcopy(net), torch.randn(3, 1, 8, 8)
     with torch.set_grad_enabled(train):
         got, want = compile_module(net, x)(x)[0], other(x)
@@ -217,7 +237,11 @@ def test_no_compiler_means_aten_kernels_and_one_warning(capfd):
 def test_no_compiler_under_strict_is_an_error():
     net, x = Net().eval(), torch.randn(1, 3, 16, 16)
     build._libraries.clear()
-    with torch.no_grad(), config.patch(cxx="no-such-compiler", strict=True), pytest.raises(BuildError, match="DM301"):
+    with (
+        torch.no_grad(),
+        config.patch(cxx="no-such-compiler", strict=True),
+        pytest.raises(BuildError, match="DM301"),
+    ):
         compile_module(net, x)(x)
     build._libraries.clear()
 
@@ -253,7 +277,9 @@ def test_tensors_on_a_device_without_a_code_generator_run_on_aten_kernels():
 
 
 def test_strides_of_dimensions_of_size_one_match_eager():
-    net = nn.Sequential(nn.Conv2d(2, 1, 3, padding=1), nn.ReLU(), nn.Conv2d(1, 3, 1), nn.Conv2d(3, 1, 2)).train()
+    net = nn.Sequential(
+        nn.Conv2d(2, 1, 3, padding=1), nn.ReLU(), nn.Conv2d(1, 3, 1), nn.Conv2d(3, 1, 2)
+    ).train()
     other, x = copy.deepcopy(net), torch.randn(2, 2, 6, 7)
     got, want = compile_module(net, x)(x)[0], other(x)
     check([got], [want])

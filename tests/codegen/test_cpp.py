@@ -1,4 +1,6 @@
-"""The C++ text: goldens for a few kernels at 8 lanes, equal structures share a function, width and grain choices."""
+"""The C++ text: goldens for a few kernels at 8 lanes, equal structures share a function, width and grain
+choices.
+"""
 
 import sys
 from pathlib import Path
@@ -59,7 +61,9 @@ def test_equal_kernels_share_one_function():
     def layer(x, w):
         return torch.tanh(x @ w) * 2 + 1
 
-    found = kernels(lambda x, w, v: layer(layer(x, w), v), torch.zeros(8, 8), torch.zeros(8, 8), torch.zeros(8, 8))
+    found = kernels(
+        lambda x, w, v: layer(layer(x, w), v), torch.zeros(8, 8), torch.zeros(8, 8), torch.zeros(8, 8)
+    )
     functions = [cpp.emit_kernel(k) for k in found]
     assert len(functions) == 2 and functions[0] is functions[1]
     assert cpp.emit_unit(functions).count('extern "C" void') == 1
@@ -68,13 +72,20 @@ def test_equal_kernels_share_one_function():
 def test_kernels_that_differ_in_a_constant_or_a_size_do_not_share():
     names = {
         cpp.emit_kernel(kernels(fn, torch.zeros(n))[0]).name
-        for fn, n in ((lambda x: x * 2, 64), (lambda x: x * 3, 64), (lambda x: x * 2, 65), (lambda x: x.double() * 2, 64))
+        for fn, n in (
+            (lambda x: x * 2, 64),
+            (lambda x: x * 3, 64),
+            (lambda x: x * 2, 65),
+            (lambda x: x.double() * 2, 64),
+        )
     }
     assert len(names) == 4
 
 
 def test_small_kernels_run_on_one_thread_and_large_ones_in_parallel():
-    small, large = (cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(n))[0]).source for n in (1000, 1_000_000))
+    small, large = (
+        cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(n))[0]).source for n in (1000, 1_000_000)
+    )
     assert "omp" not in small and "omp parallel for" in large
 
 

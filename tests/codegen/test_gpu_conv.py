@@ -32,7 +32,9 @@ def images(*shape, dtype=BF16):
 
 @pytest.fixture
 def convolve(monkeypatch):
-    """Compile with templates, compare with eager in float64; gives the labels of the templates and the generated text."""
+    """Compile with templates, compare with eager in float64; gives the labels of the templates and the
+    generated text.
+    """
 
     def run(fn, *inputs, tiling=SMALL, tolerance=2e-2):
         labels = []
@@ -65,9 +67,15 @@ def test_random_convolutions(convolve):
                  "dilation": (pick([1, 2]), pick([1, 2, 3]))}  # fmt: skip
         x, w = images(pick([1, 2, 3]), c, pick([9, 10, 13]), pick([7, 8, 12])), weights(n, c, *kernel)
         through = pick([False, True])
-        tiling = Tiling(32, 16, pick([16, 32]), group=2, persistent=pick([False, True]), tma=through, tma_store=through)
+        tiling = Tiling(
+            32, 16, pick([16, 32]), group=2, persistent=pick([False, True]), tma=through, tma_store=through
+        )
         labels, text = convolve(lambda x, w: F.relu(F.conv2d(x, w, **place)) * 2, x, w, tiling=tiling)  # noqa: B023
-        assert len(labels) == 1 and "convolution(" not in text and "k1(" not in text, (place, x.shape, w.shape)
+        assert len(labels) == 1 and "convolution(" not in text and "k1(" not in text, (
+            place,
+            x.shape,
+            w.shape,
+        )
 
 
 def test_bias_batch_norm_and_residual_are_part_of_the_launch(convolve):
@@ -138,16 +146,24 @@ def test_a_window_builds_for_a_gpu_that_is_not_there(tmp_path, through):
 
     m, n, k = 32 * 28 * 28, 128, 9 * 128
     window = Window(128, (28, 28), (28, 28), (3, 3), (1, 1), (1, 1), (1, 1), (28 * 28 * 128, 28 * 128, 128))
-    a, b, out = Operand("a", BF16, 0, (0, 128, 1)), Operand("b", BF16, 0, (0, 1, k)), Operand("c", BF16, 0, (0, n, 1))
+    a, b, out = (
+        Operand("a", BF16, 0, (0, 128, 1)),
+        Operand("b", BF16, 0, (0, 1, k)),
+        Operand("c", BF16, 0, (0, n, 1)),
+    )
     tiling = Tiling(128, 128, 64, warps=8, stages=3, tma=through)
     f = emit_product(Product((1, m, n, k), a, b, None, out, BF16, window=window), tiling)
     with config.patch(cache_dir=str(tmp_path)):
-        job = TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, stages=f.stages, scratch=f.scratch)
+        job = TritonJob(
+            HELPERS + f.source, f.name, f.signature, f.warps, 90, stages=f.stages, scratch=f.scratch
+        )
         code = start_kernel(job).result()
         stop_workers()
     (tmp_path / "code.cubin").write_bytes(code.cubin)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    sass = subprocess.run([str(tool), "-sass", str(tmp_path / "code.cubin")], capture_output=True, text=True, check=True).stdout
+    sass = subprocess.run(
+        [str(tool), "-sass", str(tmp_path / "code.cubin")], capture_output=True, text=True, check=True
+    ).stdout
     copies = [line for line in sass.splitlines() if "LDGSTS" in line]
     assert (
         "HGMMA" in sass

@@ -1,4 +1,6 @@
-"""Generated matrix products with their epilogues, in Triton's interpreter, against eager: shapes, layouts, types, what is fused."""
+"""Generated matrix products with their epilogues, in Triton's interpreter, against eager: shapes, layouts,
+types, what is fused.
+"""
 
 import copy
 from dataclasses import replace
@@ -49,9 +51,13 @@ def compare(fn, *inputs, tolerance=1e-5):
     with torch.no_grad(), config.patch(target="triton", strict=True), collect("code") as events:
         got = dynamotor.compile(fn)(*inputs)
         want = fn(*inputs)
-    for a, b in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True):
+    for a, b in zip(
+        got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True
+    ):
         assert a.dtype == b.dtype and a.stride() == b.stride()
-        size = b.abs().max().item() if b.numel() else 1.0  # terms of a sum that cancel leave their own rounding
+        size = (
+            b.abs().max().item() if b.numel() else 1.0
+        )  # terms of a sum that cancel leave their own rounding
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * max(1.0, size))
     return events[0].data["python"]
 
@@ -60,7 +66,9 @@ def randn(*shape, dtype=torch.float32):
     return torch.randn(*shape).to(dtype)
 
 
-@pytest.mark.parametrize("size", [(16, 32, 16), (1, 1, 1), (17, 33, 19), (50, 70, 40), (3, 100, 257), (64, 5, 16)])
+@pytest.mark.parametrize(
+    "size", [(16, 32, 16), (1, 1, 1), (17, 33, 19), (50, 70, 40), (3, 100, 257), (64, 5, 16)]
+)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_products_of_any_size(templates, size, persistent):
     templates(Tiling(16, 32, 16, group=2, persistent=persistent))
@@ -140,7 +148,12 @@ def test_reductions_and_other_shapes_stay_kernels_of_their_own(templates):
 def test_columns_that_nobody_reads_are_not_computed(templates):
     labels = templates()
     compare(lambda x, w: (x @ w)[:, :8] + 1, randn(20, 16), randn(16, 40))
-    compare(lambda x, w, r: (x @ w).view(4, 5, 40)[..., :30].relu() * r, randn(20, 16), randn(16, 40), randn(4, 5, 30))
+    compare(
+        lambda x, w, r: (x @ w).view(4, 5, 40)[..., :30].relu() * r,
+        randn(20, 16),
+        randn(16, 40),
+        randn(4, 5, 30),
+    )
     assert [label.split(" > ")[0] for label in labels] == ["f32 1x20x8x16 nn", "f32 1x20x30x16 nn"]
     labels.clear()
     compare(lambda x, w: (F.relu((x @ w)[:, :8]), (x @ w)[:, 8:] * 2), randn(20, 16), randn(16, 40))
@@ -150,16 +163,22 @@ def test_columns_that_nobody_reads_are_not_computed(templates):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("tiling", [SMALL, Tiling(16, 32, 16, persistent=True, tma=True)], ids=["pointers", "descriptors"])
+@pytest.mark.parametrize(
+    "tiling", [SMALL, Tiling(16, 32, 16, persistent=True, tma=True)], ids=["pointers", "descriptors"]
+)
 def test_logits_of_a_padded_vocabulary_go_straight_to_the_user(templates, monkeypatch, bias, tiling):
     monkeypatch.setattr(padding, "WORTH", 8)
     labels = templates(tiling)
     x, w, b = randn(2, 12, 32, dtype=BF16), randn(45, 32, dtype=BF16), randn(45, dtype=BF16) if bias else None
     text = compare(lambda x, w, b: F.linear(F.relu(x), w, b), x, w, b, tolerance=1e-2)
     assert labels == [f"bf16 1x24x45x32 nt{'+bias' if bias else ''} > copy reads nothing writes bf16"]
-    assert "mm(" not in text and text.count("k0(") == 1 and "k1(" in text and ("k2(" in text) is bias  # relu, the product, the bias
+    assert (
+        "mm(" not in text and text.count("k0(") == 1 and "k1(" in text and ("k2(" in text) is bias
+    )  # relu, the product, the bias
     labels.clear()
-    compare(lambda x, w: ((y := F.linear(x, w)), y.logsumexp(-1)), x, w, tolerance=1e-2)  # another reads the padded product
+    compare(
+        lambda x, w: ((y := F.linear(x, w)), y.logsumexp(-1)), x, w, tolerance=1e-2
+    )  # another reads the padded product
     assert not any(">" in label for label in labels) or "keep" in labels[0]
 
 
@@ -224,7 +243,9 @@ def test_dropout_in_an_epilogue_is_the_kernels_own(templates):
 
 def test_a_training_step_is_eagers(templates):
     labels = templates()
-    module = torch.nn.Sequential(torch.nn.Linear(16, 40), torch.nn.GELU(), torch.nn.Linear(40, 16), torch.nn.LayerNorm(16))
+    module = torch.nn.Sequential(
+        torch.nn.Linear(16, 40), torch.nn.GELU(), torch.nn.Linear(40, 16), torch.nn.LayerNorm(16)
+    )
     plain = copy.deepcopy(module)
     x = randn(24, 16)
     with config.patch(target="triton", strict=True):
@@ -253,7 +274,9 @@ def test_the_library_takes_the_place_of_a_template_that_does_not_build(templates
 
     def build(f, ints):
         if f.name.startswith("g"):
-            raise BuildError("DM305", "a kernel cannot be loaded", why="it asks for too much shared memory", cure="none")
+            raise BuildError(
+                "DM305", "a kernel cannot be loaded", why="it asks for too much shared memory", cure="none"
+            )
         return interpreted(f, ints)
 
     monkeypatch.setattr(gpu_program, "_interpreted", build)
@@ -274,21 +297,31 @@ def labels_and_text(fn, *inputs, tolerance=2e-2):
     """The Triton text of a product's kernels, which has been compared with eager."""
     with torch.no_grad(), config.patch(target="triton", strict=True), collect("code") as events:
         got = dynamotor.compile(fn)(*inputs)
-    torch.testing.assert_close(got.double(), fn(*(t.double() for t in inputs)).double(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        got.double(), fn(*(t.double() for t in inputs)).double(), rtol=tolerance, atol=tolerance
+    )
     return events[0].data["triton"]
 
 
-@pytest.mark.parametrize("tiling", [TMA, replace(TMA, persistent=True), replace(TMA, tma_store=False, persistent=True)])
+@pytest.mark.parametrize(
+    "tiling", [TMA, replace(TMA, persistent=True), replace(TMA, tma_store=False, persistent=True)]
+)
 @pytest.mark.parametrize("size", [(16, 32, 16), (48, 64, 32), (40, 72, 56), (24, 200, 264), (33, 40, 24)])
 def test_operands_may_be_read_through_descriptors(templates, tiling, size):
     templates(tiling)
     m, n, k = size
     text = labels_and_text(lambda a, b: a @ b.t(), randn(m, k, dtype=BF16), randn(n, k, dtype=BF16) / k)
-    assert text.count("make_tensor_descriptor") == (3 if tiling.tma_store else 2) and "_all.store" in text or not tiling.tma_store
+    assert (
+        text.count("make_tensor_descriptor") == (3 if tiling.tma_store else 2)
+        and "_all.store" in text
+        or not tiling.tma_store
+    )
     text = labels_and_text(lambda a, b: F.relu(a @ b) * 2, randn(m, k, dtype=F16), randn(k, n, dtype=F16) / k)
     assert "b_all.load([k, tn" in text
     if m % 8 == 0:
-        text = labels_and_text(lambda a, b: (a.t() @ b).float(), randn(k, m, dtype=BF16), randn(k, n, dtype=BF16) / k)
+        text = labels_and_text(
+            lambda a, b: (a.t() @ b).float(), randn(k, m, dtype=BF16), randn(k, n, dtype=BF16) / k
+        )
         assert "a_all.load([k, tm * 16]).T" in text
 
 
@@ -343,7 +376,11 @@ def test_only_stores_of_whole_rows_that_nobody_reads_go_through_descriptors(temp
 
 @pytest.mark.parametrize("form", [{}, {"persistent": True}, {"persistent": True, "specialized": True}])
 def test_descriptors_build_for_a_gpu_that_is_not_there(tmp_path, form):
-    a, b, out = Operand("a", BF16, 0, (0, 256, 1)), Operand("b", BF16, 0, (0, 1, 256)), Operand("c", BF16, 0, (0, 512, 1))
+    a, b, out = (
+        Operand("a", BF16, 0, (0, 256, 1)),
+        Operand("b", BF16, 0, (0, 1, 256)),
+        Operand("c", BF16, 0, (0, 512, 1)),
+    )
     product = Product((1, 512, 512, 256), a, b, None, out, BF16)
     f = emit_product(product, Tiling(128, 128, 64, warps=4, stages=3, tma=True, tma_store=True, **form))
     assert (
@@ -352,7 +389,9 @@ def test_descriptors_build_for_a_gpu_that_is_not_there(tmp_path, form):
         and "descriptor" not in f.fallback.source
     )
     with config.patch(cache_dir=str(tmp_path)):
-        job = TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, stages=f.stages, scratch=f.scratch)
+        job = TritonJob(
+            HELPERS + f.source, f.name, f.signature, f.warps, 90, stages=f.stages, scratch=f.scratch
+        )
         code = start_kernel(job).result()
         with pytest.raises(BuildError, match="memory or clusters"):
             start_kernel(replace(job, scratch=128)).result()
@@ -364,16 +403,27 @@ def test_descriptors_build_for_a_gpu_that_is_not_there(tmp_path, form):
 
 
 def test_calls_that_are_not_aligned_take_tiles_that_fit_into_registers(tmp_path):
-    a, b, out = Operand("a", BF16, 0, (0, 256, 1)), Operand("b", BF16, 0, (0, 1, 256)), Operand("c", BF16, 0, (0, 512, 1))
+    a, b, out = (
+        Operand("a", BF16, 0, (0, 256, 1)),
+        Operand("b", BF16, 0, (0, 1, 256)),
+        Operand("c", BF16, 0, (0, 512, 1)),
+    )
     product = Product((1, 4096, 512, 256), a, b, None, out, BF16)
-    for tiling in (Tiling(256, 128, 64, warps=8, persistent=True), Tiling(256, 128, 64, warps=8, stages=3, tma=True)):
+    for tiling in (
+        Tiling(256, 128, 64, warps=8, persistent=True),
+        Tiling(256, 128, 64, warps=8, stages=3, tma=True),
+    ):
         f = emit_product(product, tiling).fallback
         assert f.grid == 64 * 8 and f.fallback is None
         with config.patch(cache_dir=str(tmp_path)):
-            job = TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, aligned=False, stages=f.stages)
+            job = TritonJob(
+                HELPERS + f.source, f.name, f.signature, f.warps, 90, aligned=False, stages=f.stages
+            )
             code = start_kernel(job).result()
             stop_workers()
-        assert "HGMMA" in sass(code.cubin) and sass(code.cubin).count("STL") < 32  # stores of registers that did not suffice
+        assert (
+            "HGMMA" in sass(code.cubin) and sass(code.cubin).count("STL") < 32
+        )  # stores of registers that did not suffice
 
 
 def sass(cubin):
@@ -388,7 +438,9 @@ def sass(cubin):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [str(tool), "-sass", file.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 def test_a_template_builds_for_a_gpu_that_is_not_there(templates, tmp_path):
@@ -399,6 +451,10 @@ def test_a_template_builds_for_a_gpu_that_is_not_there(templates, tmp_path):
     source = events[0].data["triton"]
     name = source.rsplit("def g", 1)[1].split("(")[0]
     with config.patch(cache_dir=str(tmp_path)):
-        code = start_kernel(TritonJob(source, f"g{name}", ("*bf16", "*bf16", "*bf16", "i64"), 4, 90, stages=3)).result()
+        code = start_kernel(
+            TritonJob(source, f"g{name}", ("*bf16", "*bf16", "*bf16", "i64"), 4, 90, stages=3)
+        ).result()
         stop_workers()
-    assert code.cubin[:4] == b"\x7fELF" and code.shared == 3 * (64 * 64 + 64 * 64) * 2  # as many stages as were asked for
+    assert (
+        code.cubin[:4] == b"\x7fELF" and code.shared == 3 * (64 * 64 + 64 * 64) * 2
+    )  # as many stages as were asked for

@@ -1,4 +1,6 @@
-"""Which products become templates: the stored table, timing with a clock that is made up, and the cache of what was found."""
+"""Which products become templates: the stored table, timing with a clock that is made up, and the cache of
+what was found.
+"""
 
 import functools
 import json
@@ -44,7 +46,11 @@ def program_of(fn, *inputs):
     """The launches of a function as `choose` gets them."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_program.triton_gemm_choice, "choose", lambda program, gpu, tune=None: seen.append(program) or program)
+        patch.setattr(
+            gpu_program.triton_gemm_choice,
+            "choose",
+            lambda program, gpu, tune=None: seen.append(program) or program,
+        )
         with torch.no_grad(), config.patch(target="triton", strict=True):
             dynamotor.compile(fn)(*inputs)
     return seen[0]
@@ -58,7 +64,9 @@ def layer():
 def products(program):
     """(calls of the library, templates) of a program."""
     externs = [s for s in program.steps if isinstance(s, ExternStep)]
-    return len(externs), [s.function for s in program.steps if isinstance(s, TritonStep) and s.function.stages]
+    return len(externs), [
+        s.function for s in program.steps if isinstance(s, TritonStep) and s.function.stages
+    ]
 
 
 class Clock:
@@ -69,10 +77,13 @@ class Clock:
 
     def __call__(self, programs):
         self.asked += 1
-        assert products(programs[0]) == (1, []) and all(products(p)[0] == 0 and len(products(p)[1]) == 1 for p in programs[1:])
+        assert products(programs[0]) == (1, []) and all(
+            products(p)[0] == 0 and len(products(p)[1]) == 1 for p in programs[1:]
+        )
         assert len({p.inputs for p in programs}) == 1
         assert all(
-            [p.buffers[o.name].spec for o in p.outputs] == [programs[0].buffers[o.name].spec for o in programs[0].outputs]
+            [p.buffers[o.name].spec for o in p.outputs]
+            == [programs[0].buffers[o.name].spec for o in programs[0].outputs]
             for p in programs
         )
         return [1.0, *(self.times(n) for n in range(len(programs) - 1))]
@@ -89,7 +100,11 @@ def test_the_fastest_candidate_is_taken_and_remembered():
         library, (template,) = products(choose(program, "some GPU", clock))
     wanted = tilings((1, 64, 96, 48), BF16)[3]
     assert library == 0 and (template.warps, template.stages) == (wanted.warps, wanted.stages)
-    assert events[0].data["wins"] and events[0].data["template_ms"] == 0.5 and events[0].data["library_ms"] == 1.0
+    assert (
+        events[0].data["wins"]
+        and events[0].data["template_ms"] == 0.5
+        and events[0].data["library_ms"] == 1.0
+    )
     choose(program, "some GPU", clock)
     assert clock.asked == 1
     triton_gemm_choice.forget()  # another process
@@ -118,7 +133,9 @@ def test_with_and_without_the_casts_of_operands():
     (site,) = find_sites(program)
     with_cast, without = site.variants()
     assert (
-        "cast f32" in with_cast.label() and "cast" not in without.label() and len(with_cast.steps()) == len(without.steps()) + 1
+        "cast f32" in with_cast.label()
+        and "cast" not in without.label()
+        and len(with_cast.steps()) == len(without.steps()) + 1
     )
     count = len(tilings((1, 64, 96, 48), BF16))
     found = choose(program, "some GPU", Clock(lambda n: 0.5 if n == count else 2.0))
@@ -139,21 +156,44 @@ def read_again():
 
 def test_a_row_speaks_for_the_same_layer_with_about_as_many_samples(monkeypatch):
     small, large = Tiling(64, 64, 64), Tiling(128, 128, 64)
-    rows = {"G bf16 1x1000x768x64 nt+bias": small, "G bf16 1x4000x768x64 nt+bias": large, "G bf16 1x9000x768x64 nt+bias": None}
+    rows = {
+        "G bf16 1x1000x768x64 nt+bias": small,
+        "G bf16 1x4000x768x64 nt+bias": large,
+        "G bf16 1x9000x768x64 nt+bias": None,
+    }
     rows |= {"G bf16 1x768x64x1000 tn": small, "G bf16 32x49x49x32 nn": small}
     rows_are(monkeypatch, rows)
-    for samples, tiling in ((500, small), (1900, small), (2100, large), (7000, None), (499, None), (18001, None)):
+    for samples, tiling in (
+        (500, small),
+        (1900, small),
+        (2100, large),
+        (7000, None),
+        (499, None),
+        (18001, None),
+    ):
         assert gemm_table.nearest(f"G bf16 1x{samples}x768x64 nt+bias") == tiling
-    assert gemm_table.nearest("G bf16 1x768x64x1500 tn") == gemm_table.nearest("G bf16 48x49x49x32 nn") == small
-    others = "H bf16 1x1000x768x64 nt+bias", "G bf16 1x1000x769x64 nt+bias", "G bf16 1x1000x768x64 nt", "G f16 1x1000x768x64 nt+bias"
-    assert all(gemm_table.nearest(key) is None for key in (*others, "G bf16 1x769x64x1000 tn", "G bf16 32x50x49x32 nn"))
+    assert (
+        gemm_table.nearest("G bf16 1x768x64x1500 tn") == gemm_table.nearest("G bf16 48x49x49x32 nn") == small
+    )
+    others = (
+        "H bf16 1x1000x768x64 nt+bias",
+        "G bf16 1x1000x769x64 nt+bias",
+        "G bf16 1x1000x768x64 nt",
+        "G f16 1x1000x768x64 nt+bias",
+    )
+    assert all(
+        gemm_table.nearest(key) is None
+        for key in (*others, "G bf16 1x769x64x1000 tn", "G bf16 32x50x49x32 nn")
+    )
     assert gemm_table.stored("G bf16 1x1100x768x64 nt+bias") is None
 
 
 def test_the_table_can_be_left_out():
     key = next(key for key, tiling in gemm_table.table().items() if tiling is not None)
     with gemm_table.ignored():
-        assert gemm_table.stored(key) is gemm_table.nearest(key) is None and not gemm_table.knows("NVIDIA H200")
+        assert gemm_table.stored(key) is gemm_table.nearest(key) is None and not gemm_table.knows(
+            "NVIDIA H200"
+        )
     assert gemm_table.stored(key) is not None and gemm_table.nearest(key) is not None
 
 
@@ -177,7 +217,10 @@ def test_rows_of_the_table_are_followed(tmp_path, monkeypatch):
 
 def test_rows_that_were_measured_with_other_strides_are_not_followed(monkeypatch):
     x, w = torch.randn(64, 48).to(BF16), torch.randn(48, 96).to(BF16)
-    aligned, odd = program_of(lambda x, w: F.relu(x @ w), x, w), program_of(lambda x, w: F.relu(x[:, 1:41] @ w[:40]), x, w)
+    aligned, odd = (
+        program_of(lambda x, w: F.relu(x @ w), x, w),
+        program_of(lambda x, w: F.relu(x[:, 1:41] @ w[:40]), x, w),
+    )
     labels = [find_sites(p)[0].label() for p in (aligned, odd)]
     for tma, wanted in ((True, [0, 1]), (False, [0, 0])):
         rows = {f"NVIDIA H200 {label}": Tiling(16, 32, 16, tma=tma) for label in labels}
@@ -187,12 +230,15 @@ def test_rows_that_were_measured_with_other_strides_are_not_followed(monkeypatch
 
 def test_the_stored_table_can_be_read():
     assert all(
-        isinstance(tiling, Tiling | None) and len(key.split(" > ")[0].split()) >= 4 for key, tiling in gemm_table.table().items()
+        isinstance(tiling, Tiling | None) and len(key.split(" > ")[0].split()) >= 4
+        for key, tiling in gemm_table.table().items()
     )
 
 
 def test_labels_of_today_find_their_rows(monkeypatch):
-    """A change to lowering or fusion that changes labels leaves rows behind, without a wrong answer to tell of it."""
+    """A change to lowering or fusion that changes labels leaves rows behind, without a wrong answer to tell
+    of it.
+    """
     labels = []
 
     def choose(program, gpu, tune=None):
@@ -206,18 +252,27 @@ def test_labels_of_today_find_their_rows(monkeypatch):
     wide, w1, norm = e(32, 256, 56, 56).to(**last), e(256, 64, 1, 1).to(**last), [e(64) for _ in range(4)]
     for fn, inputs in [
         (lambda x, w, *n: F.relu(F.batch_norm(F.conv2d(x, w, padding=1), *n)), (x, w, *norm)),
-        (lambda x, w, r, *n: F.relu(F.batch_norm(F.conv2d(x, w), *n) + r), (r, w1, wide, *(e(256) for _ in range(4)))),
+        (
+            lambda x, w, r, *n: F.relu(F.batch_norm(F.conv2d(x, w), *n) + r),
+            (r, w1, wide, *(e(256) for _ in range(4))),
+        ),
         (lambda x, w, b: F.gelu(F.linear(x, w, b)), (e(32, 128, 768), e(3072, 768), e(3072))),
         (lambda g, x: (g.t() @ x).float(), (e(1568, 4096), e(1568, 1024))),
         (lambda q, k: torch.bmm(q, k.transpose(1, 2)), (e(1024, 49, 32), e(1024, 49, 32))),
     ]:
-        with torch.no_grad(), config.patch(target="triton", strict=True), pytest.raises(Exception, match="InterruptedError"):
+        with (
+            torch.no_grad(),
+            config.patch(target="triton", strict=True),
+            pytest.raises(Exception, match="InterruptedError"),
+        ):
             dynamotor.compile(lambda *given: fn(*given))(*inputs)  # noqa: B023
     assert len(labels) == 5 and all(gemm_table.stored(f"NVIDIA H200 {label}") for (label,) in labels), labels
 
 
 def test_candidates_fit_the_product():
-    assert all(t.m <= 16 and t.n >= 16 for t in tilings((1, 8, 4096, 4096), BF16)) and tilings((1, 8, 4096, 4096), BF16)
+    assert all(t.m <= 16 and t.n >= 16 for t in tilings((1, 8, 4096, 4096), BF16)) and tilings(
+        (1, 8, 4096, 4096), BF16
+    )
     assert len(tilings((1, 4096, 4096, 4096), BF16)) >= 12
     assert not any(t.persistent for t in tilings((1, 512, 512, 4096), BF16))
     assert max(t.k for t in tilings((1, 4096, 4096, 4096), torch.float32)) == 64
@@ -231,7 +286,8 @@ def test_candidates_suit_the_operands():
         found = tilings(site.product.size, BF16, site.product)
         assert any(t.tma for t in found) == wanted and any(t.persistent for t in found)
     images, kernel = (
-        t.to(BF16).to(memory_format=torch.channels_last) for t in (torch.randn(8, 32, 64, 64), torch.randn(64, 32, 3, 3))
+        t.to(BF16).to(memory_format=torch.channels_last)
+        for t in (torch.randn(8, 32, 64, 64), torch.randn(64, 32, 3, 3))
     )
     (site,) = find_sites(program_of(lambda x, w: F.relu(F.conv2d(x, w)), images, kernel))
     found = tilings(site.product.size, BF16, site.product)
@@ -240,7 +296,8 @@ def test_candidates_suit_the_operands():
 
 def test_convolutions_are_chosen_the_same_way():
     images, kernel = (
-        t.to(BF16).to(memory_format=torch.channels_last) for t in (torch.randn(2, 32, 9, 9), torch.randn(16, 32, 3, 3))
+        t.to(BF16).to(memory_format=torch.channels_last)
+        for t in (torch.randn(2, 32, 9, 9), torch.randn(16, 32, 3, 3))
     )
     program = program_of(lambda x, w: F.relu(F.conv2d(x, w)), images, kernel)
     assert products(program) == (1, [])
@@ -254,7 +311,9 @@ def test_a_trial_reads_and_leaves_what_the_site_does():
         y = x @ w
         return F.relu(y) + r, y
 
-    program = program_of(fn, torch.randn(32, 16).to(BF16), torch.randn(16, 32).to(BF16), torch.randn(32, 32).to(BF16))
+    program = program_of(
+        fn, torch.randn(32, 16).to(BF16), torch.randn(16, 32).to(BF16), torch.randn(32, 32).to(BF16)
+    )
     (site,) = find_sites(program)
     alone = trial(program, site, [program.steps[n] for n in site.steps()])
     assert len(alone.inputs) == 3 and len(alone.outputs) == 2 and json.dumps(alone.inputs)
@@ -270,11 +329,15 @@ def test_random_inputs_lie_as_the_programs_own():
 
 
 def test_random_inputs_may_be_positions():
-    x, i = autotune.random_inputs([TensorSpec.dense((4,), torch.float32), TensorSpec.dense((4,), torch.int64)])
+    x, i = autotune.random_inputs(
+        [TensorSpec.dense((4,), torch.float32), TensorSpec.dense((4,), torch.int64)]
+    )
     assert x.std() > 0 and not i.any()
 
 
-@pytest.mark.parametrize("mode, on", [("max-autotune", True), ("max-autotune-no-cudagraphs", True), ("reduce-overhead", False)])
+@pytest.mark.parametrize(
+    "mode, on", [("max-autotune", True), ("max-autotune-no-cudagraphs", True), ("reduce-overhead", False)]
+)
 def test_modes_turn_it_on(mode, on):
     seen = []
 
@@ -291,9 +354,14 @@ def test_the_programs_that_are_timed_give_the_same():
     (site,) = find_sites(program)
     library = trial(program, site, [program.steps[n] for n in site.steps()])
     template = trial(program, site, [template_step(program, site, Tiling(32, 32, 16))])
-    inputs = [torch.randn_like(t) for t in autotune.random_inputs([library.buffers[name].spec for name in library.inputs])]
+    inputs = [
+        torch.randn_like(t)
+        for t in autotune.random_inputs([library.buffers[name].spec for name in library.inputs])
+    ]
     info, device = GraphInfo("inference", "trial"), torch.device("cpu")
-    results = [GpuProgram(p, info, device, gpu_program._raise, expanded=True)(*inputs) for p in (library, template)]
+    results = [
+        GpuProgram(p, info, device, gpu_program._raise, expanded=True)(*inputs) for p in (library, template)
+    ]
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
 
 
@@ -306,10 +374,18 @@ def test_programs_are_timed_in_turns_and_one_that_does_not_run_is_out(monkeypatc
     info, device = GraphInfo("inference", "trial"), torch.device("cpu")
     monkeypatch.setattr(autotune, "ROUNDS", 2)
     monkeypatch.setattr(autotune, "_CACHE", 16)
-    times = GpuProgram(library, info, device, gpu_program._raise, expanded=True)._time(info, [library, template])
+    times = GpuProgram(library, info, device, gpu_program._raise, expanded=True)._time(
+        info, [library, template]
+    )
     assert times == [1.0, 1.0]
-    placed = gpu_program._placed(library, torch.device("cuda", 0))  # an input on the CPU would be copied in every timed call
-    assert {b.spec.device.type for b in placed.buffers.values()} == {"cuda"} != {b.spec.device.type for b in library.buffers.values()}
+    placed = gpu_program._placed(
+        library, torch.device("cuda", 0)
+    )  # an input on the CPU would be copied in every timed call
+    assert (
+        {b.spec.device.type for b in placed.buffers.values()}
+        == {"cuda"}
+        != {b.spec.device.type for b in library.buffers.values()}
+    )
 
     def broken(*inputs):
         raise RuntimeError("out of shared memory")
@@ -330,12 +406,20 @@ def test_what_a_candidate_leaves_in_its_inputs_counts(monkeypatch):
         r.add_(y)
         return y
 
-    program = program_of(fn, torch.randn(32, 16).to(BF16), torch.randn(16, 32).to(BF16), torch.randn(32, 32).to(BF16))
+    program = program_of(
+        fn, torch.randn(32, 16).to(BF16), torch.randn(16, 32).to(BF16), torch.randn(32, 32).to(BF16)
+    )
     (site,) = find_sites(program)
     library = trial(program, site, [program.steps[n] for n in site.steps()])
     template = trial(program, site, [template_step(program, site, Tiling(32, 32, 16))])
-    assert library.inputs == template.inputs and len(library.inputs) == 3 and library.mutations == template.mutations != ()
+    assert (
+        library.inputs == template.inputs
+        and len(library.inputs) == 3
+        and library.mutations == template.mutations != ()
+    )
     info, device = GraphInfo("inference", "trial"), torch.device("cpu")
     calls = [GpuProgram(p, info, device, gpu_program._raise, expanded=True) for p in (library, template)]
     inputs = autotune.random_inputs([library.buffers[name].spec for name in library.inputs])
-    assert autotune.time_calls([*calls, lambda *given: calls[1](*(t.clone() for t in given))], inputs, device) == [1, 1, float("inf")]
+    assert autotune.time_calls(
+        [*calls, lambda *given: calls[1](*(t.clone() for t in given))], inputs, device
+    ) == [1, 1, float("inf")]

@@ -18,13 +18,17 @@ R = torch.randn
 
 @pytest.fixture
 def programs(monkeypatch):
-    """Compile as for a GPU, with small tensors counted too; the list fills with the programs after padding."""
+    """Compile as for a GPU, with small tensors counted too; the list fills with the programs after
+    padding.
+    """
     found = []
     monkeypatch.setattr(pad_rows, "LEAST_ELEMENTS", 64)
     monkeypatch.setattr(pad_rows, "LEAST_WIDTH", 32)
     monkeypatch.setattr(gpu_program, "_is_gpu", lambda device: True)
     real = gpu_program.pad_rows.pad_rows
-    monkeypatch.setattr(gpu_program.pad_rows, "pad_rows", lambda program: found.append(real(program)) or found[-1])
+    monkeypatch.setattr(
+        gpu_program.pad_rows, "pad_rows", lambda program: found.append(real(program)) or found[-1]
+    )
     with config.patch(target="triton", strict=True):
         yield found
 
@@ -41,7 +45,9 @@ def padded(program):
 def compare(fn, *inputs, tolerance=1e-4):
     with torch.no_grad():
         got, want = dynamotor.compile(fn)(*inputs), fn(*inputs)
-    for a, b in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True):
+    for a, b in zip(
+        got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True
+    ):
         assert a.stride() == b.stride()
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
@@ -59,7 +65,9 @@ def test_transposed_and_sliced_operands_and_flat_maps(programs):
 
 
 def test_batches(programs):
-    compare(lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), -1) @ v, R(3, 33, 8), R(3, 33, 8), R(3, 33, 8))
+    compare(
+        lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), -1) @ v, R(3, 33, 8), R(3, 33, 8), R(3, 33, 8)
+    )
     assert (33 * 36, 36, 1) in padded(programs[0]).values()
 
 
@@ -93,4 +101,6 @@ def test_steps_that_shared_memory_do_not_any_more(programs):
     with collect("code"):
         compare(fn, R(20, 16), R(16, 45), R(20, 45))
     names = {b.name for b in programs[0].buffers.values() if b.spec.stride[-2:-1] == (48,)}
-    assert names and not any(n in names for s in programs[0].steps for pair in getattr(s, "inplace", ()) for n in pair)
+    assert names and not any(
+        n in names for s in programs[0].steps for pair in getattr(s, "inplace", ()) for n in pair
+    )

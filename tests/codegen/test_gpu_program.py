@@ -1,4 +1,6 @@
-"""The GPU's call program: whole modules on CPU tensors through Triton's interpreter, and what is decided about devices."""
+"""The GPU's call program: whole modules on CPU tensors through Triton's interpreter, and what is decided
+about devices.
+"""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""Training through the new families of kernels, for both targets: gradients beside eager's, and which ops are left to aten."""
+"""Training through the new families of kernels, for both targets: gradients beside eager's, and which ops are
+left to aten.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,12 @@ from dynamotor.base.config import config
 from dynamotor.base.events import collect
 from dynamotor.runtime import triton_interpret
 
-TARGETS = ["", pytest.param("triton", marks=pytest.mark.skipif(not triton_interpret.available(), reason="no interpreter"))]
+TARGETS = [
+    "",
+    pytest.param(
+        "triton", marks=pytest.mark.skipif(not triton_interpret.available(), reason="no interpreter")
+    ),
+]
 I = torch.tensor([[4, 1, 4], [0, 4, 2]])  # noqa: E741
 EMBED, X, IMAGE = torch.randn(6, 8), torch.randn(4, 10), torch.randn(2, 3, 8, 10)
 

@@ -17,13 +17,18 @@ def test_kernels_show_in_a_profile_under_their_names():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         result = fast(x, w)
     names = {event.key for event in profile.key_averages()}
-    program = next(p for p in gc.get_objects() if type(p) is CallProgram and set(p._writer.labels.values()) <= names)
-    assert program._writer.labels and all(label.startswith("dynamotor::") for label in program._writer.labels.values())
+    program = next(
+        p for p in gc.get_objects() if type(p) is CallProgram and set(p._writer.labels.values()) <= names
+    )
+    assert program._writer.labels and all(
+        label.startswith("dynamotor::") for label in program._writer.labels.values()
+    )
     torch.testing.assert_close(result, fast(x, w))
 
 
 def test_a_dropped_function_leaves_nothing():
     """The first one warms up what the process keeps; the second must leave no text, no code, no program."""
+
     def make():
         fast = dynamotor.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()))
         fast(torch.randn(3, 8)).sum().backward()
@@ -42,5 +47,7 @@ def test_a_dropped_function_leaves_nothing():
     del fast
     gc.collect()
     alive = [p() for p in programs if p() is not None]
-    assert texts() <= before and not [c for c in code if c() is not None and all(c() is not p._code for p in alive)]
+    assert texts() <= before and not [
+        c for c in code if c() is not None and all(c() is not p._code for p in alive)
+    ]
     assert not alive or {p.name for p in alive} <= {n.split()[1] for n in before}

@@ -1,4 +1,6 @@
-"""The call program: text, memory, static inputs, outputs, mutation, threads. Kernels are written by hand here."""
+"""The call program: text, memory, static inputs, outputs, mutation, threads. Kernels are written by hand
+here.
+"""
 
 import gc
 import threading
@@ -23,7 +25,9 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def _hand_written_kernels(monkeypatch, tmp_path):
     monkeypatch.setattr(cpp, "emit_kernel", lambda kernel: kernel)
-    monkeypatch.setattr(cpp, "emit_unit", lambda functions: "typedef long int64_t;\n" + "\n".join(f.source for f in functions))
+    monkeypatch.setattr(
+        cpp, "emit_unit", lambda functions: "typedef long int64_t;\n" + "\n".join(f.source for f in functions)
+    )
     gc.collect()
     memory.release_all()
     with config.patch(cache_dir=str(tmp_path)):
@@ -33,8 +37,12 @@ def _hand_written_kernels(monkeypatch, tmp_path):
 def loop(name, expression, n, n_in):
     """A kernel that sets its last argument to an expression of in0[i], in1[i], ..."""
     ins = " ".join(f"float* in{i} = (float*)p[{i}];" for i in range(n_in))
-    return CFunction(name, f'extern "C" void {name}(void** p, const int64_t* ints) {{ {ins} float* out = (float*)p[{n_in}]; '
-                           f"for (int i = 0; i < {n}; i++) out[i] = {expression}; }}", ("float",) * (n_in + 1))
+    return CFunction(
+        name,
+        f'extern "C" void {name}(void** p, const int64_t* ints) {{ {ins} float* out = (float*)p[{n_in}]; '
+        f"for (int i = 0; i < {n}; i++) out[i] = {expression}; }}",
+        ("float",) * (n_in + 1),
+    )
 
 
 def step(kernel, *args, inplace=()):
@@ -54,6 +62,7 @@ def make(buffers, steps, outputs, static=(), mutations=(), on_error=None):
 
     def refuse(error):
         raise error
+
     return call_program.build_program(program, info, on_error or refuse)
 
 
@@ -67,8 +76,11 @@ N = 64
 
 def double_then_square():
     twice, square = loop("twice", "in0[i] * 2", N, 1), loop("square", "in0[i] * in0[i]", N, 1)
-    return make({"x": (f32(N), "input"), "t": (f32(N), "temp"), "u": (f32(N), "temp"), "y": (f32(N), "output")},
-                [step(twice, "x", "t"), step(twice, "t", "u"), step(square, "u", "y")], ["y"])
+    return make(
+        {"x": (f32(N), "input"), "t": (f32(N), "temp"), "u": (f32(N), "temp"), "y": (f32(N), "output")},
+        [step(twice, "x", "t"), step(twice, "t", "u"), step(square, "u", "y")],
+        ["y"],
+    )
 
 
 def test_kernels_run_over_scratch_memory_and_give_fresh_results():
@@ -89,9 +101,20 @@ def test_a_matmul_writes_planned_memory_and_a_view_of_a_parameter_is_made_once()
     weight = torch.randn(5, 4, requires_grad=True)
     view = BufRef("w", (4, 5), (1, 4), 0, torch.float32)
     relu = loop("relu15", "in0[i] > 0 ? in0[i] : 0", 15, 1)
-    program = make({"x": (f32(3, 4), "input"), "w": (f32(5, 4), "input"), "m": (f32(3, 5), "temp"), "y": (f32(3, 5), "output")},
-                   [ExternStep(aten.mm.default, (whole("x", 3, 4), view), {}, ("m",), aten.mm.out), step(relu, "m", "y")],
-                   ["y"], static=[1])
+    program = make(
+        {
+            "x": (f32(3, 4), "input"),
+            "w": (f32(5, 4), "input"),
+            "m": (f32(3, 5), "temp"),
+            "y": (f32(3, 5), "output"),
+        },
+        [
+            ExternStep(aten.mm.default, (whole("x", 3, 4), view), {}, ("m",), aten.mm.out),
+            step(relu, "m", "y"),
+        ],
+        ["y"],
+        static=[1],
+    )
     x = torch.randn(3, 4)
     torch.testing.assert_close(program(x, weight)[0], (x @ weight.detach().t()).relu())
     with torch.no_grad():
@@ -104,23 +127,34 @@ def test_a_matmul_writes_planned_memory_and_a_view_of_a_parameter_is_made_once()
 
 def test_an_allocating_call_with_other_strides_is_laid_out_as_compiled():
     spec = f32(2, 3, 4)
-    program = make({"x": (f32(2, 4, 3), "input"), "t": (spec, "temp"), "y": (spec, "output")},
-                   [ExternStep(lambda x: x.transpose(1, 2).clone(), (whole("x", 2, 4, 3),), {}, ("t",)),
-                    step(loop("copy24", "in0[i]", 24, 1), "t", "y")], ["y"])
+    program = make(
+        {"x": (f32(2, 4, 3), "input"), "t": (spec, "temp"), "y": (spec, "output")},
+        [
+            ExternStep(lambda x: x.transpose(1, 2).clone(), (whole("x", 2, 4, 3),), {}, ("t",)),
+            step(loop("copy24", "in0[i]", 24, 1), "t", "y"),
+        ],
+        ["y"],
+    )
     x = torch.randn(2, 4, 3)
     torch.testing.assert_close(program(x)[0], x.transpose(1, 2).contiguous())
 
 
 def test_a_wrong_shape_is_an_error_and_not_a_wrong_read():
-    program = make({"x": (f32(4), "input"), "y": (f32(4), "output")},
-                   [ExternStep(lambda x: x[:2].view(2, 1), (whole("x", 4),), {}, ("y",))], ["y"])
+    program = make(
+        {"x": (f32(4), "input"), "y": (f32(4), "output")},
+        [ExternStep(lambda x: x[:2].view(2, 1), (whole("x", 4),), {}, ("y",))],
+        ["y"],
+    )
     with pytest.raises(BackendError, match="DM404"):
         program(torch.ones(4))
 
 
 def test_results_of_several_kinds():
-    program = make({"x": (f32(N), "input"), "y": (f32(N), "output")}, [step(loop("neg", "-in0[i]", N, 1), "x", "y")],
-                   ["y", None, 3, 2.5, float("inf"), "x", "y", BufRef("y", (2, 3), (32, 1), 5, torch.float32)])
+    program = make(
+        {"x": (f32(N), "input"), "y": (f32(N), "output")},
+        [step(loop("neg", "-in0[i]", N, 1), "x", "y")],
+        ["y", None, 3, 2.5, float("inf"), "x", "y", BufRef("y", (2, 3), (32, 1), 5, torch.float32)],
+    )
     x = torch.randn(N)
     y, none, three, real, inf, same, again, view = program(x)
     assert (none, three, real, inf) == (None, 3, 2.5, float("inf")) and same is x and again is not y
@@ -130,13 +164,27 @@ def test_results_of_several_kinds():
 
 
 def test_several_results_of_one_call():
-    program = make({"x": (f32(4, 6), "input"), "v": (f32(4), "output"), "i": (TensorSpec.dense((4,), torch.int64), "output")},
-                   [ExternStep(aten.max.dim, (whole("x", 4, 6), 1), {}, ("v", "i"))], ["i", "v"])
+    program = make(
+        {
+            "x": (f32(4, 6), "input"),
+            "v": (f32(4), "output"),
+            "i": (TensorSpec.dense((4,), torch.int64), "output"),
+        },
+        [ExternStep(aten.max.dim, (whole("x", 4, 6), 1), {}, ("v", "i"))],
+        ["i", "v"],
+    )
     x = torch.randn(4, 6)
     i, v = program(x)
     torch.testing.assert_close((v, i), tuple(x.max(1)))
-    program = make({"x": (f32(4, 6), "input"), "v": (f32(4), "output"), "i": (TensorSpec.dense((4,), torch.int64), "output")},
-                   [ExternStep(aten.max.dim, (whole("x", 4, 6), 1), {}, ("v", "i"), aten.max.dim_max)], ["i", "v"])
+    program = make(
+        {
+            "x": (f32(4, 6), "input"),
+            "v": (f32(4), "output"),
+            "i": (TensorSpec.dense((4,), torch.int64), "output"),
+        },
+        [ExternStep(aten.max.dim, (whole("x", 4, 6), 1), {}, ("v", "i"), aten.max.dim_max)],
+        ["i", "v"],
+    )
     i, v = program(x)
     torch.testing.assert_close((v, i), tuple(x.max(1)))
     assert "max_values=i" in program.source
@@ -144,13 +192,27 @@ def test_several_results_of_one_call():
 
 def test_scratch_is_not_reused_while_a_view_made_by_aten_shows_it():
     twice = loop("twice", "in0[i] * 2", N, 1)
-    buffers = {"x": (f32(N), "input"), "t": (f32(N), "temp"), "s": (TensorSpec((N // 2,), (2,), torch.float32), "temp"),
-               "u": (f32(N), "temp"), "y": (f32(N // 2), "output"), "z": (f32(N), "output")}
-    program = make(buffers, [
-        step(twice, "x", "t"),
-        ExternStep(aten.slice.Tensor, (whole("t", N), 0, 0, N, 2), {}, ("s",)),
-        step(twice, "x", "u"), step(twice, "u", "z"),
-        ExternStep(aten.neg.default, (BufRef("s", (N // 2,), (2,), 0, torch.float32),), {}, ("y",), aten.neg.out)], ["y", "z"])
+    buffers = {
+        "x": (f32(N), "input"),
+        "t": (f32(N), "temp"),
+        "s": (TensorSpec((N // 2,), (2,), torch.float32), "temp"),
+        "u": (f32(N), "temp"),
+        "y": (f32(N // 2), "output"),
+        "z": (f32(N), "output"),
+    }
+    program = make(
+        buffers,
+        [
+            step(twice, "x", "t"),
+            ExternStep(aten.slice.Tensor, (whole("t", N), 0, 0, N, 2), {}, ("s",)),
+            step(twice, "x", "u"),
+            step(twice, "u", "z"),
+            ExternStep(
+                aten.neg.default, (BufRef("s", (N // 2,), (2,), 0, torch.float32),), {}, ("y",), aten.neg.out
+            ),
+        ],
+        ["y", "z"],
+    )
     x = torch.randn(N)
     y, z = program(x)
     torch.testing.assert_close(y, -2 * x[::2])
@@ -158,9 +220,14 @@ def test_scratch_is_not_reused_while_a_view_made_by_aten_shows_it():
 
 
 def test_a_result_that_shows_scratch_memory_is_copied():
-    program = make({"x": (f32(N), "input"), "t": (f32(N), "temp"), "s": (f32(N // 2), "output")},
-                   [step(loop("twice", "in0[i] * 2", N, 1), "x", "t"),
-                    ExternStep(aten.slice.Tensor, (whole("t", N), 0, 0, N // 2), {}, ("s",))], ["s"])
+    program = make(
+        {"x": (f32(N), "input"), "t": (f32(N), "temp"), "s": (f32(N // 2), "output")},
+        [
+            step(loop("twice", "in0[i] * 2", N, 1), "x", "t"),
+            ExternStep(aten.slice.Tensor, (whole("t", N), 0, 0, N // 2), {}, ("s",)),
+        ],
+        ["s"],
+    )
     x = torch.randn(N)
     first = program(x)[0]
     program(x * 0)
@@ -169,10 +236,23 @@ def test_a_result_that_shows_scratch_memory_is_copied():
 
 def test_scratch_that_a_result_shows_is_kept_until_it_is_copied():
     twice = loop("twice", "in0[i] * 2", N, 1)
-    buffers = {"x": (f32(N), "input"), "t": (f32(N), "temp"), "s": (f32(N // 2), "output"), "u": (f32(N), "temp"),
-               "y": (f32(N), "output")}
-    program = make(buffers, [step(twice, "x", "t"), ExternStep(aten.slice.Tensor, (whole("t", N), 0, 0, N // 2), {}, ("s",)),
-                             step(loop("other", "in0[i] + 7", N, 1), "x", "u"), step(twice, "u", "y")], ["s", "y"])
+    buffers = {
+        "x": (f32(N), "input"),
+        "t": (f32(N), "temp"),
+        "s": (f32(N // 2), "output"),
+        "u": (f32(N), "temp"),
+        "y": (f32(N), "output"),
+    }
+    program = make(
+        buffers,
+        [
+            step(twice, "x", "t"),
+            ExternStep(aten.slice.Tensor, (whole("t", N), 0, 0, N // 2), {}, ("s",)),
+            step(loop("other", "in0[i] + 7", N, 1), "x", "u"),
+            step(twice, "u", "y"),
+        ],
+        ["s", "y"],
+    )
     x = torch.randn(N)
     s, y = program(x)
     torch.testing.assert_close(s, 2 * x[: N // 2])
@@ -180,8 +260,12 @@ def test_scratch_that_a_result_shows_is_kept_until_it_is_copied():
 
 
 def test_mutated_inputs_move_their_version():
-    program = make({"x": (f32(N), "input"), "y": (f32(N), "input")}, [step(loop("twice", "in0[i] * 2", N, 1), "x", "y")],
-                   [], mutations=["y"])
+    program = make(
+        {"x": (f32(N), "input"), "y": (f32(N), "input")},
+        [step(loop("twice", "in0[i] * 2", N, 1), "x", "y")],
+        [],
+        mutations=["y"],
+    )
     x, y = torch.randn(N), torch.zeros(N)
     version = y._version
     assert program(x, y) == ()
@@ -210,10 +294,17 @@ def test_threads_and_reentrancy_get_memory_of_their_own():
         if x[0] > 0:
             program(torch.full((N,), -1.0))
         return x.clone()
+
     twice = loop("twice", "in0[i] * 2", N, 1)
-    program = make({"x": (f32(N), "input"), "t": (f32(N), "temp"), "e": (f32(N), "temp"), "y": (f32(N), "output")},
-                   [step(twice, "x", "t"), ExternStep(again, (whole("t", N),), {}, ("e",)),
-                    step(loop("sum", "in0[i] + in1[i]", N, 2), "t", "e", "y")], ["y"])
+    program = make(
+        {"x": (f32(N), "input"), "t": (f32(N), "temp"), "e": (f32(N), "temp"), "y": (f32(N), "output")},
+        [
+            step(twice, "x", "t"),
+            ExternStep(again, (whole("t", N),), {}, ("e",)),
+            step(loop("sum", "in0[i] + in1[i]", N, 2), "t", "e", "y"),
+        ],
+        ["y"],
+    )
     wrong = []
 
     def work(seed):
@@ -221,6 +312,7 @@ def test_threads_and_reentrancy_get_memory_of_their_own():
             x = torch.full((N,), float(seed * 1000 + i))
             if not torch.equal(program(x)[0], 4 * x):
                 wrong.append((seed, i))
+
     threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3)]
     [t.start() for t in threads]
     [t.join() for t in threads]
@@ -229,7 +321,11 @@ def test_threads_and_reentrancy_get_memory_of_their_own():
 
 def test_large_results_are_recycled_only_when_nobody_holds_them():
     n = 100_000
-    program = make({"x": (f32(n), "input"), "y": (f32(n), "output")}, [step(loop("twice", "in0[i] * 2", n, 1), "x", "y")], ["y"])
+    program = make(
+        {"x": (f32(n), "input"), "y": (f32(n), "output")},
+        [step(loop("twice", "in0[i] * 2", n, 1), "x", "y")],
+        ["y"],
+    )
     x = torch.randn(n)
     held = program(x)[0]
     array = program(x + 1)[0].numpy()
@@ -247,7 +343,12 @@ def test_large_results_are_recycled_only_when_nobody_holds_them():
 def test_exceptions_release_the_scratch_block():
     def fail(x):
         raise ValueError("no")
-    program = make({"x": (f32(N), "input"), "y": (f32(N), "output")}, [ExternStep(fail, (whole("x", N),), {}, ("y",))], ["y"])
+
+    program = make(
+        {"x": (f32(N), "input"), "y": (f32(N), "output")},
+        [ExternStep(fail, (whole("x", N),), {}, ("y",))],
+        ["y"],
+    )
     for _ in range(3):
         with pytest.raises(ValueError):
             program(torch.ones(N))
@@ -273,7 +374,10 @@ def test_a_failed_build_asks_for_a_replacement():
     def fallback(error):
         seen.append(error.code)
         return lambda x: (x + 1,)
-    program = make({"x": (f32(N), "input"), "y": (f32(N), "output")}, [step(bad, "x", "y")], ["y"], on_error=fallback)
+
+    program = make(
+        {"x": (f32(N), "input"), "y": (f32(N), "output")}, [step(bad, "x", "y")], ["y"], on_error=fallback
+    )
     x = torch.randn(N)
     for _ in range(2):
         torch.testing.assert_close(program(x)[0], x + 1)
@@ -285,11 +389,17 @@ def test_a_failed_build_asks_for_a_replacement():
 def test_constants_and_views_of_them():
     value = torch.arange(6.0).view(2, 3)
     buffers = {"x": (f32(3, 2), "input"), "c": (f32(2, 3), "const"), "y": (f32(3, 2), "output")}
-    made = {name: Buffer(name, spec, kind, value if kind == "const" else None) for name, (spec, kind) in buffers.items()}
+    made = {
+        name: Buffer(name, spec, kind, value if kind == "const" else None)
+        for name, (spec, kind) in buffers.items()
+    }
     transposed = BufRef("c", (3, 2), (1, 3), 0, torch.float32)
     steps = [ExternStep(aten.add.Tensor, (whole("x", 3, 2), transposed), {}, ("y",), aten.add.out)]
-    program = call_program.build_program(Program("g", ("x",), made, steps, (BufRef.whole(made["y"]), BufRef.whole(made["c"]))),
-                                         GraphInfo("inference", "g"), lambda e: None)
+    program = call_program.build_program(
+        Program("g", ("x",), made, steps, (BufRef.whole(made["y"]), BufRef.whole(made["c"]))),
+        GraphInfo("inference", "g"),
+        lambda e: None,
+    )
     x = torch.randn(3, 2)
     y, c = program(x)
     torch.testing.assert_close(y, x + value.t())

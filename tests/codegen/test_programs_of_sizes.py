@@ -1,4 +1,6 @@
-"""One C++ program for all sizes: right for sizes around the widths of vectors, without an assumption of the compiler's own."""
+"""One C++ program for all sizes: right for sizes around the widths of vectors, without an assumption of the
+compiler's own.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,38 @@ from dynamotor.graph.sizes import ShapeEnv
 from dynamotor.graph.spec import TensorSpec, contiguous_stride
 from dynamotor.runtime import triton_interpret
 
-SIZES = [(5, 24), (2, 2), (3, 7), (7, 8), (8, 9), (9, 15), (2, 16), (16, 17), (4, 33), (33, 3), (3, 64), (2, 90)]
+SIZES = [
+    (5, 24),
+    (2, 2),
+    (3, 7),
+    (7, 8),
+    (8, 9),
+    (9, 15),
+    (2, 16),
+    (16, 17),
+    (4, 33),
+    (33, 3),
+    (3, 64),
+    (2, 90),
+]
 DTYPES = {"i": torch.int64}  # of arguments, by the first letter of their names
 
 
-def symbolic_graph(fn: Callable[..., Any], shapes: dict[str, tuple[Any, ...]], sizes: dict[str, int]) -> tuple[Any, ShapeEnv]:
-    """The torch graph of `fn` over tensors of these shapes, in which names stand for symbols; symbols come last."""
+def symbolic_graph(
+    fn: Callable[..., Any], shapes: dict[str, tuple[Any, ...]], sizes: dict[str, int]
+) -> tuple[Any, ShapeEnv]:
+    """The torch graph of `fn` over tensors of these shapes, in which names stand for symbols; symbols come
+    last.
+    """
     env = ShapeEnv()
     symbols = {name: env.symbol(n, name=name) for name, n in sizes.items()}
     gm = torch.fx.symbolic_trace(fn)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     for node in placeholders:
         shape = tuple(symbols.get(n, n) for n in shapes[node.name])
-        node.meta["val"] = TensorSpec(shape, contiguous_stride(shape), DTYPES.get(node.name[0], torch.float32))
+        node.meta["val"] = TensorSpec(
+            shape, contiguous_stride(shape), DTYPES.get(node.name[0], torch.float32)
+        )
     with gm.graph.inserting_after(placeholders[-1]):
         for name, symbol in reversed(symbols.items()):
             gm.graph.placeholder(name).meta["val"] = symbol
@@ -74,7 +95,13 @@ def check(fn: Callable[..., Any], shapes: dict[str, tuple[Any, ...]]) -> None:
         got, expected = compiled(*inputs, *values), fn(*twins)
         expected = expected if isinstance(expected, tuple) else (expected,)
         for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b.to(a.dtype), rtol=2e-4, atol=2e-5, msg=lambda m, values=values: f"result at {values}: {m}")
+            torch.testing.assert_close(
+                a,
+                b.to(a.dtype),
+                rtol=2e-4,
+                atol=2e-5,
+                msg=lambda m, values=values: f"result at {values}: {m}",
+            )
             assert a.stride() == b.stride()
         graded = [k for k, r in enumerate(expected) if r.requires_grad]
         weights = {k: torch.randn_like(expected[k]) for k in graded}
@@ -82,7 +109,13 @@ def check(fn: Callable[..., Any], shapes: dict[str, tuple[Any, ...]]) -> None:
             torch.autograd.backward([(results[k] * weights[k].to(results[k].dtype)).sum() for k in graded])
         for a, b in zip(inputs, twins):
             if b.is_floating_point() and b.grad is not None:
-                torch.testing.assert_close(a.grad.double(), b.grad, rtol=2e-3, atol=2e-4, msg=lambda m, values=values: f"gradient at {values}: {m}")
+                torch.testing.assert_close(
+                    a.grad.double(),
+                    b.grad,
+                    rtol=2e-3,
+                    atol=2e-4,
+                    msg=lambda m, values=values: f"gradient at {values}: {m}",
+                )
     assert not assumed and admitted > 8, env.guards
 
 
@@ -107,7 +140,11 @@ def _decoder_step(new: Any, keys: Any, values: Any, w: Any, wide: Any, narrow: A
     q, k, v = (_heads(F.linear(x, w * n)) for n in (1, 2, 3))
     angle = torch.arange(keys.shape[2], keys.shape[2] + 1, device=x.device)[:, None] / 7
     keys, values = torch.cat([keys, _rotated(k, angle)], 2), torch.cat([values, v], 2)
-    out = F.scaled_dot_product_attention(_rotated(q, angle), keys, values).transpose(1, 2).reshape(x.shape[0], -1, 48)
+    out = (
+        F.scaled_dot_product_attention(_rotated(q, angle), keys, values)
+        .transpose(1, 2)
+        .reshape(x.shape[0], -1, 48)
+    )
     x = new + F.linear(out, w)
     return x + F.linear(F.silu(F.linear(x, wide)) * F.linear(x, wide * 2), narrow), keys, values
 
@@ -123,25 +160,74 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, ...]]]] = {
     "softmax": (lambda x: (x.softmax(-1), x.log_softmax(0)), {"x": ("b", "s")}),
     "layer_norm": (lambda x, h, g: F.layer_norm(x, (48,), h, g), {"x": X, "h": H, "g": H}),
     "linear": (lambda x, w, h: F.gelu(F.linear(x, w, h)), {"x": X, "w": W, "h": H}),
-    "views": (lambda x: (x.reshape(-1, 48) + 1).view(x.shape[0], x.shape[1], 6, 8).transpose(1, 2).reshape(x.shape[0], 6, -1),
-              {"x": X}),
+    "views": (
+        lambda x: (
+            (x.reshape(-1, 48) + 1)
+            .view(x.shape[0], x.shape[1], 6, 8)
+            .transpose(1, 2)
+            .reshape(x.shape[0], 6, -1)
+        ),
+        {"x": X},
+    ),
     "transpose": (lambda x: x.transpose(0, 1).contiguous() * 2, {"x": X}),
-    "cat": (lambda x, y: (torch.cat([x, y], 1) * 2, torch.cat([x, y], -1).exp(), torch.cat([x, y], 0) + 1), {"x": X, "y": X}),
+    "cat": (
+        lambda x, y: (torch.cat([x, y], 1) * 2, torch.cat([x, y], -1).exp(), torch.cat([x, y], 0) + 1),
+        {"x": X, "y": X},
+    ),
     "cat_sizes": (lambda x, y: torch.cat([x, y], 0).tanh(), {"x": ("b", 48), "y": ("s", 48)}),
     "slices": (lambda x: (x[:, :-1].exp(), x[:, -1] * 2, x[:, 1:], x.flip(1)), {"x": X}),
-    "flips": (lambda x: (x.flip(0).flatten(0, 1).exp(), torch.cat([x.abs().flip(0).flatten(0, 1)] * 2, 0)), {"x": ("b", "s")}),
+    "flips": (
+        lambda x: (x.flip(0).flatten(0, 1).exp(), torch.cat([x.abs().flip(0).flatten(0, 1)] * 2, 0)),
+        {"x": ("b", "s")},
+    ),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 3)) * 2, {"x": ("b", "s")}),
     "embedding": (lambda w, i: F.embedding(i, w).relu(), {"w": (11, 48), "i": IDS}),
-    "gather": (lambda x, i: (x.gather(1, i) * 2, x[i[:, 0]], x.scatter_add(1, i, x)), {"x": ("b", "s"), "i": IDS}),
-    "loss": (lambda x, i: (F.cross_entropy(x.reshape(-1, 48), i.reshape(-1), reduction="sum"), F.mse_loss(x, x.exp(), reduction="none")), {"x": X, "i": IDS}),
-    "factories": (lambda x: (x + torch.arange(x.shape[1], device=x.device), x * x.shape[1], x.new_ones(x.shape[0]) + x.sum(1)), {"x": ("b", "s")}),
-    "attention": (lambda x: F.scaled_dot_product_attention(*[(x * k).view(x.shape[0], -1, 6, 8).transpose(1, 2)
-                                                             for k in (1, 2, 3)], is_causal=True), {"x": X}),
+    "gather": (
+        lambda x, i: (x.gather(1, i) * 2, x[i[:, 0]], x.scatter_add(1, i, x)),
+        {"x": ("b", "s"), "i": IDS},
+    ),
+    "loss": (
+        lambda x, i: (
+            F.cross_entropy(x.reshape(-1, 48), i.reshape(-1), reduction="sum"),
+            F.mse_loss(x, x.exp(), reduction="none"),
+        ),
+        {"x": X, "i": IDS},
+    ),
+    "factories": (
+        lambda x: (
+            x + torch.arange(x.shape[1], device=x.device),
+            x * x.shape[1],
+            x.new_ones(x.shape[0]) + x.sum(1),
+        ),
+        {"x": ("b", "s")},
+    ),
+    "attention": (
+        lambda x: F.scaled_dot_product_attention(
+            *[(x * k).view(x.shape[0], -1, 6, 8).transpose(1, 2) for k in (1, 2, 3)], is_causal=True
+        ),
+        {"x": X},
+    ),
     "bert_layer": (_bert_layer, {"x": X, "w": W, "wide": (96, 48), "narrow": (48, 96), "h": H, "g": H}),
-    "decoder_step": (_decoder_step, {"new": ("b", 1, 48), "keys": ("b", 6, "s", 8), "values": ("b", 6, "s", 8), "w": W,
-                                     "wide": (96, 48), "narrow": (48, 96), "h": H}),
-    "convolution": (lambda x, w, h: F.relu(F.conv2d(x, w, h, padding=1)), {"x": ("b", 3, "s", "s"), "w": (8, 3, 3, 3), "h": (8,)}),
-    "repeat": (lambda x: (x.repeat(2, 3, 1), x.unsqueeze(1).expand(-1, 4, -1, -1).reshape(x.shape[0] * 4, -1, 48)), {"x": X}),
+    "decoder_step": (
+        _decoder_step,
+        {
+            "new": ("b", 1, 48),
+            "keys": ("b", 6, "s", 8),
+            "values": ("b", 6, "s", 8),
+            "w": W,
+            "wide": (96, 48),
+            "narrow": (48, 96),
+            "h": H,
+        },
+    ),
+    "convolution": (
+        lambda x, w, h: F.relu(F.conv2d(x, w, h, padding=1)),
+        {"x": ("b", 3, "s", "s"), "w": (8, 3, 3, 3), "h": (8,)},
+    ),
+    "repeat": (
+        lambda x: (x.repeat(2, 3, 1), x.unsqueeze(1).expand(-1, 4, -1, -1).reshape(x.shape[0] * 4, -1, 48)),
+        {"x": X},
+    ),
 }
 
 

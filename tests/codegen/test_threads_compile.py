@@ -8,9 +8,11 @@ import torch
 
 import dynamotor
 
-PROGRAMS = [lambda x, w: ((x @ w).tanh() * x).softmax(-1) * w.exp(),
-            lambda x, w: torch.nn.functional.layer_norm(x @ w.t(), (16,)).relu() * x.sigmoid(),
-            lambda x, w: (x.cumsum(0) * w).logsumexp(1)]
+PROGRAMS = [
+    lambda x, w: ((x @ w).tanh() * x).softmax(-1) * w.exp(),
+    lambda x, w: torch.nn.functional.layer_norm(x @ w.t(), (16,)).relu() * x.sigmoid(),
+    lambda x, w: (x.cumsum(0) * w).logsumexp(1),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +34,12 @@ def test_first_calls_of_several_functions():
                 other = [t.detach().clone().requires_grad_() for t in mine]
                 dynamotor.compile(program)(*mine).sum().backward()
                 program(*other).sum().backward()
-                torch.testing.assert_close([t.grad for t in mine], [t.grad for t in other], rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(
+                    [t.grad for t in mine], [t.grad for t in other], rtol=1e-3, atol=1e-4
+                )
         except Exception as error:  # a thread's own errors would be lost
             wrong.append(error)
+
     threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
     for thread in threads:
         thread.start()

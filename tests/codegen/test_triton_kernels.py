@@ -17,7 +17,10 @@ from dynamotor.runtime import triton_build
 from dynamotor.runtime.triton_build import TritonJob, start_kernel
 from dynamotor.runtime.triton_interpret import available
 
-pytestmark = [pytest.mark.sweep(2), pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")]
+pytestmark = [
+    pytest.mark.sweep(2),
+    pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1"),
+]
 R = torch.randn
 
 
@@ -58,7 +61,9 @@ def test_row_statistics_and_column_sums_together():
     x, g = R(70, 32), R(70, 32)
     _, mean, rstd = torch.ops.aten.native_layer_norm(x, [32], w, w, 1e-5)
     backward = torch.ops.aten.native_layer_norm_backward
-    functions = check(lambda g, x, m, r, w: backward(g, x, [32], m, r, w, w, [True, True, True]), g, x, mean, rstd, w)
+    functions = check(
+        lambda g, x, m, r, w: backward(g, x, [32], m, r, w, w, [True, True, True]), g, x, mean, rstd, w
+    )
     assert len(functions) == 2 and "for step" in functions[0].source
 
 
@@ -125,11 +130,17 @@ def test_random_numbers_that_only_some_elements_want():
     check(fn, torch.tensor([1234567]), R(33, 8), tolerance=1e-6)
 
 
-@pytest.mark.parametrize("limit", [-1.0, 0.0, 2.0**-24, 2.0**-25, 0.1, 0.37, 0.5, 0.9, 1 - 2.0**-24, 1.0, 2.0, float("nan")])
+@pytest.mark.parametrize(
+    "limit", [-1.0, 0.0, 2.0**-24, 2.0**-25, 0.1, 0.37, 0.5, 0.9, 1 - 2.0**-24, 1.0, 2.0, float("nan")]
+)
 def test_a_random_number_against_a_constant_is_compared_by_its_bits(limit):
     rand = torch.ops.dynamotor.rand
     seed = torch.tensor([-123456789012345])
-    functions = check(lambda s: [getattr(rand(s, 3, [500]), op)(limit) for op in ("lt", "le", "gt", "ge")], seed, tolerance=0)
+    functions = check(
+        lambda s: [getattr(rand(s, 3, [500]), op)(limit) for op in ("lt", "le", "gt", "ge")],
+        seed,
+        tolerance=0,
+    )
     assert all(("uniform(" in f.source) != (0 < limit < 1 - 2.0**-24) for f in functions)
     (both,) = check(lambda s: rand(s, 3, [500]) * (rand(s, 3, [500]) < limit), seed, tolerance=0)
     assert both.source.count("random_words(") == 1
@@ -160,7 +171,11 @@ def test_gelu_in_half_precision_is_as_near_as_eagers(dtype):
 
 
 def test_equal_kernels_share_one_function():
-    program = launches(lambda x, y: ((x * 2).sum(1, keepdim=True).exp(), (y * 2).sum(1, keepdim=True).exp()), R(4, 8), R(4, 8))
+    program = launches(
+        lambda x, y: ((x * 2).sum(1, keepdim=True).exp(), (y * 2).sum(1, keepdim=True).exp()),
+        R(4, 8),
+        R(4, 8),
+    )
     names = [s.function.name for s in program.steps]
     assert len(names) == 2 and len(set(names)) == 1
 
@@ -169,7 +184,14 @@ def test_positions_behind_two_to_the_31_are_64_bit():
     i, j = Var("i", 1 << 16), Var("j", 1 << 16)
     at = flatten([Index.of(i), Index.of(j)], (1 << 16, 1))
     x = load("x", at, torch.uint8)
-    kernel = Kernel("rows", (i,), (), (j,), (Phase((Store("y", at, x, torch.uint8),)),), params=(("x", torch.uint8, False),))
+    kernel = Kernel(
+        "rows",
+        (i,),
+        (),
+        (j,),
+        (Phase((Store("y", at, x, torch.uint8),)),),
+        params=(("x", torch.uint8, False),),
+    )
     (piece,) = triton_plan.plan_kernel(kernel, lambda spec: "none")
     assert ".to(tl.int64)" in triton.emit_piece(piece).source
 
@@ -232,7 +254,9 @@ def test_loads_run_ahead_of_no_store_to_their_memory(onto):
     assert ("num_stages" in triton.emit_piece(first).source) == (onto == "y")
 
 
-@pytest.mark.parametrize(("rows", "row"), [(70, 96), (301, 768), (1000, 64), (33, 1000), (5, 20000), (300, 7)])
+@pytest.mark.parametrize(
+    ("rows", "row"), [(70, 96), (301, 768), (1000, 64), (33, 1000), (5, 20000), (300, 7)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_columns_alone_are_tiled_over_columns_too(monkeypatch, rows, row, dtype):
     monkeypatch.setattr(triton_plan, "PROGRAMS", 8)
@@ -242,7 +266,12 @@ def test_sums_over_columns_alone_are_tiled_over_columns_too(monkeypatch, rows, r
         h = backward(g.float(), x.float())  # eager would sum what it has rounded
         return h.to(g.dtype), h.sum(0), (h * x).sum(0)
 
-    check(gradients, R(rows, row, dtype=dtype), R(rows, row, dtype=dtype), tolerance=1e-3 if dtype is torch.float32 else 5e-2)
+    check(
+        gradients,
+        R(rows, row, dtype=dtype),
+        R(rows, row, dtype=dtype),
+        tolerance=1e-3 if dtype is torch.float32 else 5e-2,
+    )
 
 
 def test_runs_are_named_where_types_differ_and_the_axis_is_one_variable():
@@ -263,5 +292,7 @@ def test_a_loop_over_rows_gets_a_pipeline_that_fits_a_multiprocessor():
     for rows, row in ((12000, 128), (3000, 768), (600, 4096)):
         gradients, inputs = layer_norm_gradients(rows, row, torch.bfloat16)
         f = launches(gradients, *inputs).steps[0].function
-        code = start_kernel(TritonJob(triton_ops.HELPERS + f.source, f.name, f.signature, f.warps, arch=90)).result()
+        code = start_kernel(
+            TritonJob(triton_ops.HELPERS + f.source, f.name, f.signature, f.warps, arch=90)
+        ).result()
         assert 1 << 12 < code.shared <= triton_plan.SHARED * f.warps // 16 + 4096

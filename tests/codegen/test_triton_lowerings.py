@@ -1,4 +1,6 @@
-"""The tests of the lowerings again, their kernels written in Triton and run in its interpreter on CPU tensors."""
+"""The tests of the lowerings again, their kernels written in Triton and run in its interpreter on CPU
+tensors.
+"""
 
 import sys
 from pathlib import Path

@@ -125,7 +125,11 @@ def test_further_shapes_of_a_callable_build_nothing(dynamic):
         found = kernels_of(call, R(128, columns, requires_grad=True))
         new.append(len(found - seen))
         seen |= found
-    assert new[0] and [bool(n) for n in new[1:]] == {None: [True, False, False], True: [False] * 3, False: [True] * 3}[dynamic]
+    assert (
+        new[0]
+        and [bool(n) for n in new[1:]]
+        == {None: [True, False, False], True: [False] * 3, False: [True] * 3}[dynamic]
+    )
 
 
 def test_a_callable_of_one_shape_keeps_literals():
@@ -144,6 +148,10 @@ def test_kernels_with_arguments_are_built_for_a_gpu(tmp_path):
     with config.patch(cache_dir=str(tmp_path)):
         try:
             for f in {f.name: f for f in jobs}.values():
-                assert start_kernel(TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90)).result().cubin
+                assert (
+                    start_kernel(TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90))
+                    .result()
+                    .cubin
+                )
         finally:
             stop_workers()

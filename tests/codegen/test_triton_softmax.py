@@ -1,4 +1,6 @@
-"""Softmax and cross entropy over rows that do not fit registers: how often memory is read, and the odd values."""
+"""Softmax and cross entropy over rows that do not fit registers: how often memory is read, and the odd
+values.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ LONG = triton_plan.WHOLE_ROW + 100
 
 
 def passes(functions):
-    return sum(f.source.count("for base") - f.source.count("edge = ") for f in functions)  # the edge is part of its pass
+    return sum(
+        f.source.count("for base") - f.source.count("edge = ") for f in functions
+    )  # the edge is part of its pass
 
 
 @pytest.mark.parametrize("programs", [2, triton_plan.PROGRAMS])
@@ -28,7 +32,9 @@ def test_maximum_and_sum_of_exponentials_take_one_pass(monkeypatch, programs):
     x = torch.randn(2, LONG)
     x[0, 5] = x[1, :3000] = -float("inf")
     functions = check(lambda x: torch.softmax(x, -1), x)
-    assert passes(functions) == (2 if programs == 2 else 1)  # the quotient is another pass, or a kernel of its own
+    assert passes(functions) == (
+        2 if programs == 2 else 1
+    )  # the quotient is another pass, or a kernel of its own
     check(lambda x: torch.log_softmax(x, -1), x)
     check(lambda x: torch.softmax(x, -1), x.double(), tolerance=1e-12)
     check(lambda x: torch.softmax(x, -1), x.bfloat16(), tolerance=1e-2)
@@ -46,7 +52,9 @@ def test_rows_of_infinities_and_nan_are_eagers(monkeypatch, programs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cross_entropy_touches_the_logits_three_times(monkeypatch, dtype):
     programs = []
-    monkeypatch.setattr(gpu_program.triton, "expand", lambda p: programs.append(triton_expand(p)) or programs[-1])
+    monkeypatch.setattr(
+        gpu_program.triton, "expand", lambda p: programs.append(triton_expand(p)) or programs[-1]
+    )
     x, t = torch.randn(3, LONG, dtype=dtype, requires_grad=True), torch.tensor([5, -100, LONG - 1])
     with config.patch(target="triton", strict=True):
         loss = dynamotor.compile(lambda x, t: F.cross_entropy(x, t))(x, t)
@@ -54,7 +62,9 @@ def test_cross_entropy_touches_the_logits_three_times(monkeypatch, dtype):
     exact = x.detach().double().requires_grad_()
     want = F.cross_entropy(exact, t)
     want.backward()
-    tolerance = 1e-6 if dtype is torch.float32 else 5e-2  # eager rounds the logarithm to bfloat16 before exp, and so do we
+    tolerance = (
+        1e-6 if dtype is torch.float32 else 5e-2
+    )  # eager rounds the logarithm to bfloat16 before exp, and so do we
     torch.testing.assert_close(loss.double(), want, rtol=tolerance, atol=0)
     torch.testing.assert_close(x.grad.double(), exact.grad, rtol=tolerance, atol=1e-10)
     steps = [(p, s) for p in programs for s in p.steps]

@@ -1,4 +1,6 @@
-"""Long rows that start anywhere in memory: whole vectors inside, elements at the edges, and nothing of the neighbours."""
+"""Long rows that start anywhere in memory: whole vectors inside, elements at the edges, and nothing of the
+neighbours.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,10 @@ from dynamotor.lower.ir import Kernel, Phase, Store, load
 from dynamotor.runtime.triton_build import TritonJob, start_kernel, stop_workers
 from dynamotor.runtime.triton_interpret import available, make_interpreted
 
-pytestmark = [pytest.mark.sweep(2), pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")]
+pytestmark = [
+    pytest.mark.sweep(2),
+    pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1"),
+]
 R = torch.randn
 ODD = 20001
 
@@ -35,7 +40,9 @@ def promises(monkeypatch):
 
     def check_promise(handle, name, values):
         run = handle.data.reshape(-1, values[-1])
-        assert (run[:, 0] % values[-1] == 0).all() and (run == run[:, :1] + np.arange(values[-1])).all(), f"{name} {values}"
+        assert (run[:, 0] % values[-1] == 0).all() and (run == run[:, :1] + np.arange(values[-1])).all(), (
+            f"{name} {values}"
+        )
         seen.append(name)
 
     monkeypatch.setattr("triton.runtime.interpreter.TensorHandle.set_attr", check_promise)
@@ -126,7 +133,14 @@ def test_writes_touch_nothing_but_the_row():
             place = Index({x: apart, r: 1}, 3)
             from_ = Index({x: 9001, r: 1})
             store = Store("out", place, load("in", from_, dtype), dtype)
-            kernel = Kernel("rows", (x,), (), (r,), (Phase((store,)),), params=(("in", dtype, False), ("out", dtype, True)))
+            kernel = Kernel(
+                "rows",
+                (x,),
+                (),
+                (r,),
+                (Phase((store,)),),
+                params=(("in", dtype, False), ("out", dtype, True)),
+            )
             found = vectors_of(kernel, (r,))
             assert found.start == Index({x: apart % found.unit}, 3)  # stores decide
             check_store(kernel, apart, dtype)
@@ -146,8 +160,17 @@ def check_store(kernel, apart, dtype):
 def test_kernels_of_both_kinds_of_pointers_build_for_a_gpu(dtype, tmp_path):
     with config.patch(cache_dir=str(tmp_path)):
         x = R(8, ODD).to(dtype)
-        programs = [launches(lambda x: (torch.softmax(x, -1), x.argmax(-1)), x), launches(lambda x: x.logsumexp(-1), x[:1])]
+        programs = [
+            launches(lambda x: (torch.softmax(x, -1), x.argmax(-1)), x),
+            launches(lambda x: x.logsumexp(-1), x[:1]),
+        ]
         functions = by_vectors([step.function for program in programs for step in program.steps])
-        jobs = [TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, aligned) for f in functions for aligned in (True, False)]
-        assert len(jobs) >= 4 and all(pending.result().cubin for pending in [start_kernel(job) for job in jobs])
+        jobs = [
+            TritonJob(HELPERS + f.source, f.name, f.signature, f.warps, 90, aligned)
+            for f in functions
+            for aligned in (True, False)
+        ]
+        assert len(jobs) >= 4 and all(
+            pending.result().cubin for pending in [start_kernel(job) for job in jobs]
+        )
     stop_workers()

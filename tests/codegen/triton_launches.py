@@ -1,4 +1,6 @@
-"""Lower a function, write its launches in Triton, run them in Triton's interpreter on CPU tensors and compare with eager."""
+"""Lower a function, write its launches in Triton, run them in Triton's interpreter on CPU tensors and compare
+with eager.
+"""
 
 import sys
 from pathlib import Path
@@ -26,7 +28,9 @@ def launches(fn, *inputs):
 def run(program, *inputs):
     """Its outputs, by way of the interpreter."""
     memory = {
-        name: torch.empty_strided(b.spec.shape, b.spec.stride, dtype=b.spec.dtype) if b.value is None else b.value
+        name: torch.empty_strided(b.spec.shape, b.spec.stride, dtype=b.spec.dtype)
+        if b.value is None
+        else b.value
         for name, b in program.buffers.items()
     }
     memory.update(zip(program.inputs, inputs, strict=True))
@@ -35,7 +39,8 @@ def run(program, *inputs):
         f = step.function
         make_interpreted(HELPERS + f.source, f.name, f.grid, step.ints)(*[memory[a] for a in step.args])
     return [
-        torch.as_strided(memory[o.name], o.shape, o.stride, memory[o.name].storage_offset() + o.offset) for o in program.outputs
+        torch.as_strided(memory[o.name], o.shape, o.stride, memory[o.name].storage_offset() + o.offset)
+        for o in program.outputs
     ]
 
 

@@ -1,4 +1,6 @@
-"""What the two processes run beyond DDP: sharded optimizers, FSDP2, functional collectives in compiled functions."""
+"""What the two processes run beyond DDP: sharded optimizers, FSDP2, functional collectives in compiled
+functions.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,23 @@ def fsdp(rank: int) -> dict[str, Any]:
             optimizer.zero_grad()
             loss_of(run(_data(rank, step, torch.float32))).backward()
             optimizer.step()
-    return {"difference": _apart(modules), "graphs": dynamotor.counters["capture"]["graphs"],
-            "failed": dynamotor.counters["frames"]["failed"]}
+    return {
+        "difference": _apart(modules),
+        "graphs": dynamotor.counters["capture"]["graphs"],
+        "failed": dynamotor.counters["frames"]["failed"],
+    }
 
 
 def _apart(modules: list[Any]) -> float:
     pairs = zip(*(m.parameters() for m in modules), strict=True)
-    return max(float((p - q).detach().abs().max() if type(p.data) is torch.Tensor or not hasattr(p, "to_local")
-                     else (p - q).to_local().detach().abs().max()) for p, q in pairs)
+    return max(
+        float(
+            (p - q).detach().abs().max()
+            if type(p.data) is torch.Tensor or not hasattr(p, "to_local")
+            else (p - q).to_local().detach().abs().max()
+        )
+        for p, q in pairs
+    )
 
 
 def every_collective(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -71,8 +82,14 @@ def every_collective(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     beside = functional.all_gather_tensor(other, 1, group)
     scattered = functional.reduce_scatter_tensor(y.exp(), "sum", 0, group)
     swapped = functional.all_to_all_single(other, None, None, group)
-    return (summed.sum() + (gathered * gathered).sum() + beside.cos().sum() + scattered.sum() * 0.5
-            + (swapped * swapped).sum() + other.sum())
+    return (
+        summed.sum()
+        + (gathered * gathered).sum()
+        + beside.cos().sum()
+        + scattered.sum() * 0.5
+        + (swapped * swapped).sum()
+        + other.sum()
+    )
 
 
 def unused_collective(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -81,7 +98,9 @@ def unused_collective(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def collectives(rank: int, name: str, backend: str) -> dict[str, Any]:
-    """A function with collectives, compiled and not: results, gradients, and the order of starts and waits in its programs."""
+    """A function with collectives, compiled and not: results, gradients, and the order of starts and waits in
+    its programs.
+    """
     dynamotor.reset()
     function = {"every": every_collective, "unused": unused_collective}[name]
     torch.manual_seed(rank)
@@ -97,9 +116,17 @@ def collectives(rank: int, name: str, backend: str) -> dict[str, Any]:
             got.backward()
     with torch.no_grad():
         quiet = float((function(x, weights[0]) - compiled(x, weights[1])).abs())
-    graphs = {e.data["stage"]: [_short(n) for n in e.data["graph"].graph.nodes if n.op == "call_function"] for e in events}
-    return {"value": float((expected - got).detach().abs()), "quiet": quiet, "graphs": graphs,
-            "gradient": float((weights[0].grad - weights[1].grad).abs().max()), "breaks": dict(dynamotor.counters["breaks"])}
+    graphs = {
+        e.data["stage"]: [_short(n) for n in e.data["graph"].graph.nodes if n.op == "call_function"]
+        for e in events
+    }
+    return {
+        "value": float((expected - got).detach().abs()),
+        "quiet": quiet,
+        "graphs": graphs,
+        "gradient": float((weights[0].grad - weights[1].grad).abs().max()),
+        "breaks": dict(dynamotor.counters["breaks"]),
+    }
 
 
 def _short(node: Any) -> str:

@@ -1,4 +1,6 @@
-"""What the two processes run: small models trained by eager DDP and by compiled DDP on the same data, side by side."""
+"""What the two processes run: small models trained by eager DDP and by compiled DDP on the same data, side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +105,14 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-                                  nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+        )
         self.head = nn.Linear(8, D)
 
     def forward(self, x):
@@ -121,7 +129,11 @@ class Dictionary(Plain):
 
 def here() -> torch.device:
     """Where this process computes."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if dist.get_backend() == "nccl"
+        else torch.device("cpu")
+    )
 
 
 def _data(rank: int, step: int, dtype: torch.dtype, rows: int = 6) -> torch.Tensor:
@@ -180,6 +192,7 @@ def _comm_hook(module: DDP) -> None:
     def hook(state, bucket):
         flat = bucket.buffer().div_(2)
         return dist.all_reduce(flat, async_op=True).get_future().then(lambda f: f.value()[0])
+
     module.register_comm_hook(None, hook)
 
 
@@ -199,10 +212,27 @@ def _ignore(module: nn.Module) -> None:
 class Case:
     """A row of the matrix. `expect`: the mode of each graph; `reason`: the code of why not in the graph."""
 
-    def __init__(self, model: Callable[[], nn.Module] = Plain, *, backward: Any = backward_plain, expect: str = "ingraph",
-                 reason: str = "", dtype: torch.dtype = torch.float64, before: Any = None, after: Any = None,
-                 set_to_none: bool = True, unequal: tuple[str, ...] = (), **ddp: Any) -> None:
-        self.model, self.backward, self.expect, self.reason, self.dtype = model, backward, expect, reason, dtype
+    def __init__(
+        self,
+        model: Callable[[], nn.Module] = Plain,
+        *,
+        backward: Any = backward_plain,
+        expect: str = "ingraph",
+        reason: str = "",
+        dtype: torch.dtype = torch.float64,
+        before: Any = None,
+        after: Any = None,
+        set_to_none: bool = True,
+        unequal: tuple[str, ...] = (),
+        **ddp: Any,
+    ) -> None:
+        self.model, self.backward, self.expect, self.reason, self.dtype = (
+            model,
+            backward,
+            expect,
+            reason,
+            dtype,
+        )
         self.before, self.after, self.set_to_none, self.unequal = before, after, set_to_none, unequal
         self.ddp = {"bucket_cap_mb": CAP, **ddp}
 
@@ -225,7 +255,9 @@ CASES: dict[str, Case] = {
     "bucket view": Case(gradient_as_bucket_view=True),
     "bucket view, gradients kept": Case(gradient_as_bucket_view=True, set_to_none=False),
     "two forwards": Case(backward=backward_twice, reason="several_forwards"),
-    "two forwards, gradients kept": Case(backward=backward_twice, set_to_none=False, reason="several_forwards"),
+    "two forwards, gradients kept": Case(
+        backward=backward_twice, set_to_none=False, reason="several_forwards"
+    ),
     "uneven batch": Case(backward=backward_uneven),
     "evaluation between": Case(backward=backward_evaluating),
     "weight decay in the loss": Case(backward=backward_decayed, reason="outside"),
@@ -270,15 +302,24 @@ def _difference(eager: nn.Module, ours: nn.Module) -> float:
 
 
 def _same_on_ranks(module: nn.Module, unequal: tuple[str, ...]) -> bool:
-    flat = torch.cat([p.grad.flatten() for name, p in module.module.named_parameters()
-                      if p.grad is not None and name not in unequal])
+    flat = torch.cat(
+        [
+            p.grad.flatten()
+            for name, p in module.module.named_parameters()
+            if p.grad is not None and name not in unequal
+        ]
+    )
     both = [torch.empty_like(flat) for _ in range(2)]
     dist.all_gather(both, flat)
     return torch.equal(*both)
 
 
-def compare(rank: int, name: str, wrap: str, backend: str, mode: str = "auto", steps: int = 4) -> dict[str, Any]:
-    """Train both ways; how far gradients and buffers are apart, whether the ranks agree, and what was compiled how."""
+def compare(
+    rank: int, name: str, wrap: str, backend: str, mode: str = "auto", steps: int = 4
+) -> dict[str, Any]:
+    """Train both ways; how far gradients and buffers are apart, whether the ranks agree, and what was
+    compiled how.
+    """
     case = CASES[name]
     dynamotor.reset()
     eager, ours = _pair_of_modules(case, wrap, backend, mode)
@@ -294,9 +335,15 @@ def compare(rank: int, name: str, wrap: str, backend: str, mode: str = "auto", s
             for optimizer in optimizers:
                 optimizer.step()
     buffers = max([float((a - b).abs().max()) for a, b in zip(eager.buffers(), ours.buffers())], default=0.0)
-    return {"gradients": worst, "buffers": buffers, "same": same, "modes": dict(dynamotor.counters["ddp"]),
-            "fallback": dict(dynamotor.counters["fallback"]), "captured": dynamotor.counters["capture"]["graphs"],
-            "buckets": sum(e.kind == "bucket" and e.data["what"] == "ready" for e in events)}
+    return {
+        "gradients": worst,
+        "buffers": buffers,
+        "same": same,
+        "modes": dict(dynamotor.counters["ddp"]),
+        "fallback": dict(dynamotor.counters["fallback"]),
+        "captured": dynamotor.counters["capture"]["graphs"],
+        "buckets": sum(e.kind == "bucket" and e.data["what"] == "ready" for e in events),
+    }
 
 
 def whole_batch(rank: int, name: str) -> float:
@@ -309,4 +356,7 @@ def whole_batch(rank: int, name: str) -> float:
     module = dynamotor.compile(DDP(model, **case.ddp))
     case.backward(module, rank, 0, case.dtype)
     sum(loss_of(alone(_data(other, 0, case.dtype))) / 2 for other in range(2)).backward()
-    return max(float((p.grad - q.grad).abs().max()) for p, q in zip(model.parameters(), alone.parameters(), strict=True))
+    return max(
+        float((p.grad - q.grad).abs().max())
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True)
+    )

@@ -1,4 +1,6 @@
-"""What goes wrong between ranks: each function gives the code of the error that a rank saw, or says what happened instead."""
+"""What goes wrong between ranks: each function gives the code of the error that a rank saw, or says what
+happened instead.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from dynamotor import DynamotorError
 def _compiled(model: Any = Plain, mode: str = "auto", **ddp: Any) -> Any:
     torch.manual_seed(0)
     dynamotor.reset()
-    return dynamotor.compile(DDP(model().to(here()), **{"bucket_cap_mb": CAP, **ddp}), backend="aot_eager",
-                             options={"ddp": mode})
+    return dynamotor.compile(
+        DDP(model().to(here()), **{"bucket_cap_mb": CAP, **ddp}), backend="aot_eager", options={"ddp": mode}
+    )
 
 
 def _train(module: Any, rank: int, steps: int = 3) -> str:
@@ -33,15 +36,27 @@ def _train(module: Any, rank: int, steps: int = 3) -> str:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "in the graph": {}, "split": {"mode": "split"}, "off": {"mode": "off"},
-    "in the graph, bucket view": {"gradient_as_bucket_view": True}, "static graph": {"static_graph": True},
-    "off, bucket view": {"mode": "off", "gradient_as_bucket_view": True}, "unused parameters": {"find_unused_parameters": True},
+    "in the graph": {},
+    "split": {"mode": "split"},
+    "off": {"mode": "off"},
+    "in the graph, bucket view": {"gradient_as_bucket_view": True},
+    "static graph": {"static_graph": True},
+    "off, bucket view": {"mode": "off", "gradient_as_bucket_view": True},
+    "unused parameters": {"find_unused_parameters": True},
 }
 
 
 def code_of(error: DynamotorError) -> str:
-    """The code, and whether the error says why, what to do and where: the line of this file that was running."""
-    told = error.why and error.cure and error.where and error.where.filename == __file__ and "loss_of" in str(error.where)
+    """The code, and whether the error says why, what to do and where: the line of this file that was
+    running.
+    """
+    told = (
+        error.why
+        and error.cure
+        and error.where
+        and error.where.filename == __file__
+        and "loss_of" in str(error.where)
+    )
     return error.code if told else f"{error.code} without a cause, a cure or the line: {error}"
 
 
@@ -87,7 +102,9 @@ def dies_in_backward(rank: int) -> dict[str, str]:
 
 
 def dies_while_the_device_waits(rank: int, folder: str) -> str:
-    """Rank 1 is gone in the middle of a backward; the other one's GPU waits for it, and what it says goes to a file."""
+    """Rank 1 is gone in the middle of a backward; the other one's GPU waits for it, and what it says goes to
+    a file.
+    """
     module = _compiled()
     assert _train(module, rank, steps=2) == "no error"
     out = module(_data(rank, 2, torch.float32))
@@ -111,7 +128,9 @@ def dies_before_forward(rank: int) -> str:
 
 
 def hangs_in_backward(rank: int) -> dict[str, str]:
-    """Rank 1 stays away from a backward for longer than its group waits; each kind of module has a group of its own."""
+    """Rank 1 stays away from a backward for longer than its group waits; each kind of module has a group of
+    its own.
+    """
     found = {}
     for name, variant in VARIANTS.items():
         module = _compiled(process_group=dist.new_group(timeout=timedelta(seconds=1.5)), **variant)

@@ -35,8 +35,10 @@ class Twins:
             loss_of(module(self.data(step, rows))).backward()
 
     def apart(self, other: Any = None) -> float:
-        return max(float((p.grad - q.grad).abs().max())
-                   for p, q in zip(self.eager.parameters(), (other or self.inner).parameters(), strict=True))
+        return max(
+            float((p.grad - q.grad).abs().max())
+            for p, q in zip(self.eager.parameters(), (other or self.inner).parameters(), strict=True)
+        )
 
     def same(self) -> bool:
         flat = torch.cat([p.grad.flatten() for p in self.inner.parameters()])
@@ -73,14 +75,18 @@ def join(rank: int) -> float:
 
 
 def autograd_grad(rank: int, late: bool) -> tuple[float, float]:
-    """`torch.autograd.grad` gives this rank's own gradients; it and `backward(inputs=...)` leave parameters' `.grad` alone."""
+    """`torch.autograd.grad` gives this rank's own gradients; it and `backward(inputs=...)` leave parameters'
+    `.grad` alone.
+    """
     twins = Twins(rank)
     twins.step(0)
     if late:  # a hook that changes nothing makes the rank reduce after the backward
         next(twins.inner.parameters()).register_hook(lambda grad: None)
         twins.step(3)
-    eager, ours = (torch.autograd.grad(loss_of(m(twins.data(1))), list(n.parameters()))
-                   for m, n in ((twins.eager, twins.eager), (twins.ours, twins.inner)))
+    eager, ours = (
+        torch.autograd.grad(loss_of(m(twins.data(1))), list(n.parameters()))
+        for m, n in ((twins.eager, twins.eager), (twins.ours, twins.inner))
+    )
     for module in (twins.eager, twins.ours):
         x = twins.data(2).requires_grad_()
         loss_of(module(x)).backward(inputs=[x])
@@ -171,7 +177,9 @@ def two_modules(rank: int) -> tuple[float, bool, dict[str, int]]:
 
 
 def tied_bucket(rank: int) -> tuple[tuple[str, ...], int]:
-    """The names of the last bucket of a model whose last layer is its first one's weight, and how often that weight is in the plan."""
+    """The names of the last bucket of a model whose last layer is its first one's weight, and how often that
+    weight is in the plan.
+    """
     dynamotor.reset()
     torch.manual_seed(0)
     module = DDP(Tied().double(), bucket_cap_mb=CAP)

@@ -28,11 +28,14 @@ def _hooked(module: DDP, stamps: list[float]) -> None:
         stamps.append(time.perf_counter())
         flat = bucket.buffer().div_(2)
         return dist.all_reduce(flat, async_op=True).get_future().then(lambda f: f.value()[0])
+
     module.register_comm_hook(None, hook)
 
 
 def fractions(rank: int, mode: str, tries: int = 6) -> dict[str, Any]:
-    """For each backward, the time at which the first bucket is ready over that of the last. Mode "eager" is eager DDP."""
+    """For each backward, the time at which the first bucket is ready over that of the last. Mode "eager" is
+    eager DDP.
+    """
     torch.manual_seed(0)
     dynamotor.reset()
     module = DDP(Pilot(), bucket_cap_mb=BUCKET_MB)
@@ -54,11 +57,20 @@ def fractions(rank: int, mode: str, tries: int = 6) -> dict[str, Any]:
             ready = stamps or [e.time for e in events if e.data["what"] == "ready"]
             found.append((ready[0] - began) / (ready[-1] - began))
     position = _position([e.data["python"] for e in programs]) if mode == "ingraph" else None
-    return {"fractions": found[2:], "position": position, "modes": dict(dynamotor.counters["ddp"]), "buckets": len(ready)}
+    return {
+        "fractions": found[2:],
+        "position": position,
+        "modes": dict(dynamotor.counters["ddp"]),
+        "buckets": len(ready),
+    }
 
 
 def _position(texts: list[str]) -> float:
-    """Where in the backward program the first bucket starts, counted in matrix products, over where the last one does."""
+    """Where in the backward program the first bucket starts, counted in matrix products, over where the last
+    one does.
+    """
     lines = next(text for text in texts if "bucket_start" in text).splitlines()
-    products = [sum("mm(" in line for line in lines[:i]) for i, line in enumerate(lines) if "bucket_start" in line]
+    products = [
+        sum("mm(" in line for line in lines[:i]) for i, line in enumerate(lines) if "bucket_start" in line
+    ]
     return products[0] / products[-1]

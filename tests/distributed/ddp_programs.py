@@ -1,6 +1,8 @@
-"""Training loops as people write them. Each runs three times on the same data: eager DDP, `compile(DDP(model))` and `DDP(compile(model))`.
+"""Training loops as people write them. Each runs three times on the same data: eager DDP,
+`compile(DDP(model))` and `DDP(compile(model))`.
 
-A program gets a `Run`: `run.ddp(model, ...)` wraps a model, `run.see(module)` notes all gradients, `run.note(tensor)` anything else.
+A program gets a `Run`: `run.ddp(model, ...)` wraps a model, `run.see(module)` notes all gradients,
+`run.note(tensor)` anything else.
 """
 
 from __future__ import annotations
@@ -76,12 +78,23 @@ def maybe(module: Any, sync: bool) -> Any:
     return contextlib.nullcontext() if sync else module.no_sync()
 
 
-# Accumulation --------------------------------------------------------------------------------------------------------------------
+# Accumulation -----------------------------------------------------------------------------------------------
 @program
 def accumulation_in_odd_orders(run: Run) -> None:
     module = run.ddp(seed(Plain))
-    for step, (sync, zero) in enumerate([(True, True), (False, False), (True, False), (True, False), (False, True), (False, False),
-                                         (True, False), (False, True), (True, True)]):
+    for step, (sync, zero) in enumerate(
+        [
+            (True, True),
+            (False, False),
+            (True, False),
+            (True, False),
+            (False, True),
+            (False, False),
+            (True, False),
+            (False, True),
+            (True, True),
+        ]
+    ):
         if zero:
             module.zero_grad(set_to_none=step % 2 == 0)
         with maybe(module, sync):
@@ -148,7 +161,7 @@ def a_gradient_that_only_one_rank_holds(run: Run) -> None:
     run.see(module)
 
 
-# Several forwards ----------------------------------------------------------------------------------------------------------------
+# Several forwards -------------------------------------------------------------------------------------------
 @program
 def three_forwards_one_backward(run: Run) -> None:
     module = run.ddp(seed(Plain))
@@ -241,7 +254,7 @@ def truncated_backpropagation(run: Run) -> None:
         run.see(module)
 
 
-# Two models ------------------------------------------------------------------------------------------------------------------------
+# Two models -------------------------------------------------------------------------------------------------
 @program
 def generator_and_critic(run: Run) -> None:
     generator, critic = run.ddp(seed(Plain)), run.ddp(seed(lambda: Plain(4)))
@@ -267,7 +280,7 @@ def one_rank_compiles_one_of_two_modules_anew(run: Run) -> None:
             for module in (first, second):
                 module.zero_grad(set_to_none=step % 2 == 0)
             hidden = first(run.data(step, rows=9))
-            loss_of(second(hidden[:3 + step if run.rank == 0 else 6])).backward()
+            loss_of(second(hidden[: 3 + step if run.rank == 0 else 6])).backward()
             run.see(first, second)
 
 
@@ -341,7 +354,7 @@ def a_teacher_beside(run: Run) -> None:
         run.see(student)
 
 
-# What parameters do ------------------------------------------------------------------------------------------------------------------
+# What parameters do -----------------------------------------------------------------------------------------
 @program
 def unfrozen_later(run: Run) -> None:
     model = seed(Plain)
@@ -494,7 +507,7 @@ def weights_loaded_on_the_way(run: Run) -> None:
         run.note(buffer)
 
 
-# What programs do around a step ------------------------------------------------------------------------------------------------------
+# What programs do around a step -----------------------------------------------------------------------------
 @program
 def autocast_and_a_scaler(run: Run) -> None:
     torch.manual_seed(0)
@@ -666,9 +679,11 @@ def buffers_and_uneven_inputs(run: Run) -> None:
         run.note(p, shared=True)
 
 
-# Whatever may come --------------------------------------------------------------------------------------------------------------------
+# Whatever may come ------------------------------------------------------------------------------------------
 def _random_step(run: Run, draw: random.Random, modules: list[Any], step: int) -> None:
-    """Forwards of one or two modules, some dropped, some without gradients, batches that differ between ranks; one backward."""
+    """Forwards of one or two modules, some dropped, some without gradients, batches that differ between
+    ranks; one backward.
+    """
     zero, sync = draw.choice(["none", "zeros", "keep"]), draw.random() < 0.75
     for module in modules:
         if zero != "keep":
@@ -678,7 +693,10 @@ def _random_step(run: Run, draw: random.Random, modules: list[Any], step: int) -
         for module in modules:
             stack.enter_context(maybe(module, sync))
         for i in range(draw.choice([1, 1, 1, 2, 3])):
-            first, quiet, dropped, chained = draw.randrange(len(modules)), *(draw.random() < p for p in (0.3, 0.15, 0.3))
+            first, quiet, dropped, chained = (
+                draw.randrange(len(modules)),
+                *(draw.random() < p for p in (0.3, 0.15, 0.3)),
+            )
             x = run.data(100 * step + i, [draw.choice([3, 4, 5, 6]) for _ in range(2)][run.rank])
             if quiet:
                 with torch.no_grad():
@@ -697,7 +715,10 @@ def _random_step(run: Run, draw: random.Random, modules: list[Any], step: int) -
 def _random_program(number: int, run: Run) -> None:
     draw = random.Random(number)
     views = draw.random() < 0.3
-    modules = [run.ddp(seed(lambda: Plain(draw.choice([2, 3]))), gradient_as_bucket_view=views) for _ in range(draw.choice([1, 2]))]
+    modules = [
+        run.ddp(seed(lambda: Plain(draw.choice([2, 3]))), gradient_as_bucket_view=views)
+        for _ in range(draw.choice([1, 2]))
+    ]
     with dynamotor.config.patch(cache_size_limit=draw.choice([2, 3, 16])):
         for module in modules:  # all ranks compile the first step
             loss_of(module(run.data(0))).backward()
@@ -709,7 +730,7 @@ for _number in range(6):
     PROGRAMS[f"random program {_number}"] = functools.partial(_random_program, _number)
 
 
-# Communication hooks -----------------------------------------------------------------------------------------------------------------
+# Communication hooks ----------------------------------------------------------------------------------------
 def _hooked(run: Run, before: Callable[[DDP], Any], **options: Any) -> None:
     torch.manual_seed(0)
     module = run.ddp(Plain(), before, **options)
@@ -730,7 +751,10 @@ def power_sgd(run: Run) -> None:
     def hook(ddp: DDP) -> None:
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    _hooked(run, hook, bucket_cap_mb=25)  # its steps of several buckets overtake each other on gloo, in eager too
+
+    _hooked(
+        run, hook, bucket_cap_mb=25
+    )  # its steps of several buckets overtake each other on gloo, in eager too
 
 
 @program
@@ -747,9 +771,13 @@ def a_group_of_its_own(run: Run) -> None:
         run.see(module)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------
-def differences(rank: int, name: str, how: str, backend: str = "aot_eager", mode: str = "auto") -> dict[str, Any]:
-    """The largest difference from eager DDP, whether the ranks are bit-equal where they must be, and the modes."""
+# ------------------------------------------------------------------------------------------------------------
+def differences(
+    rank: int, name: str, how: str, backend: str = "aot_eager", mode: str = "auto"
+) -> dict[str, Any]:
+    """The largest difference from eager DDP, whether the ranks are bit-equal where they must be, and the
+    modes.
+    """
     dynamotor.reset()
     runs = [Run(rank, "eager", backend, mode), Run(rank, how, backend, mode)]
     for run in runs:
@@ -760,15 +788,35 @@ def differences(rank: int, name: str, how: str, backend: str = "aot_eager", mode
             worst = float("inf")
             print(f"rank {rank}, {name}, value {i}: {'no' if a is None else 'a'} value in eager only")
         elif a is not None and a.numel():
-            assert a.shape == b.shape and a.dtype is b.dtype and a.stride() == b.stride(), (name, i, a.stride(), b.stride())
-            gap = (a - b).abs().max().item() if a.isfinite().all() else 0.0 if torch.equal(a, b) else float("inf")
+            assert a.shape == b.shape and a.dtype is b.dtype and a.stride() == b.stride(), (
+                name,
+                i,
+                a.stride(),
+                b.stride(),
+            )
+            gap = (
+                (a - b).abs().max().item()
+                if a.isfinite().all()
+                else 0.0
+                if torch.equal(a, b)
+                else float("inf")
+            )
             worst = max(worst, gap if gap == gap else float("inf"))
-    return {"worst": worst, "same": _same(runs[1]), "eager same": _same(runs[0]), "modes": dict(dynamotor.counters["ddp"]),
-            "fallback": dict(dynamotor.counters["fallback"])}
+    return {
+        "worst": worst,
+        "same": _same(runs[1]),
+        "eager same": _same(runs[0]),
+        "modes": dict(dynamotor.counters["ddp"]),
+        "fallback": dict(dynamotor.counters["fallback"]),
+    }
 
 
 def _same(run: Run) -> bool:
-    values = [v.double().flatten() for v, shared in zip(run.seen, run.shared, strict=True) if shared and v is not None]
+    values = [
+        v.double().flatten()
+        for v, shared in zip(run.seen, run.shared, strict=True)
+        if shared and v is not None
+    ]
     if not values:
         return True
     flat = torch.cat(values)

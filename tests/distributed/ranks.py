@@ -1,6 +1,8 @@
-"""Two processes that run functions: joined by gloo on the CPU, or by NCCL with a GPU each; killed when a call takes too long.
+"""Two processes that run functions: joined by gloo on the CPU, or by NCCL with a GPU each; killed when a call
+takes too long.
 
->>> pair = Pair(); pair.run(ddp_cases.compare, "tied", "outside", "native")      # [what rank 0 returned, what rank 1 returned]
+>>> # [what rank 0 returned, what rank 1 returned]
+>>> pair = Pair(); pair.run(ddp_cases.compare, "tied", "outside", "native")
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ def _serve(rank: int, port: int, timeout: float, device: str, pipe: Any) -> None
     import dynamotor  # noqa: F401
 
     torch.set_num_threads(1)
-    join = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=timeout)}
+    join = {
+        "init_method": f"tcp://127.0.0.1:{port}",
+        "rank": rank,
+        "world_size": 2,
+        "timeout": timedelta(seconds=timeout),
+    }
     if device == "cuda":
         torch.cuda.set_device(rank)
         dist.init_process_group("nccl", device_id=torch.device("cuda", rank), **join)
@@ -57,7 +64,9 @@ class Pair:
         self.pipes, self.processes = [], []
         for rank in range(2):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, port, group_timeout, device, there), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, port, group_timeout, device, there), daemon=True
+            )
             process.start()
             there.close()  # so that a process that dies is noticed at once
             self.pipes.append(here)

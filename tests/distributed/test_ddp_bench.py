@@ -14,9 +14,14 @@ from dynamotor.distributed.simulate import Link
 JOB = {"model": "m", "world": 2}
 STAMPS = [{"ready": 0.01, "done": 0.03, "backward": 0.04}, {"ready": 0.03, "done": 0.05, "backward": 0.04}]
 CELL = {
-    "times": {"eager": {"step": [0.10, 0.12], "alone": [0.08, 0.08], "forward": [0.04, 0.04]},
-              "ingraph": {"step": [0.08, 0.10], "alone": [0.07, 0.07], "forward": [0.03, 0.03]}},
-    "stamps": {"eager": STAMPS, "ingraph": STAMPS}, "nbytes": [1_000_000, 1_000_000], "compiled": {"ingraph": 1}, "fallback": {},
+    "times": {
+        "eager": {"step": [0.10, 0.12], "alone": [0.08, 0.08], "forward": [0.04, 0.04]},
+        "ingraph": {"step": [0.08, 0.10], "alone": [0.07, 0.07], "forward": [0.03, 0.03]},
+    },
+    "stamps": {"eager": STAMPS, "ingraph": STAMPS},
+    "nbytes": [1_000_000, 1_000_000],
+    "compiled": {"ingraph": 1},
+    "fallback": {},
     "link": [[1 << 20, 0.1 + 1e-3], [2 << 20, 0.2 + 1e-3], [5 << 20, 0.5 + 1e-3]],
 }
 
@@ -36,7 +41,11 @@ def test_a_mode_that_did_not_compile_fails_its_row() -> None:
 
 def test_a_mode_that_fails_costs_its_row_only() -> None:
     rows = ddp.rows_of(JOB, "none", {**CELL, "errors": {"inductor": "AssertionError: x"}}, None)
-    assert [row["mode"] for row in rows] == ["inductor", "eager", "ingraph"] and rows[0]["note"].endswith("x") and rows[0]["ok"]
+    assert (
+        [row["mode"] for row in rows] == ["inductor", "eager", "ingraph"]
+        and rows[0]["note"].endswith("x")
+        and rows[0]["ok"]
+    )
 
 
 def test_a_cell_that_cannot_be_shaped_is_skipped_and_an_error_is_not() -> None:
@@ -56,14 +65,26 @@ def event(name: str, start: float, end: float, cat: str = "kernel") -> dict:
     return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": end - start}
 
 
-TRACE = [event("ncclDevKernel_AllReduce", 10, 20), event("void sinh_kernel_cuda", 90, 100), event("gemm", 1_000, 11_000),
-         event("gemm", 13_000, 21_000), event("ncclDevKernel_AllReduce", 6_000, 16_000), event("ncclDevKernel", 15_000, 17_000),
-         event("cudaLaunchKernel", 0, 90_000, "cuda_runtime"), {"ph": "M", "name": "process_name"}]
+TRACE = [
+    event("ncclDevKernel_AllReduce", 10, 20),
+    event("void sinh_kernel_cuda", 90, 100),
+    event("gemm", 1_000, 11_000),
+    event("gemm", 13_000, 21_000),
+    event("ncclDevKernel_AllReduce", 6_000, 16_000),
+    event("ncclDevKernel", 15_000, 17_000),
+    event("cudaLaunchKernel", 0, 90_000, "cuda_runtime"),
+    {"ph": "M", "name": "process_name"},
+]
 
 
 def test_communication_beside_kernels_is_what_both_cover() -> None:
     found = evidence(TRACE)
-    assert (found["collectives_ms"], found["kernels_ms"], found["both_ms"], found["count"]) == (11.0, 18.0, 9.0, 2)
+    assert (found["collectives_ms"], found["kernels_ms"], found["both_ms"], found["count"]) == (
+        11.0,
+        18.0,
+        9.0,
+        2,
+    )
     assert found["share"] == pytest.approx(9 / 11) and found["step_ms"] == 20.0
     assert found["lanes"] == {"kernels": [[0.0, 10.0], [12.0, 20.0]], "collectives": [[5.0, 16.0]]}
     assert evidence([])["share"] is None
@@ -71,14 +92,19 @@ def test_communication_beside_kernels_is_what_both_cover() -> None:
 
 
 def test_figures_that_came_before_an_error_stay() -> None:
-    cell = {key: value for key, value in CELL.items() if key != "stamps"} | {"error": "no more within 9 s", "profile": {}}
+    cell = {key: value for key, value in CELL.items() if key != "stamps"} | {
+        "error": "no more within 9 s",
+        "profile": {},
+    }
     rows = ddp.rows_of(JOB, "none", cell, None)
     assert [(row["mode"], row["ok"]) for row in rows] == [("-", False), ("eager", True), ("ingraph", True)]
     assert ddp.rows_of(JOB, "none", {"errors": {}}, None)[0]["note"] == "nothing"
 
 
 def test_the_picture_is_well_formed() -> None:
-    root = ElementTree.fromstring(timeline([("bert4 <200>", {"eager": STAMPS, "off": []}), ("r", {"ingraph": STAMPS})]))
+    root = ElementTree.fromstring(
+        timeline([("bert4 <200>", {"eager": STAMPS, "off": []}), ("r", {"ingraph": STAMPS})])
+    )
     assert sum(child.tag.endswith("rect") for child in root) >= 10
     root = ElementTree.fromstring(lanes([("bert <32>", {"ingraph": evidence(TRACE), "off": evidence([])})]))
     assert [child.get("d").count("M") for child in root if child.tag.endswith("path")] == [2, 1, 0, 0]
@@ -86,7 +112,12 @@ def test_the_picture_is_well_formed() -> None:
 
 def test_kernels_narrower_than_a_pixel_are_one_bar() -> None:
     kernels = [[k / 1000, k / 1000 + 0.0008] for k in range(1000)] + [[50.0, 60.0]]
-    mode = {"share": None, "collectives_ms": 0.0, "step_ms": 100.0, "lanes": {"kernels": kernels, "collectives": []}}
+    mode = {
+        "share": None,
+        "collectives_ms": 0.0,
+        "step_ms": 100.0,
+        "lanes": {"kernels": kernels, "collectives": []},
+    }
     root = ElementTree.fromstring(lanes([("m", {"eager": mode})]))
     first, second = next(child.get("d") for child in root if child.tag.endswith("path")).split("z")[:2]
     assert first.startswith("M250.0 ") and "h8.7v" in first and "h82.0v" in second

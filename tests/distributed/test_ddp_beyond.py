@@ -28,14 +28,21 @@ def test_fsdp_hooks_run_between_graphs(pair: Pair) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
 def test_functional_collectives_stay_in_the_graph(pair: Pair, backend: str) -> None:
     for result in pair.run(ddp_beyond.collectives, "every", backend):
-        assert max(result["value"], result["quiet"], result["gradient"]) <= 1e-9 and not result["breaks"], result
+        assert max(result["value"], result["quiet"], result["gradient"]) <= 1e-9 and not result["breaks"], (
+            result
+        )
         if backend == "native":
             forward = result["graphs"]["forward"]
             kinds = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
             starts = [n for n in forward if n in kinds]
-            assert starts == ["all_reduce", "all_gather_into_tensor", "all_gather_into_tensor", "reduce_scatter_tensor",
-                              "all_to_all_single"]
-            between = forward[forward.index("all_reduce"):forward.index("wait_tensor")]
+            assert starts == [
+                "all_reduce",
+                "all_gather_into_tensor",
+                "all_gather_into_tensor",
+                "reduce_scatter_tensor",
+                "all_to_all_single",
+            ]
+            between = forward[forward.index("all_reduce") : forward.index("wait_tensor")]
             assert "mm" in between  # the product beside runs while the sum is on its way
 
 
@@ -66,13 +73,23 @@ def test_starts_move_up_in_their_order_and_waits_down() -> None:
     graph.lint()
     names = {node: name for name, node in nodes.items()}
     assert [names[n] for n in graph.nodes if n in names] == [
-        "a", "b", "first", "second", "c", "first wait", "d", "second wait"]
+        "a",
+        "b",
+        "first",
+        "second",
+        "c",
+        "first wait",
+        "d",
+        "second wait",
+    ]
 
 
 def test_a_wait_stays_on_its_side_of_no_grad() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
-    wait = graph.call_function(ops.wait_tensor.default, (graph.call_function(ops.all_reduce.default, (x, "sum", "0")),))
+    wait = graph.call_function(
+        ops.wait_tensor.default, (graph.call_function(ops.all_reduce.default, (x, "sum", "0")),)
+    )
     off = graph.call_function(torch._C._set_grad_enabled, (False,))
     graph.output((graph.call_function(torch.relu, (wait,)),))
     sink_waits(graph)

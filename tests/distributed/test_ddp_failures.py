@@ -1,4 +1,6 @@
-"""A rank that disagrees, dies or sleeps is a coded error on every rank that lives, within the group's timeout."""
+"""A rank that disagrees, dies or sleeps is a coded error on every rank that lives, within the group's
+timeout.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,32 @@ def test_other_bucket_sizes_are_an_error_on_both_ranks(pair: Pair) -> None:
     assert pair.run(failures.other_plan) == ["DM701", "DM701"]
 
 
-@pytest.mark.parametrize(("both", "one"), [
-    ({"mode": "split"}, {"find_unused_parameters": True}), ({"mode": "off"}, {"static_graph": True}),
-    ({"find_unused_parameters": True}, {"bucket_cap_mb": 0.002}), ({}, {"find_unused_parameters": True})],
-    ids=["unused in split", "static in off", "buckets of unused", "unused on one"])
-def test_other_arguments_are_an_error_where_ddp_reduces(pair: Pair, both: dict[str, Any], one: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("both", "one"),
+    [
+        ({"mode": "split"}, {"find_unused_parameters": True}),
+        ({"mode": "off"}, {"static_graph": True}),
+        ({"find_unused_parameters": True}, {"bucket_cap_mb": 0.002}),
+        ({}, {"find_unused_parameters": True}),
+    ],
+    ids=["unused in split", "static in off", "buckets of unused", "unused on one"],
+)
+def test_other_arguments_are_an_error_where_ddp_reduces(
+    pair: Pair, both: dict[str, Any], one: dict[str, Any]
+) -> None:
     assert pair.run(failures.other_settings, both, one) == ["DM701", "DM701"]
 
 
-@pytest.mark.parametrize("variant", ["in the graph", "split", "off", "in the graph, bucket view", "off, bucket view"])
+@pytest.mark.parametrize(
+    "variant", ["in the graph", "split", "off", "in the graph, bucket view", "off, bucket view"]
+)
 def test_a_parameter_without_gradient_is_an_error_on_both_ranks(pair: Pair, variant: str) -> None:
     assert pair.run(failures.without_gradient, variant) == ["DM704", "DM704"]
 
 
-@pytest.mark.parametrize("variant", ["in the graph", "split", "off", "in the graph, bucket view", "off, bucket view"])
+@pytest.mark.parametrize(
+    "variant", ["in the graph", "split", "off", "in the graph, bucket view", "off, bucket view"]
+)
 def test_a_parameter_that_loses_its_gradient_later(pair: Pair, variant: str) -> None:
     assert pair.run(failures.without_gradient_later, variant) == ["no error, DM704", "no error, DM704"]
 

@@ -1,4 +1,6 @@
-"""Gradients of compiled DDP are eager DDP's, ranks are bit-equal, and graphs are compiled the way they should be."""
+"""Gradients of compiled DDP are eager DDP's, ranks are bit-equal, and graphs are compiled the way they should
+be.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def check(results: list[dict], name: str, mode: str = "auto") -> None:
             assert result["buckets"] > 0, result
         assert set(result["modes"]) == {expected}, result
         if mode == "auto":
-            assert {k for k in result["fallback"] if k.startswith("ddp.")} == ({f"ddp.{case.reason}"} if case.reason else set())
+            assert {k for k in result["fallback"] if k.startswith("ddp.")} == (
+                {f"ddp.{case.reason}"} if case.reason else set()
+            )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,7 +40,9 @@ def test_a_compiled_module_inside_ddp(pair: Pair, name: str) -> None:
     check(pair.run(compare, name, "inside", "aot_eager"), name)
 
 
-@pytest.mark.parametrize("name", ["plain", "keywords", "tied", "frozen", "buffers", "no_sync", "bf16", "break", "two forwards"])
+@pytest.mark.parametrize(
+    "name", ["plain", "keywords", "tied", "frozen", "buffers", "no_sync", "bf16", "break", "two forwards"]
+)
 @pytest.mark.parametrize("mode", ["split", "off"])
 def test_modes_asked_for(pair: Pair, name: str, mode: str) -> None:
     check(pair.run(compare, name, "outside", "native", mode), name, mode)

@@ -1,5 +1,5 @@
-"""Reduction can begin early: the first bucket is ready long before the last one. The best of several tries counts, because
-other programs share the machine."""
+"""Reduction can begin early: the first bucket is ready long before the last one. The best of several tries
+counts, because other programs share the machine."""
 
 from __future__ import annotations
 

@@ -52,7 +52,10 @@ def test_the_digest_tells_order_layout_and_borders_apart() -> None:
     assert one.digest != make_plan(named(10, 10), caps=(80,)).digest
     assert one.digest != make_plan(named(10, 10)[::-1], caps=(40,)).digest
     transposed = [("p0", torch.empty(4, 3).t()), ("p1", torch.empty(4, 3))]
-    assert make_plan(transposed, caps=(1,)).digest != make_plan([("p0", torch.empty(3, 4)), transposed[1]], caps=(1,)).digest
+    assert (
+        make_plan(transposed, caps=(1,)).digest
+        != make_plan([("p0", torch.empty(3, 4)), transposed[1]], caps=(1,)).digest
+    )
 
 
 def test_slots_have_the_parameters_strides() -> None:
@@ -64,8 +67,13 @@ def test_slots_have_the_parameters_strides() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_gpu_packs_a_bucket_in_a_few_kernels(dtype: torch.dtype) -> None:
-    plan = make_plan([(f"p{i}", torch.empty(3, 4, dtype=dtype).t() if i % 2 else torch.empty(5, dtype=dtype)) for i in range(4)],
-                     caps=(1 << 20,))
+    plan = make_plan(
+        [
+            (f"p{i}", torch.empty(3, 4, dtype=dtype).t() if i % 2 else torch.empty(5, dtype=dtype))
+            for i in range(4)
+        ],
+        caps=(1 << 20,),
+    )
     slots = plan.buckets[0].slots
     grads = [torch.randn(slot.shape, dtype=dtype) if i in (0, 1) else None for i, slot in enumerate(slots)]
     held = [torch.randn(slot.shape, dtype=dtype) if i in (1, 2) else None for i, slot in enumerate(slots)]
@@ -127,10 +135,18 @@ def test_a_simulated_step_waits_for_the_link_and_for_the_gradients() -> None:
 
 def test_calibration_finds_the_link_again() -> None:
     truth = Link(bandwidth=1e8, latency=1e-4, efficiency=0.7, overhead=5e-4)
-    samples = [Sample(world, nbytes, bandwidth, 1e-4, truth.at(bandwidth, 1e-4).all_reduce(nbytes, world))
-               for world in (2, 4) for nbytes in (4, 1 << 16, 1 << 20, 25 << 20) for bandwidth in (25e6, 125e6)]
+    samples = [
+        Sample(world, nbytes, bandwidth, 1e-4, truth.at(bandwidth, 1e-4).all_reduce(nbytes, world))
+        for world in (2, 4)
+        for nbytes in (4, 1 << 16, 1 << 20, 25 << 20)
+        for bandwidth in (25e6, 125e6)
+    ]
     link = calibrate(samples)
-    assert link.efficiency == pytest.approx(0.7) and link.overhead == pytest.approx(5e-4) and link.error == pytest.approx(0, abs=1e-9)
+    assert (
+        link.efficiency == pytest.approx(0.7)
+        and link.overhead == pytest.approx(5e-4)
+        and link.error == pytest.approx(0, abs=1e-9)
+    )
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -150,10 +166,14 @@ def arguments(tmp_path: Path, program: str) -> argparse.Namespace:
     path.write_text(program)
     parser = argparse.ArgumentParser()
     ddp_plan.add_arguments(parser)
-    return parser.parse_args([str(path), "--world", "64", "--bandwidth", "1", "--bucket-mb", "0.03", "--steps", "2"])
+    return parser.parse_args(
+        [str(path), "--world", "64", "--bandwidth", "1", "--bucket-mb", "0.03", "--steps", "2"]
+    )
 
 
-def test_the_command_prints_the_plan_and_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_plan_and_a_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ddp_plan.main(arguments(tmp_path, PROGRAM)) == 0
     text = capsys.readouterr().out
     assert text.count("bucket ") >= 3 and "simulated step on 64 ranks" in text and "not calibrated" in text

@@ -7,9 +7,20 @@ from ddp_programs import PROGRAMS, differences
 from ranks import Pair
 
 LOOSE = {"power_sgd": 1e-6}  # float32; buckets may hold their parameters in another order
-WAYS = (("inside", "aot_eager", "auto"), ("outside", "aot_eager", "split"))  # beside compile(DDP(model)); in turns
-IN_CPP = ("accumulation_in_odd_orders", "generator_and_critic", "one_parameter_in_two_modules", "evaluation_mode_between",
-          "gradients_that_somebody_keeps", "accumulation_with_bucket_views", "sparse_gradients", "weights_loaded_on_the_way")
+WAYS = (
+    ("inside", "aot_eager", "auto"),
+    ("outside", "aot_eager", "split"),
+)  # beside compile(DDP(model)); in turns
+IN_CPP = (
+    "accumulation_in_odd_orders",
+    "generator_and_critic",
+    "one_parameter_in_two_modules",
+    "evaluation_mode_between",
+    "gradients_that_somebody_keeps",
+    "accumulation_with_bucket_views",
+    "sparse_gradients",
+    "weights_loaded_on_the_way",
+)
 
 
 def check(results: list[dict], tolerance: float) -> None:

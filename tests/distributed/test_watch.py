@@ -43,7 +43,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 HERE = UserLine("train.py", 17, "step")
 
 
-def test_a_backward_that_never_ends_is_reported_with_the_line_before_the_timeout_is_over(device: Device) -> None:
+def test_a_backward_that_never_ends_is_reported_with_the_line_before_the_timeout_is_over(
+    device: Device,
+) -> None:
     out = io.StringIO()
     watch, began = Watch(0.4, out), time.monotonic()
     watch.behind_backward(HERE)
@@ -90,6 +92,12 @@ print("still there")
 def test_a_process_that_waits_for_ever_ends_unless_pytorch_is_told_not_to(setting: str, ends: bool) -> None:
     env = dict(os.environ, TORCH_NCCL_ASYNC_ERROR_HANDLING=setting)
     seconds = 60 if ends else 2
-    found = subprocess.run([sys.executable, "-c", STUCK % seconds], env=env, capture_output=True, text=True, timeout=50)
+    found = subprocess.run(
+        [sys.executable, "-c", STUCK % seconds], env=env, capture_output=True, text=True, timeout=50
+    )
     assert "DM703" in found.stderr and found.stderr.count("DM703") == 1
-    assert (found.returncode == 1 and "ending this process" in found.stderr) if ends else "still there" in found.stdout
+    assert (
+        (found.returncode == 1 and "ending this process" in found.stderr)
+        if ends
+        else "still there" in found.stdout
+    )

@@ -1,4 +1,5 @@
-"""Faults planted into the compiler one at a time: each must be found by a check, under its code, before a wrong answer is given.
+"""Faults planted into the compiler one at a time: each must be found by a check, under its code, before a
+wrong answer is given.
 
 >>> faults = Faults()
 >>> @faults.add("DM913", lambda a: a + 1, torch.randn(8))
@@ -41,7 +42,9 @@ class Fault:
 
     def run(self) -> tuple[torch.Tensor, ...]:
         with torch.no_grad(), config.patch(strict=True, target=self.target):
-            call = compile_aten(aten_graph(self.program, *self.inputs), GraphInfo("inference", "planted", frozenset()))
+            call = compile_aten(
+                aten_graph(self.program, *self.inputs), GraphInfo("inference", "planted", frozenset())
+            )
             return call(*(t.clone() for t in self.inputs))
 
     def check(self, plant: pytest.MonkeyPatch) -> None:
@@ -49,7 +52,9 @@ class Fault:
         for memo in (cpp, triton):
             plant.setattr(memo, "_memo", {})
         got, want = self.run(), self.program(*(t.clone() for t in self.inputs))
-        torch.testing.assert_close(list(got), list(want) if isinstance(want, (tuple, list)) else [want], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            list(got), list(want) if isinstance(want, (tuple, list)) else [want], rtol=1e-4, atol=1e-4
+        )
         for memo in (cpp, triton):
             plant.setattr(memo, "_memo", {})
         self.plant(plant)
@@ -63,7 +68,9 @@ class Faults:
     def __init__(self) -> None:
         self.rows: list[Fault] = []
 
-    def add(self, code: str, program: Callable[..., Any], *inputs: torch.Tensor, target: str = "") -> Callable[[Plant], Plant]:
+    def add(
+        self, code: str, program: Callable[..., Any], *inputs: torch.Tensor, target: str = ""
+    ) -> Callable[[Plant], Plant]:
         """A decorator: the function plants a fault, which compiling (or calling) `program` must meet."""
 
         def register(plant: Plant) -> Plant:

@@ -63,7 +63,7 @@ def with_a_product(a):
     return torch.mm(a[2:6] * 2, a.tanh())
 
 
-# -- how faults are planted ------------------------------------------------------------------------------------------------
+# -- how faults are planted ----------------------------------------------------------------------------------
 def kernels(plant, change):
     """Every scheduled kernel is changed."""
     real = lower.build_kernel
@@ -114,7 +114,7 @@ def emitted(plant, change):
     plant.setattr(cpp_kernel.RowsEmitter, "function", lambda self, name: change(real(self, name)))
 
 
-# -- scheduling ----------------------------------------------------------------------------------------------------------
+# -- scheduling ----------------------------------------------------------------------------------------------
 @faults.add("DM913", sums, A, B)
 def a_store_is_dropped(plant):
     kernels(plant, stores(lambda s: ()))
@@ -180,7 +180,12 @@ def a_phase_is_omitted(plant):
 @faults.add("DM913", softmax, A, B)
 def two_phases_are_one(plant):
     def join(k):
-        return replace(k, phases=(Phase(tuple(s for p in k.phases for s in p.inner), tuple(s for p in k.phases for s in p.row)),))
+        return replace(
+            k,
+            phases=(
+                Phase(tuple(s for p in k.phases for s in p.inner), tuple(s for p in k.phases for s in p.row)),
+            ),
+        )
 
     kernels(plant, join)
 
@@ -215,7 +220,7 @@ def a_loop_is_too_short(plant):
     kernels(plant, shorter)
 
 
-# -- lowering ------------------------------------------------------------------------------------------------------------
+# -- lowering ------------------------------------------------------------------------------------------------
 @faults.add("DM913", padded, A)
 def a_padded_read_is_not_masked(plant):
     plant.setattr(ops_views, "masked", lambda condition, body, other: body)
@@ -257,7 +262,11 @@ def a_step_is_dropped(plant):
 @faults.add("DM913", with_a_product, SQUARE)
 def an_aten_call_reads_behind_the_end_of_a_buffer(plant):
     def beyond(step):
-        return step if isinstance(step, LoopStep) else replace(step, args=tuple(replace(ref, offset=4) for ref in step.args))
+        return (
+            step
+            if isinstance(step, LoopStep)
+            else replace(step, args=tuple(replace(ref, offset=4) for ref in step.args))
+        )
 
     programs(plant, lambda steps: list(map(beyond, steps)))
 
@@ -270,7 +279,7 @@ def a_steps_buffers_are_swapped(plant):
     programs(plant, lambda steps: list(map(swap, steps)))
 
 
-# -- C++ -----------------------------------------------------------------------------------------------------------------
+# -- C++ -----------------------------------------------------------------------------------------------------
 @faults.add("DM914", two_sums_and_a_map, A, B)
 def final_stores_are_not_emitted(plant):
     plant.setattr(cpp_kernel.RowsEmitter, "_finish", lambda self, *args: "")
@@ -321,17 +330,23 @@ def an_index_forgets_its_constant_or_first_term(plant):
     plant.setattr(cpp_body.Body, "index", index)
 
 
-# -- Triton --------------------------------------------------------------------------------------------------------------
+# -- Triton --------------------------------------------------------------------------------------------------
 @faults.add("DM914", scaled, A, B, target="triton")
 def a_triton_store_has_no_mask(plant):
-    plant.setattr(triton_body.TileBody, "mask", lambda self, scope, axes, inside="": ("", triton_body.NOTHING))
+    plant.setattr(
+        triton_body.TileBody, "mask", lambda self, scope, axes, inside="": ("", triton_body.NOTHING)
+    )
 
 
 @faults.add("DM914", sums, A, B, target="triton")
 def a_triton_store_leaves_no_text(plant):
     real = triton_kernel.TileEmitter.draft
     text = r"\n *tl\.store\([^\n]*"
-    plant.setattr(triton_kernel.TileEmitter, "draft", lambda s: (f := real(s)) and replace(f, source=re.sub(text, "", f.source)))
+    plant.setattr(
+        triton_kernel.TileEmitter,
+        "draft",
+        lambda s: (f := real(s)) and replace(f, source=re.sub(text, "", f.source)),
+    )
 
 
 @faults.add("DM914", scaled, A, B, target="triton")

@@ -1,4 +1,6 @@
-"""The check mode: faults planted one at a time into what runs compiled graphs, each caught by a verifier or beside eager."""
+"""The check mode: faults planted one at a time into what runs compiled graphs, each caught by a verifier or
+beside eager.
+"""
 
 import dataclasses
 
@@ -51,20 +53,31 @@ def test_nothing_planted():
     assert counters["check"]["calls"] == before + 3
 
 
-@pytest.mark.parametrize("change", [{"dtype": torch.float64}, {"shape": (129, 130)}, {"shape": (130, 131), "stride": (131, 1)},
-                                    {"device": torch.device("meta")}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": torch.float64},
+        {"shape": (129, 130)},
+        {"shape": (130, 131), "stride": (131, 1)},
+        {"device": torch.device("meta")},
+    ],
+    ids=str,
+)
 def test_a_wrong_spec_of_an_aten_call(monkeypatch, change):
     real = program.Writer._expected
 
     def wrong(self, name, step):
         buffer = self.program.buffers[name]
         device = change.get("device", self.device)
-        self.program.buffers[name] = dataclasses.replace(buffer, spec=dataclasses.replace(buffer.spec, **change))
+        self.program.buffers[name] = dataclasses.replace(
+            buffer, spec=dataclasses.replace(buffer.spec, **change)
+        )
         kept, self.device = self.device, device
         try:
             return real(self, name, step)
         finally:
             self.program.buffers[name], self.device = buffer, kept
+
     monkeypatch.setattr(program.Writer, "_expected", wrong)
     assert "aten" in caught("DM404")
 
@@ -75,12 +88,20 @@ def test_a_pool_that_hands_out_live_memory(monkeypatch):
 
 
 def test_buffers_planned_into_the_same_memory(monkeypatch):
-    monkeypatch.setattr(memory, "plan_offsets", lambda lives, inplace: (dict.fromkeys([one.name for one in lives], 0), 1 << 20))
+    monkeypatch.setattr(
+        memory,
+        "plan_offsets",
+        lambda lives, inplace: (dict.fromkeys([one.name for one in lives], 0), 1 << 20),
+    )
     caught("DM923", lambda x, w: torch.addmm(w @ x, x @ w, (x * 2).relu() @ w))
 
 
 def test_buffers_in_the_same_memory_without_the_verifier(monkeypatch):
-    monkeypatch.setattr(memory, "plan_offsets", lambda lives, inplace: (dict.fromkeys([one.name for one in lives], 0), 1 << 20))
+    monkeypatch.setattr(
+        memory,
+        "plan_offsets",
+        lambda lives, inplace: (dict.fromkeys([one.name for one in lives], 0), 1 << 20),
+    )
     with config.patch(verify=False):
         caught("DM92[12]", lambda x, w: torch.addmm(w @ x, x @ w, (x * 2).relu() @ w))
 
@@ -92,6 +113,7 @@ def test_a_buffer_that_ends_too_early(monkeypatch):
         real(self)
         for name in self.plan.last:
             self.plan.last[name] = self.plan.first.get(name, 0)
+
     monkeypatch.setattr(program.Writer, "_plan", short)
     caught("DM922", lambda x, w: ((h := x @ w).relu() @ x) @ h)
 
@@ -102,6 +124,7 @@ def test_an_output_swapped_with_another(monkeypatch):
     def swapped(self):
         self.program.outputs = self.program.outputs[::-1]
         return real(self)
+
     monkeypatch.setattr(program.Writer, "write", swapped)
     assert "each step alone" in caught("DM922")
 
@@ -112,15 +135,21 @@ def edited(monkeypatch, edit):
 
     def emit(kernel):
         function = real(kernel)
-        return dataclasses.replace(function, name=function.name + "x",
-                                   source=edit(function.source.replace(function.name, function.name + "x")))
+        return dataclasses.replace(
+            function,
+            name=function.name + "x",
+            source=edit(function.source.replace(function.name, function.name + "x")),
+        )
+
     monkeypatch.setattr(cpp, "emit_kernel", emit)
 
 
 def test_a_kernel_that_stores_nothing(monkeypatch):
     edited(monkeypatch, lambda text: text.replace("{", "{return;", 1))
     text = caught("DM922")
-    assert "nan" in text and "test_runtime_faults.py" in text and "(x * 2).relu()" in text, text  # the first that differs, by its line
+    assert "nan" in text and "test_runtime_faults.py" in text and "(x * 2).relu()" in text, (
+        text
+    )  # the first that differs, by its line
 
 
 def test_a_kernel_that_leaves_out_the_last_elements(monkeypatch):
@@ -161,7 +190,10 @@ def test_a_pass_that_changes_what_is_computed(monkeypatch):
         for node in [n for n in gm.graph.nodes if n.target is aten.relu.default]:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
-    monkeypatch.setattr(passes, "pipeline", lambda info, on_gpu=False: [*real(info, on_gpu), ("drop relu", drop)])
+
+    monkeypatch.setattr(
+        passes, "pipeline", lambda info, on_gpu=False: [*real(info, on_gpu), ("drop relu", drop)]
+    )
     assert "each step alone" in caught("DM922")
 
 
@@ -172,13 +204,18 @@ def test_operands_swapped(monkeypatch):
         if step.target is aten.mm.default:
             step = dataclasses.replace(step, args=step.args[::-1])
         return real(self, step)
+
     monkeypatch.setattr(program.Writer, "extern", swapped)
     assert "aten.mm" in caught("DM922")
 
 
 def test_a_view_with_another_offset(monkeypatch):
     real = program.make_view
-    monkeypatch.setattr(program, "make_view", lambda t, ref, spec: real(t, dataclasses.replace(ref, offset=ref.offset + 1), spec))
+    monkeypatch.setattr(
+        program,
+        "make_view",
+        lambda t, ref, spec: real(t, dataclasses.replace(ref, offset=ref.offset + 1), spec),
+    )
     layer = torch.nn.Linear(130, 130)
     with torch.no_grad():
         caught("DM922", lambda x: layer(x[:, :129] @ x[:129].exp()[:, :130]), (torch.randn(130, 130),))
@@ -186,11 +223,17 @@ def test_a_view_with_another_offset(monkeypatch):
 
 def test_eager_raises_and_the_graph_does_not(monkeypatch):
     edited(monkeypatch, lambda text: text.replace("__atomic_store_n(outside", "0&&(outside"))
-    monkeypatch.setattr(cpp, "prelude", lambda *args, real=cpp.prelude: real(*args).replace("__atomic_store_n(outside,1,0);", ""))
+    monkeypatch.setattr(
+        cpp,
+        "prelude",
+        lambda *args, real=cpp.prelude: real(*args).replace("__atomic_store_n(outside,1,0);", ""),
+    )
     caught("DM922", lambda x, w: x[torch.arange(200)] + 1)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-7], lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]]
+)
 def test_a_damaged_cache_entry(damage, tmp_path):
     with config.patch(cache_dir=str(tmp_path)):
         cache.store("build", "ab" * 32, b"x" * 100)
@@ -204,6 +247,7 @@ def test_randomness_mutation_and_aliasing_raise_no_alarm():
         y = torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x)
         x.add_(1)
         return y, y.t(), x[1:], w.relu_()
+
     for fallback_random in (False, True):
         with config.patch(fallback_random=fallback_random):
             fast = dynamotor.compile(fn)
@@ -212,7 +256,9 @@ def test_randomness_mutation_and_aliasing_raise_no_alarm():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    torch.testing.assert_close(dynamotor.compile(lambda: torch.rand(2), options={"fallback_random": True})(), expected)
+    torch.testing.assert_close(
+        dynamotor.compile(lambda: torch.rand(2), options={"fallback_random": True})(), expected
+    )
 
 
 def test_rounding_alone_is_no_difference():

@@ -1,4 +1,6 @@
-"""The fuzzers of PyTorch's operator and module databases: some of their trials, and a fault that they must find."""
+"""The fuzzers of PyTorch's operator and module databases: some of their trials, and a fault that they must
+find.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The fuzzer of tensor programs: some of its programs, faults that it must find, and what it cuts them down to."""
+"""The fuzzer of tensor programs: some of its programs, faults that it must find, and what it cuts them down
+to.
+"""
 
 from __future__ import annotations
 

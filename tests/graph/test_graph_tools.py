@@ -22,7 +22,9 @@ SPEC = TensorSpec.dense((2, 3), torch.float32)
 
 
 def aten_graph(*steps, output=None):
-    """A graph over one placeholder `x`; each step is (target, args) where an int arg in a tuple ("n", i) names a node."""
+    """A graph over one placeholder `x`; each step is (target, args) where an int arg in a tuple ("n", i)
+    names a node.
+    """
     graph = torch.fx.Graph()
     nodes = [graph.placeholder("x")]
     nodes[0].meta["val"] = SPEC
@@ -36,18 +38,31 @@ def aten_graph(*steps, output=None):
 
 
 def test_a_good_aten_graph_passes():
-    gm = aten_graph((aten.sin.default, [("n", 0)], SPEC), (aten.var_mean.correction, [("n", 1), [0]], (SPEC, SPEC)),
-                    (operator.getitem, [("n", 2), 1], SPEC), (aten.copy_.default, [("n", 0), ("n", 3)], SPEC))
+    gm = aten_graph(
+        (aten.sin.default, [("n", 0)], SPEC),
+        (aten.var_mean.correction, [("n", 1), [0]], (SPEC, SPEC)),
+        (operator.getitem, [("n", 2), 1], SPEC),
+        (aten.copy_.default, [("n", 0), ("n", 3)], SPEC),
+    )
     verify_aten_graph(gm)
 
 
-@pytest.mark.parametrize("steps, match", [
-    ([(aten.sin.default, [("n", 0)], None)], "meta"),
-    ([(aten.sin_.default, [("n", 0)], SPEC)], "writes"),
-    ([(torch.sin, [("n", 0)], SPEC)], "OpOverload"),
-    ([(aten.copy_.default, [("n", 0), ("n", 0)], SPEC), (aten.sin.default, [("n", 0)], SPEC)], "copy_"),
-    ([(aten.var_mean.correction, [("n", 0), [0]], (SPEC, None)), (operator.getitem, [("n", 1), 1], SPEC)], "getitem"),
-])
+@pytest.mark.parametrize(
+    "steps, match",
+    [
+        ([(aten.sin.default, [("n", 0)], None)], "meta"),
+        ([(aten.sin_.default, [("n", 0)], SPEC)], "writes"),
+        ([(torch.sin, [("n", 0)], SPEC)], "OpOverload"),
+        ([(aten.copy_.default, [("n", 0), ("n", 0)], SPEC), (aten.sin.default, [("n", 0)], SPEC)], "copy_"),
+        (
+            [
+                (aten.var_mean.correction, [("n", 0), [0]], (SPEC, None)),
+                (operator.getitem, [("n", 1), 1], SPEC),
+            ],
+            "getitem",
+        ),
+    ],
+)
 def test_bad_aten_graphs_are_named(steps, match):
     with pytest.raises(InternalError, match=match) as caught:
         verify_aten_graph(aten_graph(*steps))
@@ -88,9 +103,17 @@ def test_graph_modules_write_their_code_when_run():
 def test_facts():
     assert facts(aten.add_.Tensor).writes == (0,) and facts(aten.add_.Tensor).returns == (0,)
     assert facts(aten.add.out).writes == ("out",)
-    assert facts(aten.view.default).is_view and facts(aten.split.Tensor).is_view and not facts(aten.clone.default).is_view
+    assert (
+        facts(aten.view.default).is_view
+        and facts(aten.split.Tensor).is_view
+        and not facts(aten.clone.default).is_view
+    )
     assert facts(aten.bernoulli.default).random and not facts(aten.sin.default).random
-    assert facts(aten.sin.default).pointwise and facts(aten.hardswish.default).pointwise and not facts(aten.mm.default).pointwise
+    assert (
+        facts(aten.sin.default).pointwise
+        and facts(aten.hardswish.default).pointwise
+        and not facts(aten.mm.default).pointwise
+    )
     assert facts(aten.unsqueeze_.default).changes_metadata and facts(aten.nonzero.default).data_dependent
 
 
@@ -101,4 +124,6 @@ def test_layouts():
     assert preserved_stride(holes) == (3, 1) and preserved_stride(dense) == (1, 2)
     assert iterated_stride([dense, dense], (2, 3)) == (1, 2)
     x = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    assert suggests_channels_last(TensorSpec.of(x)) and not suggests_channels_last(TensorSpec.of(x.contiguous()))
+    assert suggests_channels_last(TensorSpec.of(x)) and not suggests_channels_last(
+        TensorSpec.of(x.contiguous())
+    )

@@ -1,4 +1,6 @@
-"""What eager refuses is refused: compiled functions raise eager's error for dtypes, numbers that do not fit and shared memory."""
+"""What eager refuses is refused: compiled functions raise eager's error for dtypes, numbers that do not fit
+and shared memory.
+"""
 
 from __future__ import annotations
 
@@ -35,38 +37,66 @@ OVERLAPS = {
     "out is a view of the input": (lambda x: torch.add(x[1:], 1, out=x[:-1]), lambda: numbers(5)),
 }
 BOOLEANS = {
-    "1 - mask": lambda x: 1 - x, "mask - 1": lambda x: x - 1, "mask - mask": lambda x: x - x, "-mask": lambda x: -x,
-    "1.0 - mask": lambda x: 1.0 - x, "rsub": lambda x: torch.rsub(x, 1), "True - mask": lambda x: True - x,
-    "float - mask": lambda x: x.float() - x, "mul_": lambda x: x.mul_(2), "sqrt of a mask's inverse": lambda x: (~x).sub_(x),
+    "1 - mask": lambda x: 1 - x,
+    "mask - 1": lambda x: x - 1,
+    "mask - mask": lambda x: x - x,
+    "-mask": lambda x: -x,
+    "1.0 - mask": lambda x: 1.0 - x,
+    "rsub": lambda x: torch.rsub(x, 1),
+    "True - mask": lambda x: True - x,
+    "float - mask": lambda x: x.float() - x,
+    "mul_": lambda x: x.mul_(2),
+    "sqrt of a mask's inverse": lambda x: (~x).sub_(x),
 }
 BYTES = {
-    "fill_": lambda x: torch.zeros(3, dtype=torch.uint8).fill_(300), "below": lambda x: torch.zeros_like(x).fill_(-300),
-    "full": lambda x: torch.full((3,), 300, dtype=torch.uint8), "full_like": lambda x: torch.full_like(x, 300),
-    "new_full": lambda x: x.new_full((2,), 300), "masked_fill": lambda x: x.masked_fill(x > 1, 300),
-    "clamp": lambda x: x.clamp(-5, 300), "where": lambda x: torch.where(x > 1, x, 300),
-    "scatter": lambda x: x.scatter(0, INDEX, 300), "index_fill": lambda x: x.index_fill(0, INDEX, 300),
-    "pad": lambda x: F.pad(x, (1, 1), value=300), "nan": lambda x: x.int().fill_(float("nan")),
-    "complex": lambda x: x.float().fill_(1j), "half": lambda x: x.half().masked_fill(x > 1, -1e9),
+    "fill_": lambda x: torch.zeros(3, dtype=torch.uint8).fill_(300),
+    "below": lambda x: torch.zeros_like(x).fill_(-300),
+    "full": lambda x: torch.full((3,), 300, dtype=torch.uint8),
+    "full_like": lambda x: torch.full_like(x, 300),
+    "new_full": lambda x: x.new_full((2,), 300),
+    "masked_fill": lambda x: x.masked_fill(x > 1, 300),
+    "clamp": lambda x: x.clamp(-5, 300),
+    "where": lambda x: torch.where(x > 1, x, 300),
+    "scatter": lambda x: x.scatter(0, INDEX, 300),
+    "index_fill": lambda x: x.index_fill(0, INDEX, 300),
+    "pad": lambda x: F.pad(x, (1, 1), value=300),
+    "nan": lambda x: x.int().fill_(float("nan")),
+    "complex": lambda x: x.float().fill_(1j),
+    "half": lambda x: x.half().masked_fill(x > 1, -1e9),
     "full of halves": lambda x: torch.full((3,), 1e10, dtype=torch.half),
-    "range of a draw": lambda x: x.float().uniform_(5, 2), "deviation of a draw": lambda x: x.float().normal_(5, -2),
-    "alpha": lambda x: torch.add(x, x, alpha=2.5), "iadd of floats": lambda x: x.__iadd__(torch.ones(3)),
+    "range of a draw": lambda x: x.float().uniform_(5, 2),
+    "deviation of a draw": lambda x: x.float().normal_(5, -2),
+    "alpha": lambda x: torch.add(x, x, alpha=2.5),
+    "iadd of floats": lambda x: x.__iadd__(torch.ones(3)),
 }
 DTYPES = {
-    "softmax": lambda x: F.softmax(x, -1), "gelu": lambda x: F.gelu(x), "mean": lambda x: x.mean(), "var": lambda x: x.var(),
-    "dropout": lambda x: F.dropout(x, 0.5), "linear": lambda x: F.linear(x, torch.ones(2, 3)),
-    "batch norm": lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3)), "product": lambda x: x @ torch.ones(3, 2),
+    "softmax": lambda x: F.softmax(x, -1),
+    "gelu": lambda x: F.gelu(x),
+    "mean": lambda x: x.mean(),
+    "var": lambda x: x.var(),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "linear": lambda x: F.linear(x, torch.ones(2, 3)),
+    "batch norm": lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3)),
+    "product": lambda x: x @ torch.ones(3, 2),
     "norm of two dtypes": lambda x: F.layer_norm(x.float(), (3,), torch.ones(3).double()),
     "norm over nothing": lambda x: torch.native_layer_norm(x.float(), (), None, None, 1e-5),
     "norm over another size": lambda x: F.layer_norm(x.float(), (2,)),
-    "norm with a weight of another size": lambda x: torch.native_layer_norm(x.float(), (3,), torch.ones(2, 3), None, 1e-5),
+    "norm with a weight of another size": lambda x: torch.native_layer_norm(
+        x.float(), (3,), torch.ones(2, 3), None, 1e-5
+    ),
     "put of two dtypes": lambda x: x.float().index_put((INDEX,), torch.ones(1).double()),
     "sum at places of two dtypes": lambda x: x.float().index_add(0, INDEX, torch.ones(1, 3).double()),
     "mask of floats": lambda x: x.float().masked_fill(x.float(), 1.0),
-    "several values": lambda x: x.masked_fill(x > 1, torch.ones(2)), "bias": lambda x: F.linear(x.float(), torch.ones(2, 3), INDEX),
-    "condition of floats": lambda x: torch.where(x.float(), x, x), "index of floats": lambda x: x[torch.zeros(1)],
-    "roll": lambda x: x.roll((1, 2), (0,)), "roll along nothing": lambda x: x.roll(1, 5),
-    "division by zero": lambda x: x // 0, "remainder": lambda x: x % 0,
-    "factorisation": lambda x: torch.linalg.cholesky(-x[:2, :2].double()), "inverse": lambda x: torch.linalg.inv(x[:2, :2] * 0.0),
+    "several values": lambda x: x.masked_fill(x > 1, torch.ones(2)),
+    "bias": lambda x: F.linear(x.float(), torch.ones(2, 3), INDEX),
+    "condition of floats": lambda x: torch.where(x.float(), x, x),
+    "index of floats": lambda x: x[torch.zeros(1)],
+    "roll": lambda x: x.roll((1, 2), (0,)),
+    "roll along nothing": lambda x: x.roll(1, 5),
+    "division by zero": lambda x: x // 0,
+    "remainder": lambda x: x % 0,
+    "factorisation": lambda x: torch.linalg.cholesky(-x[:2, :2].double()),
+    "inverse": lambda x: torch.linalg.inv(x[:2, :2] * 0.0),
 }
 CASES = {
     **OVERLAPS,
@@ -87,10 +117,13 @@ def test_eagers_error_is_raised(name):
 
 
 @pytest.mark.parametrize("classes", [2, 5, 9])
-@pytest.mark.parametrize("x", [torch.tensor([0, 4, 1]), torch.tensor([[3, -1]]), torch.tensor([1], dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "x", [torch.tensor([0, 4, 1]), torch.tensor([[3, -1]]), torch.tensor([1], dtype=torch.int32)]
+)
 def test_one_hot_looks_at_its_classes(x, classes):
     def fn(x):
         return F.one_hot(x, classes) * 2
+
     try:
         want = fn(x)
     except RuntimeError as error:
@@ -101,9 +134,17 @@ def test_one_hot_looks_at_its_classes(x, classes):
         assert torch.equal(dynamotor.compile(fn, fullgraph=True)(x), want)
 
 
-@pytest.mark.parametrize("fn", [
-    lambda x: x[:, :2].add_(x[:, 2:]), lambda x: x[::2].mul_(x[1::2]), lambda x: x.add_(x), lambda x: x[0].copy_(x[1]),
-    lambda x: x.t().add_(x.t()), lambda x: x[1:, 1:].fill_(3)])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[:, :2].add_(x[:, 2:]),
+        lambda x: x[::2].mul_(x[1::2]),
+        lambda x: x.add_(x),
+        lambda x: x[0].copy_(x[1]),
+        lambda x: x.t().add_(x.t()),
+        lambda x: x[1:, 1:].fill_(3),
+    ],
+)
 def test_views_that_do_not_meet_are_written_in_the_graph(fn):
     x, y = numbers(4, 4), numbers(4, 4)
     assert torch.equal(dynamotor.compile(fn, fullgraph=True)(x), fn(y)) and torch.equal(x, y)
@@ -112,6 +153,7 @@ def test_views_that_do_not_meet_are_written_in_the_graph(fn):
 def test_windows_that_share_elements_are_written_in_eagers_order():
     def fn(x):
         return x.unfold(0, 2, 1).mul_(2).clone()
+
     x, y = numbers(5), numbers(5)
     assert torch.equal(dynamotor.compile(fn)(x), fn(y)) and torch.equal(x, y)
 
@@ -121,11 +163,19 @@ def test_whether_views_meet():
 
     def view():
         shape = tuple(chance.choice([1, 2, 3]) for _ in range(2))
-        return TensorSpec(shape, chance.choice([(1, 1), (4, 1), (1, 4), (6, 2), (0, 1)]), torch.float32, offset=chance.randrange(8))
+        return TensorSpec(
+            shape,
+            chance.choice([(1, 1), (4, 1), (1, 4), (6, 2), (0, 1)]),
+            torch.float32,
+            offset=chance.randrange(8),
+        )
 
     def places(spec):
-        return {spec.offset + sum(i * s for i, s in zip(index, spec.stride, strict=True))
-                for index in itertools.product(*map(range, spec.shape))}
+        return {
+            spec.offset + sum(i * s for i, s in zip(index, spec.stride, strict=True))
+            for index in itertools.product(*map(range, spec.shape))
+        }
+
     seen = set()
     for _ in range(2000):
         a, b = view(), view()

@@ -17,8 +17,10 @@ aten = torch.ops.aten
 
 def layouts(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """The same shape contiguous, permuted, sliced, expanded and (4-d) channels-last."""
+
     def data(*s: int) -> torch.Tensor:
         return (torch.rand(s) * 4 + 0.5).to(dtype)
+
     rank = len(shape)
     found = [data(*shape)]
     if rank >= 2:
@@ -56,11 +58,36 @@ def agree(fn, *args, **kwargs) -> None:
     assert got == want, f"{[describe(a) for a in args]}: {got}, eager {want}"
 
 
-UNARY = [torch.sin, torch.neg, torch.relu, F.gelu, torch.sqrt, F.silu, torch.isnan, torch.sign, F.hardswish, torch.clone,
-         torch.logical_not, lambda x: x.to(torch.bfloat16), lambda x: x.double(), lambda x: x.contiguous(), lambda x: x + 1,
-         lambda x: x * 2.5, lambda x: 1 / x, lambda x: x > 0, lambda x: x.clamp(0, 1), torch.empty_like, torch.zeros_like,
-         lambda x: x.masked_fill(x > 1, 0.0), lambda x: x ** 2, lambda x: x.pow(0.5), lambda x: torch.where(x > 1, x, 0.0),
-         lambda x: x.to(memory_format=torch.preserve_format, dtype=torch.float16), torch.tanh, lambda x: x.abs_().neg_()]
+UNARY = [
+    torch.sin,
+    torch.neg,
+    torch.relu,
+    F.gelu,
+    torch.sqrt,
+    F.silu,
+    torch.isnan,
+    torch.sign,
+    F.hardswish,
+    torch.clone,
+    torch.logical_not,
+    lambda x: x.to(torch.bfloat16),
+    lambda x: x.double(),
+    lambda x: x.contiguous(),
+    lambda x: x + 1,
+    lambda x: x * 2.5,
+    lambda x: 1 / x,
+    lambda x: x > 0,
+    lambda x: x.clamp(0, 1),
+    torch.empty_like,
+    torch.zeros_like,
+    lambda x: x.masked_fill(x > 1, 0.0),
+    lambda x: x**2,
+    lambda x: x.pow(0.5),
+    lambda x: torch.where(x > 1, x, 0.0),
+    lambda x: x.to(memory_format=torch.preserve_format, dtype=torch.float16),
+    torch.tanh,
+    lambda x: x.abs_().neg_(),
+]
 
 
 @pytest.mark.parametrize("fn", UNARY)
@@ -71,21 +98,54 @@ def test_unary(fn):
                 agree(fn, x)
 
 
-@pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.sub, torch.div, torch.maximum, torch.lt, torch.pow, torch.atan2,
-                                lambda a, b: torch.where(a > b, a, b), lambda a, b: torch.addcmul(a, a, b)])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.add,
+        torch.mul,
+        torch.sub,
+        torch.div,
+        torch.maximum,
+        torch.lt,
+        torch.pow,
+        torch.atan2,
+        lambda a, b: torch.where(a > b, a, b),
+        lambda a, b: torch.addcmul(a, a, b),
+    ],
+)
 def test_binary_layouts(fn):
-    pairs = [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1, 4), (3, 1)), ((2, 3, 4, 5), (2, 3, 4, 5)), ((2, 3, 4, 5), (3, 1, 1)),
-             ((2, 3, 4, 5), (1, 3, 1, 1)), ((2, 3), ()), ((1, 3, 1, 1), (2, 1, 4, 5))]
+    pairs = [
+        ((2, 3), (2, 3)),
+        ((2, 3), (3,)),
+        ((2, 1, 4), (3, 1)),
+        ((2, 3, 4, 5), (2, 3, 4, 5)),
+        ((2, 3, 4, 5), (3, 1, 1)),
+        ((2, 3, 4, 5), (1, 3, 1, 1)),
+        ((2, 3), ()),
+        ((1, 3, 1, 1), (2, 1, 4, 5)),
+    ]
     for a, b in pairs:
         for x, y in itertools.product(layouts(*a), layouts(*b)):
             agree(fn, x, y)
 
 
 def test_type_promotion():
-    types = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+    types = [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    ]
     for a, b in itertools.product(types, types):
-        for x, y in [(torch.ones(2, 3).to(a), torch.ones(3).to(b)), (torch.ones(2).to(a), torch.ones(()).to(b)),
-                     (torch.ones(()).to(a), torch.ones(()).to(b))]:
+        for x, y in [
+            (torch.ones(2, 3).to(a), torch.ones(3).to(b)),
+            (torch.ones(2).to(a), torch.ones(()).to(b)),
+            (torch.ones(()).to(a), torch.ones(()).to(b)),
+        ]:
             agree(torch.add, x, y)
             agree(torch.div, x, y)
             agree(torch.eq, x, y)
@@ -94,12 +154,30 @@ def test_type_promotion():
             agree(lambda x, s=scalar: torch.where(x > 0, x, s), torch.ones(2).to(a))
 
 
-REDUCTIONS = [lambda x: x.sum(-1), lambda x: x.mean(0, keepdim=True), lambda x: x.sum(), lambda x: x.amax((0, -1)),
-              lambda x: x.max(-1), lambda x: x.std(-1), lambda x: x.var(0, correction=0), lambda x: x.argmax(-1),
-              lambda x: F.softmax(x, -1), lambda x: F.softmax(x, 0), lambda x: F.log_softmax(x, -1), lambda x: x.cumsum(0),
-              lambda x: x.logsumexp(-1), lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: x.norm(dim=-1), lambda x: x.prod(0),
-              lambda x: torch.var_mean(x, -1), lambda x: x.any(-1), lambda x: x.sort(-1), lambda x: x.topk(1, -1),
-              lambda x: x.sum((0, 1), keepdim=True), lambda x: x.sum(-1, dtype=torch.float64)]
+REDUCTIONS = [
+    lambda x: x.sum(-1),
+    lambda x: x.mean(0, keepdim=True),
+    lambda x: x.sum(),
+    lambda x: x.amax((0, -1)),
+    lambda x: x.max(-1),
+    lambda x: x.std(-1),
+    lambda x: x.var(0, correction=0),
+    lambda x: x.argmax(-1),
+    lambda x: F.softmax(x, -1),
+    lambda x: F.softmax(x, 0),
+    lambda x: F.log_softmax(x, -1),
+    lambda x: x.cumsum(0),
+    lambda x: x.logsumexp(-1),
+    lambda x: F.layer_norm(x, x.shape[-1:]),
+    lambda x: x.norm(dim=-1),
+    lambda x: x.prod(0),
+    lambda x: torch.var_mean(x, -1),
+    lambda x: x.any(-1),
+    lambda x: x.sort(-1),
+    lambda x: x.topk(1, -1),
+    lambda x: x.sum((0, 1), keepdim=True),
+    lambda x: x.sum(-1, dtype=torch.float64),
+]
 
 
 @pytest.mark.parametrize("fn", REDUCTIONS)
@@ -109,15 +187,37 @@ def test_reductions(fn):
             agree(fn, x)
 
 
-VIEWS = [lambda x: x.transpose(0, 1), lambda x: x.reshape(-1), lambda x: x.flatten(1), lambda x: x.unsqueeze(1), lambda x: x[0],
-         lambda x: x[:, 1:], lambda x: x[..., ::2], lambda x: x.split(1, 1), lambda x: x.chunk(2, 0), lambda x: x.unbind(1),
-         lambda x: x.expand(3, *x.shape), lambda x: x.permute(*reversed(range(x.dim()))), lambda x: x.diagonal(),
-         lambda x: torch.cat([x, x], 1), lambda x: torch.stack([x, x]), lambda x: x.repeat(2, *[1] * (x.dim() - 1)),
-         lambda x: x.flip(0),
-         lambda x: x.roll(1, 0), lambda x: F.pad(x, (1, 2)), lambda x: x.tril(), lambda x: x[None, :, None],
-         lambda x: x.movedim(0, -1),
-         lambda x: x.unfold(1, 2, 1), lambda x: x.narrow(1, 0, 2), lambda x: x.squeeze(), lambda x: x.repeat_interleave(2, dim=1),
-         lambda x: torch.cat([x, x.contiguous()], 0), lambda x: x.unflatten(1, (3, 1)), lambda x: x.view_as(x)]
+VIEWS = [
+    lambda x: x.transpose(0, 1),
+    lambda x: x.reshape(-1),
+    lambda x: x.flatten(1),
+    lambda x: x.unsqueeze(1),
+    lambda x: x[0],
+    lambda x: x[:, 1:],
+    lambda x: x[..., ::2],
+    lambda x: x.split(1, 1),
+    lambda x: x.chunk(2, 0),
+    lambda x: x.unbind(1),
+    lambda x: x.expand(3, *x.shape),
+    lambda x: x.permute(*reversed(range(x.dim()))),
+    lambda x: x.diagonal(),
+    lambda x: torch.cat([x, x], 1),
+    lambda x: torch.stack([x, x]),
+    lambda x: x.repeat(2, *[1] * (x.dim() - 1)),
+    lambda x: x.flip(0),
+    lambda x: x.roll(1, 0),
+    lambda x: F.pad(x, (1, 2)),
+    lambda x: x.tril(),
+    lambda x: x[None, :, None],
+    lambda x: x.movedim(0, -1),
+    lambda x: x.unfold(1, 2, 1),
+    lambda x: x.narrow(1, 0, 2),
+    lambda x: x.squeeze(),
+    lambda x: x.repeat_interleave(2, dim=1),
+    lambda x: torch.cat([x, x.contiguous()], 0),
+    lambda x: x.unflatten(1, (3, 1)),
+    lambda x: x.view_as(x),
+]
 
 
 @pytest.mark.parametrize("fn", VIEWS)
@@ -127,27 +227,48 @@ def test_views_and_copies(fn):
             agree(fn, x)
 
 
-@pytest.mark.parametrize("fn", [
-    lambda x, w: F.conv2d(x, w, padding=1), lambda x, w: F.conv2d(x, w, torch.ones(6, dtype=x.dtype), stride=2),
-    lambda x, w: F.conv2d(x, w[:, :1], groups=3), lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=2),
-    lambda x, w: F.conv2d(x, w[:, :, :1, :1])])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: F.conv2d(x, w, padding=1),
+        lambda x, w: F.conv2d(x, w, torch.ones(6, dtype=x.dtype), stride=2),
+        lambda x, w: F.conv2d(x, w[:, :1], groups=3),
+        lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=2),
+        lambda x, w: F.conv2d(x, w[:, :, :1, :1]),
+    ],
+)
 def test_convolutions(fn):
     for x, w in itertools.product(layouts(2, 3, 8, 8), layouts(6, 3, 3, 3)):
         agree(fn, x, w)
         agree(fn, x.double(), w.double())
 
 
-@pytest.mark.parametrize("fn", [
-    lambda x: F.max_pool2d(x, 2), lambda x: F.avg_pool2d(x, 3, 2, 1), lambda x: F.adaptive_avg_pool2d(x, 1),
-    lambda x: F.adaptive_avg_pool2d(x, 3), lambda x: F.interpolate(x, scale_factor=2), lambda x: F.adaptive_max_pool2d(x, 2),
-    lambda x: F.interpolate(x, size=(5, 7), mode="bilinear"), lambda x: F.interpolate(x, size=(5, 7), mode="bicubic"),
-    lambda x: F.batch_norm(x, torch.ones(4), torch.ones(4), training=True), lambda x: F.pixel_shuffle(x, 2),
-    lambda x: F.batch_norm(x, torch.ones(4), torch.ones(4)), lambda x: F.group_norm(x, 2), lambda x: F.unfold(x, 2),
-    lambda x: F.dropout(x, 0.2), lambda x: F.instance_norm(x), lambda x: F.dropout2d(x), lambda x: F.max_pool2d(x, 3, 2, 1),
-    lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5),
-    lambda x: torch.native_batch_norm(x, None, None, torch.ones(4), torch.ones(4), False, 0.1, 1e-5),
-    lambda x: torch.ops.aten._batch_norm_no_update(x, *[torch.ones(4)] * 4, 0.1, 1e-5),
-    lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: F.avg_pool2d(x, 3, 2, 1),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.adaptive_avg_pool2d(x, 3),
+        lambda x: F.interpolate(x, scale_factor=2),
+        lambda x: F.adaptive_max_pool2d(x, 2),
+        lambda x: F.interpolate(x, size=(5, 7), mode="bilinear"),
+        lambda x: F.interpolate(x, size=(5, 7), mode="bicubic"),
+        lambda x: F.batch_norm(x, torch.ones(4), torch.ones(4), training=True),
+        lambda x: F.pixel_shuffle(x, 2),
+        lambda x: F.batch_norm(x, torch.ones(4), torch.ones(4)),
+        lambda x: F.group_norm(x, 2),
+        lambda x: F.unfold(x, 2),
+        lambda x: F.dropout(x, 0.2),
+        lambda x: F.instance_norm(x),
+        lambda x: F.dropout2d(x),
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5),
+        lambda x: torch.native_batch_norm(x, None, None, torch.ones(4), torch.ones(4), False, 0.1, 1e-5),
+        lambda x: torch.ops.aten._batch_norm_no_update(x, *[torch.ones(4)] * 4, 0.1, 1e-5),
+        lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    ],
+)
 def test_image_ops(fn):
     for x in layouts(2, 4, 6, 6):
         agree(fn, x)
@@ -189,7 +310,9 @@ def test_attention():
     for q in layouts(2, 3, 4, 8):
         agree(F.scaled_dot_product_attention, q, q, q)
         agree(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), q)
-        agree(lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 4, dtype=torch.bool)), q)
+        agree(
+            lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 4, dtype=torch.bool)), q
+        )
         agree(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), q)
 
 
@@ -211,11 +334,22 @@ def test_indexing_and_losses():
 
 
 def test_factories():
-    for fn in [lambda: torch.arange(5), lambda: torch.arange(0, 1, 0.25), lambda: torch.ones(2, 3), lambda: torch.full((2,), 3),
-               lambda: torch.eye(3), lambda: torch.linspace(0, 1, 5), lambda: torch.tensor([1.0, 2.0]), lambda: torch.randn(2, 3),
-               lambda: torch.rand(2, 3, dtype=torch.float64), lambda: torch.randint(0, 5, (2,)),
-               lambda: torch.zeros(2, device="cpu"),
-               lambda: torch.randperm(4), lambda: torch.triu(torch.ones(3, 3)), lambda: torch.full((2, 2), float("-inf"))]:
+    for fn in [
+        lambda: torch.arange(5),
+        lambda: torch.arange(0, 1, 0.25),
+        lambda: torch.ones(2, 3),
+        lambda: torch.full((2,), 3),
+        lambda: torch.eye(3),
+        lambda: torch.linspace(0, 1, 5),
+        lambda: torch.tensor([1.0, 2.0]),
+        lambda: torch.randn(2, 3),
+        lambda: torch.rand(2, 3, dtype=torch.float64),
+        lambda: torch.randint(0, 5, (2,)),
+        lambda: torch.zeros(2, device="cpu"),
+        lambda: torch.randperm(4),
+        lambda: torch.triu(torch.ones(3, 3)),
+        lambda: torch.full((2, 2), float("-inf")),
+    ]:
         agree(fn)
 
 
@@ -229,9 +363,19 @@ def test_views_share_memory_and_writes_return_their_argument():
     assert y is x and x.shape == (4, 3) and x.stride() == (1, 4)
 
 
-@pytest.mark.parametrize("fn", [lambda x: x.item(), lambda x: bool(x), lambda x: torch.nonzero(x), lambda x: x[x > 0],
-                                lambda x: torch.unique(x), lambda x: torch.masked_select(x, x > 0), lambda x: float(x),
-                                lambda x: torch.equal(x, x)])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.item(),
+        lambda x: bool(x),
+        lambda x: torch.nonzero(x),
+        lambda x: x[x > 0],
+        lambda x: torch.unique(x),
+        lambda x: torch.masked_select(x, x > 0),
+        lambda x: float(x),
+        lambda x: torch.equal(x, x),
+    ],
+)
 def test_data_dependence_is_refused(fn):
     with pytest.raises(DataDependent, match="DM210"):
         fn(shaped(torch.ones(1)))
@@ -262,33 +406,49 @@ def test_autograd_runs_above():
 
 
 def t(*shape, order=None, dtype=torch.float32):
-    """Ones with dimensions from slowest to fastest as `order` says; a dimension of -n is of n expanded elements."""
+    """Ones with dimensions from slowest to fastest as `order` says; a dimension of -n is of n expanded
+    elements.
+    """
     order = order or range(len(shape))
     memory = torch.ones([max(shape[d], 1) for d in order], dtype=dtype)
     tensor = memory.permute([list(order).index(d) for d in range(len(shape))])
     return tensor.expand([abs(n) for n in shape])
 
 
-@pytest.mark.parametrize("func, args", [
-    (aten.index.Tensor, (t(2), [t(2, 2, order=(1, 0), dtype=torch.int64)])),
-    (aten.index.Tensor, (t(3, 3, 1, 1, order=(1, 0, 2, 3)), [t(3, 2, order=(1, 0), dtype=torch.int64)])),
-    (aten.index.Tensor, (t(3, 2, 3), [t(2, 3, order=(1, 0), dtype=torch.int64), None, t(3, dtype=torch.int64)])),
-    (aten.index.Tensor, (t(3, 2), [None, t(2, -4, dtype=torch.int64)])),
-    (aten.ldexp.Tensor, (torch.ones(()), t(2, 3, order=(1, 0)))),
-    (aten.leaky_relu_backward.default, (t(3, 4), t(3, 4, order=(1, 0)), 0.1, False)),
-    (aten.binary_cross_entropy_backward.default, (t(3, 4), t(3, 4, order=(1, 0)), t(3, 4))),
-    (aten.normal.Tensor_Tensor, (t(3, 4, order=(1, 0)), t(3, 4, order=(1, 0)))),
-    (aten.huber_loss.default, (torch.ones(()), torch.ones((), dtype=torch.float64))),
-    (aten.lt.Tensor, (t(-8, 8, dtype=torch.bool), t(8, 8, order=(1, 0), dtype=torch.bfloat16))),
-    (aten.div.Tensor, (t(-3, 2, dtype=torch.int64), t(3, 2, order=(1, 0), dtype=torch.int64))),
-    (aten.where.self, (t(-3, 2).bool(), t(3, -2, dtype=torch.float64), t(3, 2, order=(1, 0)))),
-    (aten.rsub.Tensor, (t(2, 3, order=(1, 0)), t(-2, 3, dtype=torch.bfloat16))),
-], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "func, args",
+    [
+        (aten.index.Tensor, (t(2), [t(2, 2, order=(1, 0), dtype=torch.int64)])),
+        (aten.index.Tensor, (t(3, 3, 1, 1, order=(1, 0, 2, 3)), [t(3, 2, order=(1, 0), dtype=torch.int64)])),
+        (
+            aten.index.Tensor,
+            (t(3, 2, 3), [t(2, 3, order=(1, 0), dtype=torch.int64), None, t(3, dtype=torch.int64)]),
+        ),
+        (aten.index.Tensor, (t(3, 2), [None, t(2, -4, dtype=torch.int64)])),
+        (aten.ldexp.Tensor, (torch.ones(()), t(2, 3, order=(1, 0)))),
+        (aten.leaky_relu_backward.default, (t(3, 4), t(3, 4, order=(1, 0)), 0.1, False)),
+        (aten.binary_cross_entropy_backward.default, (t(3, 4), t(3, 4, order=(1, 0)), t(3, 4))),
+        (aten.normal.Tensor_Tensor, (t(3, 4, order=(1, 0)), t(3, 4, order=(1, 0)))),
+        (aten.huber_loss.default, (torch.ones(()), torch.ones((), dtype=torch.float64))),
+        (aten.lt.Tensor, (t(-8, 8, dtype=torch.bool), t(8, 8, order=(1, 0), dtype=torch.bfloat16))),
+        (aten.div.Tensor, (t(-3, 2, dtype=torch.int64), t(3, 2, order=(1, 0), dtype=torch.int64))),
+        (aten.where.self, (t(-3, 2).bool(), t(3, -2, dtype=torch.float64), t(3, 2, order=(1, 0)))),
+        (aten.rsub.Tensor, (t(2, 3, order=(1, 0)), t(-2, 3, dtype=torch.bfloat16))),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_strides_and_types_of_odd_operands(func, args):
     def spec(value):
-        return TensorSpec.of(value) if isinstance(value, torch.Tensor) else list(map(spec, value)) if isinstance(value, list) else value
+        return (
+            TensorSpec.of(value)
+            if isinstance(value, torch.Tensor)
+            else list(map(spec, value))
+            if isinstance(value, list)
+            else value
+        )
 
     want, got = func(*args), infer_spec(func, tuple(map(spec, args)), {})
     assert got.dtype is want.dtype and got.shape == tuple(want.shape)
-    assert [s for n, s in zip(want.shape, got.stride, strict=True) if n > 1] == \
-        [s for n, s in zip(want.shape, want.stride(), strict=True) if n > 1]
+    assert [s for n, s in zip(want.shape, got.stride, strict=True) if n > 1] == [
+        s for n, s in zip(want.shape, want.stride(), strict=True) if n > 1
+    ]

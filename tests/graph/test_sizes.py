@@ -1,4 +1,6 @@
-"""Size expressions: simplification, proofs, guards, and random programs that must mean the same for every admitted value."""
+"""Size expressions: simplification, proofs, guards, and random programs that must mean the same for every
+admitted value.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def _program(seed: int) -> list[tuple[Any, int, int]]:
 
 
 def _run(program: list[tuple[Any, int, int]], values: list[Any]) -> tuple[list[Any], list[bool]]:
-    """The numbers that a program makes and the answers that it gets; big numbers are left out, to stay below 2**62."""
+    """The numbers that a program makes and the answers that it gets; big numbers are left out, to stay below
+    2**62.
+    """
     pool, answers = [*values, 0, 1, 2, 3, 8], []
     for op, i, j in program:
         a, b = pool[i % len(pool)], pool[j % len(pool)]
@@ -55,7 +59,11 @@ def test_a_program_means_the_same_for_every_value_that_its_guards_admit(block: i
             if env.admits(of):
                 admitted += 1
                 expected, expected_answers = _run(program, values)
-                assert [v.value(of) if type(v) is Size else v for v in pool] == expected, (seed, env.guards, of)
+                assert [v.value(of) if type(v) is Size else v for v in pool] == expected, (
+                    seed,
+                    env.guards,
+                    of,
+                )
                 assert answers == expected_answers, (seed, env.guards, of)
     assert admitted > 200
 
@@ -73,13 +81,24 @@ def test_a_question_without_one_answer_becomes_a_readable_guard() -> None:
     env = ShapeEnv(where=lambda: "user.py:3")
     n = env.symbol(64)
     assert n > 10 and not n > 100 and n * 2 != 60 and n != 3
-    assert [repr(g) for g in env.guards] == ["s0 >= 11", "s0 <= 100", "2*s0 != 60"]  # 3 is ruled out by the first
+    assert [repr(g) for g in env.guards] == [
+        "s0 >= 11",
+        "s0 <= 100",
+        "2*s0 != 60",
+    ]  # 3 is ruled out by the first
     assert env.guards[0].where == "user.py:3"
-    assert env.admits({env.symbols[0]: 11}) and not env.admits({env.symbols[0]: 10}) and not env.admits({env.symbols[0]: 30})
+    assert (
+        env.admits({env.symbols[0]: 11})
+        and not env.admits({env.symbols[0]: 10})
+        and not env.admits({env.symbols[0]: 30})
+    )
 
 
-@pytest.mark.parametrize("use", [int, lambda n: range(n).stop, lambda n: [0] * n, lambda n: float(n), lambda n: n / 2],
-                         ids=["int", "range", "list", "float", "truediv"])
+@pytest.mark.parametrize(
+    "use",
+    [int, lambda n: range(n).stop, lambda n: [0] * n, lambda n: float(n), lambda n: n / 2],
+    ids=["int", "range", "list", "float", "truediv"],
+)
 def test_becoming_a_plain_number_specialises(use: Any) -> None:
     env = ShapeEnv()
     n = env.symbol(64)
@@ -92,4 +111,6 @@ def test_a_size_is_hashed_by_its_form_and_never_equals_a_number_by_chance() -> N
     env = ShapeEnv()
     n = env.symbol(64)
     memo = {64: "number", n * 2: "twice"}
-    assert memo.get(n * 2) == "twice" and memo.get(n + n) == "twice" and memo.get(n) is None and env.guards == []
+    assert (
+        memo.get(n * 2) == "twice" and memo.get(n + n) == "twice" and memo.get(n) is None and env.guards == []
+    )

@@ -1,4 +1,6 @@
-"""Compiling a transformer's training step does not import sympy or torch._dynamo: over a second of a first call."""
+"""Compiling a transformer's training step does not import sympy or torch._dynamo: over a second of a first
+call.
+"""
 
 from __future__ import annotations
 

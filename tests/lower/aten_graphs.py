@@ -24,9 +24,11 @@ class _Specs(fx.Interpreter):
 
 def aten_graph(fn, *inputs):
     """The aten graph of fn(*inputs) (no in-place ops in fn), with a flat tuple as output."""
+
     def flat(*args):
         result = fn(*args)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
     with torch.no_grad():
         gm = make_fx(flat)(*inputs)
         gm.graph.eliminate_dead_code()
@@ -41,5 +43,6 @@ def module_graph(module, *inputs):
     tensors = [t for _, t in [*module.named_parameters(), *module.named_buffers()]]
 
     def run(*args):
-        return torch.func.functional_call(module, dict(zip(names, args)), args[len(names):])
+        return torch.func.functional_call(module, dict(zip(names, args)), args[len(names) :])
+
     return aten_graph(run, *tensors, *inputs), tensors

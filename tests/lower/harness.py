@@ -20,7 +20,9 @@ def compiled(fn, *inputs):
 
 
 def check(fn, *inputs, kernels=None, fallbacks=(), tolerance=None, strides=True):
-    """Compile fn for these inputs and compare values, dtypes and strides with eager's; gives the kernels' texts."""
+    """Compile fn for these inputs and compare values, dtypes and strides with eager's; gives the kernels'
+    texts.
+    """
     with torch.no_grad():
         want = fn(*inputs)
         call, texts, left = compiled(fn, *inputs)
@@ -30,7 +32,9 @@ def check(fn, *inputs, kernels=None, fallbacks=(), tolerance=None, strides=True)
     for a, b in zip(got, want, strict=True):
         assert a.dtype is b.dtype and a.shape == b.shape
         if strides:
-            assert all(s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1 and b.numel())
+            assert all(
+                s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1 and b.numel()
+            )
         loose = (
             {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(a.dtype, 1e-12)
             if tolerance is None

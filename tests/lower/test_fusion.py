@@ -18,7 +18,8 @@ def test_index_division_and_remainder_agree_with_integers():
     a, b, c = Var("a", 4), Var("b", 6), Var("c", 5)
     for _ in range(400):
         index = Index(
-            {v: random.choice([1, 2, 3, 5, 6, 10, 30]) for v in random.sample([a, b, c], 2)}, random.choice([0, 0, 1, 7])
+            {v: random.choice([1, 2, 3, 5, 6, 10, 30]) for v in random.sample([a, b, c], 2)},
+            random.choice([0, 0, 1, 7]),
         )
         n, m = random.choice([2, 3, 5, 6, 12]), random.choice([2, 4, 5])
         forms = [index // n, index % n, (index // n) % m, (index % n) // m, index // n // m]
@@ -55,7 +56,12 @@ def test_a_long_elementwise_chain_is_one_kernel():
 
 
 def test_views_between_elementwise_ops_do_not_split_kernels():
-    check(lambda x: (x.view(4, 6, 8).transpose(0, 1) * 2 + 1).reshape(6, 32).exp(), torch.randn(24, 8), kernels=1, tolerance=1e-5)
+    check(
+        lambda x: (x.view(4, 6, 8).transpose(0, 1) * 2 + 1).reshape(6, 32).exp(),
+        torch.randn(24, 8),
+        kernels=1,
+        tolerance=1e-5,
+    )
 
 
 def test_a_value_with_many_readers_is_computed_once():
@@ -134,7 +140,9 @@ def test_swapping_two_inputs():
 
 
 def test_nothing_unneeded_is_stored():
-    steps = loop_steps(lowered(lambda x, w: torch.nn.functional.layer_norm(x, (32,), w), torch.randn(8, 32), torch.randn(32)))
+    steps = loop_steps(
+        lowered(lambda x, w: torch.nn.functional.layer_norm(x, (32,), w), torch.randn(8, 32), torch.randn(32))
+    )
     assert [len(s.writes) for s in steps] == [1]
 
 

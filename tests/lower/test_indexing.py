@@ -1,4 +1,6 @@
-"""Reads at computed positions: embedding, advanced indexing, gather; positions out of range raise as in eager."""
+"""Reads at computed positions: embedding, advanced indexing, gather; positions out of range raise as in
+eager.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,12 @@ def test_advanced_indexing():
 def test_gather_and_index_select():
     x, i = torch.randn(5, 40), torch.randint(0, 40, (5, 9))
     check(
-        lambda x, i: (x.gather(1, i), x.index_select(1, i[0]), x.gather(1, i).sum(1), torch.take_along_dim(x, i, 1)),
+        lambda x, i: (
+            x.gather(1, i),
+            x.index_select(1, i[0]),
+            x.gather(1, i).sum(1),
+            torch.take_along_dim(x, i, 1),
+        ),
         x,
         i,
         tolerance=1e-5,

@@ -1,4 +1,6 @@
-"""Products with a vocabulary that 8 does not divide: what is padded, that the graph computes what it did, strides of outputs."""
+"""Products with a vocabulary that 8 does not divide: what is padded, that the graph computes what it did,
+strides of outputs.
+"""
 
 import pytest
 import torch
@@ -48,7 +50,9 @@ def test_the_sizes_along_which_memory_is_contiguous_are_padded():
     assert padded(lambda g, w: g @ w, half(16, 19), half(19, 24))[1] == [(16, 24, 24)]
     assert padded(lambda g, h: g.t() @ h, half(16, 19), half(16, 24))[1] == [(24, 16, 24)]
     assert padded(lambda a, b: a @ b, half(17, 24), half(24, 32))[1] == [(17, 24, 32)]
-    assert padded(lambda b, h, w: torch.addmm(b, h, w.t()), half(19), half(16, 24), half(19, 24))[1] == [(16, 24, 24)]
+    assert padded(lambda b, h, w: torch.addmm(b, h, w.t()), half(19), half(16, 24), half(19, 24))[1] == [
+        (16, 24, 24)
+    ]
 
 
 def test_what_is_left_alone():
@@ -90,7 +94,9 @@ def test_what_is_saved_beside_the_users_copy_is_not_copied_again():
     gm, _ = padded(f, half(16, 24), half(19, 24), kind="forward", n_outputs=1)
     first, saved = next(n for n in gm.graph.nodes if n.op == "output").args[0]
     assert first.target is aten.clone.default and saved.target is aten.slice.Tensor
-    gm, _ = padded(lambda h, w: (h, (h @ w.t()).clone()), half(16, 24), half(19, 24), kind="inference", n_outputs=2)
+    gm, _ = padded(
+        lambda h, w: (h, (h @ w.t()).clone()), half(16, 24), half(19, 24), kind="inference", n_outputs=2
+    )
     assert next(n for n in gm.graph.nodes if n.op == "output").args[0][1].meta["val"].is_contiguous
 
 
@@ -116,5 +122,12 @@ def test_a_language_models_loss_trains_on_padded_products(monkeypatch):
     torch.testing.assert_close(got, h.grad, rtol=3e-2, atol=1e-2)
     torch.testing.assert_close(got_w, w.grad, rtol=3e-2, atol=1e-2)
     assert got_w.is_contiguous() and got_w.shape == (19, 16)
-    widths = {b.spec.stride[0] for p in programs for b in p.buffers.values() if len(b.spec.shape) == 2 and 24 in b.spec.shape}
-    assert 24 in widths and not any(b.spec.numel == 16 * 19 for p in programs for b in p.buffers.values() if b.kind == "temp")
+    widths = {
+        b.spec.stride[0]
+        for p in programs
+        for b in p.buffers.values()
+        if len(b.spec.shape) == 2 and 24 in b.spec.shape
+    }
+    assert 24 in widths and not any(
+        b.spec.numel == 16 * 19 for p in programs for b in p.buffers.values() if b.kind == "temp"
+    )

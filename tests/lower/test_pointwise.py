@@ -148,7 +148,9 @@ def test_unary_ops(dtype):
 @pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", "sqrt"])
 def test_float_functions_are_accurate_and_keep_special_values(name):
     f = UNARY[name]
-    x = torch.cat([SPECIAL, torch.linspace(-20, 20, 4000), torch.logspace(-30, 30, 500), -torch.logspace(-30, 1.5, 500)])
+    x = torch.cat(
+        [SPECIAL, torch.linspace(-20, 20, 4000), torch.logspace(-30, 30, 500), -torch.logspace(-30, 1.5, 500)]
+    )
     (got,) = __import__("harness").compiled(lambda x: (f(x),), x)[0](x)
     want = f(x.double())
     assert torch.equal(got.isnan(), want.isnan())
@@ -158,7 +160,9 @@ def test_float_functions_are_accurate_and_keep_special_values(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shapes", [((5, 33), (5, 33)), ((4, 1, 7), (3, 1)), ((64,), ()), ((2, 3, 40), (1, 3, 1))])
+@pytest.mark.parametrize(
+    "shapes", [((5, 33), (5, 33)), ((4, 1, 7), (3, 1)), ((64,), ()), ((2, 3, 40), (1, 3, 1))]
+)
 def test_binary_ops_broadcast(shapes, dtype):
     a, b = (torch.randn(s, dtype=dtype) * 3 for s in shapes)
     check(
@@ -272,7 +276,9 @@ def test_integer_arithmetic():
         a,
         b,
     )
-    check(lambda a, b: (a // b, a % b), a, b, fallbacks=["aten.floor_divide.default", "aten.remainder.Tensor"])
+    check(
+        lambda a, b: (a // b, a % b), a, b, fallbacks=["aten.floor_divide.default", "aten.remainder.Tensor"]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -1,4 +1,6 @@
-"""Pooling and its gradients as loops: windows, padding, ceil mode, dilation, NaN, channels-last, half precisions."""
+"""Pooling and its gradients as loops: windows, padding, ceil mode, dilation, NaN, channels-last, half
+precisions.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,13 @@ def image(dtype=torch.float32, shape=(2, 3, 11, 14)):
     return torch.randn(shape).to(dtype)
 
 
-MAX = [(3, 2, 1, 1, False), (2, 2, 0, 1, True), ((3, 2), (2, 1), (1, 0), (2, 3), False), (3, 1, 1, 1, False), (2, 3, 0, 1, False)]
+MAX = [
+    (3, 2, 1, 1, False),
+    (2, 2, 0, 1, True),
+    ((3, 2), (2, 1), (1, 0), (2, 3), False),
+    (3, 1, 1, 1, False),
+    (2, 3, 0, 1, False),
+]
 
 
 @pytest.mark.parametrize("window", MAX)
@@ -29,7 +37,14 @@ def test_maxima_with_their_positions_and_gradient(window, layout):
     y, i = aten.max_pool2d_with_indices(x, *window)
     check(lambda x: aten.max_pool2d_with_indices(x, *window), x, fallbacks=(), tolerance=0)
     g = torch.randn_like(y)
-    check(lambda g, x, i: aten.max_pool2d_with_indices_backward(g, x, *window, i), g, x, i, fallbacks=(), tolerance=1e-6)
+    check(
+        lambda g, x, i: aten.max_pool2d_with_indices_backward(g, x, *window, i),
+        g,
+        x,
+        i,
+        fallbacks=(),
+        tolerance=1e-6,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -37,7 +52,13 @@ def test_maxima_of_other_dtypes(dtype):
     x = image(dtype)
     y, i = aten.max_pool2d_with_indices(x, 3, 2, 1)
     check(lambda x: aten.max_pool2d_with_indices(x, 3, 2, 1), x, fallbacks=(), tolerance=0)
-    check(lambda g, x, i: aten.max_pool2d_with_indices_backward(g, x, 3, 2, 1, 1, False, i), y, x, i, fallbacks=())
+    check(
+        lambda g, x, i: aten.max_pool2d_with_indices_backward(g, x, 3, 2, 1, 1, False, i),
+        y,
+        x,
+        i,
+        fallbacks=(),
+    )
 
 
 def test_ties_infinities_and_nan_are_eagers():

@@ -13,7 +13,11 @@ DIMS = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sums_and_extremes_over_any_dimensions(dims, dtype):
     x = torch.randn(6, 33, 20, dtype=dtype)
-    check(lambda x: (x.sum(dims), x.mean(dims, True), x.amax(dims), x.amin(dims, True), (x * x + 1).sum(dims)), x, tolerance=2e-5)
+    check(
+        lambda x: (x.sum(dims), x.mean(dims, True), x.amax(dims), x.amin(dims, True), (x * x + 1).sum(dims)),
+        x,
+        tolerance=2e-5,
+    )
 
 
 @pytest.mark.parametrize("dims", DIMS)
@@ -64,7 +68,9 @@ def test_the_first_of_several_largest_is_found_whatever_the_loop_order():
 def test_nan_and_infinity_in_sums_and_softmax():
     x = torch.randn(4, 40)
     x[0, 3], x[1, 4], x[2] = float("nan"), float("inf"), -float("inf")
-    check(lambda x: (x.sum(1), torch.softmax(x, 1), torch.log_softmax(x, 1), x.logsumexp(1)), x, tolerance=1e-5)
+    check(
+        lambda x: (x.sum(1), torch.softmax(x, 1), torch.log_softmax(x, 1), x.logsumexp(1)), x, tolerance=1e-5
+    )
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -74,13 +80,23 @@ def test_softmax_over_any_dimension(dim):
 
 
 def test_softmax_is_one_kernel_with_scale_and_mask():
-    check(lambda s, m: torch.softmax(s * 0.125 + m, -1), torch.randn(3, 16, 64), torch.randn(64), kernels=1, tolerance=1e-5)
+    check(
+        lambda s, m: torch.softmax(s * 0.125 + m, -1),
+        torch.randn(3, 16, 64),
+        torch.randn(64),
+        kernels=1,
+        tolerance=1e-5,
+    )
 
 
 def test_softmax_backward_is_one_kernel():
     y = torch.softmax(torch.randn(6, 40), -1)
     check(
-        lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32) * 0.5, torch.randn(6, 40), y, kernels=1, tolerance=1e-5
+        lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32) * 0.5,
+        torch.randn(6, 40),
+        y,
+        kernels=1,
+        tolerance=1e-5,
     )
 
 
@@ -122,7 +138,9 @@ def test_group_norm_forward_and_backward():
     check(lambda x, w: aten.native_group_norm(x, w, w, 3, 12, 35, 4, 1e-5), x, w)
     _, mean, rstd = aten.native_group_norm(x, w, w, 3, 12, 35, 4, 1e-5)
     check(
-        lambda g, x, m, r, w: aten.native_group_norm_backward(g, x, m, r, w, 3, 12, 35, 4, [True, True, True]),
+        lambda g, x, m, r, w: aten.native_group_norm_backward(
+            g, x, m, r, w, 3, 12, 35, 4, [True, True, True]
+        ),
         g,
         x,
         mean,
@@ -134,7 +152,11 @@ def test_group_norm_forward_and_backward():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_batch_norm(layout):
     x, g = (torch.randn(4, 20, 6, 5, dtype=torch.float64).to(memory_format=layout) for _ in range(2))
-    w, m, v = torch.randn(20, dtype=torch.float64), torch.randn(20, dtype=torch.float64), torch.rand(20, dtype=torch.float64)
+    w, m, v = (
+        torch.randn(20, dtype=torch.float64),
+        torch.randn(20, dtype=torch.float64),
+        torch.rand(20, dtype=torch.float64),
+    )
     functional = aten._native_batch_norm_legit_functional
     check(lambda x, w, m, v: functional(x, w, w, m, v, True, 0.1, 1e-5), x, w, m, v)
     check(lambda x, w, m, v: F.relu(F.batch_norm(x, m, v, w, w, False, 0.1, 1e-5)), x, w, m, v)
@@ -149,7 +171,9 @@ def test_batch_norm(layout):
 
 def test_evaluation_batch_norm_gives_empty_statistics():
     x, w = torch.randn(2, 4, 3, 3), torch.rand(4)
-    check(lambda x, w: aten._native_batch_norm_legit_no_training(x, w, w, w, w, 0.1, 1e-5), x, w, tolerance=1e-5)
+    check(
+        lambda x, w: aten._native_batch_norm_legit_no_training(x, w, w, w, w, 0.1, 1e-5), x, w, tolerance=1e-5
+    )
 
 
 def test_bias_gradient_fuses_with_the_elementwise_backward():
@@ -183,7 +207,12 @@ def test_large_sums_stay_accurate_and_are_split_over_rows():
 
 def test_equal_reductions_are_computed_once():
     x = torch.randn(8, 64)
-    (text,) = check(lambda x: (x - x.mean(-1, True)) * x.var(-1, unbiased=False, keepdim=True), x, kernels=1, tolerance=1e-5)
+    (text,) = check(
+        lambda x: (x - x.mean(-1, True)) * x.var(-1, unbiased=False, keepdim=True),
+        x,
+        kernels=1,
+        tolerance=1e-5,
+    )
     assert text.count(" += ") + text.count("= max") + text.count("= min") == 2
 
 

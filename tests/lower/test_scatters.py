@@ -20,8 +20,12 @@ def values(*shape, dtype=torch.float32):
 def test_sums_of_equal_positions(dtype, dim):
     x, y = values(6, 7, dtype=dtype), values(5, 7, dtype=dtype) if dim == 0 else values(6, 5, dtype=dtype)
     index = torch.randint(0, 6, y.shape)
-    kernels = 3 if dtype in (torch.bfloat16, torch.float16) else 2  # half precisions are summed in float32, then rounded
-    check(lambda x, i, y: x.scatter_add(dim, i, y), x, index, y, kernels=kernels, fallbacks=(), tolerance=2e-2)
+    kernels = (
+        3 if dtype in (torch.bfloat16, torch.float16) else 2
+    )  # half precisions are summed in float32, then rounded
+    check(
+        lambda x, i, y: x.scatter_add(dim, i, y), x, index, y, kernels=kernels, fallbacks=(), tolerance=2e-2
+    )
     check(lambda x, i, y: x.scatter_reduce(dim, i, y, "sum") * 2, x, index, y, fallbacks=(), tolerance=2e-2)
     check(lambda x, i, y: x.index_add(dim, i, y), x, I, y, fallbacks=None, tolerance=2e-2)
     check(lambda x, i, y: x.index_add(dim, i, y, alpha=2), x, I, y, fallbacks=None, tolerance=2e-2)
@@ -33,7 +37,9 @@ def test_values_put_at_positions(dtype):
     index = torch.stack([torch.randperm(7)[:3] for _ in range(6)])
     check(lambda x, i, y: x.scatter(1, i, y), x, index, y, kernels=2, fallbacks=(), tolerance=0)
     check(lambda x, i: x.scatter(1, i[:4], 1), x, index, fallbacks=(), tolerance=0)
-    check(lambda x, i, y: x.index_put((i,), y), x, torch.tensor([4, -1]), y[:2, :1], fallbacks=(), tolerance=0)
+    check(
+        lambda x, i, y: x.index_put((i,), y), x, torch.tensor([4, -1]), y[:2, :1], fallbacks=(), tolerance=0
+    )
 
 
 def test_slices_put_at_positions():
@@ -42,17 +48,44 @@ def test_slices_put_at_positions():
     check(lambda x, i, y: x.index_copy(0, i[0], y), x, i, y.t()[:1, :1].expand(1, 7), fallbacks=())
     check(lambda x, i: x.index_fill(0, i - 5, 2.5) + 1, x, i, fallbacks=())
     check(lambda x, i: x.index_fill(1, i[1], 2), x.long(), i, fallbacks=())
-    check(lambda x, i, y: aten.scatter.reduce(x, 1, i, y, reduce="add"), x, i.expand(6, 2) * 0, y, fallbacks=(), tolerance=1e-5)
+    check(
+        lambda x, i, y: aten.scatter.reduce(x, 1, i, y, reduce="add"),
+        x,
+        i.expand(6, 2) * 0,
+        y,
+        fallbacks=(),
+        tolerance=1e-5,
+    )
 
 
 def test_advanced_positions():
     x, i, j = torch.randn(6, 7, 20), torch.tensor([[5], [-6], [2]]), torch.tensor([1, -7, 3, 4])
     check(lambda x, i, j, v: x.index_put((i, j), v), x, i, j, torch.randn(3, 4, 20), fallbacks=())
-    check(lambda x, i, j, v: x.index_put((i, j), v, True), x, i % 2, j, torch.randn(4, 1), fallbacks=(), tolerance=1e-5)
     check(
-        lambda x, j, v: aten.index_put(x, [None, j], v, True) + 1, x, j % 3, torch.randn(6, 4, 20), fallbacks=(), tolerance=1e-5
+        lambda x, i, j, v: x.index_put((i, j), v, True),
+        x,
+        i % 2,
+        j,
+        torch.randn(4, 1),
+        fallbacks=(),
+        tolerance=1e-5,
     )
-    check(lambda x, j, v: aten.index_put(x, [j, None, j], v, True), x, j % 3, torch.randn(4, 7), fallbacks=(), tolerance=1e-5)
+    check(
+        lambda x, j, v: aten.index_put(x, [None, j], v, True) + 1,
+        x,
+        j % 3,
+        torch.randn(6, 4, 20),
+        fallbacks=(),
+        tolerance=1e-5,
+    )
+    check(
+        lambda x, j, v: aten.index_put(x, [j, None, j], v, True),
+        x,
+        j % 3,
+        torch.randn(4, 7),
+        fallbacks=(),
+        tolerance=1e-5,
+    )
 
 
 def test_equal_positions_are_summed_in_eagers_order():
@@ -63,7 +96,15 @@ def test_equal_positions_are_summed_in_eagers_order():
 def test_operands_of_odd_layout_and_shape():
     x, y, index = torch.randn(7, 6).t(), torch.randn(10, 5)[::2].t(), torch.randint(0, 6, (5, 5)).t()
     check(lambda x, i, y: x.scatter_add(1, i, y), x, index, y, fallbacks=(), tolerance=1e-5, strides=False)
-    check(lambda x, i, y: x.expand(6, 7).scatter_add(0, i, y), x[:1], index, y, fallbacks=(), tolerance=1e-5, strides=False)
+    check(
+        lambda x, i, y: x.expand(6, 7).scatter_add(0, i, y),
+        x[:1],
+        index,
+        y,
+        fallbacks=(),
+        tolerance=1e-5,
+        strides=False,
+    )
     check(lambda x, i, y: x.scatter_add(0, i, y), x, index[:0], y[:0], fallbacks=())
     check(
         lambda x, i, y: x.scatter(0, i, y),
@@ -72,12 +113,21 @@ def test_operands_of_odd_layout_and_shape():
         torch.randn(1, 4),
         fallbacks=(),
     )
-    check(lambda x, i, y: x.index_add(0, i, y), torch.randn(4), torch.tensor(2), torch.randn(1), fallbacks=None)
+    check(
+        lambda x, i, y: x.index_add(0, i, y), torch.randn(4), torch.tensor(2), torch.randn(1), fallbacks=None
+    )
 
 
 def test_producers_and_readers():
     x, y, index = torch.randn(6, 7), torch.randn(5, 7), torch.randint(0, 6, (5, 7))
-    texts = check(lambda x, i, y: torch.relu(x.exp().scatter_add(0, i, y.tanh() * 2)), x, index, y, kernels=3, tolerance=1e-5)
+    texts = check(
+        lambda x, i, y: torch.relu(x.exp().scatter_add(0, i, y.tanh() * 2)),
+        x,
+        index,
+        y,
+        kernels=3,
+        tolerance=1e-5,
+    )
     assert any("tanh" in t and "] += " in t for t in texts)
     check(lambda x, i, y: x.scatter_add(0, i, y).gather(0, i) + y, x, index, y, tolerance=1e-5)
     check(lambda x, i, y: (x.scatter_add(0, i, y), x.scatter(0, i, 1.0), x + 1), x, index, y, tolerance=1e-5)
@@ -90,8 +140,16 @@ def test_producers_and_readers():
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradient_of_an_embedding(padding, dtype):
     g, i = values(3, 4, 16, dtype=dtype), torch.randint(0, 5, (3, 4))
-    check(lambda g, i: aten.embedding_dense_backward(g, i, 5, padding, False) * 2, g, i, fallbacks=(), tolerance=5e-2)
-    check(lambda g, i: aten.embedding_dense_backward(g, i, 5, padding, True), g, i, fallbacks=(), tolerance=5e-2)
+    check(
+        lambda g, i: aten.embedding_dense_backward(g, i, 5, padding, False) * 2,
+        g,
+        i,
+        fallbacks=(),
+        tolerance=5e-2,
+    )
+    check(
+        lambda g, i: aten.embedding_dense_backward(g, i, 5, padding, True), g, i, fallbacks=(), tolerance=5e-2
+    )
 
 
 @pytest.mark.parametrize("bad", [6, -1])

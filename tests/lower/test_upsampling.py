@@ -29,8 +29,15 @@ def test_nearest_by_a_factor_and_its_gradient(factor):
     check(lambda x: F.interpolate(x, scale_factor=factor), x, fallbacks=())
     y = F.interpolate(x, scale_factor=factor)
     g = torch.randn_like(y)
-    check(lambda g: aten.upsample_nearest2d_backward(g, y.shape[2:], x.shape), g, fallbacks=(), tolerance=1e-5)
-    check(lambda g: aten.upsample_nearest2d_backward(g, y.shape[2:], x.shape) + 1, g.bfloat16(), fallbacks=(), tolerance=5e-2)
+    check(
+        lambda g: aten.upsample_nearest2d_backward(g, y.shape[2:], x.shape), g, fallbacks=(), tolerance=1e-5
+    )
+    check(
+        lambda g: aten.upsample_nearest2d_backward(g, y.shape[2:], x.shape) + 1,
+        g.bfloat16(),
+        fallbacks=(),
+        tolerance=5e-2,
+    )
 
 
 def test_positions_that_eager_rounds_are_left_to_aten():
@@ -40,10 +47,21 @@ def test_positions_that_eager_rounds_are_left_to_aten():
 
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize(
-    "size", [{"size": (10, 12)}, {"size": (7, 15)}, {"scale_factor": 2.0}, {"scale_factor": 1.7}, {"size": (3, 1)}]
+    "size",
+    [{"size": (10, 12)}, {"size": (7, 15)}, {"scale_factor": 2.0}, {"scale_factor": 1.7}, {"size": (3, 1)}],
 )
 def test_bilinear(aligned, size):
     x = torch.randn(2, 3, 5, 6)
     for y in (x, x.double(), x.to(memory_format=torch.channels_last)):
-        check(lambda x: F.interpolate(x, mode="bilinear", align_corners=aligned, **size), y, fallbacks=(), tolerance=1e-5)
-    check(lambda x: F.interpolate(x, mode="bilinear", align_corners=aligned, **size), x.bfloat16(), fallbacks=(), tolerance=2e-2)
+        check(
+            lambda x: F.interpolate(x, mode="bilinear", align_corners=aligned, **size),
+            y,
+            fallbacks=(),
+            tolerance=1e-5,
+        )
+    check(
+        lambda x: F.interpolate(x, mode="bilinear", align_corners=aligned, **size),
+        x.bfloat16(),
+        fallbacks=(),
+        tolerance=2e-2,
+    )

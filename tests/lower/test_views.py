@@ -37,7 +37,9 @@ def test_views_of_inputs_and_of_computed_values(name):
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_cat_and_stack(dim):
     a, b, c = torch.randn(4, 16, 32), torch.randn(4, 16, 32), torch.randn(4, 16, 32)
-    check(lambda a, b, c: (torch.cat([a, b * 2, c], dim), torch.stack([a, b + 1], dim)), a, b, c, fallbacks=None)
+    check(
+        lambda a, b, c: (torch.cat([a, b * 2, c], dim), torch.stack([a, b + 1], dim)), a, b, c, fallbacks=None
+    )
 
 
 def test_cat_of_other_sizes_and_dtypes():

@@ -16,7 +16,6 @@ torchvision_stub.prepare()
 pytest.importorskip("timm")
 
 
-
 class Recorder:
     """A backend that keeps the graphs and runs them as they are."""
 

@@ -1,4 +1,6 @@
-"""Real models through capture and ahead-of-time autograd, op by op in float64: outputs, gradients and buffers are eager's."""
+"""Real models through capture and ahead-of-time autograd, op by op in float64: outputs, gradients and buffers
+are eager's.
+"""
 
 from __future__ import annotations
 

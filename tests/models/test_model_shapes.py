@@ -1,4 +1,6 @@
-"""Every op of real training steps, in float32 and under bf16 autocast: shape inference says what the CPU kernel did."""
+"""Every op of real training steps, in float32 and under bf16 autocast: shape inference says what the CPU
+kernel did.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real models through the native compiler at reduced size: outputs, gradients, buffers and optimizer steps are eager's."""
+"""Real models through the native compiler at reduced size: outputs, gradients, buffers and optimizer steps
+are eager's.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,15 @@ def test_two_training_steps_are_eagers(name, optimizer):
     case = models.load(name, small=True)
     model = case.model.double().train()
     reference = copy.deepcopy(model)
-    make = {"SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3)}[optimizer]
+    make = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    }[optimizer]
     compiled = dynamotor.compile(model, fullgraph=True, options={"fallback_random": True})
-    pairs = ((compiled, model, make(model.parameters())), (reference, reference, make(reference.parameters())))
+    pairs = (
+        (compiled, model, make(model.parameters())),
+        (reference, reference, make(reference.parameters())),
+    )
     for seed in (1, 2):
         args, kwargs = case.make_inputs(seed=seed, train=True)
         args = [a.double() if a.is_floating_point() else a for a in args]
@@ -52,7 +60,8 @@ def test_two_training_steps_are_eagers(name, optimizer):
             gradients.append({n: p.grad.clone() for n, p in owner.named_parameters() if p.grad is not None})
             step.step()
             losses.append(loss.detach())
-        # Hugging Face models compute rotary embeddings and the loss in float32 whatever the parameters' dtype.
+        # Hugging Face models compute rotary embeddings and the loss in float32 whatever the parameters'
+        # dtype.
         assert relative_error(*losses) < 1e-6
         assert gradient_error(*gradients) < 1e-4
     ours, theirs = model.state_dict(), reference.state_dict()

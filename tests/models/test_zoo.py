@@ -14,9 +14,14 @@ torchvision_stub.prepare()
 pytest.importorskip("timm")
 
 
-
 def test_the_list_names_the_twelve():
-    assert set(models.TWELVE) <= {*models.names(), "resnet18", "resnet50", "convnext_tiny", "swin_tiny_patch4_window7_224"}
+    assert set(models.TWELVE) <= {
+        *models.names(),
+        "resnet18",
+        "resnet50",
+        "convnext_tiny",
+        "swin_tiny_patch4_window7_224",
+    }
     assert len(models.names()) == 86
 
 
@@ -32,7 +37,9 @@ def test_the_same_seed_gives_the_same_model_and_inputs(name):
         assert torch.equal(a, b)
     (args, kwargs), (args2, kwargs2) = first.make_inputs(seed=5), second.make_inputs(seed=5)
     assert kwargs.keys() == kwargs2.keys()
-    assert all(torch.equal(a, b) for a, b in zip([*args, *kwargs.values()], [*args2, *kwargs2.values()], strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip([*args, *kwargs.values()], [*args2, *kwargs2.values()], strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "LlamaForCausalLM", "swin_tiny_patch4_window7_224"])

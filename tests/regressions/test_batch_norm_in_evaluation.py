@@ -1,4 +1,6 @@
-"""Batch norm in evaluation mode was left to aten on a CPU where no convolution was before it, and wherever a model trained around it."""
+"""Batch norm in evaluation mode was left to aten on a CPU where no convolution was before it, and wherever a
+model trained around it.
+"""
 
 from __future__ import annotations
 

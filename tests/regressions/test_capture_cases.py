@@ -16,34 +16,49 @@ def eager_backend(gm, example_inputs):
 
 def test_inputs_of_equal_names_stay_apart():
     """T5: one parameter's name with an index appended was the name of another input."""
+
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
-            self.w, self.w_1, self.inner = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2) * 2), nn.Linear(2, 2)
+            self.w, self.w_1, self.inner = (
+                nn.Parameter(torch.ones(2)),
+                nn.Parameter(torch.ones(2) * 2),
+                nn.Linear(2, 2),
+            )
 
         def forward(self, x, w, w_1):
             return x * self.w + self.w_1 * w + w_1
+
     model, x = Twice(), torch.randn(2)
     compiled = dynamotor.compile(model, backend=eager_backend, fullgraph=True)
     assert torch.equal(compiled(x, x + 1, x + 2), model(x, x + 1, x + 2))
 
 
 def test_equal_keys_keep_the_first():
-    compiled = dynamotor.compile(lambda x: (list({True: 1, 1: x}), x + 1), backend=eager_backend, fullgraph=True)  # noqa: F601
+    compiled = dynamotor.compile(
+        lambda x: (list({True: 1, 1: x}), x + 1),  # noqa: F601
+        backend=eager_backend,
+        fullgraph=True,
+    )
     assert compiled(torch.ones(1))[0][0] is True
 
 
 def test_a_comprehension_cut_in_the_middle_keeps_its_items():
     """Backward hooks: the list of a resumed comprehension lost what was appended after the break."""
+
     def f(x):
         return [t for t in (x, x + 1, x + 2) if t.sum() > 0]
+
     compiled = dynamotor.compile(f, backend=eager_backend)
     for x in (torch.ones(2), torch.ones(2) * -1.5):
         assert len(compiled(x)) == len(f(x))
 
 
 def test_a_break_inside_iter_does_not_stand_for_the_call():
-    """The frame of `__iter__`, entered by the rule of `enumerate`, was resumed as if its result were the call's."""
+    """The frame of `__iter__`, entered by the rule of `enumerate`, was resumed as if its result were the
+    call's.
+    """
+
     class Rows:
         def __init__(self, rows):
             self.rows = rows
@@ -54,19 +69,25 @@ def test_a_break_inside_iter_does_not_stand_for_the_call():
 
     def f(x, rows):
         return [x + i + v for i, v in enumerate(rows)]
+
     compiled, x = dynamotor.compile(f, backend=eager_backend), torch.ones(2)
     for _ in range(2):
-        assert all(torch.equal(a, b) for a, b in zip(compiled(x, Rows([1, 2])), f(x, Rows([1, 2])), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(compiled(x, Rows([1, 2])), f(x, Rows([1, 2])), strict=True)
+        )
 
 
 def test_an_attribute_that_is_a_class_is_no_bound_method():
     """`typing.List[int].__origin__` and `(1).__class__` are classes, not methods."""
-    compiled = dynamotor.compile(lambda x: ((1).__class__, functools.partial(int).func, x), backend=eager_backend, fullgraph=True)
+    compiled = dynamotor.compile(
+        lambda x: ((1).__class__, functools.partial(int).func, x), backend=eager_backend, fullgraph=True
+    )
     assert compiled(torch.ones(1))[:2] == (int, int)
 
 
 def test_an_exception_of_a_with_block_that_only_the_trace_raised_has_a_traceback():
     """CPython's WITH_EXCEPT_START crashes on a raised exception without one."""
+
     class Swallow:
         def __enter__(self):
             return self
@@ -79,6 +100,7 @@ def test_an_exception_of_a_with_block_that_only_the_trace_raised_has_a_traceback
         with Swallow():
             raise KeyError("gone")
         return x + 1
+
     compiled = dynamotor.compile(f, backend=eager_backend)
     assert compiled(torch.ones(1)).item() == 2 == compiled(torch.ones(1)).item()
 
@@ -88,4 +110,6 @@ def test_a_tensor_named_self() -> None:
         return (self @ other).relu()
 
     a, b = torch.randn(3, 3), torch.randn(3, 3, requires_grad=True)
-    torch.testing.assert_close(dynamotor.compile(function, backend="eager", fullgraph=True)(a, b), function(a, b))
+    torch.testing.assert_close(
+        dynamotor.compile(function, backend="eager", fullgraph=True)(a, b), function(a, b)
+    )

@@ -1,4 +1,6 @@
-"""Half-precision comparisons saw float32 on one side and what memory holds on the other: amax had gradients of 0 or NaN."""
+"""Half-precision comparisons saw float32 on one side and what memory holds on the other: amax had gradients
+of 0 or NaN.
+"""
 
 from __future__ import annotations
 

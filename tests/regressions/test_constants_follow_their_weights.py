@@ -1,4 +1,6 @@
-"""What is computed once from weights is computed again after any write, however linear it is and however it is made."""
+"""What is computed once from weights is computed again after any write, however linear it is and however it
+is made.
+"""
 
 import copy
 
@@ -26,8 +28,14 @@ def swap_rows(w):
     w[[0, 1]] = w[[1, 0]]
 
 
-EDITS = {"neg_": lambda w: w.neg_(), "mul_4": lambda w: w.mul_(4), "two signs": negate_two, "rows": swap_rows,
-         "halves": lambda w: w.mul_(0.5), "copy_": lambda w: w.copy_(-w)}
+EDITS = {
+    "neg_": lambda w: w.neg_(),
+    "mul_4": lambda w: w.mul_(4),
+    "two signs": negate_two,
+    "rows": swap_rows,
+    "halves": lambda w: w.mul_(0.5),
+    "copy_": lambda w: w.copy_(-w),
+}
 
 
 @pytest.mark.parametrize("way", ["no_grad", "data", "numpy"])
@@ -39,7 +47,13 @@ def test_edits(edit, way):
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
         weight = model.conv.weight
-        EDITS[edit](weight if way == "no_grad" else weight.data if way == "data" else torch.from_numpy(weight.detach().numpy()))
+        EDITS[edit](
+            weight
+            if way == "no_grad"
+            else weight.data
+            if way == "data"
+            else torch.from_numpy(weight.detach().numpy())
+        )
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
 
 
@@ -50,5 +64,7 @@ def test_load_state_dict():
     state = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         fast(x)
-        model.load_state_dict({name: -value if name.startswith("conv") else value for name, value in state.items()})
+        model.load_state_dict(
+            {name: -value if name.startswith("conv") else value for name, value in state.items()}
+        )
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)

@@ -33,6 +33,7 @@ def test_adaptive_pooling_of_channels_last_inputs(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fourier_transforms(backend):
     """FNetForMaskedLM: complex intermediates have no loop kernels."""
+
     def fn(t):
         return torch.fft.fftn(t, dim=(1, 2)).real + torch.fft.irfft(torch.fft.rfft(t) * 2)
 
@@ -69,6 +70,7 @@ def test_long_paths_to_parameters(backend):
 
 def test_typing_aliases_in_the_forward():
     """crossvit: torch.jit.annotate(List[torch.Tensor], [])."""
+
     def fn(x):
         found = torch.jit.annotate(List[torch.Tensor], [])  # noqa: UP006
         found.append(x + 1)
@@ -93,6 +95,7 @@ def test_default_attributes_of_generated_modules_in_a_slice():
 
 def test_a_module_that_decides_once():
     """ViTForImageClassification sets config.problem_type at its first call: the second compiles once more."""
+
     class Model(nn.Module):
         kind = None
 
@@ -102,7 +105,9 @@ def test_a_module_that_decides_once():
             return x * (2 if self.kind == "single" else 3)
 
     graphs = []
-    compiled = dynamotor.compile(Model(), backend=lambda gm, inputs: graphs.append(gm) or gm.forward, fullgraph=True)
+    compiled = dynamotor.compile(
+        Model(), backend=lambda gm, inputs: graphs.append(gm) or gm.forward, fullgraph=True
+    )
     x = torch.randn(3)
     for _ in range(5):
         assert torch.equal(compiled(x), x * 2)

@@ -9,9 +9,18 @@ MASK = torch.tensor([[True, False], [False, True], [True, True]])
 PROGRAMS = {
     "bounds of booleans": lambda: (lambda x, y: (x.clamp(min=y), x.clamp(max=y)), MASK, MASK.roll(1)),
     "a single number flipped": lambda: (lambda x: x.cumsum(0).flip(0), torch.tensor(7)),
-    "a constant position of one": lambda: (lambda x: x.index_fill_(-1, torch.tensor([0]), 1), torch.tensor([5])),
-    "a constant position of several": lambda: (lambda x: x.index_fill(0, torch.tensor([3]), 1) * 2, torch.arange(10)),
-    "a constant position twice": lambda: (lambda x: x.index_put((torch.tensor([1, 1]),), x[:2], True), torch.arange(9.0)),
+    "a constant position of one": lambda: (
+        lambda x: x.index_fill_(-1, torch.tensor([0]), 1),
+        torch.tensor([5]),
+    ),
+    "a constant position of several": lambda: (
+        lambda x: x.index_fill(0, torch.tensor([3]), 1) * 2,
+        torch.arange(10),
+    ),
+    "a constant position twice": lambda: (
+        lambda x: x.index_put((torch.tensor([1, 1]),), x[:2], True),
+        torch.arange(9.0),
+    ),
 }
 
 

@@ -11,9 +11,13 @@ PROGRAMS = {
     "flip behind a running sum of a number": (lambda x: x.cumsum(0).flip(0), torch.tensor(0.5)),
     "roll that moves nothing": (lambda x: x.roll(1, 0), torch.tensor([0.5])),
     "select_scatter of a number into a bool": (
-        lambda x: torch.select_scatter(x, x.select(-1, 0) + 1, -1, -1), torch.tensor([True])),
+        lambda x: torch.select_scatter(x, x.select(-1, 0) + 1, -1, -1),
+        torch.tensor([True]),
+    ),
     "slice_scatter of numbers into bools": (
-        lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 1), torch.tensor([[False, True], [True, False]])),
+        lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 1),
+        torch.tensor([[False, True], [True, False]]),
+    ),
     "stack of two types": (lambda x: torch.stack([x, x * 0.5], 1), torch.arange(4).reshape(1, 4, 1)),
 }
 
@@ -51,7 +55,9 @@ def test_a_gradient_that_is_zero_everywhere_has_memory():
 
 def test_padding_of_nothing() -> None:
     x = torch.zeros(0, 3)
-    assert torch.equal(dynamotor.compile(lambda x: F.pad(x, (1, 1, 2, 0), value=2.0))(x), torch.full((2, 5), 2.0))
+    assert torch.equal(
+        dynamotor.compile(lambda x: F.pad(x, (1, 1, 2, 0), value=2.0))(x), torch.full((2, 5), 2.0)
+    )
 
 
 def test_a_sum_of_booleans_with_a_factor_of_false() -> None:
@@ -75,7 +81,9 @@ def test_strides_of_ldexp_and_of_found_positions() -> None:
 
 def test_hardsigmoids_gradient_is_the_librarys_in_float64() -> None:
     x = torch.rand(9, dtype=torch.float64, requires_grad=True)
-    (want,), (got,) = (torch.autograd.grad(f(x).sum(), x) for f in (F.hardsigmoid, dynamotor.compile(F.hardsigmoid)))
+    (want,), (got,) = (
+        torch.autograd.grad(f(x).sum(), x) for f in (F.hardsigmoid, dynamotor.compile(F.hardsigmoid))
+    )
     torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
 
 

@@ -1,4 +1,6 @@
-"""Programs that campaigns of the fuzzers found and cut down: refused as wrong although they were right, or wrong."""
+"""Programs that campaigns of the fuzzers found and cut down: refused as wrong although they were right, or
+wrong.
+"""
 
 import pytest
 import torch
@@ -68,8 +70,8 @@ def test_no_gradient_arrives_at_a_loss_of_infinities():
     def both(x, y):
         return F.mse_loss(y.sum(1), x), torch.cat([y, y[..., :1]], -1)
 
-    want, = torch.autograd.grad(both(x, y)[1].sum(), y)
-    got, = torch.autograd.grad(dynamotor.compile(both)(x, y)[1].sum(), y)
+    (want,) = torch.autograd.grad(both(x, y)[1].sum(), y)
+    (got,) = torch.autograd.grad(dynamotor.compile(both)(x, y)[1].sum(), y)
     torch.testing.assert_close(got, want)
 
 
@@ -113,10 +115,14 @@ def _specs(*args):
 
 
 def _strides(x):
-    return [step for step, n in zip(x.stride() if isinstance(x, torch.Tensor) else x.stride, x.shape) if n > 1]
+    return [
+        step for step, n in zip(x.stride() if isinstance(x, torch.Tensor) else x.stride, x.shape) if n > 1
+    ]
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 2, 3), (2, 2, 1, 1), (2, 1, 2, 2), (1, 2, 1, 2), (2, 3, 2, 1), (1, 1, 2, 2)])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 2, 3), (2, 2, 1, 1), (2, 1, 2, 2), (1, 2, 1, 2), (2, 3, 2, 1), (1, 1, 2, 2)]
+)
 def test_strides_of_batch_norm_where_sizes_of_one_fit_two_formats(shape):
     aten, n = torch.ops.aten, torch.rand(shape[1])
     for order in [(0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3), (2, 3, 0, 1), (3, 2, 1, 0)]:
@@ -126,15 +132,18 @@ def test_strides_of_batch_norm_where_sizes_of_one_fit_two_formats(shape):
         assert _strides(infer_spec(aten.native_batch_norm.default, _specs(*args), {})[0]) == _strides(out)
         for grad in (torch.randn_like(out), torch.randn(shape)):
             args = (grad, x, n, n, n, mean, rstd, True, 1e-5, [True] * 3)
-            assert _strides(infer_spec(aten.native_batch_norm_backward.default, _specs(*args), {})[0]) == _strides(
-                aten.native_batch_norm_backward(*args)[0])
+            assert _strides(
+                infer_spec(aten.native_batch_norm_backward.default, _specs(*args), {})[0]
+            ) == _strides(aten.native_batch_norm_backward(*args)[0])
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 1), (1, 1, 3), (2, 2, 1), (2, 2, 3)])
 def test_strides_of_a_convolution_in_one_dimension(shape):
     for x in (torch.randn(shape), torch.randn(shape[0], shape[2], shape[1]).mT):
         args = x, torch.randn(2, shape[1], 1), None, [1], [2], [2], False, [0], 1
-        assert _strides(infer_spec(torch.ops.aten.convolution.default, _specs(*args), {})) == _strides(torch.ops.aten.convolution(*args))
+        assert _strides(infer_spec(torch.ops.aten.convolution.default, _specs(*args), {})) == _strides(
+            torch.ops.aten.convolution(*args)
+        )
 
 
 def test_a_loss_of_each_pixel_is_row_major():
@@ -189,8 +198,10 @@ def test_integers_with_a_history():
 def test_a_name_that_a_closure_keeps_is_deleted_once():
     def twice(x, n=2):
         for _ in range(3):
+
             def inner():
                 return n  # noqa: F821
+
             del n
         return inner
 

@@ -1,4 +1,6 @@
-"""An autograd function that writes into its input behind autograd's back and returns it, as solvers of ODEs do."""
+"""An autograd function that writes into its input behind autograd's back and returns it, as solvers of ODEs
+do.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ import dynamotor
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_linear_norm_gelu_trains_as_in_eager(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]).to(dtype)
+    model = nn.Sequential(
+        *[layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
+    ).to(dtype)
     x = torch.randn(5, 64, dtype=dtype)
     wanted = torch.autograd.grad(model(x).sum(), model.parameters())
     found = torch.autograd.grad(dynamotor.compile(model)(x).sum(), model.parameters())

@@ -1,4 +1,6 @@
-"""A generator that waits inside `try` when a trace ends: only handlers that would act on its closing end the graph."""
+"""A generator that waits inside `try` when a trace ends: only handlers that would act on its closing end the
+graph.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Pair(collections.abc.Sequence):
 
 def test_an_except_clause_that_closing_passes_over_is_no_reason_to_break() -> None:
     pair = Pair()
-    compiled = dynamotor.compile(lambda x: x * next(iter(pair)) + (3 in pair), fullgraph=True, backend="eager")
+    compiled = dynamotor.compile(
+        lambda x: x * next(iter(pair)) + (3 in pair), fullgraph=True, backend="eager"
+    )
     x = torch.randn(3)
     torch.testing.assert_close(compiled(x), x * 2 + 1)
 

@@ -1,4 +1,6 @@
-"""Group norm of a half-precision input with float32 weights did not compile for training: a shape rule expected float32."""
+"""Group norm of a half-precision input with float32 weights did not compile for training: a shape rule
+expected float32.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ import dynamotor
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_gradients_have_the_types_of_eagers(memory_format: torch.memory_format) -> None:
     torch.manual_seed(0)
-    tensors = [torch.randn(2, 4, 3, 5).bfloat16().to(memory_format=memory_format), torch.randn(4), torch.randn(4)]
+    tensors = [
+        torch.randn(2, 4, 3, 5).bfloat16().to(memory_format=memory_format),
+        torch.randn(4),
+        torch.randn(4),
+    ]
     g = torch.randn(2, 4, 3, 5).bfloat16()
     found = []
     for f in (F.group_norm, dynamotor.compile(F.group_norm)):

@@ -1,4 +1,6 @@
-"""A forward that goes on with more digits than it saved: its backward found no element that equals the maximum, and gave NaN."""
+"""A forward that goes on with more digits than it saved: its backward found no element that equals the
+maximum, and gave NaN.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def test_a_maximum_of_what_is_saved(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_minimum_is_found_again_by_the_backward(dtype: torch.dtype) -> None:
-    """The backward calculated the sums anew, without the rounding of the one that the forward stores: nothing equalled the minimum."""
+    """The backward calculated the sums anew, without the rounding of the one that the forward stores: nothing
+    equalled the minimum.
+    """
+
     def f(x, y, z):
         first = x + y
         second = first + z

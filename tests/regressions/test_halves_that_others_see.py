@@ -1,4 +1,6 @@
-"""A half that a graph returned was rounded, and not where the same graph went on with it: `y - y.floor()` could be 1."""
+"""A half that a graph returned was rounded, and not where the same graph went on with it: `y - y.floor()`
+could be 1.
+"""
 
 from __future__ import annotations
 

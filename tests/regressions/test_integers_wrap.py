@@ -1,4 +1,6 @@
-"""Sums, products and negations of integers that overflow wrap, as eager's do: no comparison is decided as if they could not."""
+"""Sums, products and negations of integers that overflow wrap, as eager's do: no comparison is decided as if
+they could not.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,15 @@ import dynamotor
 
 
 def overflows(x):
-    return (x + 1) > x, (x * 2) // 2 == x, (-(x + 1)).abs() < 0, (-x - 1) - 1 < 0, (x << 1) >> 1, x.sum(), x.cumsum(0)
+    return (
+        (x + 1) > x,
+        (x * 2) // 2 == x,
+        (-(x + 1)).abs() < 0,
+        (-x - 1) - 1 < 0,
+        (x << 1) >> 1,
+        x.sum(),
+        x.cumsum(0),
+    )
 
 
 @pytest.mark.parametrize("size", [3, 40])

@@ -1,4 +1,6 @@
-"""A map over part of a reduction's loops: along what is reduced, along what is kept, or over a single number."""
+"""A map over part of a reduction's loops: along what is reduced, along what is kept, or over a single
+number.
+"""
 
 import pytest
 import torch

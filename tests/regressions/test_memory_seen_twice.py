@@ -1,4 +1,6 @@
-"""Inputs whose elements share memory: what is written through a view of one shows in others; a graph refuses, eager runs."""
+"""Inputs whose elements share memory: what is written through a view of one shows in others; a graph refuses,
+eager runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`x - -0.5` in generated C++: two signs in a row are another operator there, and the kernel did not build."""
+"""`x - -0.5` in generated C++: two signs in a row are another operator there, and the kernel did not
+build.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,19 @@ import torch
 import dynamotor
 
 
-@pytest.mark.parametrize("x", [torch.randn(7), torch.randn(19, dtype=torch.float64), torch.arange(5), torch.randn(9).bfloat16()])
+@pytest.mark.parametrize(
+    "x", [torch.randn(7), torch.randn(19, dtype=torch.float64), torch.arange(5), torch.randn(9).bfloat16()]
+)
 def test_signs_in_a_row(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamotor.config, "strict", True)
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x - -3, x - torch.full((), -2, dtype=x.dtype), -torch.full((3,), -0.0), -(x * 0 + torch.full((), -5, dtype=x.dtype))
+        return (
+            x - -3,
+            x - torch.full((), -2, dtype=x.dtype),
+            -torch.full((3,), -0.0),
+            -(x * 0 + torch.full((), -5, dtype=x.dtype)),
+        )
 
     for found, wanted in zip(dynamotor.compile(f)(x), f(x), strict=True):
         assert torch.equal(found, wanted)

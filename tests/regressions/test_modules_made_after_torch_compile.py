@@ -1,4 +1,6 @@
-"""Once torch.compile has run in a process, it wraps `Module.__init__`; a module that a program makes is still made in its graph."""
+"""Once torch.compile has run in a process, it wraps `Module.__init__`; a module that a program makes is still
+made in its graph.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,32 @@ from dynamotor.graph.info import GraphInfo
 from dynamotor.graph.spec import TensorSpec
 
 _library = torch.library.Library("dm", "FRAGMENT")
-NAMES = sorted({*HELPERS, "take", "new", "stream", "current_stream", "on_device", "call", "given", "k0", "k1", "arg0", "arg1", "buf0",
-                "buf1", "arg0_v0", "c", "float", "lambda", "None", "as_buf1", "check", "_"})
+NAMES = sorted(
+    {
+        *HELPERS,
+        "take",
+        "new",
+        "stream",
+        "current_stream",
+        "on_device",
+        "call",
+        "given",
+        "k0",
+        "k1",
+        "arg0",
+        "arg1",
+        "buf0",
+        "buf1",
+        "arg0_v0",
+        "c",
+        "float",
+        "lambda",
+        "None",
+        "as_buf1",
+        "check",
+        "_",
+    }
+)
 
 
 def test_take():
@@ -21,7 +45,9 @@ def test_take():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_op_of_any_name(name):
-    """The op's result is large (a pooled result), the program has kernels before and after it, and a view of a parameter."""
+    """The op's result is large (a pooled result), the program has kernels before and after it, and a view of
+    a parameter.
+    """
     _library.define(f"{name}_(Tensor x) -> Tensor")
     _library.impl(f"{name}_", lambda x: x.clone() * 3, "CPU")
     torch.library.register_fake(f"dm::{name}_", torch.empty_like, lib=_library)
@@ -34,17 +60,29 @@ def test_an_op_of_any_name(name):
 @pytest.mark.parametrize("name", [n for n in NAMES if n.isidentifier()])
 def test_a_function_of_any_name(name):
     """What lowering calls may be any Python function: its name is the text's, as far as it is free."""
+
     def function(x):
         return x.clone() * 3
+
     function.__name__ = name
     from dynamotor.codegen import program as call_program
     from dynamotor.lower.program import Buffer, BufRef, ExternStep, Program
+
     spec = TensorSpec.dense((200, 200), torch.float32)
-    buffers = {"arg0": Buffer("arg0", spec, "input"), "buf0": Buffer("buf0", spec, "temp"), "buf1": Buffer("buf1", spec, "output")}
+    buffers = {
+        "arg0": Buffer("arg0", spec, "input"),
+        "buf0": Buffer("buf0", spec, "temp"),
+        "buf1": Buffer("buf1", spec, "output"),
+    }
     refs = {n: BufRef.whole(b) for n, b in buffers.items()}
-    steps = [ExternStep(function, (refs["arg0"],), {}, ("buf0",)),
-             ExternStep(torch.ops.aten.neg.default, (refs["buf0"],), {}, ("buf1",), torch.ops.aten.neg.out)]
-    built = call_program.build_program(Program("g", ("arg0",), buffers, steps, (refs["buf1"], refs["buf1"])),
-                                       GraphInfo("inference", "g"), lambda e: None)
+    steps = [
+        ExternStep(function, (refs["arg0"],), {}, ("buf0",)),
+        ExternStep(torch.ops.aten.neg.default, (refs["buf0"],), {}, ("buf1",), torch.ops.aten.neg.out),
+    ]
+    built = call_program.build_program(
+        Program("g", ("arg0",), buffers, steps, (refs["buf1"], refs["buf1"])),
+        GraphInfo("inference", "g"),
+        lambda e: None,
+    )
     x = torch.randn(200, 200)
     torch.testing.assert_close(built(x)[0], -3 * x)

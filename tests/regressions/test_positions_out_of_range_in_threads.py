@@ -8,12 +8,15 @@ import torch
 import dynamotor
 
 
-@pytest.mark.parametrize("program", [
-    lambda w, i: torch.nn.functional.embedding(i, w) * 2,
-    lambda w, i: w.index_select(0, i) + 1,
-    lambda w, i: w[i].cumsum(1),
-    lambda w, i: w[i].sum(0),
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda w, i: torch.nn.functional.embedding(i, w) * 2,
+        lambda w, i: w.index_select(0, i) + 1,
+        lambda w, i: w[i].cumsum(1),
+        lambda w, i: w[i].sum(0),
+    ],
+)
 def test_valid_calls_never_raise_and_invalid_ones_always_do(program):
     fast = dynamotor.compile(program)
     w = torch.randn(50, 600, dtype=torch.float64)

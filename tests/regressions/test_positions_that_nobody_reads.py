@@ -1,4 +1,6 @@
-"""Positions out of range that a kernel never looked at: what lies at them was the same everywhere, or nobody read it."""
+"""Positions out of range that a kernel never looked at: what lies at them was the same everywhere, or nobody
+read it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`unsafe_split` gives views that its schema does not own up to: their memory was planned as free while they were read."""
+"""`unsafe_split` gives views that its schema does not own up to: their memory was planned as free while they
+were read.
+"""
 
 from __future__ import annotations
 

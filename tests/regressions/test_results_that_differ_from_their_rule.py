@@ -1,4 +1,6 @@
-"""What an op returns is compared with what its shape rule said: another size, dtype or None is an error, never a read of other memory."""
+"""What an op returns is compared with what its shape rule said: another size, dtype or None is an error,
+never a read of other memory.
+"""
 
 import pytest
 import torch
@@ -55,13 +57,18 @@ def test_the_error_names_the_users_line():
     def program(x):
         y = x + 1
         return OPS["smaller"](y) * 2
+
     with pytest.raises(BackendError, match=r"test_results_that_differ.*\n.*OPS\[.smaller.\]"):
         dynamotor.compile(program)(torch.randn(4096))
 
 
 def test_one_of_several_results():
-    op = define("two", "(Tensor x) -> (Tensor, Tensor)", lambda x: (x + 1, x[:3].clone()),
-                lambda x: (torch.empty_like(x), torch.empty_like(x)))
+    op = define(
+        "two",
+        "(Tensor x) -> (Tensor, Tensor)",
+        lambda x: (x + 1, x[:3].clone()),
+        lambda x: (torch.empty_like(x), torch.empty_like(x)),
+    )
     with pytest.raises(BackendError, match="DM404"):
         dynamotor.compile(lambda x: op(x)[0] * op(x)[1])(torch.randn(64))
     first = dynamotor.compile(lambda x: op(x)[0] * 2)  # nobody reads the wrong one
@@ -69,17 +76,28 @@ def test_one_of_several_results():
 
 
 def test_none_where_a_tensor_is_foretold_and_a_tensor_where_none_is():
-    op = define("maybe", "(Tensor x) -> (Tensor, Tensor?)", lambda x: (x + 1, x * 2), lambda x: (torch.empty_like(x), None))
+    op = define(
+        "maybe",
+        "(Tensor x) -> (Tensor, Tensor?)",
+        lambda x: (x + 1, x * 2),
+        lambda x: (torch.empty_like(x), None),
+    )
     with pytest.raises(BackendError, match="DM404.*Tensor.*None"):
         dynamotor.compile(lambda x: op(x))(torch.randn(8))
-    op = define("never", "(Tensor x) -> (Tensor, Tensor?)", lambda x: (x + 1, None),
-                lambda x: (torch.empty_like(x), torch.empty_like(x)))
+    op = define(
+        "never",
+        "(Tensor x) -> (Tensor, Tensor?)",
+        lambda x: (x + 1, None),
+        lambda x: (torch.empty_like(x), torch.empty_like(x)),
+    )
     with pytest.raises(BackendError, match="DM404"):
         dynamotor.compile(lambda x: op(x)[1] + 1)(torch.randn(8))
 
 
 def test_other_strides_are_laid_out_anew_and_counted():
-    op = define("turned", "(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), lambda x: torch.empty_like(x))
+    op = define(
+        "turned", "(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), lambda x: torch.empty_like(x)
+    )
     before = counters["restrided"]["dm_results.turned.default"]
     x = torch.randn(5, 7)
     torch.testing.assert_close(dynamotor.compile(lambda x: op(x) * 2)(x), x * 2)
@@ -87,7 +105,9 @@ def test_other_strides_are_laid_out_anew_and_counted():
 
 
 def test_lazily_negated_and_conjugated_results_are_resolved():
-    op = define("lazy", "(Tensor x) -> Tensor", lambda x: torch._neg_view(x.clone()), lambda x: torch.empty_like(x))
+    op = define(
+        "lazy", "(Tensor x) -> Tensor", lambda x: torch._neg_view(x.clone()), lambda x: torch.empty_like(x)
+    )
     x = torch.randn(100)
     torch.testing.assert_close(dynamotor.compile(lambda x: op(x) * 2)(x), -2 * x)
     z = torch.randn(100, dtype=torch.complex64)
@@ -96,6 +116,8 @@ def test_lazily_negated_and_conjugated_results_are_resolved():
 
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_a_list_of_another_length(n):
-    op = define(f"list{n}", "(Tensor x) -> Tensor[]", lambda x: [x + 1] * n, lambda x: [torch.empty_like(x)] * 2)
+    op = define(
+        f"list{n}", "(Tensor x) -> Tensor[]", lambda x: [x + 1] * n, lambda x: [torch.empty_like(x)] * 2
+    )
     with pytest.raises(BackendError, match="DM404"):
         dynamotor.compile(lambda x: op(x)[0] * op(x)[1])(torch.randn(8))

@@ -1,4 +1,6 @@
-"""Saved-tensor hooks of the user are not called for what is only compiled: checkpointing counted it and raised an error."""
+"""Saved-tensor hooks of the user are not called for what is only compiled: checkpointing counted it and
+raised an error.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,15 @@ def _settings_come_back():
     torch.set_default_dtype(dtype)
 
 
-PROGRAMS = [lambda i: i / 2, lambda i: i.sqrt(), lambda i: torch.full((2,), 0.5), lambda i: torch.arange(0.0, 3.0) + i[0],
-            lambda i: i.float().mean() * torch.ones(3), lambda i: i.sigmoid(), lambda i: torch.zeros(2) + i[0]]
+PROGRAMS = [
+    lambda i: i / 2,
+    lambda i: i.sqrt(),
+    lambda i: torch.full((2,), 0.5),
+    lambda i: torch.arange(0.0, 3.0) + i[0],
+    lambda i: i.float().mean() * torch.ones(3),
+    lambda i: i.sigmoid(),
+    lambda i: torch.zeros(2) + i[0],
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -46,4 +53,7 @@ def test_onednn_switched_off_and_on():
     for on in (True, False, True):
         with torch.backends.mkldnn.flags(enabled=on):
             want = aten.convolution(x, w, *args).stride()
-            assert infer_spec(aten.convolution.default, (TensorSpec.of(x), TensorSpec.of(w), *args), {}).stride == want
+            assert (
+                infer_spec(aten.convolution.default, (TensorSpec.of(x), TensorSpec.of(w), *args), {}).stride
+                == want
+            )

@@ -11,22 +11,56 @@ import torch
 import dynamotor
 
 LONG = {"dtype": torch.int64}
-CASES: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...], tuple[int, ...]]] = [
-    # a function; its arguments' shapes at two calls that make a general program; what is refused; which arguments are positions
+CASES: list[
+    tuple[Callable[..., Any], tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...], tuple[int, ...]]
+] = [
+    # a function; its arguments' shapes at two calls that make a general program; what is refused; which
+    # arguments are positions
     (lambda x, i: x.gather(0, i), ((5, 6), (4, 6)), ((7, 9), (3, 8)), ((7, 6), (4, 8)), (1,)),
-    (lambda x, i, y: x.scatter(1, i, y), ((5, 6), (4, 6), (4, 7)), ((7, 9), (3, 8), (5, 8)), ((4, 6), (5, 6), (9, 9)), (1,)),
-    (lambda x, i, y: x.index_add(0, i, y), ((5, 6), (4,), (4, 6)), ((7, 9), (3,), (3, 9)), ((5, 6), (4,), (4, 7)), (1,)),
+    (
+        lambda x, i, y: x.scatter(1, i, y),
+        ((5, 6), (4, 6), (4, 7)),
+        ((7, 9), (3, 8), (5, 8)),
+        ((4, 6), (5, 6), (9, 9)),
+        (1,),
+    ),
+    (
+        lambda x, i, y: x.index_add(0, i, y),
+        ((5, 6), (4,), (4, 6)),
+        ((7, 9), (3,), (3, 9)),
+        ((5, 6), (4,), (4, 7)),
+        (1,),
+    ),
     (lambda x, y: x.slice_scatter(y, 0, 1), ((5, 6), (4, 6)), ((7, 9), (6, 9)), ((5, 6), (6, 6)), ()),
     (lambda x, y: x.select_scatter(y, 0, 1), ((5, 6), (6,)), ((7, 9), (9,)), ((5, 6), (7,)), ()),
-    (lambda x, i, y: x.index_put((i,), y), ((5, 6), (4,), (4, 6)), ((7, 9), (3,), (3, 9)), ((5, 6), (4,), (3, 6)), (1,)),
-    (lambda x, w: torch.nn.functional.layer_norm(x, x.shape[-1:], w), ((5, 6), (6,)), ((7, 9), (9,)), ((5, 6), (5,)), ()),
-    (lambda x, w: torch.nn.functional.conv1d(x, w), ((2, 3, 9), (4, 3, 5)), ((3, 3, 7), (4, 3, 4)), ((3, 3, 4), (4, 3, 5)), ()),
+    (
+        lambda x, i, y: x.index_put((i,), y),
+        ((5, 6), (4,), (4, 6)),
+        ((7, 9), (3,), (3, 9)),
+        ((5, 6), (4,), (3, 6)),
+        (1,),
+    ),
+    (
+        lambda x, w: torch.nn.functional.layer_norm(x, x.shape[-1:], w),
+        ((5, 6), (6,)),
+        ((7, 9), (9,)),
+        ((5, 6), (5,)),
+        (),
+    ),
+    (
+        lambda x, w: torch.nn.functional.conv1d(x, w),
+        ((2, 3, 9), (4, 3, 5)),
+        ((3, 3, 7), (4, 3, 4)),
+        ((3, 3, 4), (4, 3, 5)),
+        (),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("fn", "first", "second", "refused", "positions"), CASES)
-def test_a_general_program_refuses_what_eager_refuses(fn: Callable[..., Any], first: Any, second: Any, refused: Any,
-                                                      positions: Any) -> None:
+def test_a_general_program_refuses_what_eager_refuses(
+    fn: Callable[..., Any], first: Any, second: Any, refused: Any, positions: Any
+) -> None:
     def arguments(shapes: Any) -> list[torch.Tensor]:
         return [torch.zeros(s, **LONG) if n in positions else torch.randn(s) for n, s in enumerate(shapes)]
 

@@ -1,5 +1,6 @@
-"""A size that equals an expression of others only by a guard: the compiler took both names of it for two sizes, and the backward,
-which is compiled when its forward has run, raised an error of the compiler's own at the user."""
+"""A size that equals an expression of others only by a guard: the compiler took both names of it for two
+sizes, and the backward, which is compiled when its forward has run, raised an error of the compiler's own at
+the user."""
 
 from __future__ import annotations
 

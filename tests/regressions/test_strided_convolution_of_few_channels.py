@@ -1,4 +1,5 @@
-"""oneDNN's backward of a 1×1 convolution with a stride, channels-last with few channels, overwrites memory: it runs row-major.
+"""oneDNN's backward of a 1×1 convolution with a stride, channels-last with few channels, overwrites memory:
+it runs row-major.
 
 MobileOne's stem has one; training it crashed, eager's does with channels-last inputs.
 """
@@ -21,7 +22,9 @@ def test_gradients_are_right_and_memory_is_whole(memory_format: torch.memory_for
         return torch.relu(stem[0](x) + stem[1](x))
 
     x = torch.randn(2, 3, 96, 96, dtype=torch.float64)
-    wanted = torch.autograd.grad(fn(leaf := x.clone().requires_grad_()).square().sum(), [leaf, *stem.parameters()])
+    wanted = torch.autograd.grad(
+        fn(leaf := x.clone().requires_grad_()).square().sum(), [leaf, *stem.parameters()]
+    )
     stem.float()
     compiled = dynamotor.compile(fn)
     for _ in range(10):

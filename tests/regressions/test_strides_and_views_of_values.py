@@ -1,4 +1,6 @@
-"""Strides of a gradient whose other part never arrives, and values that the user writes in place behind a graph break."""
+"""Strides of a gradient whose other part never arrives, and values that the user writes in place behind a
+graph break.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,17 @@ import dynamotor
 
 @pytest.mark.parametrize("backend", ["aot_eager", "native"])
 def test_a_sum_with_an_absent_gradient_keeps_its_strides(backend):
-    """ProphetNetForConditionalGeneration: the loss reads transposed logits, and nothing the logits that are returned."""
+    """ProphetNetForConditionalGeneration: the loss reads transposed logits, and nothing the logits that are
+    returned.
+    """
+
     def fn(x, weight):
         scores = F.linear(x, weight)
-        return F.log_softmax(scores.transpose(0, 1).contiguous().view(-1, 9), dim=-1).square().sum(-1), scores[:, 0], scores[:, 1:]
+        return (
+            F.log_softmax(scores.transpose(0, 1).contiguous().view(-1, 9), dim=-1).square().sum(-1),
+            scores[:, 0],
+            scores[:, 1:],
+        )
 
     grads = []
     for call in (fn, dynamotor.compile(fn, backend=backend, fullgraph=True)):
@@ -27,13 +36,17 @@ def test_a_sum_with_an_absent_gradient_keeps_its_strides(backend):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "native"])
-@pytest.mark.parametrize("last", [
-    lambda t: t.transpose(0, 1),
-    lambda t: t.unflatten(-1, (2, 3)),
-    lambda t: t.cumsum(-1).view(-1),
-])
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda t: t.transpose(0, 1),
+        lambda t: t.unflatten(-1, (2, 3)),
+        lambda t: t.cumsum(-1).view(-1),
+    ],
+)
 def test_values_that_end_in_a_view_may_be_written_in_place(last, backend):
     """Wav2Vec2ForCTC with a padding mask: masked positions are set to zero after a graph break."""
+
     def fn(x, weight):
         return last(x @ weight.t())
 

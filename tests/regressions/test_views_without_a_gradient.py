@@ -1,4 +1,6 @@
-"""Outputs that view an input or each other and need no gradient were cut off from it: a later write gave it no history."""
+"""Outputs that view an input or each other and need no gradient were cut off from it: a later write gave it
+no history.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def of_new_memory(x: torch.Tensor) -> tuple:
 def test_outputs_are_the_views_that_eager_gives(f: Callable, maker: str) -> None:
     def seen(f: Callable) -> list:
         x = MAKERS[maker]()
-        return [(t.requires_grad, t.is_leaf, t._is_view(), t._is_view() and (t._base is x or t._base is x._base)) for t in f(x)]
+        return [
+            (t.requires_grad, t.is_leaf, t._is_view(), t._is_view() and (t._base is x or t._base is x._base))
+            for t in f(x)
+        ]
 
     assert seen(dynamotor.compile(f, backend="aot_eager")) == seen(f)
 
@@ -49,7 +54,10 @@ def test_outputs_are_the_views_that_eager_gives(f: Callable, maker: str) -> None
 @pytest.mark.parametrize("backend", ["aot_eager", "native"])
 def test_a_write_into_an_output_reaches_what_it_is_a_view_of(backend: str) -> None:
     def run(first: Callable, second: Callable) -> list:
-        x, p = torch.ones(4, 4, dtype=torch.float64), torch.full((4,), 3.0, dtype=torch.float64, requires_grad=True)
+        x, p = (
+            torch.ones(4, 4, dtype=torch.float64),
+            torch.full((4,), 3.0, dtype=torch.float64, requires_grad=True),
+        )
         first(x).copy_(p)
         one, both, apart = second(x.detach().clone())
         one.mul_(p)

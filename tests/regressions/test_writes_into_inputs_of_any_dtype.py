@@ -1,4 +1,6 @@
-"""Inputs changed in place whose dtype loop kernels do not have (complex, wide unsigned, float8) could not be compiled."""
+"""Inputs changed in place whose dtype loop kernels do not have (complex, wide unsigned, float8) could not be
+compiled.
+"""
 
 from __future__ import annotations
 

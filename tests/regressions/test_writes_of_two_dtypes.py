@@ -1,4 +1,6 @@
-"""Two inputs of different dtypes written in one graph: each is rounded to its own (both once were to the last one's)."""
+"""Two inputs of different dtypes written in one graph: each is rounded to its own (both once were to the last
+one's).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ import torch
 import dynamotor
 
 
-@pytest.mark.parametrize("order", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float64, torch.float16)])
+@pytest.mark.parametrize(
+    "order",
+    [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float64, torch.float16)],
+)
 def test_each_written_input_keeps_its_dtypes_digits(order: tuple[torch.dtype, torch.dtype]) -> None:
     torch.manual_seed(0)
     x = torch.randn(1000, dtype=torch.float64)

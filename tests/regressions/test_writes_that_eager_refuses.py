@@ -1,4 +1,6 @@
-"""Writes into memory that several elements share, or that an operand shares in part, raise as in eager; other `out=` and writes work."""
+"""Writes into memory that several elements share, or that an operand shares in part, raise as in eager; other
+`out=` and writes work.
+"""
 
 import warnings
 
@@ -33,7 +35,9 @@ def test_refused(name):
             fast(torch.randn(5, 6))
 
 
-@pytest.mark.parametrize("fn", [torch.relu_, lambda x: x.add_(1), lambda x: x.mul_(x), lambda x: torch.add(x, 1, out=x)])
+@pytest.mark.parametrize(
+    "fn", [torch.relu_, lambda x: x.add_(1), lambda x: x.mul_(x), lambda x: torch.add(x, 1, out=x)]
+)
 def test_an_expanded_input_is_not_written(fn):
     for run in (fn, dynamotor.compile(fn)):
         with pytest.raises(RuntimeError, match="unsupported operation"):
@@ -83,6 +87,9 @@ def test_out_of_another_size(name, size):
         for _ in range(2):
             made = [(torch.empty(size), torch.empty(size, dtype=torch.int64)) for _ in range(2)]
             want, got = fn(x, *made[0]), fast(x, *made[1])
-            torch.testing.assert_close(tuple(got) if isinstance(got, tuple) else got, tuple(want) if isinstance(want, tuple) else want)
+            torch.testing.assert_close(
+                tuple(got) if isinstance(got, tuple) else got,
+                tuple(want) if isinstance(want, tuple) else want,
+            )
             assert [t.shape for t in made[1]] == [t.shape for t in made[0]]
             torch.testing.assert_close(made[1][0], made[0][0], equal_nan=True)

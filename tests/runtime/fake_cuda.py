@@ -1,4 +1,6 @@
-"""Stand-ins for the parts of `torch.cuda` that time and record, so that code for a GPU runs once before it meets one."""
+"""Stand-ins for the parts of `torch.cuda` that time and record, so that code for a GPU runs once before it
+meets one.
+"""
 
 import contextlib
 import itertools

@@ -63,7 +63,9 @@ def test_a_damaged_entry_is_rebuilt(damage):
     data = bytearray(path.read_bytes())
     if damage == "flip":
         data[len(data) // 2] ^= 1
-    path.write_bytes(b"" if damage == "empty" else bytes(data[: len(data) // 2] if damage == "truncate" else data))
+    path.write_bytes(
+        b"" if damage == "empty" else bytes(data[: len(data) // 2] if damage == "truncate" else data)
+    )
     forget()
     assert run(build.load_library(TWO % 6)) == 6
     assert counters["build"]["compiled"] == 2 and counters["cache"]["build.damaged"] == 1
@@ -85,8 +87,12 @@ def test_a_killed_writer_leaves_nothing_that_loads(tmp_path):
         os.fsync = lambda fd: (print("half", flush=True), time.sleep(60))
         cache.store("build", "ab" * 32, b"x" * 100)
     """)
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-                             env={**os.environ, "WHERE": config.cache_dir})
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "WHERE": config.cache_dir},
+    )
     assert child.stdout.readline().strip() == "half"
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -97,6 +103,7 @@ def test_a_killed_writer_leaves_nothing_that_loads(tmp_path):
 def test_a_full_disk_builds_without_the_cache(monkeypatch):
     def refuse(*args):
         raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(os, "fsync", refuse)
     assert run(build.load_library(TWO % 8)) == 8
     assert counters["cache"]["store_failed"] == 1
@@ -108,6 +115,7 @@ def test_a_full_temporary_folder_loads_from_memory(monkeypatch):
 
     class Full:
         name = "/nonexistent"
+
     monkeypatch.setattr(build, "_load_folder", lambda: Full)
     assert run(build.load_library(TWO % 9)) == 9
     assert library.key in build._libraries
@@ -116,6 +124,7 @@ def test_a_full_temporary_folder_loads_from_memory(monkeypatch):
 def test_an_unwritable_build_folder_is_a_coded_error(monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(build.tempfile, "TemporaryDirectory", refuse)
     with pytest.raises(BuildError, match="DM303.*") as error:
         build.load_library(TWO % 10)
@@ -174,7 +183,9 @@ def test_a_slow_compiler_times_out(tmp_path, monkeypatch):
 def test_threads_build_different_sources_at_once():
     with ThreadPoolExecutor(4) as pool:
         inside = [contextvars.copy_context() for _ in range(4)]  # a patch is a thread's own
-        values = list(pool.map(lambda c, n: c.run(lambda: run(build.load_library(TWO % n))), inside, [20, 21, 20, 21]))
+        values = list(
+            pool.map(lambda c, n: c.run(lambda: run(build.load_library(TWO % n))), inside, [20, 21, 20, 21])
+        )
     assert values == [20, 21, 20, 21] and counters["build"]["compiled"] == 2
 
 
@@ -198,7 +209,9 @@ def test_two_processes_share_one_cache():
 
 def test_processes_that_build_the_same_at_once_build_it_once(tmp_path):
     slow, log = tmp_path / "slow++", tmp_path / "log"
-    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo slow && exit 0\necho run >> {log}\nsleep 1\nexec g++ "$@"\n')
+    slow.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo slow && exit 0\necho run >> {log}\nsleep 1\nexec g++ "$@"\n'
+    )
     slow.chmod(0o755)
     script = textwrap.dedent("""
         import ctypes, os

@@ -1,4 +1,6 @@
-"""When a compiled call is recorded, replayed or run plainly; the recorder here runs the call again instead of a CUDA graph."""
+"""When a compiled call is recorded, replayed or run plainly; the recorder here runs the call again instead of
+a CUDA graph.
+"""
 
 import ctypes
 import threading
@@ -53,7 +55,9 @@ def _count():
 
 
 def graphed(call, static=(), mutated=(), recorder=None, n_copied=0):
-    return GraphedCall(call, frozenset(static), frozenset(mutated), torch.device("cpu"), n_copied, recorder or Recorder())
+    return GraphedCall(
+        call, frozenset(static), frozenset(mutated), torch.device("cpu"), n_copied, recorder or Recorder()
+    )
 
 
 def warm(call, *inputs):
@@ -105,7 +109,10 @@ def test_small_results_of_the_users_are_copied_out_and_block_nothing():
         losses.append(loss)
         assert in_graph_memory(saved) and not in_graph_memory(loss)
         del saved
-    assert [x.item() for x in losses] == [0, 3, 6, 9, 12] and counters["cudagraphs"] == {"recorded": 1, "replayed": 5}
+    assert [x.item() for x in losses] == [0, 3, 6, 9, 12] and counters["cudagraphs"] == {
+        "recorded": 1,
+        "replayed": 5,
+    }
     big = warm(graphed(lambda x: (x + 1,), n_copied=1), torch.zeros(SMALL))
     assert in_graph_memory(big(torch.zeros(SMALL))[0])
 
@@ -156,7 +163,10 @@ def test_two_threads_at_once_get_results_of_their_own():
     thread = threading.Thread(target=lambda: found.append(call(torch.ones(2))[0]))
     thread.start()
     assert inside.wait(10)
-    assert call(torch.zeros(2))[0].tolist() == [1, 1] and counters["cudagraphs"]["another thread is in this call"] == 1
+    assert (
+        call(torch.zeros(2))[0].tolist() == [1, 1]
+        and counters["cudagraphs"]["another thread is in this call"] == 1
+    )
     go_on.set()
     thread.join()
     assert found[0].tolist() == [2, 2]
@@ -167,7 +177,9 @@ def test_gradients_that_are_kept_and_added_to_are_left_alone():
     total = None
     for n in range(1, 4):
         a, b = backward(torch.full((2,), float(n)))
-        total = a if total is None else total.add_(a)  # as autograd does: the first one is kept, others are added to it
+        total = (
+            a if total is None else total.add_(a)
+        )  # as autograd does: the first one is kept, others are added to it
         del a, b
     assert total.tolist() == [12, 12] and counters["cudagraphs"]["replayed"] == 3
 
@@ -202,10 +214,14 @@ def test_a_parameter_that_moves_is_recorded_anew_and_one_that_never_rests_is_lef
     for n in range(2 * RECORDINGS + 4):
         kept.append(torch.full((2,), float(n)))
         assert call(kept[-1])[0].tolist() == [2 * n, 2 * n]
-    assert counters["cudagraphs"]["recorded"] == RECORDINGS and call._refused == "parameters move between calls"
+    assert (
+        counters["cudagraphs"]["recorded"] == RECORDINGS and call._refused == "parameters move between calls"
+    )
 
 
-@pytest.mark.parametrize("reason", ["is changed in place", "an input lies on", "an expanded input", "recording failed: no"])
+@pytest.mark.parametrize(
+    "reason", ["is changed in place", "an input lies on", "an expanded input", "recording failed: no"]
+)
 def test_what_cannot_be_recorded_runs_plainly_and_says_why(reason):
     recorder, x = Recorder(), torch.ones(3)
     if "lies on" in reason:

@@ -95,10 +95,17 @@ def edits(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 def test_structured_edits_change_it(n, kind):
     torch.manual_seed(n)
     random.seed(n)
-    x = {"normal": torch.randn(n), "ones": torch.ones(n), "signs": torch.randn(n).sign(),
-         "few values": torch.randint(-3, 3, (n,)).float()}[kind]
+    x = {
+        "normal": torch.randn(n),
+        "ones": torch.ones(n),
+        "signs": torch.randn(n).sign(),
+        "few values": torch.randint(-3, 3, (n,)).float(),
+    }[kind]
     seen = Fingerprint([TensorSpec.of(x)])
     before = seen.of([x])
-    same = [name for name, y in edits(x)
-            if not torch.equal(y.view(torch.int32), x.view(torch.int32)) and seen.of([y]) == before]
+    same = [
+        name
+        for name, y in edits(x)
+        if not torch.equal(y.view(torch.int32), x.view(torch.int32)) and seen.of([y]) == before
+    ]
     assert not same

@@ -19,7 +19,9 @@ def test_buffers_alive_together_never_overlap(seed):
     lifetimes = []
     for i in range(120):
         start = rng.randrange(80)
-        lifetimes.append(Lifetime(f"b{i}", rng.choice([4, 100, 256, 1000, 4096, 65536]), start, start + rng.randrange(12)))
+        lifetimes.append(
+            Lifetime(f"b{i}", rng.choice([4, 100, 256, 1000, 4096, 65536]), start, start + rng.randrange(12))
+        )
     inplace = {f"b{i}": [f"b{rng.randrange(120)}" for _ in range(3)] for i in range(0, 120, 2)}
     offsets, size = plan_offsets(lifetimes, inplace)
     for i, a in enumerate(lifetimes):
@@ -27,9 +29,12 @@ def test_buffers_alive_together_never_overlap(seed):
         for b in lifetimes[:i]:
             if a.start > b.end or b.start > a.end:
                 continue
-            takes_over = ((a.name in inplace.get(b.name, ()) and a.end == b.start)
-                          or (b.name in inplace.get(a.name, ()) and b.end == a.start))
-            overlap = offsets[a.name] < offsets[b.name] + b.nbytes and offsets[b.name] < offsets[a.name] + a.nbytes
+            takes_over = (a.name in inplace.get(b.name, ()) and a.end == b.start) or (
+                b.name in inplace.get(a.name, ()) and b.end == a.start
+            )
+            overlap = (
+                offsets[a.name] < offsets[b.name] + b.nbytes and offsets[b.name] < offsets[a.name] + a.nbytes
+            )
             assert not overlap or takes_over
 
 
@@ -66,13 +71,24 @@ def holders():
             @staticmethod
             def backward(ctx, g):
                 return memory.reinterpret(t, tuple(t.shape), t.stride(), 0)
+
         Give.apply(p).backward()
         return p
-    return {"tensor": lambda t: t, "view": lambda t: t[5:6, 3], "detached": lambda t: t.detach(),
-            "numpy": shares_memory_with_numpy,
-            "memoryview": lambda t: memoryview(t.numpy()), "storage": lambda t: t.untyped_storage(), "saved": saved_by_autograd,
-            "typed storage": lambda t: t.storage(), "parameter": torch.nn.Parameter, "dlpack": torch.utils.dlpack.to_dlpack,
-            "set_": lambda t: torch.empty(0).set_(t.untyped_storage()), "gradient": stolen_as_a_gradient}
+
+    return {
+        "tensor": lambda t: t,
+        "view": lambda t: t[5:6, 3],
+        "detached": lambda t: t.detach(),
+        "numpy": shares_memory_with_numpy,
+        "memoryview": lambda t: memoryview(t.numpy()),
+        "storage": lambda t: t.untyped_storage(),
+        "saved": saved_by_autograd,
+        "typed storage": lambda t: t.storage(),
+        "parameter": torch.nn.Parameter,
+        "dlpack": torch.utils.dlpack.to_dlpack,
+        "set_": lambda t: torch.empty(0).set_(t.untyped_storage()),
+        "gradient": stolen_as_a_gradient,
+    }
 
 
 @pytest.mark.parametrize("name", list(holders()))
@@ -98,8 +114,10 @@ def test_each_result_is_a_tensor_of_its_own():
     assert take(p)._version == 0
 
 
-@pytest.mark.parametrize("change", [lambda t: t.share_memory_(), lambda t: t.resize_(4000, 100),
-                                    lambda t: t.untyped_storage().resize_(0)])
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t.share_memory_(), lambda t: t.resize_(4000, 100), lambda t: t.untyped_storage().resize_(0)],
+)
 def test_a_storage_that_was_moved_is_given_up(change):
     p = pool()
     tensor = take(p)
@@ -128,6 +146,7 @@ def test_threads_never_share_a_result():
             t.fill_(value)
             if not bool((t == value).all()):
                 wrong.append(value)
+
     threads = [threading.Thread(target=work, args=(float(v),)) for v in range(3)]
     [t.start() for t in threads]
     [t.join() for t in threads]

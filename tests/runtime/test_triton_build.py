@@ -67,7 +67,9 @@ def test_a_kernel_is_built_for_a_gpu_that_is_not_there_and_found_again():
 
 @pytest.mark.skipif(not triton_build.triton_version(), reason="triton is not installed")
 def test_a_kernel_that_does_not_build_says_why():
-    job = TritonJob("@triton.jit\ndef bad(p0):\n    tl.store(p0, no_such_name)\n", "bad", ("*fp32",), warps=1, arch=90)
+    job = TritonJob(
+        "@triton.jit\ndef bad(p0):\n    tl.store(p0, no_such_name)\n", "bad", ("*fp32",), warps=1, arch=90
+    )
     with pytest.raises(BuildError, match="DM305(.|\n)*no_such_name"):
         start_kernel(job).result()
 
@@ -92,12 +94,25 @@ def library():
 
 
 def kernel_of(library, unaligned=None, function=77):
-    return _C.GpuKernel(library.address("launch"), library.address("set_context"), 5, function, 3, 128, 4096, 2, (9,), 2, unaligned,
-                        library)
+    return _C.GpuKernel(
+        library.address("launch"),
+        library.address("set_context"),
+        5,
+        function,
+        3,
+        128,
+        4096,
+        2,
+        (9,),
+        2,
+        unaligned,
+        library,
+    )
 
 
 def seen_by(library):
     import ctypes
+
     record = library.handle.record
     record.restype = ctypes.POINTER(ctypes.c_longlong)
     return record()[:10]
@@ -139,7 +154,10 @@ def test_unaligned_calls_of_a_kernel_with_memory_of_its_own_take_the_one_without
     x, own = torch.zeros(9), torch.zeros(256, dtype=torch.uint8)
     kernel(x, x, own, 1234)
     start_of_own = -(-own.data_ptr() // 128) * 128
-    assert seen_by(library) == [77, 3, 128, 0, 1234, x.data_ptr(), x.data_ptr(), 9, start_of_own, 0] and not asked
+    assert (
+        seen_by(library) == [77, 3, 128, 0, 1234, x.data_ptr(), x.data_ptr(), 9, start_of_own, 0]
+        and not asked
+    )
     kernel(x, x[1:], own, 1234)
     assert seen_by(library) == [78, 7, 128, 0, 1234, x.data_ptr(), x.data_ptr() + 4, 9, 0, 0]
     assert asked == [replace(other, aligned=False)]

@@ -1,4 +1,6 @@
-"""compile_step: 'forward to update' as one program has the losses, weights, state and gradients of the eager loop."""
+"""compile_step: 'forward to update' as one program has the losses, weights, state and gradients of the eager
+loop.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,23 @@ def batches(n: int, size: int = 6, width: int = 12) -> list[tuple[torch.Tensor, 
 class Eager:
     """The loop that `compile_step` stands for."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: Any = None, scaler: Any = None, accumulate: int = 1,
-                 keep_grads: bool = False, loss_fn: Callable[..., torch.Tensor] = cross_entropy) -> None:
-        self.model, self.optimizer, self.clip, self.scaler, self.loss_fn = model, optimizer, clip, scaler, loss_fn
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip: Any = None,
+        scaler: Any = None,
+        accumulate: int = 1,
+        keep_grads: bool = False,
+        loss_fn: Callable[..., torch.Tensor] = cross_entropy,
+    ) -> None:
+        self.model, self.optimizer, self.clip, self.scaler, self.loss_fn = (
+            model,
+            optimizer,
+            clip,
+            scaler,
+            loss_fn,
+        )
         self.accumulate, self.keep_grads, self.count = accumulate, keep_grads, 0
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -45,7 +61,9 @@ class Eager:
             if callable(self.clip):
                 self.clip([p for g in self.optimizer.param_groups for p in g["params"]])
             elif self.clip is not None:
-                nn.utils.clip_grad_norm_([p for g in self.optimizer.param_groups for p in g["params"]], self.clip)
+                nn.utils.clip_grad_norm_(
+                    [p for g in self.optimizer.param_groups for p in g["params"]], self.clip
+                )
             if self.scaler is None:
                 self.optimizer.step()
             else:
@@ -77,8 +95,13 @@ def equal_state(a: Any, b: Any, tolerance: float) -> None:
 class Pair:
     """A model trained by the eager loop beside its copy trained by compiled steps."""
 
-    def __init__(self, make: Callable[[], nn.Module], optimizer: Callable[[nn.Module], torch.optim.Optimizer], scaler: Any = None,
-                 **options: Any) -> None:
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+        scaler: Any = None,
+        **options: Any,
+    ) -> None:
         first = make()
         self.models = first, copy.deepcopy(first)
         self.optimizers = [optimizer(m) for m in self.models]
@@ -87,10 +110,16 @@ class Pair:
         self.scalers = scalers
         backend = options.pop("backend", "native")
         self.eager = Eager(self.models[0], self.optimizers[0], scaler=scalers[0], loss_fn=loss_fn, **options)
-        self.step = dynamotor.compile_step(self.models[1], loss_fn, self.optimizers[1], scaler=scalers[1], backend=backend,
-                                           **options)
+        self.step = dynamotor.compile_step(
+            self.models[1], loss_fn, self.optimizers[1], scaler=scalers[1], backend=backend, **options
+        )
 
-    def train(self, data: list[tuple[torch.Tensor, ...]], each: Callable[[], None] = lambda: None, tolerance: float = 1e-10) -> None:
+    def train(
+        self,
+        data: list[tuple[torch.Tensor, ...]],
+        each: Callable[[], None] = lambda: None,
+        tolerance: float = 1e-10,
+    ) -> None:
         for batch in data:
             expected, loss = self.eager(*batch), self.step(*batch)
             assert not loss.requires_grad
@@ -109,16 +138,32 @@ class Pair:
 
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
-    ("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
-    ("AdamW", {"lr": 1e-2}), ("Adam", {"lr": 1e-2, "amsgrad": True, "maximize": True}), ("Adamax", {}), ("NAdam", {}),
-    ("RAdam", {"lr": 1e-2}), ("RMSprop", {"momentum": 0.9, "centered": True}), ("Rprop", {}), ("ASGD", {}), ("Adagrad", {}),
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("AdamW", {"lr": 1e-2}),
+    ("Adam", {"lr": 1e-2, "amsgrad": True, "maximize": True}),
+    ("Adamax", {}),
+    ("NAdam", {}),
+    ("RAdam", {"lr": 1e-2}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Rprop", {}),
+    ("ASGD", {}),
+    ("Adagrad", {}),
     ("Adadelta", {}),
 ]
-CASES = [(name, {**options, "foreach": foreach}) for name, options in OPTIMIZERS for foreach in (False, True)] + [
-    ("Adafactor", {}), ("Adafactor", {"eps": (1e-20, 1e-3)}), ("AdamW", {"lr": 1e-2, "fused": True}), ("SGD", {"lr": 0.1, "fused": True})]
+CASES = [
+    (name, {**options, "foreach": foreach}) for name, options in OPTIMIZERS for foreach in (False, True)
+] + [
+    ("Adafactor", {}),
+    ("Adafactor", {"eps": (1e-20, 1e-3)}),
+    ("AdamW", {"lr": 1e-2, "fused": True}),
+    ("SGD", {"lr": 0.1, "fused": True}),
+]
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{'-'.join(f'{k}={v}' for k, v in o.items())}" for n, o in CASES])
+@pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=[f"{n}-{'-'.join(f'{k}={v}' for k, v in o.items())}" for n, o in CASES]
+)
 def test_every_optimizer_traces_through_its_own_python(name: str, options: dict[str, Any]) -> None:
     pair = Pair(mlp, lambda m: getattr(torch.optim, name)(m.parameters(), **options), backend="aot_eager")
     pair.train(batches(8))
@@ -136,7 +181,9 @@ def test_muon_trains_matrices() -> None:
 
 def test_schedulers_compile_nothing() -> None:
     pair = Pair(mlp, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))
-    schedulers = [torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=30) for o in pair.optimizers]  # moves betas too
+    schedulers = [
+        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=30) for o in pair.optimizers
+    ]  # moves betas too
     pair.train(batches(20), lambda: [s.step() for s in schedulers])  # type: ignore[func-returns-value]
     assert pair.is_whole(1)
 
@@ -150,7 +197,9 @@ def test_gradients_are_clipped() -> None:
 
 def test_gradients_accumulate_over_calls() -> None:
     for keep in (False, True):
-        pair = Pair(mlp, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2), accumulate=3, clip=0.1, keep_grads=keep)
+        pair = Pair(
+            mlp, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2), accumulate=3, clip=0.1, keep_grads=keep
+        )
         pair.train(batches(12))
         assert pair.is_whole(1)
 
@@ -162,8 +211,12 @@ def test_gradients_are_kept_when_asked_for() -> None:
 
 
 def test_steps_that_overflow_are_skipped_by_the_scaler() -> None:
-    pair = Pair(mlp, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2), clip=0.5,
-                scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3))
+    pair = Pair(
+        mlp,
+        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
+        clip=0.5,
+        scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3),
+    )
     data = batches(8)
     data[4][0][0, 0] = float("inf")
     for k, batch in enumerate(data):
@@ -171,13 +224,17 @@ def test_steps_that_overflow_are_skipped_by_the_scaler() -> None:
         assert (k == 4) == bool(loss.isnan())
         torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
         assert pair.scalers[0].get_scale() == pair.scalers[1].get_scale()
-    equal_state(pair.models[0].state_dict(), pair.models[1].state_dict(), 1e-6)  # the scale's inverse is a float32
+    equal_state(
+        pair.models[0].state_dict(), pair.models[1].state_dict(), 1e-6
+    )  # the scale's inverse is a float32
     equal_state(pair.optimizers[0].state_dict(), pair.optimizers[1].state_dict(), 1e-6)
     assert pair.is_whole(1) and pair.scalers[1].state_dict() == pair.scalers[0].state_dict()
 
 
 class Net(nn.Module):
-    """Convolutions with batch norm, a tied weight, a buffer that counts, a parameter that the loss does not see."""
+    """Convolutions with batch norm, a tied weight, a buffer that counts, a parameter that the loss does not
+    see.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +264,10 @@ def test_buffers_tied_unused_and_frozen_parameters() -> None:
         model.head.bias.requires_grad_(False)
         inner = [model.inner.weight]
         rest = [p for p in model.parameters() if p is not inner[0]]
-        return torch.optim.AdamW([{"params": inner, "lr": 0.05, "weight_decay": 0.0}, {"params": rest, "betas": (0.8, 0.9)}], lr=0.01)
+        return torch.optim.AdamW(
+            [{"params": inner, "lr": 0.05, "weight_decay": 0.0}, {"params": rest, "betas": (0.8, 0.9)}],
+            lr=0.01,
+        )
 
     pair = Pair(net, optimizer)
     pair.train(images(6))
@@ -270,7 +330,9 @@ def test_a_group_that_is_added_later() -> None:
 
 
 class Counting(torch.optim.Optimizer):
-    """An optimizer of the user's own: counts in Python, keeps nested state, branches on its count, replaces tensors."""
+    """An optimizer of the user's own: counts in Python, keeps nested state, branches on its count, replaces
+    tensors.
+    """
 
     def __init__(self, parameters: Any, lr: float = 0.1) -> None:
         super().__init__(parameters, {"lr": lr, "seen": 0.0})
@@ -284,12 +346,16 @@ class Counting(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    state.update(n=0, history=[torch.zeros_like(p), torch.zeros_like(p)], mean=torch.zeros_like(p))
+                    state.update(
+                        n=0, history=[torch.zeros_like(p), torch.zeros_like(p)], mean=torch.zeros_like(p)
+                    )
                 state["n"] += 1
                 state["mean"] = state["mean"] * 0.9 + p.grad * 0.1  # another tensor each time
                 state["history"][0] = state["history"][1].clone()
                 state["history"][1].copy_(p.grad)
-                p.sub_(state["mean"] + 0.01 * state["history"][0], alpha=group["lr"] / (1 + state["n"]) ** 0.5)
+                p.sub_(
+                    state["mean"] + 0.01 * state["history"][0], alpha=group["lr"] / (1 + state["n"]) ** 0.5
+                )
                 if state["n"] > 4:
                     p.mul_(0.99)
 
@@ -365,7 +431,17 @@ def test_random_numbers_are_drawn_anew_at_each_step() -> None:
 
 def test_wrong_arguments() -> None:
     model = mlp()
-    for bad in ({"optimizer": torch.optim.LBFGS(model.parameters())}, {"optimizer": None}, {"accumulate": 0}, {"model": abs}):
-        arguments = {"model": model, "loss_fn": cross_entropy, "optimizer": torch.optim.SGD(model.parameters()), **bad}
+    for bad in (
+        {"optimizer": torch.optim.LBFGS(model.parameters())},
+        {"optimizer": None},
+        {"accumulate": 0},
+        {"model": abs},
+    ):
+        arguments = {
+            "model": model,
+            "loss_fn": cross_entropy,
+            "optimizer": torch.optim.SGD(model.parameters()),
+            **bad,
+        }
         with pytest.raises(UsageError, match="DM112"):
             dynamotor.compile_step(**arguments)  # type: ignore[arg-type]

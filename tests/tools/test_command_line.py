@@ -36,8 +36,10 @@ def test_a_program_runs_with_its_torch_compile_replaced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"
-    program.write_text("import sys, torch\ncompiled = torch.compile(lambda x: x * 2)\n"
-                       "print(compiled(torch.ones(2)).tolist(), type(compiled).__module__, sys.argv[1:])\n")
+    program.write_text(
+        "import sys, torch\ncompiled = torch.compile(lambda x: x * 2)\n"
+        "print(compiled(torch.ones(2)).tolist(), type(compiled).__module__, sys.argv[1:])\n"
+    )
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("sys.path", list(sys.path))
     assert __main__.main(["run", "--replace-torch-compile", str(program), "--epochs", "2"]) == 0

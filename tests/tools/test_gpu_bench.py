@@ -1,4 +1,6 @@
-"""The GPU bench on a CPU with tiny models: every way that a row takes, so that no slip shows up first on a GPU."""
+"""The GPU bench on a CPU with tiny models: every way that a row takes, so that no slip shows up first on a
+GPU.
+"""
 
 import json
 import sys
@@ -18,7 +20,15 @@ from dynamotor.base.events import counters
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
 import fake_cuda  # noqa: E402
 
-JOB = {"device": "cpu", "tiny": True, "seconds": 0.05, "peer": "eager", "cold": True, "batch": 2, "model": "BertForMaskedLM"}
+JOB = {
+    "device": "cpu",
+    "tiny": True,
+    "seconds": 0.05,
+    "peer": "eager",
+    "cold": True,
+    "batch": 2,
+    "model": "BertForMaskedLM",
+}
 
 
 def rows_of(mode, **more):
@@ -37,7 +47,8 @@ def test_a_model_in_training_and_without_dropout():
     assert row["speedup"] > 0 and row["graphs"] == 1 and row["profile"]["ours"]["top"] and "errors" not in row
     found = rows_of("errors")
     assert (
-        gpu_bars.errors_hold(found["errors/BertForMaskedLM"]) and found["errors/BertForMaskedLM"]["errors"]["ours"]["grad"] < 0.1
+        gpu_bars.errors_hold(found["errors/BertForMaskedLM"])
+        and found["errors/BertForMaskedLM"]["errors"]["ours"]["grad"] < 0.1
     )
 
 
@@ -49,7 +60,11 @@ def test_a_model_in_inference_prepared_before_it_is_timed():
 def test_kernels_and_host_time():
     found = rows_of("kernels", only=["softmax", "layer norm fwd+bwd"])
     assert len(found) == 2 and all(row["errors"]["ours"]["out"] < 0.05 for row in found.values())
-    assert all(set(ms) == {"as it is", "aligned"} for row in rows_of("products").values() for ms in row["ms"].values())
+    assert all(
+        set(ms) == {"as it is", "aligned"}
+        for row in rows_of("products").values()
+        for ms in row["ms"].values()
+    )
     (row,) = rows_of("overhead").values()
     assert set(row["host_us"]) == {"eager", "ours", "peer", "ours graphs"}
 
@@ -58,11 +73,18 @@ def test_kernels_and_host_time():
 def test_shapes_that_change():
     (row,) = rows_of("shapes").values()
     assert len({tuple(shape) for shape in row["shapes"]}) == 3
-    assert all(len(row["first_s"][p]) == 3 for p in ("eager", "ours", "literal", "peer")) and len(row["ms"]["ours"]) == 3
+    assert (
+        all(len(row["first_s"][p]) == 3 for p in ("eager", "ours", "literal", "peer"))
+        and len(row["ms"]["ours"]) == 3
+    )
 
 
 def test_errors_count_against_torch_compiles_alone():
-    row = {"mode": "infer", "model": "m", "errors": {"eager": {"out": 0.3}, "ours": {"out": 0.105}, "peer": {"out": 0.1}}}
+    row = {
+        "mode": "infer",
+        "model": "m",
+        "errors": {"eager": {"out": 0.3}, "ours": {"out": 0.105}, "peer": {"out": 0.1}},
+    }
     assert gpu_bars.summary({"infer/m": row})["worse errors"] == []
     row["errors"]["ours"]["out"] = 0.2
     assert gpu_bars.summary({"infer/m": row})["worse errors"] == ["infer/m"]
@@ -70,7 +92,9 @@ def test_errors_count_against_torch_compiles_alone():
 
 def test_the_table_for_people():
     row = {**timed_row(0.5), "speedup_spread": [1.9, 2.1]}
-    lines = gpu_bars.markdown({"train/resnet50": row, "infer/GPT2LMHeadModel": {**row, "cold_s": {}}}).splitlines()
+    lines = gpu_bars.markdown(
+        {"train/resnet50": row, "infer/GPT2LMHeadModel": {**row, "cold_s": {}}}
+    ).splitlines()
     assert len(lines) == 2 + len(BATCH) and len({line.count("|") for line in lines}) == 1
     assert lines[2] == "| resnet50 | 4.00 (1.90-2.10) | 2.00 (1.00-1.00) | 1.0 | 4.0 | - | - | - | - |"
     assert lines[5] == "| GPT-2 | - | - | - | - | 4.00 (1.90-2.10) | 2.00 (1.00-1.00) | - | - |"
@@ -130,7 +154,9 @@ def played(monkeypatch, tmp_path):
     Played.script, Played.started = {name: timed_row(0.8) for name in BATCH}, []
 
     def run(*options):
-        args = gpu_bench.arguments().parse_args(["--device", "cpu", "--json", str(tmp_path / "out.json"), *options])
+        args = gpu_bench.arguments().parse_args(
+            ["--device", "cpu", "--json", str(tmp_path / "out.json"), *options]
+        )
         code = gpu_bench.Session(args).run()
         return code, json.loads((tmp_path / "out.json").read_text())
 
@@ -143,9 +169,9 @@ def test_all_models_give_the_means_and_the_bars(played):
     assert all(report["summary"]["bars"].values()) and len(report["summary"]["bars"]) == 8
     Played.script["resnet50"] = timed_row(1.25, cold=(3.0, 4.0))
     code, report = played("--modes", "train", "--merge", "there is no such file")
-    assert not report["summary"]["bars"]["train: every model >= 0.85"] and report["summary"]["train"]["behind"] == [
-        [0.8, "resnet50"]
-    ]
+    assert not report["summary"]["bars"]["train: every model >= 0.85"] and report["summary"]["train"][
+        "behind"
+    ] == [[0.8, "resnet50"]]
 
 
 def test_a_worker_that_dies_costs_its_row_and_later_runs_are_merged(played, tmp_path):
@@ -154,7 +180,9 @@ def test_a_worker_that_dies_costs_its_row_and_later_runs_are_merged(played, tmp_
     assert code == 1 and "a last word" in report["rows"]["train/resnet50"]["error"]
     (tmp_path / "out.json").rename(tmp_path / "first.json")
     Played.script["resnet50"] = timed_row(0.5)
-    code, report = played("--modes", "train", "--models", "resnet50", "--no-cold", "--merge", str(tmp_path / "first.json"))
+    code, report = played(
+        "--modes", "train", "--models", "resnet50", "--no-cold", "--merge", str(tmp_path / "first.json")
+    )
     assert code == 0 and set(report["rows"]) == {"train/resnet50", "train/convnext_base"}
     assert report["rows"]["train/resnet50"]["ratio"] == 2
 
@@ -164,12 +192,18 @@ def test_a_broken_row_does_not_replace_a_whole_one(played, tmp_path):
     (tmp_path / "out.json").rename(tmp_path / "first.json")
     Played.script["resnet50"] = {"dies": True}
     code, report = played("--modes", "train", "--models", "resnet50", "--merge", str(tmp_path / "first.json"))
-    assert code == 1 and report["rows"]["train/resnet50"]["ratio"] == 1.25 and "a last word" in report["not run"][0]
+    assert (
+        code == 1
+        and report["rows"]["train/resnet50"]["ratio"] == 1.25
+        and "a last word" in report["not run"][0]
+    )
 
 
 def test_models_that_compile_side_by_side_are_all_ready_before_one_is_timed(played):
     Played.waited = []
-    played("--modes", "train", "--models", "resnet50,convnext_base,GPT2LMHeadModel", "--no-cold", "--side", "2")
+    played(
+        "--modes", "train", "--models", "resnet50,convnext_base,GPT2LMHeadModel", "--no-cold", "--side", "2"
+    )
     assert Played.waited[:2] == ["resnet50", "convnext_base"] and Played.started[:2] == Played.waited[:2]
 
 
@@ -186,15 +220,26 @@ def test_distances_and_kinds_of_kernels():
     assert distance(a, a) == {"out": 0, "grad": 0, "worst gradient": 0}
     assert distance(b, a)["worst gradient"] < 1e-5
     assert distance({**a, "out0": torch.tensor([1, 1, 1, float("nan")])}, a)["out"] == float("inf")
-    assert group_of("sm90_xmma_fprop_implicit_gemm_bf16") == "convolution" and group_of("nvjet_tst_128x256") == "matmul"
-    assert group_of("dm_add_mul_0123456789") == "generated" and group_of("vectorized_elementwise_kernel") == "other"
+    assert (
+        group_of("sm90_xmma_fprop_implicit_gemm_bf16") == "convolution"
+        and group_of("nvjet_tst_128x256") == "matmul"
+    )
+    assert (
+        group_of("dm_add_mul_0123456789") == "generated"
+        and group_of("vectorized_elementwise_kernel") == "other"
+    )
 
 
 def test_a_worker_that_talks_and_one_that_dies():
     talk = "import sys; print('noise'); print('{\"a\": 1}', flush=True); print(sys.stdin.readline().strip())"
     worker = JsonWorker([sys.executable, "-c", talk])
     end = time.monotonic() + 20
-    assert worker.next(end) == {"a": 1} and worker.send('{"b": 2}') and worker.next(end) == {"b": 2} and worker.next(end) is None
+    assert (
+        worker.next(end) == {"a": 1}
+        and worker.send('{"b": 2}')
+        and worker.next(end) == {"b": 2}
+        and worker.next(end) is None
+    )
     assert worker.end() == ""
     broken = JsonWorker([sys.executable, "-c", "raise SystemExit('gone')"])
     assert broken.next(end) is None and "gone" in broken.end()

@@ -13,7 +13,9 @@ from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.runtime.triton_interpret import available
 
 
-@pytest.mark.parametrize("label", [label for label in gpu_graph_checks.CHECKS if "BERT" not in label and "follows" not in label])
+@pytest.mark.parametrize(
+    "label", [label for label in gpu_graph_checks.CHECKS if "BERT" not in label and "follows" not in label]
+)
 def test_checks_of_graphs(label):
     row = gpu_graph_checks.CHECKS[label]("cpu")
     assert row["ok"] and row["counts"] == {}
@@ -32,7 +34,8 @@ def test_sections_are_written_and_a_row_that_raises_is_an_error(tmp_path, monkey
         gpu_check,
         "cases",
         lambda device: (
-            {k: v for k, v in real(device).items() if k in wanted} | {"broken": (lambda x: x.no_such_method(), [torch.ones(2)])}
+            {k: v for k, v in real(device).items() if k in wanted}
+            | {"broken": (lambda x: x.no_such_method(), [torch.ones(2)])}
         ),
     )
     out = tmp_path / "out.json"
@@ -55,7 +58,10 @@ def test_sections_are_written_and_a_row_that_raises_is_an_error(tmp_path, monkey
     )
     assert gpu_check.main() == 1
     report = json.loads(out.read_text())
-    assert all(report["kernels"][name]["ok"] for name in wanted) and "no_such_method" in report["kernels"]["broken"]["error"]
+    assert (
+        all(report["kernels"][name]["ok"] for name in wanted)
+        and "no_such_method" in report["kernels"]["broken"]["error"]
+    )
     assert report["dropout"]["dropout"]["ok"] and report["models"] == {}
 
 
@@ -68,7 +74,9 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
 @pytest.mark.skipif(not available(), reason="triton is not there, or was imported without TRITON_INTERPRET=1")
 @pytest.mark.parametrize("name", list(gpu_template_checks.cases("cpu")))
 def test_checks_of_templates(name):
-    row = gpu_template_checks.check(name, *gpu_template_checks.cases("cpu")[name], tiling=Tiling(128, 128, 64))
+    row = gpu_template_checks.check(
+        name, *gpu_template_checks.cases("cpu")[name], tiling=Tiling(128, 128, 64)
+    )
     assert row["ok"] and len(row["labels"]) == 1, row
     assert len(list(gpu_template_checks.rows("cpu"))) > 20
 

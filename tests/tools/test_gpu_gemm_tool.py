@@ -32,7 +32,10 @@ def test_winners_are_written_with_their_tilings_and_losers_without(tmp_path):
     rows = gpu_gemm.rows_of([timed("a", True), timed("b", False)])
     assert gpu_gemm.write_table(rows, path) == 1
     short = {"m": 128, "n": 64, "k": 64, "tma": True}  # what differs from the defaults
-    assert json.loads(path.read_text()) == {"about": "a table", "rows": {"NVIDIA H200 a": short, "NVIDIA H200 b": None, "other": {"m": 2}}}
+    assert json.loads(path.read_text()) == {
+        "about": "a table",
+        "rows": {"NVIDIA H200 a": short, "NVIDIA H200 b": None, "other": {"m": 2}},
+    }
     assert len(path.read_text().splitlines()) == 8  # a line a row
 
 
@@ -61,7 +64,9 @@ def test_a_run_measures_each_model_and_says_what_it_left_out(tmp_path, monkeypat
     )
     assert gpu_gemm.main() == 0 and json.loads((tmp_path / "rows.json").read_text()) == {}
     monkeypatch.setattr(gpu_gemm, "measure", lambda *given: gpu_gemm.rows_of([timed("a", True)]))
-    assert gpu_gemm.main() == 0 and "0.500 of the library's 1.0000 ms: NVIDIA H200 a" in capsys.readouterr().out
+    assert (
+        gpu_gemm.main() == 0 and "0.500 of the library's 1.0000 ms: NVIDIA H200 a" in capsys.readouterr().out
+    )
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--budget", "-1"])
     gpu_gemm.main()
     assert "not run for want of time: infer/BertForMaskedLM" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""The operator database tool: workers that answer, die and hang, runs that go on where an earlier one stopped."""
+"""The operator database tool: workers that answer, die and hang, runs that go on where an earlier one
+stopped.
+"""
 
 import json
 import sys
@@ -58,7 +60,9 @@ def run(monkeypatch, tmp_path):
 
     def main(*options):
         out = tmp_path / "out.json"
-        monkeypatch.setattr(sys, "argv", ["gpu_opinfo", "--device", "cpu", "--workers", "2", "--json", str(out), *options])
+        monkeypatch.setattr(
+            sys, "argv", ["gpu_opinfo", "--device", "cpu", "--workers", "2", "--json", str(out), *options]
+        )
         code = gpu_opinfo.main()
         return code, json.loads(out.read_text())
 
@@ -69,7 +73,9 @@ def test_workers_that_die_or_hang_cost_their_cells(run):
     code, report = run()
     assert code == 0 and report["summary"] == {d: {"pass": 2, "error": 2} for d in ("float32", "bfloat16")}
     reasons = {r["op"]: r["reason"] for r in report["not passed"]}
-    assert "Segmentation fault" in reasons["die"] and "no answer" in reasons["hang"] and report["not run"] == 0
+    assert (
+        "Segmentation fault" in reasons["die"] and "no answer" in reasons["hang"] and report["not run"] == 0
+    )
 
 
 def test_a_second_run_goes_on_where_the_first_one_stopped(run, tmp_path):
@@ -91,7 +97,9 @@ def test_a_wrong_op_fails_the_run(run, monkeypatch):
 def test_a_cell_compares_with_eager():
     torch = gpu_opinfo.torch
     sample = types.SimpleNamespace(input=torch.randn(4), args=(), kwargs={})
-    op = types.SimpleNamespace(name="f", variant_test_name="", op=torch.sin, sample_inputs=lambda *given, **more: [sample])
+    op = types.SimpleNamespace(
+        name="f", variant_test_name="", op=torch.sin, sample_inputs=lambda *given, **more: [sample]
+    )
     with gpu_opinfo.config.patch(target=""):
         assert gpu_opinfo.run_cell(op, "float32", "meta", 1)["status"] == "pass"
     drawn = iter(range(100))
@@ -102,13 +110,17 @@ def test_a_cell_compares_with_eager():
 def cell_of(op, name, given):
     """A cell of an op whose second call, the compiled one, is another function."""
     sample = types.SimpleNamespace(input=given, args=(), kwargs={})
-    row = types.SimpleNamespace(name=name, variant_test_name="", op=op, sample_inputs=lambda *args, **more: [sample])
+    row = types.SimpleNamespace(
+        name=name, variant_test_name="", op=op, sample_inputs=lambda *args, **more: [sample]
+    )
     with gpu_opinfo.config.patch(target=""):
         return gpu_opinfo.run_cell(row, "bfloat16", "meta", 1)
 
 
 @pytest.mark.parametrize("off, status", [(0.0, "pass"), (-0.06, "wrong")])
-def test_a_result_closer_to_float64_than_eagers_is_right_and_one_farther_off_is_wrong(monkeypatch, off, status):
+def test_a_result_closer_to_float64_than_eagers_is_right_and_one_farther_off_is_wrong(
+    monkeypatch, off, status
+):
     torch = gpu_opinfo.torch
 
     def rough(x):
@@ -121,7 +133,9 @@ def test_a_result_closer_to_float64_than_eagers_is_right_and_one_farther_off_is_
     assert cell_of(rough, "f", torch.full((3, 4), 0.0625, dtype=torch.bfloat16))["status"] == status
 
 
-@pytest.mark.parametrize("name, status", [("torch.ops.aten._efficient_attention_forward", "pass"), ("other", "wrong")])
+@pytest.mark.parametrize(
+    "name, status", [("torch.ops.aten._efficient_attention_forward", "pass"), ("other", "wrong")]
+)
 def test_seeds_behind_attention_are_not_compared(monkeypatch, name, status):
     drawn = iter(range(100))
     monkeypatch.setattr(gpu_opinfo, "compile_", lambda function: function)

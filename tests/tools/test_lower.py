@@ -1,4 +1,6 @@
-"""`lower` gives every stage as text that reads as a program; DYNAMOTOR_DEBUG shows at each level what base/log.py says."""
+"""`lower` gives every stage as text that reads as a program; DYNAMOTOR_DEBUG shows at each level what
+base/log.py says.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_several_graphs_have_headings_and_inference_has_no_backward() -> None:
 
     found = dynamotor.lower(broken, torch.randn(3))
     assert found.graph.count("def forward(") == 2 and found.backward == "" and found.graph.startswith("# ")
-    assert str(found.record.captures[0].reason).startswith("[DM211]") and "torch.sin" in str(found) + "torch.sin"
+    assert (
+        str(found.record.captures[0].reason).startswith("[DM211]") and "torch.sin" in str(found) + "torch.sin"
+    )
 
 
 def test_gradients_are_as_before() -> None:
@@ -89,7 +93,9 @@ def test_gradients_are_as_before() -> None:
     given = x.grad.clone()
     result = dynamotor.lower(model, x).result
     assert torch.allclose(result, model(x), atol=1e-5)
-    assert all(torch.equal(a, p.grad) for a, p in zip(before, model.parameters())) and torch.equal(given, x.grad)
+    assert all(torch.equal(a, p.grad) for a, p in zip(before, model.parameters())) and torch.equal(
+        given, x.grad
+    )
 
 
 PROGRAM = """
@@ -107,7 +113,7 @@ LEVELS = [
     ("breaks", "[DM211]"),
     ("timings", "capture: "),
     ("guards", "x: TensorMatch(Tensor, (3,)"),
-    ("code", "extern \"C\" void"),
+    ("code", 'extern "C" void'),
     ("graphs", "joint graph0"),
     ("passes", "joint: remove dead code"),
     ("bytecode", "LOAD_FAST"),
@@ -116,7 +122,9 @@ LEVELS = [
 
 def _shown(tmp_path: str, **environment: str) -> str:
     env = {**os.environ, "DYNAMOTOR_CACHE_DIR": tmp_path, "DYNAMOTOR_VERIFY": "0", **environment}
-    return subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True).stderr
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True
+    ).stderr
 
 
 @pytest.mark.parametrize("level", [1, 7])
@@ -131,5 +139,7 @@ def test_a_debug_level_shows_its_channels_and_those_below(level: int, tmp_path: 
 @pytest.mark.parametrize("channel, piece", LEVELS)
 def test_a_channel_is_shown_by_its_name(channel: str, piece: str, capsys: pytest.CaptureFixture[str]) -> None:
     with config.patch(log=channel):
-        dynamotor.compile(lambda x, n: (print(end=""), (x.sin() + 1).cumsum(0) * n)[1])(torch.randn(3, requires_grad=True), 2.0)
+        dynamotor.compile(lambda x, n: (print(end=""), (x.sin() + 1).cumsum(0) * n)[1])(
+            torch.randn(3, requires_grad=True), 2.0
+        )
     assert f"[dynamotor:{channel}]" in capsys.readouterr().err

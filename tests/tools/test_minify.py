@@ -42,19 +42,30 @@ def _minified(tmp_path: Path, program: str) -> tuple[int, Path]:
     return __main__.main(["minify", str(script)]), tmp_path / "train.min.py"
 
 
-def test_a_wrong_kernel_is_cut_down_to_its_call(wrong_sinh: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_kernel_is_cut_down_to_its_call(
+    wrong_sinh: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, small = _minified(tmp_path, PROGRAM.replace("SPOILED", "sinh()"))
     text = capsys.readouterr().out
     assert status == 0 and "DM922: 1 of " in text, text
     source = small.read_text()
-    assert ".sinh()" in source and ".exp()" not in source and "@" not in source and small.with_suffix(".safetensors").is_file()
+    assert (
+        ".sinh()" in source
+        and ".exp()" not in source
+        and "@" not in source
+        and small.with_suffix(".safetensors").is_file()
+    )
     with config.patch(check=False), pytest.raises(InternalError, match="DM922"):  # the script repeats it
         exec(compile(source, str(small), "exec"), {"__name__": "small", "__file__": str(small)})
 
 
-def test_a_script_that_fails_no_more_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_sinh: None) -> None:
+def test_a_script_that_fails_no_more_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_sinh: None
+) -> None:
     _, small = _minified(tmp_path, PROGRAM.replace("SPOILED", "sinh()"))
-    done = subprocess.run([sys.executable, str(small)], capture_output=True, text=True, check=True)  # without the planted fault
+    done = subprocess.run(
+        [sys.executable, str(small)], capture_output=True, text=True, check=True
+    )  # without the planted fault
     assert "it does not fail here" in done.stdout
 
 
@@ -82,23 +93,34 @@ def test_a_backend_that_raises_leaves_a_script_too(monkeypatch: pytest.MonkeyPat
         raise KeyError("planted")
 
     monkeypatch.setattr(codegen, "lower_graph", broken)
-    with config.patch(cache_dir=str(tmp_path)), pytest.raises(dynamotor.BackendError, match="a script that repeats it"):
+    with (
+        config.patch(cache_dir=str(tmp_path)),
+        pytest.raises(dynamotor.BackendError, match="a script that repeats it"),
+    ):
         dynamotor.compile(lambda x: x.sin() + 1)(torch.randn(8))
     assert list(tmp_path.glob("failures/DM401-*.py"))
 
 
-def test_a_capture_that_fails_leaves_a_script_of_the_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_capture_that_fails_leaves_a_script_of_the_function(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text("def f(x, n):\n    return x.sin() * n\n")
     f = runpy.run_path(str(tmp_path / "program.py"))["f"]
     monkeypatch.setattr(frontend, "finish_trace", lambda *_: {}["planted"])
-    with config.patch(cache_dir=str(tmp_path)), pytest.raises(InternalError, match="a script that repeats it") as raised:
+    with (
+        config.patch(cache_dir=str(tmp_path)),
+        pytest.raises(InternalError, match="a script that repeats it") as raised,
+    ):
         dynamotor.compile(f)(torch.randn(4), 2)
     assert raised.value.code == "DM900"
     monkeypatch.undo()
     (script,) = tmp_path.glob("failures/DM900-*.py")
     runpy.run_path(str(script))  # without the planted fault it runs
     monkeypatch.setattr(frontend, "finish_trace", lambda *_: {}["planted"])
-    with config.patch(cache_dir=str(tmp_path)), pytest.raises(InternalError, match="no script that repeats it could be written"):
+    with (
+        config.patch(cache_dir=str(tmp_path)),
+        pytest.raises(InternalError, match="no script that repeats it could be written"),
+    ):
         dynamotor.compile(lambda x: x.sin())(torch.randn(4))
 
 

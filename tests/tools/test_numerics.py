@@ -8,7 +8,9 @@ from dynamotor.tools.numerics import gradient_error
 
 def test_each_gradient_counts_by_its_own_size():
     wanted = {"weight": torch.tensor([1.0, -2.0]), "small": torch.tensor([1e-4])}
-    assert gradient_error({"weight": torch.tensor([1.0, -2.0]), "small": torch.tensor([2e-4])}, wanted) == pytest.approx(1.0)
+    assert gradient_error(
+        {"weight": torch.tensor([1.0, -2.0]), "small": torch.tensor([2e-4])}, wanted
+    ) == pytest.approx(1.0)
 
 
 def test_one_that_is_zero_in_float64_counts_by_the_largest():

@@ -63,19 +63,37 @@ def test_it_gives_what_the_model_gave(packed: Any) -> None:
 def test_a_process_without_compiler_model_or_cache_runs_it(packed: Any, tmp_path: Path) -> None:
     path, x, expected = packed
     torch.save((x, expected), tmp_path / "x.pt")
-    program = ("import sys, torch, dynamotor; x, expected = torch.load(sys.argv[2])\n"
-               "torch.testing.assert_close(dynamotor.load(sys.argv[1])(x, scale=0.5), expected)\n"
-               "assert not dynamotor.counters['build'] and not dynamotor.counters['frames']")
-    env = {**os.environ, "PATH": "/nowhere", "DYNAMOTOR_CACHE_DIR": str(tmp_path / "none"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", program, str(path), str(tmp_path / "x.pt")], env=env, capture_output=True, text=True)
+    program = (
+        "import sys, torch, dynamotor; x, expected = torch.load(sys.argv[2])\n"
+        "torch.testing.assert_close(dynamotor.load(sys.argv[1])(x, scale=0.5), expected)\n"
+        "assert not dynamotor.counters['build'] and not dynamotor.counters['frames']"
+    )
+    env = {
+        **os.environ,
+        "PATH": "/nowhere",
+        "DYNAMOTOR_CACHE_DIR": str(tmp_path / "none"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path), str(tmp_path / "x.pt")],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_other_arguments_are_refused(packed: Any) -> None:
     path, x, _ = packed
     found = dynamotor.load(path)
-    wrong: list[tuple[tuple, dict]] = [((x,), {}), ((x,), {"scale": 1.0}), ((x[:1],), {"scale": 0.5}), ((x.double(),), {"scale": 0.5}),
-                                       ((1,), {"scale": 0.5}), ((x, x), {"scale": 0.5})]
+    wrong: list[tuple[tuple, dict]] = [
+        ((x,), {}),
+        ((x,), {"scale": 1.0}),
+        ((x[:1],), {"scale": 0.5}),
+        ((x.double(),), {"scale": 0.5}),
+        ((1,), {"scale": 0.5}),
+        ((x, x), {"scale": 0.5}),
+    ]
     for args, kwargs in wrong:
         with pytest.raises(UsageError, match="DM115"):
             found(*args, **kwargs)
@@ -111,7 +129,11 @@ def test_a_damaged_package_is_refused(packed: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="DM116"):
             dynamotor.load(cut)
     for kind in (".so", ".safetensors"):
-        shorter = rewritten(path, tmp_path / f"short{kind}.dm", lambda name, data, kind=kind: data[:-9] if name.endswith(kind) else data)
+        shorter = rewritten(
+            path,
+            tmp_path / f"short{kind}.dm",
+            lambda name, data, kind=kind: data[:-9] if name.endswith(kind) else data,
+        )
         with pytest.raises(UsageError, match="DM116"):
             dynamotor.load(shorter)
 
@@ -131,13 +153,17 @@ class Other:
         self.x = x
 
 
-@pytest.mark.parametrize("model", [Counts(), lambda x: Other(x + 1), lambda x: (x, x + 1), lambda x: x + torch.tensor([1.0, 2.0])])
+@pytest.mark.parametrize(
+    "model", [Counts(), lambda x: Other(x + 1), lambda x: (x, x + 1), lambda x: x + torch.tensor([1.0, 2.0])]
+)
 def test_what_a_file_cannot_hold_is_refused(model: Any) -> None:
     with pytest.raises(UsageError, match="DM114"):
         dynamotor.export(model, (torch.randn(3, 2),))
 
 
-def test_the_command_lists_what_is_inside(packed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_lists_what_is_inside(
+    packed: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["package", "inspect", str(packed[0])]) == 0
     text = capsys.readouterr().out
     assert "weights.safetensors" in text and ".so" in text and "float32[2, 3, 9, 9]" in text

@@ -1,4 +1,6 @@
-"""The report: what it holds, and that it works in a real browser (`make test-report` needs Debian's chromium and chromium-driver)."""
+"""The report: what it holds, and that it works in a real browser (`make test-report` needs Debian's chromium
+and chromium-driver).
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def test_it_shows_source_breaks_guards_recompiles_and_refusals(record: Record, p
 
 def test_it_needs_no_network(page: Path) -> None:
     text = page.read_text()
-    assert "<script src" not in text and "<link rel=\"stylesheet" not in text and "@import" not in text
+    assert "<script src" not in text and '<link rel="stylesheet' not in text and "@import" not in text
     assert not [part for part in text.split('src="')[1:] if part.startswith("http")]
 
 
@@ -78,11 +80,19 @@ def test_a_report_measures_its_kernels(tmp_path: Path) -> None:
 
 
 def test_a_drawing_has_a_box_a_call_and_readers_stand_below() -> None:
-    nodes = (GraphNode("x", "placeholder", "x", (), None, ""), GraphNode("a", "call_function", "aten.sin.default(x)", ("x",), None, ""),
-             GraphNode("b", "call_function", "aten.cos.default(x)", ("x",), None, ""), GraphNode("c", "output", "return", ("a", "b"), None, ""))
+    nodes = (
+        GraphNode("x", "placeholder", "x", (), None, ""),
+        GraphNode("a", "call_function", "aten.sin.default(x)", ("x",), None, ""),
+        GraphNode("b", "call_function", "aten.cos.default(x)", ("x",), None, ""),
+        GraphNode("c", "output", "return", ("a", "b"), None, ""),
+    )
     found = drawing(GraphText("g", "captured", "", nodes))
     at = {b["label"]: (b["x"], b["y"]) for b in found["boxes"]}
-    assert set(at) == {"sin", "cos", "return"} and at["sin"][1] == at["cos"][1] < at["return"][1] and at["sin"][0] != at["cos"][0]
+    assert (
+        set(at) == {"sin", "cos", "return"}
+        and at["sin"][1] == at["cos"][1] < at["return"][1]
+        and at["sin"][0] != at["cos"][0]
+    )
     assert len(found["lines"]) == 2
 
 
@@ -93,7 +103,7 @@ def test_a_programs_report_is_written_when_it_ends(tmp_path: Path) -> None:
     assert "sin" in (tmp_path / "out.html").read_text() and str(tmp_path / "out.html") in done.stderr
 
 
-# -- in a browser ------------------------------------------------------------------------------------------------------
+# -- in a browser --------------------------------------------------------------------------------------------
 def _why_no_browser() -> str:
     if importlib.util.find_spec("selenium") is None:
         return "selenium is not installed (pip install selenium)"
@@ -111,8 +121,13 @@ def browser() -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000",
-                   "--host-resolver-rules=MAP * ~NOTFOUND"):  # no network
+    for option in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,1000",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ):  # no network
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
@@ -131,21 +146,38 @@ def _opened(browser: Any, page: Path) -> float:
 def test_sections_open_search_filters_and_the_console_is_silent(browser: Any, page: Path) -> None:
     _opened(browser, page)
     names = browser.execute_script("return [...document.querySelectorAll('h2')].map(h => h.id)")
-    assert {"summary", "source", "graphs", "guards", "recompiles", "kernels", "refusals", "memory", "phases", "eager", "sizes"} <= set(names)
+    assert {
+        "summary",
+        "source",
+        "graphs",
+        "guards",
+        "recompiles",
+        "kernels",
+        "refusals",
+        "memory",
+        "phases",
+        "eager",
+        "sizes",
+    } <= set(names)
     closed = "return [...document.querySelectorAll('details')].filter(d => !d.open).length"
     assert browser.execute_script(closed) > 5
     for summary in browser.find_elements("css selector", "#kernels ~ details:not([open]) > summary")[:2]:
         summary.click()
     before = browser.execute_script(closed)
     _picture(browser, "report.png")
-    shown = "return [...document.querySelectorAll('.item')].filter(e => !e.classList.contains('hidden')).length"
+    shown = (
+        "return [...document.querySelectorAll('.item')].filter(e => !e.classList.contains('hidden')).length"
+    )
     everything = browser.execute_script(shown)
     field = browser.find_element("id", "search")
     field.send_keys("softmax")
     found = browser.execute_script(shown)
     assert 0 < found < everything and browser.find_element("id", "found").text == f"{found} found"
     assert browser.execute_script(closed) < before  # what fits is opened
-    assert any(code.is_displayed() for code in browser.find_elements("xpath", "//summary/code[contains(text(), 'dm_')]"))
+    assert any(
+        code.is_displayed()
+        for code in browser.find_elements("xpath", "//summary/code[contains(text(), 'dm_')]")
+    )
     field.clear()
     field.send_keys("no such thing")
     assert browser.execute_script(shown) == 0
@@ -155,11 +187,17 @@ def test_sections_open_search_filters_and_the_console_is_silent(browser: Any, pa
 @needs_browser
 def test_a_picture_of_a_graph_zooms_and_moves(browser: Any, page: Path) -> None:
     _opened(browser, page)
-    browser.execute_script("for (const d of document.querySelectorAll('#graphs ~ details, details.picture')) d.open = true;")
-    box = "const b = document.querySelector('.zoom svg').viewBox.baseVal; return [b.x, b.y, b.width, b.height]"
+    browser.execute_script(
+        "for (const d of document.querySelectorAll('#graphs ~ details, details.picture')) d.open = true;"
+    )
+    box = (
+        "const b = document.querySelector('.zoom svg').viewBox.baseVal; return [b.x, b.y, b.width, b.height]"
+    )
     before = browser.execute_script(box)
-    browser.execute_script("const s = document.querySelector('.zoom svg'); s.scrollIntoView();"
-                           "s.dispatchEvent(new WheelEvent('wheel', {deltaY: -1, clientX: 300, clientY: 300, cancelable: true}))")
+    browser.execute_script(
+        "const s = document.querySelector('.zoom svg'); s.scrollIntoView();"
+        "s.dispatchEvent(new WheelEvent('wheel', {deltaY: -1, clientX: 300, clientY: 300, cancelable: true}))"
+    )
     assert browser.execute_script(box)[2] < before[2]
     assert browser.execute_script("return document.querySelectorAll('.zoom rect').length") > 5
     _picture(browser, "report-graph.png")
@@ -173,7 +211,9 @@ def test_the_report_of_a_bert_training_step_is_small_and_opens_soon(browser: Any
     from transformers import BertConfig, BertForMaskedLM
 
     model, ids = BertForMaskedLM(BertConfig()), torch.randint(0, 30_000, (1, 64))
-    path = dynamotor.report(lambda ids: model(input_ids=ids, labels=ids).loss, ids, path=tmp_path / "bert.html")
+    path = dynamotor.report(
+        lambda ids: model(input_ids=ids, labels=ids).loss, ids, path=tmp_path / "bert.html"
+    )
     assert path.stat().st_size < 10e6
     seconds = min(_opened(browser, path) for _ in range(3))
     assert seconds < 2, seconds

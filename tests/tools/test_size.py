@@ -1,4 +1,6 @@
-"""No room grows unseen: statements by room, as `python -m bench size` prints them. A limit is raised by who says why."""
+"""No room grows unseen: statements by room, as `python -m bench size` prints them. A limit is raised by who
+says why.
+"""
 
 from __future__ import annotations
 

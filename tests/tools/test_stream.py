@@ -1,4 +1,6 @@
-"""The event stream as JSON lines and for Perfetto, progress on a terminal, names in a profile; nothing when nobody asks."""
+"""The event stream as JSON lines and for Perfetto, progress on a terminal, names in a profile; nothing when
+nobody asks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_each_event_of_a_program_is_a_line_of_json(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     subprocess.run([sys.executable, "-c", CODE], env={**os.environ, "DYNAMOTOR_TRACE": str(path)}, check=True)
     rows = _rows(path)
-    assert {"begin", "phase", "capture", "break", "recompile", "aten_graph", "code", "build"} <= {row["kind"] for row in rows}
+    assert {"begin", "phase", "capture", "break", "recompile", "aten_graph", "code", "build"} <= {
+        row["kind"] for row in rows
+    }
     assert all({"time", "pid", "thread"} <= row.keys() for row in rows)
     assert "n is 3.0, was 2.0" in str(next(row for row in rows if row["kind"] == "recompile")["reasons"])
     assert "[DM211]" in next(row for row in rows if row["kind"] == "break")["reason"]
@@ -77,7 +81,7 @@ class Terminal(io.StringIO):
 def test_progress_speaks_after_two_seconds_and_clears_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_listeners", [])
     stream.install(terminal := Terminal())
-    (progress, kinds), = events._listeners
+    ((progress, kinds),) = events._listeners
     assert isinstance(progress, Progress) and kinds == ("begin", "phase")
     progress(Event("begin", {"name": "capture"}, 10.0))
     progress(Event("phase", {"name": "capture"}, 11.9))

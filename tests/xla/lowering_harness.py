@@ -1,4 +1,5 @@
-"""Runs aten ops on CPU tensors and, beside each, its XLA lowering on the same values: the ops families are tested without the device.
+"""Runs aten ops on CPU tensors and, beside each, its XLA lowering on the same values: the ops families are
+tested without the device.
 
 >>> with LoweringMode() as mode:
 ...     torch.nn.functional.gelu(torch.randn(3))
@@ -23,7 +24,14 @@ from dynamotor.xla.lowering import Spec, Unsupported, apply, find
 
 jax.config.update("jax_enable_x64", True)
 # Tolerances of torch.testing.assert_close for one op on random inputs; sums may be in another order.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.complex64: 2e-5, torch.complex128: 1e-9}
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+    torch.complex64: 2e-5,
+    torch.complex128: 1e-9,
+}
 
 
 def to_jax(value: Any) -> Any:
@@ -35,7 +43,9 @@ def to_jax(value: Any) -> Any:
     value = value.detach().contiguous()
     if value.dtype is torch.bfloat16:
         return jax.numpy.asarray(value.float().numpy()).astype(jax_dtype(value.dtype))
-    return jax.numpy.array(value.resolve_conj().resolve_neg().numpy())  # a copy: what is written later is not seen
+    return jax.numpy.array(
+        value.resolve_conj().resolve_neg().numpy()
+    )  # a copy: what is written later is not seen
 
 
 def to_torch(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
@@ -59,20 +69,24 @@ class Case:
 
         def call(*given: jax.Array) -> Any:
             more = iter(given)
-            return apply(func, rule, *jax.tree.unflatten(tree, [next(more) if r is None else r[0] for r in rest]), out)
+            return apply(
+                func, rule, *jax.tree.unflatten(tree, [next(more) if r is None else r[0] for r in rest]), out
+            )
 
         self.call = call
 
 
 _compiled: dict[Any, Any] = {}
 _OFTEN, _TOGETHER = 3, 40
-# What a lowering says is tested, not LLVM's work on it, which takes a third of the time; the device's own tests compile as users do.
+# What a lowering says is tested, not LLVM's work on it, which takes a third of the time; the device's own
+# tests compile as users do.
 _QUICK = {"xla_backend_optimization_level": 0}
 
 
 def run_all(cases: list[Case]) -> list[Any]:
-    """Results of lowerings, or the errors of those that failed. They are compiled with arrays as arguments, as in the device's
-    graphs: what has the same key often by itself, the rest many to a program, since XLA's time is mostly one of programs."""
+    """Results of lowerings, or the errors of those that failed. They are compiled with arrays as arguments,
+    as in the device's graphs: what has the same key often by itself, the rest many to a program, since XLA's
+    time is mostly one of programs."""
     count = Counter(case.key for case in cases)
     results: list[Any] = [None] * len(cases)
     rest = []
@@ -121,12 +135,17 @@ def _kept(want: torch.Tensor | None) -> torch.Tensor | None:
     """A copy of a result, whatever is written to it later."""
     if want is None:
         return None
-    return torch.zeros(tuple(want.shape), dtype=want.dtype) if want._is_zerotensor() else want.detach().contiguous().clone()
+    return (
+        torch.zeros(tuple(want.shape), dtype=want.dtype)
+        if want._is_zerotensor()
+        else want.detach().contiguous().clone()
+    )
 
 
 class LoweringMode(TorchDispatchMode):
-    """`missing`: functional ops without a rule; `refused`: reasons of Unsupported; `wrong`: the first mismatch of each op; `right`:
-    ops checked. The lowerings run, many in one program, when one of these is asked for."""
+    """`missing`: functional ops without a rule; `refused`: reasons of Unsupported; `wrong`: the first
+    mismatch of each op; `right`: ops checked. The lowerings run, many in one program, when one of these is
+    asked for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +172,9 @@ class LoweringMode(TorchDispatchMode):
         elif inputs is not None:
             flat = list(result) if isinstance(result, (tuple, list)) else [result]
             if all(r is None or isinstance(r, torch.Tensor) for r in flat):
-                out = tuple(spec_of(r) for r in flat) if isinstance(result, (tuple, list)) else spec_of(result)
+                out = (
+                    tuple(spec_of(r) for r in flat) if isinstance(result, (tuple, list)) else spec_of(result)
+                )
                 self._pending.append((str(func), Case(func, rule, *inputs, out), [_kept(r) for r in flat]))
         return result
 
@@ -174,9 +195,13 @@ class LoweringMode(TorchDispatchMode):
                 continue
             try:
                 tolerance = TOLERANCE.get(want.dtype, 0)
-                torch.testing.assert_close(to_torch(got, want.dtype), want, rtol=tolerance, atol=tolerance, equal_nan=True)
+                torch.testing.assert_close(
+                    to_torch(got, want.dtype), want, rtol=tolerance, atol=tolerance, equal_nan=True
+                )
             except AssertionError as error:
-                self._wrong.setdefault(name, f"{[(a.shape, str(a.dtype)) for a in case.arrays]} {str(error)[:300]}")
+                self._wrong.setdefault(
+                    name, f"{[(a.shape, str(a.dtype)) for a in case.arrays]} {str(error)[:300]}"
+                )
                 return
         self._right.add(name)
 
@@ -194,7 +219,9 @@ FEW_OR_MORE = [2, pytest.param(6, marks=pytest.mark.slow)]
 
 
 def check_opinfo(name: str, dtype: torch.dtype, samples: int = 3, gradient: bool = True) -> LoweringMode:
-    """Run an op of torch's OpInfo database (`torch.testing._internal.common_methods_invocations.op_db`), forward and gradient."""
+    """Run an op of torch's OpInfo database (`torch.testing._internal.common_methods_invocations.op_db`),
+    forward and gradient.
+    """
     from torch.testing._internal.common_methods_invocations import op_db
 
     mode = LoweringMode()
@@ -207,7 +234,11 @@ def check_opinfo(name: str, dtype: torch.dtype, samples: int = 3, gradient: bool
                 break
             with mode:
                 result = info(sample.input, *sample.args, **sample.kwargs)
-                outs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor) and r.requires_grad]
+                outs = [
+                    r
+                    for r in torch.utils._pytree.tree_leaves(result)
+                    if isinstance(r, torch.Tensor) and r.requires_grad
+                ]
                 if outs:
                     torch.autograd.backward(outs, [torch.ones_like(o) for o in outs], inputs=None)
     return mode

@@ -1,4 +1,6 @@
-"""Runs a piece of code in several processes at once, as torchrun would, with a limit on time so that nothing can hang."""
+"""Runs a piece of code in several processes at once, as torchrun would, with a limit on time so that nothing
+can hang.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def free_port() -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """An environment for child processes: the CPU, this checkout, one thread, and no place in another world."""
+    """An environment for child processes: the CPU, this checkout, one thread, and no place in another
+    world.
+    """
     env = {
         name: value
         for name, value in os.environ.items()
@@ -46,7 +50,9 @@ def environment(**more: str) -> dict[str, str]:
     }
 
 
-def run_script(code: str, *arguments: str, limit: float = LIMIT_SECONDS, **env: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    code: str, *arguments: str, limit: float = LIMIT_SECONDS, **env: str
+) -> subprocess.CompletedProcess[str]:
     """One process."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
@@ -58,7 +64,9 @@ def run_script(code: str, *arguments: str, limit: float = LIMIT_SECONDS, **env: 
 
 
 def run_forked(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """One process of the server that has imported torch and jax (see `_server`), for programs that say nothing of how they begin."""
+    """One process of the server that has imported torch and jax (see `_server`), for programs that say
+    nothing of how they begin.
+    """
     with tempfile.TemporaryDirectory() as folder:
         said, errors = Path(folder, "said"), Path(folder, "errors")
         process = start(textwrap.dedent(code), environment(**env), said, errors, arguments)
@@ -71,12 +79,18 @@ def run_forked(code: str, *arguments: str, **env: str) -> subprocess.CompletedPr
 def run_replicas(
     code: str, size: int = 2, limit: float = LIMIT_SECONDS, survivors: list[int] | None = None, **env: str
 ) -> list[str]:
-    """Run code in `size` processes; their outputs (stdout and stderr together) in order. Fails when one fails or the time is up.
+    """Run code in `size` processes; their outputs (stdout and stderr together) in order. Fails when one fails
+    or the time is up.
 
     `survivors`: the ordinals that must end well (all by default); the others are killed when these are done.
     """
     port = str(free_port())
-    place = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, str(i)) for i in range(size)]
         processes = [
@@ -87,7 +101,9 @@ def run_replicas(
             _wait(processes, range(size) if survivors is None else survivors, limit)
         except AssertionError as error:
             time.sleep(1.0)  # the others may have something to say
-            said = "\n".join(f"---- replica {i}, {p.exitcode}\n{outputs[i].read_text()}" for i, p in enumerate(processes))
+            said = "\n".join(
+                f"---- replica {i}, {p.exitcode}\n{outputs[i].read_text()}" for i, p in enumerate(processes)
+            )
             raise AssertionError(f"{error}\n{said}") from None
         finally:
             for process in processes:
@@ -97,7 +113,9 @@ def run_replicas(
 
 
 def _wait(processes: list[BaseProcess], wanted: Iterable[int], limit: float) -> None:
-    """Until all that are wanted have ended well; AssertionError when one has not, or has not ended in time."""
+    """Until all that are wanted have ended well; AssertionError when one has not, or has not ended in
+    time.
+    """
     end = time.monotonic() + limit
     while True:
         codes = {i: processes[i].exitcode for i in wanted}
@@ -111,8 +129,9 @@ def _wait(processes: list[BaseProcess], wanted: Iterable[int], limit: float) -> 
 
 @functools.cache
 def _server() -> multiprocessing.context.ForkServerContext:
-    """Where replicas are forked from: a process that has imported torch and jax, which takes longer than most replicas run, and
-    has started neither. Programs under torchrun and `spawn` (test_torchrun.py, test_spawn.py) start from nothing."""
+    """Where replicas are forked from: a process that has imported torch and jax, which takes longer than most
+    replicas run, and has started neither. Programs under torchrun and `spawn` (test_torchrun.py,
+    test_spawn.py) start from nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "jax", "numpy"])
     with mock.patch.dict(os.environ, environment(), clear=True):

@@ -49,7 +49,9 @@ def test_skipped_steps_leave_no_trace(name, options):
         if not found:
             p.grad = grads[i].clone()
             theirs.step()
-        torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-5, atol=1e-6)  # step counts on the device are float32
+        torch.testing.assert_close(
+            q.detach().cpu(), p.detach(), rtol=1e-5, atol=1e-6
+        )  # step counts on the device are float32
     ours.step()
     p.grad = grads[4].clone()
     theirs.step()
@@ -69,7 +71,11 @@ def train(optimizer_of, scaler, device, growing=None):
     optimizer = optimizer_of(model.parameters())
     scales = []
     for i in range(6):
-        x = torch.full((4, 6), 0.1 * (i + 1), dtype=torch.float64) if i != 2 else torch.full((4, 6), float("inf"), dtype=torch.float64)
+        x = (
+            torch.full((4, 6), 0.1 * (i + 1), dtype=torch.float64)
+            if i != 2
+            else torch.full((4, 6), float("inf"), dtype=torch.float64)
+        )
         optimizer.zero_grad()
         scaler.scale(model(x.to(device)).pow(2).mean()).backward()
         scaler.step(optimizer)
@@ -81,7 +87,11 @@ def train(optimizer_of, scaler, device, growing=None):
 
 @pytest.mark.parametrize("kind", ["syncfree", "torch"])
 def test_grad_scaler(kind):
-    expected = train(lambda p: torch.optim.Adam(p, lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2), "cpu")
+    expected = train(
+        lambda p: torch.optim.Adam(p, lr=0.1),
+        torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2),
+        "cpu",
+    )
     optimizers = syncfree if kind == "syncfree" else torch.optim
     found = train(lambda p: optimizers.Adam(p, lr=0.1), GradScaler(init_scale=8.0, growth_interval=2), "xla")
     assert found[0] == expected[0]

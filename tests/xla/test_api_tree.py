@@ -1,4 +1,6 @@
-"""Every entry of torch_xla's API is there, with the parameters that users rely on, documented, and no stub."""
+"""Every entry of torch_xla's API is there, with the parameters that users rely on, documented, and no
+stub.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""On the device: autocast's rows, torch's GradScaler, attention and dropout as one op, modules beside the CPU's."""
+"""On the device: autocast's rows, torch's GradScaler, attention and dropout as one op, modules beside the
+CPU's.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,19 @@ def test_products_run_in_the_lower_type_and_sums_in_float32(dtype):
     x, y = torch.randn(4, 4, device="xla"), torch.randn(4, 4, device="xla")
     with torch.autocast("xla", dtype=dtype):
         low = x @ y
-        assert {t.dtype for t in (low, F.linear(x, y), torch.bmm(x[None], y[None]), F.conv1d(x[None], y[:, :, None]))} == {dtype}
-        assert {t.dtype for t in (F.softmax(low, -1), low.sum(), F.layer_norm(low, (4,)), F.mse_loss(low, low), low.exp())} == {torch.float32}
-        assert (torch.cat([low, x]).dtype, torch.cat([low, low]).dtype, (low + low).dtype) == (torch.float32, dtype, dtype)
+        assert {
+            t.dtype
+            for t in (low, F.linear(x, y), torch.bmm(x[None], y[None]), F.conv1d(x[None], y[:, :, None]))
+        } == {dtype}
+        assert {
+            t.dtype
+            for t in (F.softmax(low, -1), low.sum(), F.layer_norm(low, (4,)), F.mse_loss(low, low), low.exp())
+        } == {torch.float32}
+        assert (torch.cat([low, x]).dtype, torch.cat([low, low]).dtype, (low + low).dtype) == (
+            torch.float32,
+            dtype,
+            dtype,
+        )
         assert F.softmax(low, -1, dtype=torch.float64).dtype == torch.float64
         assert torch.mm(x.double(), y.double()).dtype == torch.float64
     assert (x @ y).dtype == torch.float32
@@ -69,7 +81,13 @@ def test_grad_scaler_shrinks_after_infinite_gradients_and_grows_after_good_ones(
     assert weight.tolist() == [-0.5] * 3 and other.tolist() == [-0.5] * 2  # three steps of four
 
 
-OPTIONS = [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.randn(5, 6)}, {"attn_mask": torch.rand(2, 1, 5, 6) > 0.7}]
+OPTIONS = [
+    {},
+    {"is_causal": True},
+    {"scale": 0.3},
+    {"attn_mask": torch.randn(5, 6)},
+    {"attn_mask": torch.rand(2, 1, 5, 6) > 0.7},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: " ".join(o) or "plain")
@@ -78,22 +96,33 @@ def test_attention_is_one_op(options):
     moved = {name: o.to("xla") if isinstance(o, torch.Tensor) else o for name, o in options.items()}
     counter = "xla::_scaled_dot_product_flash_attention_for_cpu"
     before = metrics.all_counters().get(counter, 0)
-    expected, got = F.scaled_dot_product_attention(query, key, value, **options), F.scaled_dot_product_attention(q, k, v, **moved)
+    expected, got = (
+        F.scaled_dot_product_attention(query, key, value, **options),
+        F.scaled_dot_product_attention(q, k, v, **moved),
+    )
     assert metrics.all_counters()[counter] == before + 1
     torch.testing.assert_close(got.detach().cpu(), expected.detach())
     grad = torch.randn_like(expected)
-    for ours, theirs in zip(torch.autograd.grad(got, (q, k, v), grad.to("xla")), torch.autograd.grad(expected, (query, key, value), grad)):
+    for ours, theirs in zip(
+        torch.autograd.grad(got, (q, k, v), grad.to("xla")),
+        torch.autograd.grad(expected, (query, key, value), grad),
+    ):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_that_has_no_fused_form():
     (query, q), (mask, m) = both(2, 3, 5, 8), both(5, 5)
-    expected, got = F.scaled_dot_product_attention(query, query, query, mask), F.scaled_dot_product_attention(q, q, q, m)
+    expected, got = (
+        F.scaled_dot_product_attention(query, query, query, mask),
+        F.scaled_dot_product_attention(q, q, q, m),
+    )
     torch.testing.assert_close(got.detach().cpu(), expected.detach())
     expected.sum().backward(), got.sum().backward()
     torch.testing.assert_close(m.grad.cpu(), mask.grad, rtol=1e-4, atol=1e-5)
     flat = F.scaled_dot_product_attention(q[0, 0], q[0, 1], q[0, 2])
-    torch.testing.assert_close(flat.detach().cpu(), F.scaled_dot_product_attention(query[0, 0], query[0, 1], query[0, 2]).detach())
+    torch.testing.assert_close(
+        flat.detach().cpu(), F.scaled_dot_product_attention(query[0, 0], query[0, 1], query[0, 2]).detach()
+    )
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
@@ -108,8 +137,16 @@ def test_dropout(p):
         assert F.dropout(torch.ones(10, device="xla"), p).shape == (10,)
 
 
-@pytest.mark.parametrize("make", [lambda: torch.nn.LSTM(4, 5, 2, bidirectional=True), lambda: torch.nn.GRU(4, 5), lambda: torch.nn.RNN(4, 5),
-                                  lambda: torch.nn.TransformerEncoderLayer(4, 2, 8).eval(), lambda: torch.nn.BatchNorm1d(3)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nn.LSTM(4, 5, 2, bidirectional=True),
+        lambda: torch.nn.GRU(4, 5),
+        lambda: torch.nn.RNN(4, 5),
+        lambda: torch.nn.TransformerEncoderLayer(4, 2, 8).eval(),
+        lambda: torch.nn.BatchNorm1d(3),
+    ],
+)
 def test_modules_beside_the_cpu(make):
     module, x = make(), torch.randn(6, 3, 4)
     expected = module(x)

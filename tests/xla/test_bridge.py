@@ -30,7 +30,9 @@ def assert_same(mine, expected):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_function_gives_eagers_result(backend):
-    mine, expected = both(lambda x, y: (x @ y).relu() + x.sum(), torch.randn(4, 4), torch.randn(4, 4), backend=backend)
+    mine, expected = both(
+        lambda x, y: (x @ y).relu() + x.sum(), torch.randn(4, 4), torch.randn(4, 4), backend=backend
+    )
     assert mine.device.type == "xla"
     assert_same(mine, expected)
 
@@ -96,7 +98,9 @@ def test_batch_norm_updates_its_buffers_once_a_call():
 
 def test_training_gives_eagers_gradients():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
+    ).double()
     import copy
 
     device = copy.deepcopy(model).to("xla")
@@ -115,7 +119,11 @@ def test_random_numbers_are_those_of_the_lazy_device():
     x = torch.randn(64, device="xla")
     results = []
     for function_or_backend in (None, *BACKENDS):
-        run = function if function_or_backend is None else dynamotor.compile(function, backend=function_or_backend)
+        run = (
+            function
+            if function_or_backend is None
+            else dynamotor.compile(function, backend=function_or_backend)
+        )
         sync()
         rng.set_state(11)
         calls = []

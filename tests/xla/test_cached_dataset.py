@@ -25,7 +25,11 @@ class Squares(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         self.computed.append(index)
-        return {"x": torch.full((3,), float(index)), "n": np.arange(index), "y": (index**2, "é", np.float32(index))}
+        return {
+            "x": torch.full((3,), float(index)),
+            "n": np.arange(index),
+            "y": (index**2, "é", np.float32(index)),
+        }
 
 
 def check(sample, index):

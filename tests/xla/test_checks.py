@@ -1,4 +1,6 @@
-"""What the CPU refuses is refused: types when an op is recorded, values under `config.xla_debug`; rules that come late or wrong."""
+"""What the CPU refuses is refused: types when an op is recorded, values under `config.xla_debug`; rules that
+come late or wrong.
+"""
 
 import pytest
 import torch
@@ -25,14 +27,18 @@ REFUSED = {
     "addmm": lambda d: torch.addmm(ones(2, dtype=torch.double)(d), ones(2, 2)(d), ones(2, 2)(d)),
     "mv": lambda d: ones(2, 2)(d) @ ones(2, dtype=torch.double)(d),
     "float indices": lambda d: F.embedding(ones(2)(d), ones(2, 2)(d)),
-    "scatter of another type": lambda d: ones(2)(d).scatter(0, ones(2, dtype=torch.long)(d) * 0, ones(2, dtype=torch.double)(d)),
-    "index_add of another type": lambda d: ones(2)(d).index_add(0, torch.zeros(1, dtype=torch.long, device=d),
-                                                                ones(1, dtype=torch.double)(d)),
+    "scatter of another type": lambda d: ones(2)(d).scatter(
+        0, ones(2, dtype=torch.long)(d) * 0, ones(2, dtype=torch.double)(d)
+    ),
+    "index_add of another type": lambda d: ones(2)(d).index_add(
+        0, torch.zeros(1, dtype=torch.long, device=d), ones(1, dtype=torch.double)(d)
+    ),
     "softmax of integers": lambda d: ones(2, dtype=torch.long)(d).softmax(0),
     "and of floats": lambda d: ones(2)(d) & 1,
     "bce with integers": lambda d: F.binary_cross_entropy(ones(2)(d), ones(2, dtype=torch.long)(d)),
-    "attention of two types": lambda d: F.scaled_dot_product_attention(*[ones(1, 1, 2, 2, dtype=t)(d) for t in
-                                                                        (torch.float, torch.half, torch.float)]),
+    "attention of two types": lambda d: F.scaled_dot_product_attention(
+        *[ones(1, 1, 2, 2, dtype=t)(d) for t in (torch.float, torch.half, torch.float)]
+    ),
     "floor_divide by 0": lambda d: ones(2, dtype=torch.long)(d) // 0,
     "remainder of 0": lambda d: ones(2, dtype=torch.long)(d) % 0,
     "fmod of 0": lambda d: torch.fmod(ones(2, dtype=torch.int32)(d), 0),
@@ -67,7 +73,10 @@ def test_repeat_interleave_takes_a_tensor(repeats):
         if x is None:
             found, expected = torch.repeat_interleave(counts.to("xla")), torch.repeat_interleave(counts)
         else:
-            found, expected = x.to("xla").repeat_interleave(counts.to("xla"), 0), x.repeat_interleave(counts, 0)
+            found, expected = (
+                x.to("xla").repeat_interleave(counts.to("xla"), 0),
+                x.repeat_interleave(counts, 0),
+            )
         assert torch.equal(found.cpu(), expected)
 
 
@@ -80,7 +89,7 @@ def test_gradients_flow_through_repeat_interleave_with_a_tensor():
     torch.testing.assert_close(grad("xla"), grad("cpu"))
 
 
-# -- values under xla_debug -------------------------------------------------------------------------------------------------------
+# -- values under xla_debug ----------------------------------------------------------------------------------
 
 
 def index(*values):
@@ -104,7 +113,10 @@ WRONG = {
 }
 
 
-LAZY_AND_BRIDGE = [*((what, False) for what in WRONG), *((what, True) for what in ("index", "target", "index_put_"))]
+LAZY_AND_BRIDGE = [
+    *((what, False) for what in WRONG),
+    *((what, True) for what in ("index", "target", "index_put_")),
+]
 
 
 @pytest.mark.parametrize("what, compiled", LAZY_AND_BRIDGE)
@@ -125,7 +137,7 @@ def test_right_values_pass_under_debug():
         F.cross_entropy(x, index(0, -100, 1)).item()
 
 
-# -- rules ------------------------------------------------------------------------------------------------------------------------
+# -- rules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Collectives: every reduction and dtype, groups, views, constants, dead results, gradients, wrong arguments."""
+"""Collectives: every reduction and dtype, groups, views, constants, dead results, gradients, wrong
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ PROGRAM = """
         wanted.clear()
 """
 
-ALL_DTYPES = PROGRAM + """
+ALL_DTYPES = (
+    PROGRAM
+    + """
     dtypes = {dtypes}
 
     def value(dtype, i):
@@ -67,6 +71,7 @@ ALL_DTYPES = PROGRAM + """
     settle()
     print("done")
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,9 @@ def test_every_collective_in_every_dtype(dtypes: list[torch.dtype]) -> None:
 
 
 def test_what_xla_could_know_by_itself_and_what_nobody_reads() -> None:
-    run_replicas(PROGRAM + """
+    run_replicas(
+        PROGRAM
+        + """
     full = lambda v, dtype=torch.float32: torch.full((2,), v, device="xla", dtype=dtype)
     # Each replica has another constant in its program.
     check(c.all_reduce("sum", full(me + 1.0)), torch.full((2,), 3.0), "sum")
@@ -108,11 +115,14 @@ def test_what_xla_could_know_by_itself_and_what_nobody_reads() -> None:
     c.collective_broadcast([y], 0)
     settle()
     assert torch.equal(y.cpu().view(torch.int32), torch.tensor([float("nan"), 1.0, float("inf"), -0.0]).view(torch.int32))
-    """)
+    """
+    )
 
 
 def test_groups_lists_scales_and_meetings() -> None:
-    texts = run_replicas(PROGRAM + """
+    texts = run_replicas(
+        PROGRAM
+        + """
     alone = [[0], [1]]
     x = torch.arange(4.0) + 10 * me
     check(c.all_reduce("sum", x.to("xla"), 2.0, alone), x * 2)
@@ -149,13 +159,16 @@ def test_groups_lists_scales_and_meetings() -> None:
     c.broadcast_master_param(model)
     assert model.weight.tolist() == [5.0, 5.0] and model.running_mean.tolist() == [7.0, 7.0]
     print("done")
-    """)
+    """
+    )
     assert all("done" in text for text in texts)
 
 
 def test_gradients_travel_through_collectives() -> None:
     """Against one process that holds both replicas' values."""
-    run_replicas(PROGRAM + """
+    run_replicas(
+        PROGRAM
+        + """
     values = [torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     weights = [torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9 + i)) for i in range(2)]
 
@@ -174,7 +187,8 @@ def test_gradients_travel_through_collectives() -> None:
     compare("mul", lambda x: xf.all_reduce("mul", x, 3.0), lambda b: [b[0] * b[1] * 3.0] * 2)
     compare("gather", lambda x: xf.all_gather(x, 0), lambda b: [torch.cat(b)] * 2)
     settle()
-    """)
+    """
+    )
 
 
 def test_a_replica_alone() -> None:

@@ -42,17 +42,25 @@ def test_parameters_stay_the_same_objects_and_tied_there_and_back():
     weight, expected = model.head.weight, model.head.weight.detach().clone()
     model.to("xla")
     assert model.head.weight is weight and model.embedding.weight is weight and type(weight) is XLATensor
-    assert isinstance(weight, torch.nn.Parameter) and weight.requires_grad and len(list(model.parameters())) == 1
+    assert (
+        isinstance(weight, torch.nn.Parameter) and weight.requires_grad and len(list(model.parameters())) == 1
+    )
     torch.testing.assert_close(weight.detach().cpu(), expected)
     model.half()
     assert model.embedding.weight is weight and weight.dtype is torch.float16
     model.float().cpu()
-    assert model.embedding.weight is weight and model.head.weight is weight and type(weight) is torch.nn.Parameter
+    assert (
+        model.embedding.weight is weight
+        and model.head.weight is weight
+        and type(weight) is torch.nn.Parameter
+    )
     assert weight.requires_grad and weight.device.type == "cpu"
     torch.testing.assert_close(weight.detach(), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.AdamW(p, lr=0.05), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
+@pytest.mark.parametrize(
+    "make", [lambda p: torch.optim.AdamW(p, lr=0.05), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)]
+)
 def test_an_optimizer_made_before_trains_the_moved_model_with_its_state(make):
     torch.manual_seed(1)
     model = Tied()
@@ -62,7 +70,9 @@ def test_an_optimizer_made_before_trains_the_moved_model_with_its_state(make):
         model.to(where)
         train(model, optimizer, 3)
         train(expected, other, 3)
-        torch.testing.assert_close(model.head.weight.detach().cpu(), expected.head.weight.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            model.head.weight.detach().cpu(), expected.head.weight.detach(), rtol=1e-4, atol=1e-5
+        )
     for mine, reference in zip(optimizer.state.values(), other.state.values()):
         for name, value in reference.items():
             torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)

@@ -27,7 +27,11 @@ def test_counters_and_times():
     assert met.counter_value("xla::mm") == 1 and met.counter_value("nothing") is None
     assert met.executed_fallback_ops() == ["aten::unique_consecutive"]
     total, accumulated, samples = met.metric_data("ExecuteTime")
-    assert total == len(samples) >= 1 and accumulated == pytest.approx(sum(v for _, v in samples)) and accumulated > 1000
+    assert (
+        total == len(samples) >= 1
+        and accumulated == pytest.approx(sum(v for _, v in samples))
+        and accumulated > 1000
+    )
     assert met.metric_data("nothing") is None
     met.clear_counters()
     assert met.counter_names() == [] and "ExecuteTime" in met.metric_names()
@@ -43,7 +47,10 @@ def test_the_report_has_the_known_shape():
         xm.mark_step()
     report = met.metrics_report()
     time = r"(\d+[dhm])*(\d\ds)?\d{3}ms\d{3}\.\d{3}us"
-    assert re.search(rf"Metric: ExecuteTime\n  TotalSamples: 3\n  Accumulator: {time}\n  ValueRate: {time} / second\n", report)
+    assert re.search(
+        rf"Metric: ExecuteTime\n  TotalSamples: 3\n  Accumulator: {time}\n  ValueRate: {time} / second\n",
+        report,
+    )
     assert re.search(rf"  Rate: [\d.e+]+ / second\n  Percentiles: 1%={time}; .*; 99%={time}\n", report)
     assert re.search(r"Counter: MarkStep\n  Value: 3\n", report)
     short = met.short_metrics_report(["MarkStep"], ["CompileTime"])
@@ -51,7 +58,10 @@ def test_the_report_has_the_known_shape():
     assert "MarkStep" in met.short_metrics_report()
 
 
-@pytest.mark.parametrize("seconds,text", [(0.0006, "000ms600.000us"), (1.5, "01s500ms000.000us"), (3723.25, "01h02m03s250ms000.000us")])
+@pytest.mark.parametrize(
+    "seconds,text",
+    [(0.0006, "000ms600.000us"), (1.5, "01s500ms000.000us"), (3723.25, "01h02m03s250ms000.000us")],
+)
 def test_durations(seconds, text):
     assert met._duration(seconds) == text
 
@@ -70,11 +80,21 @@ def test_analysis_says_what_compiled_and_what_cut():
         torch.unique_consecutive(x)
     kinds = [finding.kind for finding in found]
     compiled = [f for f in found if f.kind == "Compilation"]
-    assert compiled[0].cause == "mark_step" and compiled[0].line.function == "f" and compiled[0].line.filename == __file__
+    assert (
+        compiled[0].cause == "mark_step"
+        and compiled[0].line.function == "f"
+        and compiled[0].line.filename == __file__
+    )
     assert "new structure" in compiled[0].reason or "first" in compiled[0].reason
     cut = next(f for f in found if f.kind == "Cut")
-    assert "item" in cut.cause and "step closure" in str(cut) and cut.line.function == "test_analysis_says_what_compiled_and_what_cut"
-    assert "Fallback" in kinds and "aten.unique_consecutive" in next(str(f) for f in found if f.kind == "Fallback")
+    assert (
+        "item" in cut.cause
+        and "step closure" in str(cut)
+        and cut.line.function == "test_analysis_says_what_compiled_and_what_cut"
+    )
+    assert "Fallback" in kinds and "aten.unique_consecutive" in next(
+        str(f) for f in found if f.kind == "Fallback"
+    )
     assert all(str(f) for f in found)
 
 
@@ -90,13 +110,20 @@ def test_nobody_listens_afterwards():
 
 def test_the_environment_switches_the_analysis_on(tmp_path):
     program = tmp_path / "p.py"
-    program.write_text("import torch, dynamotor.xla\nx = torch.ones(3, device='xla') * 2\nprint(x.sum().item())\n")
+    program.write_text(
+        "import torch, dynamotor.xla\nx = torch.ones(3, device='xla') * 2\nprint(x.sum().item())\n"
+    )
     for target in ("", str(tmp_path / "log")):
         more = {"PT_XLA_DEBUG_FILE": target} if target else {}
         code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
         done = run_forked(code, str(program), PT_XLA_DEBUG="1", **more)
         text = (tmp_path / "log").read_text() if target else done.stderr
-        assert done.stdout == "6.0\n" and "Compilation Analysis:" in text and f"{program}:3" in text and "print(x.sum().item())" in text
+        assert (
+            done.stdout == "6.0\n"
+            and "Compilation Analysis:" in text
+            and f"{program}:3" in text
+            and "print(x.sum().item())" in text
+        )
 
 
 def test_profiles(tmp_path):

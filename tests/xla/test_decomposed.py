@@ -1,4 +1,6 @@
-"""Operations that have no lowering of their own, since PyTorch's tables decompose them: values and gradients are the CPU's."""
+"""Operations that have no lowering of their own, since PyTorch's tables decompose them: values and gradients
+are the CPU's.
+"""
 
 import pytest
 import torch
@@ -17,60 +19,72 @@ def attend(x, mask):
 
 
 CASES = {
-    "col2im": lambda x: F.fold(x.view(1,12,4)[:, :8],(3,3),2),
+    "col2im": lambda x: F.fold(x.view(1, 12, 4)[:, :8], (3, 3), 2),
     "im2col": lambda x: F.unfold(x.view(1, 3, 4, 4), (2, 1), dilation=(2, 1), padding=(1, 2), stride=(1, 3)),
-    "chunk_cat": lambda x: torch._chunk_cat([x,x],0,2),
-    "block_diag": lambda x: torch.block_diag(x[:2],x[:1]),
-    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.view(1,3,4,4),2),
-    "pixel_shuffle": lambda x: F.pixel_shuffle(x.view(1,4,3,4),2),
-    "roll": lambda x: x.roll((1,2),(0,1)),
+    "chunk_cat": lambda x: torch._chunk_cat([x, x], 0, 2),
+    "block_diag": lambda x: torch.block_diag(x[:2], x[:1]),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.view(1, 3, 4, 4), 2),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x.view(1, 4, 3, 4), 2),
+    "roll": lambda x: x.roll((1, 2), (0, 1)),
     "roll of the flat tensor": lambda x: x.roll(3),
     "rot90": lambda x: x.rot90(),
-    "channel_shuffle": lambda x: F.channel_shuffle(x.view(1,4,3,4),2),
-    "nan_to_num": lambda x: (x/0).nan_to_num(1.,2.,3.)+x.nan_to_num(),
-    "mvlgamma": lambda x: torch.mvlgamma(x.abs()+2,2),
-    "rsub": lambda x: torch.rsub(x,2),
-    "rsub of a number": lambda x: 3-x,
-    "heaviside": lambda x: torch.heaviside(x,x*0+.5),
-    "diag_embed": lambda x: torch.diag_embed(x,1),
+    "channel_shuffle": lambda x: F.channel_shuffle(x.view(1, 4, 3, 4), 2),
+    "nan_to_num": lambda x: (x / 0).nan_to_num(1.0, 2.0, 3.0) + x.nan_to_num(),
+    "mvlgamma": lambda x: torch.mvlgamma(x.abs() + 2, 2),
+    "rsub": lambda x: torch.rsub(x, 2),
+    "rsub of a number": lambda x: 3 - x,
+    "heaviside": lambda x: torch.heaviside(x, x * 0 + 0.5),
+    "diag_embed": lambda x: torch.diag_embed(x, 1),
     "trace": lambda x: x.trace(),
-    "take_along_dim": lambda x: torch.take_along_dim(x,torch.zeros(6,1,dtype=torch.long,device=x.device),1),
-    "bicubic": lambda x: F.interpolate(x.view(1,3,4,4),scale_factor=2,mode="bicubic"),
-    "index_fill": lambda x: x.index_fill(0,torch.tensor([1,3],device=x.device),2.),
+    "take_along_dim": lambda x: torch.take_along_dim(
+        x, torch.zeros(6, 1, dtype=torch.long, device=x.device), 1
+    ),
+    "bicubic": lambda x: F.interpolate(x.view(1, 3, 4, 4), scale_factor=2, mode="bicubic"),
+    "index_fill": lambda x: x.index_fill(0, torch.tensor([1, 3], device=x.device), 2.0),
     "logit": lambda x: torch.logit(x.sigmoid()),
-    "logit clamped": lambda x: torch.logit(x.sigmoid(),0.3),
+    "logit clamped": lambda x: torch.logit(x.sigmoid(), 0.3),
     "mish": lambda x: F.mish(x),
     "hardswish": lambda x: F.hardswish(x),
     "hardsigmoid": lambda x: F.hardsigmoid(x),
     "hardtanh": lambda x: F.hardtanh(x),
-    "celu": lambda x: F.celu(x,0.7),
-    "cross": lambda x: torch.linalg.cross(x[:,:3],x[:,3:6]),
-    "renorm": lambda x: x.renorm(2,0,1.),
+    "celu": lambda x: F.celu(x, 0.7),
+    "cross": lambda x: torch.linalg.cross(x[:, :3], x[:, 3:6]),
+    "renorm": lambda x: x.renorm(2, 0, 1.0),
     "nansum": lambda x: x.nansum(0),
-    "count_nonzero": lambda x: torch.count_nonzero(x>0,0).float()+x.sum(),
-    "multilabel_margin": lambda x: F.multilabel_margin_loss(x,torch.tensor([[0,2,-1,0,0,0,0,0]]*6,device=x.device)),
-    "multi_margin": lambda x: F.multi_margin_loss(x,torch.tensor([0,1,2,3,4,5],device=x.device)),
-    "multi_margin squared": lambda x: F.multi_margin_loss(x,torch.tensor([0,1,2,3,4,5],device=x.device),p=2),
-    "addr": lambda x: torch.addr(x,x[:,0],x[0],beta=.5,alpha=2.),
-    "isin": lambda x: torch.isin((x*2).long(),torch.tensor([1,0],device=x.device)).float()+x,
-    "weight_norm": lambda x: torch._weight_norm(x,x[:,:1]*0+2,0),
-    "logspace": lambda x: torch.logspace(0,2,5,device=x.device)+x.sum(),
-    "logspace of integers": lambda x: torch.logspace(0,2,5,dtype=torch.int32,device=x.device)+x.sum(),
-    "new_full": lambda x: x.new_full((2,),3.)+x.sum(),
-    "nan_to_num of half": lambda x: (x.half()/0).nan_to_num()+x,
-    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(),torch.ones_like(x)*.3),
-    "bce sum weight": lambda x: F.binary_cross_entropy(x.sigmoid(),torch.ones_like(x)*.3,weight=torch.ones_like(x)*2,reduction="sum"),
-    "bce of 0 and 1": lambda x: F.binary_cross_entropy(torch.where(x.detach()>0,x*0+1,x*0),torch.ones_like(x)*.3),
-    "bce logits": lambda x: F.binary_cross_entropy_with_logits(x*30,torch.ones_like(x)*.3,pos_weight=torch.ones(8,device=x.device)*2),
-    "logsigmoid": lambda x: F.logsigmoid(x*50),
-    "elu": lambda x: F.elu(x,0.7),
-    "elu_": lambda x: F.elu_(x*1,0.7),
+    "count_nonzero": lambda x: torch.count_nonzero(x > 0, 0).float() + x.sum(),
+    "multilabel_margin": lambda x: F.multilabel_margin_loss(
+        x, torch.tensor([[0, 2, -1, 0, 0, 0, 0, 0]] * 6, device=x.device)
+    ),
+    "multi_margin": lambda x: F.multi_margin_loss(x, torch.tensor([0, 1, 2, 3, 4, 5], device=x.device)),
+    "multi_margin squared": lambda x: F.multi_margin_loss(
+        x, torch.tensor([0, 1, 2, 3, 4, 5], device=x.device), p=2
+    ),
+    "addr": lambda x: torch.addr(x, x[:, 0], x[0], beta=0.5, alpha=2.0),
+    "isin": lambda x: torch.isin((x * 2).long(), torch.tensor([1, 0], device=x.device)).float() + x,
+    "weight_norm": lambda x: torch._weight_norm(x, x[:, :1] * 0 + 2, 0),
+    "logspace": lambda x: torch.logspace(0, 2, 5, device=x.device) + x.sum(),
+    "logspace of integers": lambda x: torch.logspace(0, 2, 5, dtype=torch.int32, device=x.device) + x.sum(),
+    "new_full": lambda x: x.new_full((2,), 3.0) + x.sum(),
+    "nan_to_num of half": lambda x: (x.half() / 0).nan_to_num() + x,
+    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.ones_like(x) * 0.3),
+    "bce sum weight": lambda x: F.binary_cross_entropy(
+        x.sigmoid(), torch.ones_like(x) * 0.3, weight=torch.ones_like(x) * 2, reduction="sum"
+    ),
+    "bce of 0 and 1": lambda x: F.binary_cross_entropy(
+        torch.where(x.detach() > 0, x * 0 + 1, x * 0), torch.ones_like(x) * 0.3
+    ),
+    "bce logits": lambda x: F.binary_cross_entropy_with_logits(
+        x * 30, torch.ones_like(x) * 0.3, pos_weight=torch.ones(8, device=x.device) * 2
+    ),
+    "logsigmoid": lambda x: F.logsigmoid(x * 50),
+    "elu": lambda x: F.elu(x, 0.7),
+    "elu_": lambda x: F.elu_(x * 1, 0.7),
     "selu": lambda x: F.selu(x),
-    "celu of 2": lambda x: F.celu(x,2.),
-    "xlogy": lambda x: torch.xlogy(x.relu(),x.abs()),
-    "xlogy number": lambda x: torch.xlogy(2.,x.abs()),
-    "xlog1py": lambda x: torch.special.xlog1py(x.relu(),x.abs()),
-    "xlogy of nan": lambda x: torch.xlogy(x*0,x/0),
+    "celu of 2": lambda x: F.celu(x, 2.0),
+    "xlogy": lambda x: torch.xlogy(x.relu(), x.abs()),
+    "xlogy number": lambda x: torch.xlogy(2.0, x.abs()),
+    "xlog1py": lambda x: torch.special.xlog1py(x.relu(), x.abs()),
+    "xlogy of nan": lambda x: torch.xlogy(x * 0, x / 0),
     "half logsigmoid": lambda x: F.logsigmoid(x.half()).float(),
     "softshrink": lambda x: F.softshrink(x, 0.3),
     "hardshrink": lambda x: F.hardshrink(x, 0.3),
@@ -84,24 +98,49 @@ CASES = {
     "stack": lambda x: torch.stack([x, x * 2, x.long()], 1),
     "attention with a boolean mask": lambda x: attend(x.view(1, 6, 8), SEEN.to(x.device)),
     "attention of heads with a boolean mask": lambda x: attend(x.view(1, 2, 6, 4), SEEN.to(x.device)),
-    "attention with a mask of another type": lambda x: attend(x.double().view(1, 2, 6, 4), SEEN.float().to(x.device)),
+    "attention with a mask of another type": lambda x: attend(
+        x.double().view(1, 2, 6, 4), SEEN.float().to(x.device)
+    ),
     "prelu": lambda x: F.prelu(x, torch.full((8,), 0.3, device=x.device)) + torch.nn.PReLU().to(x.device)(x),
-    "bce at the ends": lambda x: F.binary_cross_entropy((x > 0) * 1.0 + x * 0, (x > 1) * 1.0, torch.rand(8).to(x.device)),
+    "bce at the ends": lambda x: F.binary_cross_entropy(
+        (x > 0) * 1.0 + x * 0, (x > 1) * 1.0, torch.rand(8).to(x.device)
+    ),
     "bce of each": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 1) * 1.0, reduction="none"),
     "multi margin with weights": lambda x: F.multi_margin_loss(
-        x, torch.tensor([0, 1, 2, 3, 4, 7], device=x.device), p=2, weight=torch.rand(8).to(x.device), reduction="sum"),
+        x,
+        torch.tensor([0, 1, 2, 3, 4, 7], device=x.device),
+        p=2,
+        weight=torch.rand(8).to(x.device),
+        reduction="sum",
+    ),
     "dist": lambda x: torch.dist(x, x.detach() * 2, 3) + torch.dist(x, x.detach() * 2),
     "glu": lambda x: F.glu(x, 1),
     "polar": lambda x: torch.view_as_real(torch.polar(x.abs(), x)),
-    "tril_indices": lambda x: x[tuple(torch.tril_indices(6, 5, -1, device=x.device))] + torch.triu_indices(6, 2, -3, device=x.device).sum(),
-    "spherical_bessel_j0": lambda x: torch.special.spherical_bessel_j0(x.detach() * 3) + torch.special.spherical_bessel_j0(x.detach() / 9),
+    "tril_indices": lambda x: (
+        x[tuple(torch.tril_indices(6, 5, -1, device=x.device))]
+        + torch.triu_indices(6, 2, -3, device=x.device).sum()
+    ),
+    "spherical_bessel_j0": lambda x: (
+        torch.special.spherical_bessel_j0(x.detach() * 3) + torch.special.spherical_bessel_j0(x.detach() / 9)
+    ),
     "entr": lambda x: torch.special.entr(x),
     "rrelu": lambda x: F.rrelu(x, 0.2, 0.3, training=False),
     "igamma": lambda x: torch.igamma(x.detach().abs(), x.abs()) + torch.igammac(x.detach().abs(), x.abs()),
-    **{f"{name} {how}": (lambda x, name=name, how=how, more=more: getattr(F, name)(x, (x.detach() * 7 % 2 - 1).sign(), reduction=how, **more))
-       for how in ("none", "mean", "sum")
-       for name, more in (("mse_loss", {}), ("smooth_l1_loss", {"beta": 0.3}), ("smooth_l1_loss", {"beta": 0.0}),
-                          ("huber_loss", {"delta": 0.4}), ("soft_margin_loss", {}))},
+    **{
+        f"{name} {how}": (
+            lambda x, name=name, how=how, more=more: getattr(F, name)(
+                x, (x.detach() * 7 % 2 - 1).sign(), reduction=how, **more
+            )
+        )
+        for how in ("none", "mean", "sum")
+        for name, more in (
+            ("mse_loss", {}),
+            ("smooth_l1_loss", {"beta": 0.3}),
+            ("smooth_l1_loss", {"beta": 0.0}),
+            ("huber_loss", {"delta": 0.4}),
+            ("soft_margin_loss", {}),
+        )
+    },
 }
 WITHOUT_GRADIENT = ("chunk_cat", "heaviside", "spherical_bessel_j0")
 

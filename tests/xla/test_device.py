@@ -16,7 +16,13 @@ from dynamotor.xla import metrics, transfer  # noqa: E402
 def test_tensors_are_made_printed_and_read_as_on_other_devices():
     x = torch.tensor([1.5, 2.5], device="xla")
     assert str(x) == "tensor([1.5000, 2.5000], device='xla:0')"
-    assert (x.device.type, x.is_xla, x.tolist(), x[1].item(), float(x.sum())) == ("xla", True, [1.5, 2.5], 2.5, 4.0)
+    assert (x.device.type, x.is_xla, x.tolist(), x[1].item(), float(x.sum())) == (
+        "xla",
+        True,
+        [1.5, 2.5],
+        2.5,
+        4.0,
+    )
     assert torch.arange(3, device="xla").dtype is torch.int64
     assert torch.equal(x.cpu(), torch.tensor([1.5, 2.5]))
     with pytest.raises(TypeError, match="cpu"):

@@ -1,4 +1,6 @@
-"""The example that trains digits: one XLA device, two replicas, and a killed and resumed run follow CPU eager's loss curve."""
+"""The example that trains digits: one XLA device, two replicas, and a killed and resumed run follow CPU
+eager's loss curve.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,13 @@ def test_one_device(eager, tmp_path):
 @pytest.mark.slow  # test_torchrun.py trains digits on two replicas in both of the ways to start them
 def test_two_replicas(eager, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command("--processes", 2, "--losses", tmp_path / "losses"), env=env, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        command("--processes", 2, "--losses", tmp_path / "losses"),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert done.returncode == 0, done.stderr
     same_curve(json.loads((tmp_path / "losses").read_text()), eager)
 

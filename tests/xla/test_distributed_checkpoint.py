@@ -32,7 +32,9 @@ def state(model, optimizer):
 
 
 def test_saved_on_four_devices_loads_on_two(tmp_path):
-    saved = run_script(MODEL + """
+    saved = run_script(
+        MODEL
+        + """
 model, optimizer = make(0, 4)
 torch.manual_seed(5); batches = torch.randn(4, 6, 8)
 for x in batches[:2]:
@@ -44,10 +46,15 @@ assert manager.all_steps() == [0, 10] and manager.save(20, state(model, optimize
 assert len(dcp.FileSystemReader(sys.argv[1] + "/20").read_metadata().state_dict_metadata["model.0.weight"].chunks) == 4
 torch.save([[step(model, optimizer, x) for x in batches[2:]], {k: v.cpu() for k, v in model.state_dict().items()}], sys.argv[1] + "/expected")
 print("done")
-""", str(tmp_path), XLA_FLAGS="--xla_force_host_platform_device_count=4")
+""",
+        str(tmp_path),
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
     assert "done" in saved.stdout, saved.stderr
     for folder in (10, 20):
-        loaded = run_script(MODEL + f"""
+        loaded = run_script(
+            MODEL
+            + f"""
 model, optimizer = make(1, 2)
 before = [p.detach().cpu() for p in model.parameters()]
 prime_optimizer(optimizer)
@@ -62,5 +69,8 @@ losses, expected = torch.load(sys.argv[1] + "/expected")
 torch.testing.assert_close([step(model, optimizer, x) for x in batches[2:]], losses)
 torch.testing.assert_close({{k: v.cpu() for k, v in model.state_dict().items()}}, expected)
 print("done")
-""", str(tmp_path), XLA_FLAGS="--xla_force_host_platform_device_count=2")
+""",
+            str(tmp_path),
+            XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        )
         assert "done" in loaded.stdout, loaded.stderr

@@ -1,4 +1,6 @@
-"""Fifty steps of tiny models: losses, parameters, buffers, optimizer state and ties are the CPU's, in each way to train on xla."""
+"""Fifty steps of tiny models: losses, parameters, buffers, optimizer state and ties are the CPU's, in each
+way to train on xla.
+"""
 
 import copy
 
@@ -21,7 +23,9 @@ class Bert(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = torch.nn.Embedding(11, 8)
-        self.layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, activation="gelu")
+        self.layer = torch.nn.TransformerEncoderLayer(
+            8, 2, 16, dropout=0.0, batch_first=True, activation="gelu"
+        )
         self.head = torch.nn.Linear(8, 11, bias=False)
         self.head.weight = self.embedding.weight
 
@@ -52,11 +56,24 @@ class Lstm(torch.nn.Module):
 
 
 MODELS = {
-    "bert": (Bert, torch.optim.AdamW, {"lr": 1e-2}, lambda: (ids := torch.randint(0, 11, (4, 5)), (ids + 1).flatten() % 11)),
-    "resnet": (ResNet, torch.optim.SGD, {"lr": 0.05, "momentum": 0.9},
-               lambda: (torch.randn(4, 3, 6, 6, dtype=torch.float64), torch.randint(0, 5, (4,)))),
-    "lstm": (Lstm, torch.optim.RMSprop, {"lr": 1e-2, "momentum": 0.5},
-             lambda: (torch.randn(4, 6, 3, dtype=torch.float64), torch.randint(0, 5, (4,)))),
+    "bert": (
+        Bert,
+        torch.optim.AdamW,
+        {"lr": 1e-2},
+        lambda: (ids := torch.randint(0, 11, (4, 5)), (ids + 1).flatten() % 11),
+    ),
+    "resnet": (
+        ResNet,
+        torch.optim.SGD,
+        {"lr": 0.05, "momentum": 0.9},
+        lambda: (torch.randn(4, 3, 6, 6, dtype=torch.float64), torch.randint(0, 5, (4,))),
+    ),
+    "lstm": (
+        Lstm,
+        torch.optim.RMSprop,
+        {"lr": 1e-2, "momentum": 0.5},
+        lambda: (torch.randn(4, 6, 3, dtype=torch.float64), torch.randint(0, 5, (4,))),
+    ),
 }
 loss_of = torch.nn.functional.cross_entropy
 
@@ -103,7 +120,9 @@ def test_fifty_steps_leave_the_cpus_state(name, way):
     found = train(model, mine, [tuple(t.to("xla") for t in pair) for pair in batches], way)
     assert found == pytest.approx(losses, rel=1e-6)
     close = {"rtol": 1e-5, "atol": 1e-7}
-    torch.testing.assert_close({k: v.cpu() for k, v in model.state_dict().items()}, dict(expected.state_dict()), **close)
+    torch.testing.assert_close(
+        {k: v.cpu() for k, v in model.state_dict().items()}, dict(expected.state_dict()), **close
+    )
     for state, other in zip(mine.state.values(), reference.state.values(), strict=True):
         assert state.keys() == other.keys()
         for key, value in other.items():
@@ -116,11 +135,20 @@ def test_fifty_steps_leave_the_cpus_state(name, way):
 def test_fifty_steps_with_dropout_draw_what_lazy_ones_draw(way):
     def run(way):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 5), torch.nn.Dropout(0.1))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 5), torch.nn.Dropout(0.1)
+        )
         optimizer = torch.optim.SGD(model.double().to("xla").parameters(), lr=0.1)
-        batches = [(torch.randn(4, 4, dtype=torch.float64).to("xla"), torch.randint(0, 5, (4,)).to("xla")) for _ in range(STEPS)]
+        batches = [
+            (torch.randn(4, 4, dtype=torch.float64).to("xla"), torch.randint(0, 5, (4,)).to("xla"))
+            for _ in range(STEPS)
+        ]
         xm.set_rng_state(3)
-        return train(model, optimizer, batches, way), xm.get_rng_state(), [p.detach().cpu() for p in model.parameters()]
+        return (
+            train(model, optimizer, batches, way),
+            xm.get_rng_state(),
+            [p.detach().cpu() for p in model.parameters()],
+        )
 
     losses, state, parameters = run(way)
     expected_losses, expected_state, expected = run("lazy")

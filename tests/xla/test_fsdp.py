@@ -1,4 +1,6 @@
-"""Parameters, gradients or optimizer state in parts: two replicas train to what one process trains to; parts become a whole again."""
+"""Parameters, gradients or optimizer state in parts: two replicas train to what one process trains to; parts
+become a whole again.
+"""
 
 import pytest
 
@@ -46,7 +48,9 @@ reference = make()
 
 
 def test_fsdp_trains_as_one_process_and_is_put_together_again():
-    outputs = run_replicas(TRAIN + """
+    outputs = run_replicas(
+        TRAIN
+        + """
 from dynamotor.xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP, consolidate_sharded_state_dicts
 model = make().to("xla")
 model[0] = FSDP(model[0])
@@ -62,12 +66,15 @@ every = xm.mesh_reduce("parts", saved, list)
 full = consolidate_sharded_state_dicts(every)
 torch.testing.assert_close(full, dict(reference.state_dict()), rtol=1e-8, atol=1e-8)
 print("done")
-""")
+"""
+    )
     assert all("done" in text for text in outputs), outputs
 
 
 def test_zero_redundancy_trains_as_one_process():
-    outputs = run_replicas(TRAIN + """
+    outputs = run_replicas(
+        TRAIN
+        + """
 from dynamotor.xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 model = make().to("xla")
 optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, max_norm=0.5)
@@ -81,5 +88,6 @@ assert sum(s["exp_avg"].numel() for s in state.values()) < 0.6 * sum(p.numel() f
 optimizer.load_state_dict(optimizer.state_dict())
 train(model, model, optimizer, lambda m: None, True)
 print("done")
-""")
+"""
+    )
     assert all("done" in text for text in outputs), outputs

@@ -59,7 +59,11 @@ def test_list_stat_remove():
     for name in ("d/a.txt", "d/b.bin", "d/e/c.txt", "f"):
         gcsfs.write(f"gs://b/{name}", name)
     blobs = gcsfs.list("gs://b/d")
-    assert [(b.path, b.isdir) for b in blobs] == [("gs://b/d/a.txt", False), ("gs://b/d/b.bin", False), ("gs://b/d/e", True)]
+    assert [(b.path, b.isdir) for b in blobs] == [
+        ("gs://b/d/a.txt", False),
+        ("gs://b/d/b.bin", False),
+        ("gs://b/d/e", True),
+    ]
     assert blobs[0].size == 7 and blobs[0].mtime > 1e9
     assert [b.path for b in gcsfs.list("gs://b/d/*.txt")] == ["gs://b/d/a.txt"]
     assert gcsfs.list("gs://b/nothing") == []

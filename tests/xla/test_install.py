@@ -1,4 +1,6 @@
-"""Programs that import torch_xla run on dynamotor.xla: in this process, in spawned ones, and under `python -m dynamotor run`."""
+"""Programs that import torch_xla run on dynamotor.xla: in this process, in spawned ones, and under `python -m
+dynamotor run`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def test_modules_are_the_same_objects(alias):
     from torch_xla.core.xla_model import xla_device
 
     assert torch_xla is dynamotor.xla and xm is dynamotor.xla.core.xla_model and xr is dynamotor.xla.runtime
-    assert xla_device is dynamotor.xla.core.xla_model.xla_device and xmp.spawn is dynamotor.xla.distributed.xla_multiprocessing.spawn
+    assert (
+        xla_device is dynamotor.xla.core.xla_model.xla_device
+        and xmp.spawn is dynamotor.xla.distributed.xla_multiprocessing.spawn
+    )
     assert torch_xla.utils.serialization.save.__module__ == "dynamotor.xla.utils.serialization"
     assert dynamotor.xla.utils.serialization.__spec__.name == "dynamotor.xla.utils.serialization"
     assert callable(torch_xla.sync) and callable(torch_xla.device) and torch_xla.__version__[0].isdigit()
@@ -81,13 +86,19 @@ PROGRAM = """
 def test_run_command(tmp_path):
     done = run(tmp_path, PROGRAM, "-m", "dynamotor", "run", "--torch-xla")
     assert done.returncode == 7, done.stderr
-    assert done.stdout.split()[:2] == ["xla:0", "8.0"] and "['first', '--second']" in done.stdout and "program.py" in done.stdout
+    assert (
+        done.stdout.split()[:2] == ["xla:0", "8.0"]
+        and "['first', '--second']" in done.stdout
+        and "program.py" in done.stdout
+    )
 
 
 def test_run_without_the_alias_and_without_a_program(tmp_path):
     done = run(tmp_path, "import sys; print(sys.argv[1:], 'jax' in sys.modules)", "-m", "dynamotor", "run")
     assert done.stdout.strip() == "['first', '--second'] False"
-    done = subprocess.run([sys.executable, "-m", "dynamotor", "run", "none.py"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamotor", "run", "none.py"], capture_output=True, text=True
+    )
     assert done.returncode == 2 and "DM108" in done.stderr
 
 
@@ -116,7 +127,9 @@ def test_spawned_processes_have_the_alias(tmp_path):
 
 
 def test_old_runtime_variables_are_accepted_with_one_warning():
-    text = "import warnings; warnings.simplefilter('always')\nimport dynamotor.xla, dynamotor.xla.core.xla_model"
+    text = (
+        "import warnings; warnings.simplefilter('always')\nimport dynamotor.xla, dynamotor.xla.core.xla_model"
+    )
     done = run_forked(text, XRT_DEVICE_MAP="CPU:0", XRT_WORKERS="localservice:0")
     assert done.returncode == 0 and done.stderr.count("XRT_DEVICE_MAP, XRT_WORKERS") == 1, done.stderr
 
@@ -157,4 +170,7 @@ def test_launch(tmp_path, how):
     command = ["-m", "dynamotor", "run", "--torch-xla"]
     done = run(tmp_path, LAUNCHED, *(torchrun if how == "torchrun" else []), *command, CPU_NUM_DEVICES="2")
     assert done.returncode == 0, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if line.endswith("]") and line[0] in "01") == ["0 2 [3.0, 3.0]", "1 2 [3.0, 3.0]"]
+    assert sorted(line for line in done.stdout.splitlines() if line.endswith("]") and line[0] in "01") == [
+        "0 2 [3.0, 3.0]",
+        "1 2 [3.0, 3.0]",
+    ]

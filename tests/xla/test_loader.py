@@ -22,7 +22,9 @@ DEVICE = torch.device("xla", 0)
 
 
 def loader(n: int = 10, workers: int = 0) -> DataLoader:
-    return DataLoader(TensorDataset(torch.arange(n * 2.0).reshape(n, 2), torch.arange(n)), batch_size=3, num_workers=workers)
+    return DataLoader(
+        TensorDataset(torch.arange(n * 2.0).reshape(n, 2), torch.arange(n)), batch_size=3, num_workers=workers
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -39,7 +41,12 @@ def test_batches_arrive_in_order_on_the_device(workers: int) -> None:
 def test_structures_are_kept_and_other_values_pass() -> None:
     data = [{"a": torch.ones(2), "n": 3, "l": (torch.zeros(1, dtype=torch.bfloat16), "s")}]
     (batch,) = pl.MpDeviceLoader(data, DEVICE)
-    assert batch["a"].device == DEVICE and batch["n"] == 3 and batch["l"][1] == "s" and batch["l"][0].dtype is torch.bfloat16
+    assert (
+        batch["a"].device == DEVICE
+        and batch["n"] == 3
+        and batch["l"][1] == "s"
+        and batch["l"][0].dtype is torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize(("per_execution", "steps"), [(1, 4), (2, 2), (3, 2), (10, 1)])

@@ -1,4 +1,6 @@
-"""Parts of torch_xla that programs import by name: operations of values, pure functions, kernels, queues, plugins, comparisons."""
+"""Parts of torch_xla that programs import by name: operations of values, pure functions, kernels, queues,
+plugins, comparisons.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_every_other_name_of_a_module_leads_to_it():
     package = install.install_as_torch_xla()
     try:
         for alias, real in install._ELSEWHERE.items():
-            assert importlib.import_module(f"torch_xla.{alias}") is importlib.import_module(f"{package.__name__}.{real}")
+            assert importlib.import_module(f"torch_xla.{alias}") is importlib.import_module(
+                f"{package.__name__}.{real}"
+            )
     finally:
         install.uninstall()
 
@@ -39,15 +43,35 @@ def test_every_other_name_of_a_module_leads_to_it():
 def test_registered_operations_are_functions_of_values_with_gradients():
     a, b = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
     xa, xb_ = a.detach().to("xla").requires_grad_(), b.to("xla")
-    op = xor.register("slice_and_add", lambda x, y, dimno=0: x.slice_in_dim(0, 1, dimno) * 2 + y.slice_in_dim(1, 2, dimno).exp())
+    op = xor.register(
+        "slice_and_add",
+        lambda x, y, dimno=0: x.slice_in_dim(0, 1, dimno) * 2 + y.slice_in_dim(1, 2, dimno).exp(),
+    )
     for dim in (0, 1):
-        torch.testing.assert_close(op(xa, xb_, dimno=dim).cpu(), a.narrow(dim, 0, 1) * 2 + b.narrow(dim, 1, 1).exp())
+        torch.testing.assert_close(
+            op(xa, xb_, dimno=dim).cpu(), a.narrow(dim, 0, 1) * 2 + b.narrow(dim, 1, 1).exp()
+        )
     op(xa, xb_).sum().backward()
     assert xa.grad.tolist() == [[2.0] * 3, [0.0] * 3]
-    many = xor.register("many", lambda x, y: (
-        (x @ y.transpose((1, 0))).reshape((4,)), x.reduce(xb.Op.scalar(None, 0.0), lambda p, q: p + q, (1,)),
-        (x < y).select(x, y), x.cast(torch.int32), xb.Op.concat_in_dim([x, -y], 1), x.clamp(xb.Op.scalar(None, 0.0), y.ones_like())))
-    expected = ((a @ b.t()).reshape(4), a.sum(1), torch.minimum(a, b), a.int(), torch.cat([a, -b], 1), a.clamp(0, 1))
+    many = xor.register(
+        "many",
+        lambda x, y: (
+            (x @ y.transpose((1, 0))).reshape((4,)),
+            x.reduce(xb.Op.scalar(None, 0.0), lambda p, q: p + q, (1,)),
+            (x < y).select(x, y),
+            x.cast(torch.int32),
+            xb.Op.concat_in_dim([x, -y], 1),
+            x.clamp(xb.Op.scalar(None, 0.0), y.ones_like()),
+        ),
+    )
+    expected = (
+        (a @ b.t()).reshape(4),
+        a.sum(1),
+        torch.minimum(a, b),
+        a.int(),
+        torch.cat([a, -b], 1),
+        a.clamp(0, 1),
+    )
     halves = xor.register("halves", lambda x: xb.Op.tuple((x, x.cast(xb.Type.BF16))))
     assert [t.dtype for t in halves(xb_)] == [torch.float32, torch.bfloat16]
     for found, want in zip(many(xa.detach(), xb_), expected):
@@ -56,7 +80,9 @@ def test_registered_operations_are_functions_of_values_with_gradients():
 
 def test_computations_branch_and_loop():
     def body(x, limit):
-        pair = xb.Op.mkwhile([x, limit], lambda x, limit: x < limit, lambda x, limit: (x * x.scalar_like(2.0), limit))
+        pair = xb.Op.mkwhile(
+            [x, limit], lambda x, limit: x < limit, lambda x, limit: (x * x.scalar_like(2.0), limit)
+        )
         grown = pair.get_tuple_element(0)
         return (grown > x).mkconditional([grown, x], lambda g, x: g + x, lambda g, x: g - x)
 
@@ -134,10 +160,14 @@ def test_attention_over_pages_finds_the_keys_of_each_sequence():
     for i, length in enumerate(lengths.tolist()):
         keys, values = (t[:, pages[i]].reshape(2, 12, 8)[:, :length].repeat_interleave(2, 0) for t in (k, v))
         seen = torch.arange(length) <= (length - 3 + torch.arange(3))[:, None]
-        torch.testing.assert_close(found[i].transpose(0, 1), _attention(q[i].transpose(0, 1), keys, values, seen, 1.0))
+        torch.testing.assert_close(
+            found[i].transpose(0, 1), _attention(q[i].transpose(0, 1), keys, values, seen, 1.0)
+        )
     one = ck.paged_attention(q[:, 2].to("xla"), *on[1:5]).cpu()
     torch.testing.assert_close(one, found[:, 2])
-    both = torch.stack([k, v], 3).permute(1, 2, 0, 3, 4).reshape(6, 4, 4, 8)  # keys and values of a head in turn
+    both = (
+        torch.stack([k, v], 3).permute(1, 2, 0, 3, 4).reshape(6, 4, 4, 8)
+    )  # keys and values of a head in turn
     ragged = torch.cat([q[0], q[1], torch.zeros(2, 4, 8)])
     rest = [t.to("xla") for t in (ragged, both, lengths, pages, torch.tensor([0, 3, 6]), torch.tensor([2]))]
     out = ck.ragged_paged_attention(*rest).cpu()
@@ -173,20 +203,29 @@ def test_products_by_groups_have_gradients_and_kernels_of_pallas_run():
         return pl.pallas_call(add, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x, y)
 
     kernel = ck.make_kernel_from_pallas(call, lambda x, y: [(x.shape, x.dtype)])
-    assert kernel(torch.ones(4, device="xla"), torch.arange(4.0, device="xla")).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert kernel(torch.ones(4, device="xla"), torch.arange(4.0, device="xla")).tolist() == [
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+    ]
 
 
 def test_two_runs_are_compared_by_the_names_of_their_tensors(tmp_path):
     for device in ("cpu", "xla"):
         model_comparator.configure(str(tmp_path / device))
         for step in range(2):
-            model_comparator.save(torch.ones(2, device=device) * (step + (device == "xla") * step * 1e-3), "hidden")
+            model_comparator.save(
+                torch.ones(2, device=device) * (step + (device == "xla") * step * 1e-3), "hidden"
+            )
         model_comparator.save(torch.zeros(1, device=device))
     text = model_comparator.compare(str(tmp_path / "cpu"), str(tmp_path / "xla"))
     assert "hidden-1.pt" in text and "hidden-0.pt" not in text
     assert model_comparator.compare(str(tmp_path / "cpu"), str(tmp_path / "xla"), rtol=1e-2) == ""
     (tmp_path / "cpu" / "hidden-0.pt").unlink()
-    assert "hidden-0.pt is only in" in model_comparator.compare(str(tmp_path / "cpu"), str(tmp_path / "xla"), rtol=1e-2)
+    assert "hidden-0.pt is only in" in model_comparator.compare(
+        str(tmp_path / "cpu"), str(tmp_path / "xla"), rtol=1e-2
+    )
 
 
 def test_queues_and_closures_of_threads():
@@ -236,11 +275,17 @@ def test_small_names(tmp_path, capsys):
     assert _XLAC._check_tensor_need_materialization([pending, x]) == [True, False]
     assert _XLAC._get_graph_hash([pending]) != _XLAC._get_graph_hash([other])
     _XLAC._xla_sync_multi([pending, same, other], [], True)
-    assert _XLAC._check_tensor_need_materialization([pending]) == [False] and _XLAC._xla_get_tensor_id(pending) != 0
+    assert (
+        _XLAC._check_tensor_need_materialization([pending]) == [False]
+        and _XLAC._xla_get_tensor_id(pending) != 0
+    )
     assert _XLAC._xla_tensors_from_aten([torch.ones(2)], ["xla:0"])[0].tolist() == [1.0, 1.0]
     assert profiler.trace_me("block")(lambda t: t + 1)(1) == 2
     assert utils.flatten_nested_tuple((1, (2, [3]))) == (1, 2, 3) and utils.shape([x, [x]]) == [[4], [[4]]]
-    assert len(set(utils.get_free_tcp_ports(2))) == 2 and utils.parallel_work(2, pow, [2, 3], [3, 2]) == [8, 9]
+    assert len(set(utils.get_free_tcp_ports(2))) == 2 and utils.parallel_work(2, pow, [2, 3], [3, 2]) == [
+        8,
+        9,
+    ]
     assert utils.timed(lambda: 5, "it took ") == 5 and "it took" in capsys.readouterr().err
     with utils.TimedScope("a scope ", printfn=None) as scope:
         assert utils.timed(lambda: 6, printfn=None) == 6 and scope is not None
@@ -256,22 +301,32 @@ def test_small_names(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "step=3" in printed and "loss=0.50000" in printed and "accuracy=99.0" in printed
     xtu.write_to_summary(xtu.get_summary_writer(None), 1, {"loss": 1.0})
-    seen = DataParallel(lambda: torch.nn.Linear(2, 1))(lambda module, loader, device, context: [
-        (str(device), module(batch).shape, context.getattr_or("count", 4)) for batch in loader], [torch.ones(3, 2)] * 2)
+    seen = DataParallel(lambda: torch.nn.Linear(2, 1))(
+        lambda module, loader, device, context: [
+            (str(device), module(batch).shape, context.getattr_or("count", 4)) for batch in loader
+        ],
+        [torch.ones(3, 2)] * 2,
+    )
     assert seen == [[("xla:0", (3, 1), 4)] * 2]
 
 
 def test_parts_in_files_become_one_state(tmp_path):
     meta = {"names": {"w": "layer.weight", "b": "layer.bias"}, "shapes": {"w": torch.Size([3, 1])}}
     for rank in range(2):
-        part = {"model": {"w": torch.arange(2.0) + 2 * rank, "b": torch.ones(1)}, "shard_metadata": {**meta, "rank": rank}}
+        part = {
+            "model": {"w": torch.arange(2.0) + 2 * rank, "b": torch.ones(1)},
+            "shard_metadata": {**meta, "rank": rank},
+        }
         torch.save(part, tmp_path / f"net_rank-{rank}-of-2.pth")
     whole, path = consolidate_sharded_model_checkpoints(str(tmp_path / "net"))
-    assert whole["layer.weight"].tolist() == [[0.0], [1.0], [2.0]] and torch.load(path)["model"]["layer.bias"].tolist() == [1.0]
+    assert whole["layer.weight"].tolist() == [[0.0], [1.0], [2.0]] and torch.load(path)["model"][
+        "layer.bias"
+    ].tolist() == [1.0]
 
 
 def test_placements_of_pytorch_lay_tensors_out():
-    done = run_forked("""
+    done = run_forked(
+        """
     import torch
     import dynamotor.xla.start
     from torch.distributed.device_mesh import DeviceMesh
@@ -288,5 +343,7 @@ def test_placements_of_pytorch_lay_tensors_out():
     xla_distribute_module(torch.nn.Sequential(torch.nn.Linear(2, 2)), Mesh(), lambda name, module, mesh: seen.append(name))
     assert seen == ["", "0"]
     print("done")
-    """, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr

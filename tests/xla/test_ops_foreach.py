@@ -15,7 +15,11 @@ aten = torch.ops.aten
 
 
 def tensors(name: str = "") -> list[torch.Tensor]:
-    return [torch.rand(3, 3) + 0.5, torch.rand(2, 2) + 0.5] if name == "mm" else [torch.rand(3, 2) + 0.5, torch.rand(4) + 0.5]
+    return (
+        [torch.rand(3, 3) + 0.5, torch.rand(2, 2) + 0.5]
+        if name == "mm"
+        else [torch.rand(3, 2) + 0.5, torch.rand(4) + 0.5]
+    )
 
 
 def argument(name: str, parameter: torch._C.Argument):
@@ -45,7 +49,11 @@ def test_every_overload_for_lists_equals_aten(name: str) -> None:
     for overload in packet.overloads():
         func = getattr(packet, overload)
         if not func._schema.is_mutable:
-            parameters = [p for p in func._schema.arguments if not p.kwarg_only and p.name not in ("dtype", "non_blocking")]
+            parameters = [
+                p
+                for p in func._schema.arguments
+                if not p.kwarg_only and p.name not in ("dtype", "non_blocking")
+            ]
             args = [argument(name, p) for p in parameters]
             found = func(*[tree_map(moved, arg) if isinstance(arg, list) else arg for arg in args])
             torch.testing.assert_close([t.cpu() for t in found], list(func(*args)), equal_nan=True)

@@ -11,11 +11,39 @@ pytest.importorskip("jax", reason="the XLA rules need jax")
 
 from lowering_harness import FEW_OR_MORE, check, check_opinfo  # noqa: E402
 
-from dynamotor.xla import ops_create, ops_embedding, ops_index, ops_pad, ops_reduce_at, ops_scatter, ops_shape, ops_view  # noqa: E402, F401
+from dynamotor.xla import (  # noqa: E402, F401
+    ops_create,
+    ops_embedding,
+    ops_index,
+    ops_pad,
+    ops_reduce_at,
+    ops_scatter,
+    ops_shape,
+    ops_view,
+)
 
 aten = torch.ops.aten
 F = torch.nn.functional
-NAMES = ["gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy", "index_fill", "take", "put", "masked_fill", "masked_scatter", "take_along_dim", "nonzero_static", "nn.functional.embedding", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "index_reduce"]
+NAMES = [
+    "gather",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "index_select",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "take",
+    "put",
+    "masked_fill",
+    "masked_scatter",
+    "take_along_dim",
+    "nonzero_static",
+    "nn.functional.embedding",
+    "_unsafe_masked_index",
+    "_unsafe_masked_index_put_accumulate",
+    "index_reduce",
+]
 
 
 @pytest.mark.parametrize("samples", FEW_OR_MORE)
@@ -28,7 +56,9 @@ def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> No
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.uint8], ids=str)
-@pytest.mark.parametrize("name", ["gather", "scatter_add", "index_add", "index_put", "put", "masked_scatter", "index_copy"])
+@pytest.mark.parametrize(
+    "name", ["gather", "scatter_add", "index_add", "index_put", "put", "masked_scatter", "index_copy"]
+)
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
     mode = check_opinfo(name, dtype, samples=4, gradient=False)
     assert not mode.wrong
@@ -73,7 +103,9 @@ def test_scatter_and_index_reductions(reduce: str, include_self: bool, dtype: to
     mode = check(lambda: aten.scatter_reduce(x, 0, index, source, reduce, include_self=include_self))
     assert mode.right
     if reduce != "sum":
-        assert check(lambda: aten.index_reduce(x, 0, index[:, 0], source[:5, :3], reduce, include_self=include_self)).right
+        assert check(
+            lambda: aten.index_reduce(x, 0, index[:, 0], source[:5, :3], reduce, include_self=include_self)
+        ).right
 
 
 def test_not_a_number_wins_maximum_and_minimum() -> None:
@@ -87,7 +119,9 @@ def test_not_a_number_wins_maximum_and_minimum() -> None:
 def test_embedding_gradient(padding: int | None, by_frequency: bool) -> None:
     weight = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     index = torch.tensor([[1, 2, 2], [5, 0, 2]])
-    mode = check(lambda: F.embedding(index, weight, padding, scale_grad_by_freq=by_frequency).square().sum().backward())
+    mode = check(
+        lambda: F.embedding(index, weight, padding, scale_grad_by_freq=by_frequency).square().sum().backward()
+    )
     assert {"aten.embedding.default", "aten.embedding_dense_backward.default"} <= mode.right
 
 
@@ -96,16 +130,35 @@ def test_embedding_gradient(padding: int | None, by_frequency: bool) -> None:
 def test_embedding_bags(bag: str, padding: int | None) -> None:
     weight = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     index, offsets = torch.tensor([1, 2, 2, 5, 0, 2]), torch.tensor([0, 3, 3])
-    mode = check(lambda: F.embedding_bag(index, weight, offsets, mode=bag, padding_idx=padding)[:, :2].square().sum().backward())
+    mode = check(
+        lambda: (
+            F.embedding_bag(index, weight, offsets, mode=bag, padding_idx=padding)[:, :2]
+            .square()
+            .sum()
+            .backward()
+        )
+    )
     assert {"aten._embedding_bag.default", "aten._embedding_bag_backward.default"} <= mode.right
 
 
 @pytest.mark.parametrize("bag", ["sum", "mean"])
 def test_weighted_bags_that_include_the_last_offset(bag: str) -> None:
-    weight, scale = torch.randn(6, 3, dtype=torch.float64, requires_grad=True), torch.randn(6, dtype=torch.float64, requires_grad=True)
+    weight, scale = (
+        torch.randn(6, 3, dtype=torch.float64, requires_grad=True),
+        torch.randn(6, dtype=torch.float64, requires_grad=True),
+    )
     index, offsets = torch.tensor([1, 2, 2, 5, 0, 2]), torch.tensor([0, 4, 6])
     scale = scale if bag == "sum" else None
-    mode = check(lambda: F.embedding_bag(index, weight, offsets, mode=bag, per_sample_weights=scale, include_last_offset=True).square().sum().backward())
+    mode = check(
+        lambda: (
+            F.embedding_bag(
+                index, weight, offsets, mode=bag, per_sample_weights=scale, include_last_offset=True
+            )
+            .square()
+            .sum()
+            .backward()
+        )
+    )
     assert "aten._embedding_bag_backward.default" in mode.right
 
 

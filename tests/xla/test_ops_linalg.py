@@ -21,7 +21,13 @@ def run(func, *args, **kwargs):
     expected = func(*args, **kwargs)
     flat = expected if isinstance(expected, tuple) else (expected,)
     specs = tuple(Spec(tuple(t.shape), t.dtype) for t in flat)
-    got = apply(func, find(func), tuple(to_jax(a) for a in args), kwargs, specs if isinstance(expected, tuple) else specs[0])
+    got = apply(
+        func,
+        find(func),
+        tuple(to_jax(a) for a in args),
+        kwargs,
+        specs if isinstance(expected, tuple) else specs[0],
+    )
     return tuple(to_torch(g, t.dtype) for g, t in zip(got if isinstance(got, tuple) else (got,), flat)), flat
 
 
@@ -100,8 +106,18 @@ def test_gradients():
     a, b = square(2).requires_grad_(), torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
 
     def total():
-        values = torch.linalg.solve(a, b).sum() + torch.linalg.det(a).sum() + torch.linalg.slogdet(a)[1].sum() + torch.linalg.inv(a).sum()
-        (values + torch.linalg.cholesky(a @ a.mT).sum() + torch.linalg.qr(a)[1].sum() + torch.linalg.matrix_exp(a).sum()).backward()
+        values = (
+            torch.linalg.solve(a, b).sum()
+            + torch.linalg.det(a).sum()
+            + torch.linalg.slogdet(a)[1].sum()
+            + torch.linalg.inv(a).sum()
+        )
+        (
+            values
+            + torch.linalg.cholesky(a @ a.mT).sum()
+            + torch.linalg.qr(a)[1].sum()
+            + torch.linalg.matrix_exp(a).sum()
+        ).backward()
 
     check(total)
 

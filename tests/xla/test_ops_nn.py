@@ -1,4 +1,6 @@
-"""Products, convolutions, normalisation, pooling, softmax, losses, interpolation, attention: values and gradients beside aten's."""
+"""Products, convolutions, normalisation, pooling, softmax, losses, interpolation, attention: values and
+gradients beside aten's.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def forward_and_backward(fn):
     """Run with gradients for all floating outputs; every op that has a rule is compared."""
 
     def run():
-        outputs = [t for t in torch.utils._pytree.tree_leaves(fn()) if isinstance(t, torch.Tensor) and t.requires_grad]
+        outputs = [
+            t
+            for t in torch.utils._pytree.tree_leaves(fn())
+            if isinstance(t, torch.Tensor) and t.requires_grad
+        ]
         torch.autograd.backward(outputs, [torch.randn_like(t) for t in outputs])
 
     return check(run)
@@ -48,7 +54,7 @@ def lowered(mode, *names):
     assert {f"aten.{name}" for name in names} <= mode.right, (mode.right, mode.refused, mode.missing)
 
 
-# -- products ----------------------------------------------------------------------------------------------------------------------
+# -- products ------------------------------------------------------------------------------------------------
 
 PRODUCTS = {
     "mm": lambda r: torch.mm(r(3, 4), r(4, 5)),
@@ -86,10 +92,15 @@ def test_beta_zero_does_not_read_the_base():
 
 
 def test_empty_products_are_zero():
-    check(lambda: (torch.mm(torch.randn(3, 0), torch.randn(0, 2)), torch.bmm(torch.randn(0, 2, 3), torch.randn(0, 3, 2))))
+    check(
+        lambda: (
+            torch.mm(torch.randn(3, 0), torch.randn(0, 2)),
+            torch.bmm(torch.randn(0, 2, 3), torch.randn(0, 3, 2)),
+        )
+    )
 
 
-# -- convolutions ------------------------------------------------------------------------------------------------------------------
+# -- convolutions --------------------------------------------------------------------------------------------
 
 CONVOLUTIONS = [
     # channels in, out, spatial, kernel, options
@@ -138,20 +149,24 @@ def test_both_ways_to_convolve_agree():
     x, weight = torch.randn(2, 24, 6, 5, dtype=DOUBLE), torch.randn(8, 24, 3, 3, dtype=DOUBLE)
     window = ops_conv.Window((2, 1), (1, 1), (1, 2), 1)
     one, other = (ops_conv._forward(x.numpy(), weight.numpy(), window, way) for way in (True, False))
-    torch.testing.assert_close(torch.from_numpy(one.__array__().copy()), torch.from_numpy(other.__array__().copy()))
+    torch.testing.assert_close(
+        torch.from_numpy(one.__array__().copy()), torch.from_numpy(other.__array__().copy())
+    )
 
 
 def test_an_empty_batch_convolves():
     check(lambda: F.conv2d(torch.randn(0, 3, 5, 5), torch.randn(2, 3, 3, 3)))
 
 
-# -- normalisation and softmax -------------------------------------------------------------------------------------------------------
+# -- normalisation and softmax -------------------------------------------------------------------------------
 
 NORMS = {
     "layer": lambda d: F.layer_norm(rand(4, 5, 6, dtype=d), (5, 6), rand(5, 6, dtype=d), rand(5, 6, dtype=d)),
     "layer without weights": lambda d: F.layer_norm(rand(4, 6, dtype=d), (6,)),
     "group": lambda d: F.group_norm(rand(2, 6, 5, dtype=d), 3, rand(6, dtype=d), rand(6, dtype=d)),
-    "instance": lambda d: F.instance_norm(rand(2, 3, 5, 4, dtype=d), weight=rand(3, dtype=d), bias=rand(3, dtype=d)),
+    "instance": lambda d: F.instance_norm(
+        rand(2, 3, 5, 4, dtype=d), weight=rand(3, dtype=d), bias=rand(3, dtype=d)
+    ),
     "rms": lambda d: F.rms_norm(rand(4, 6, dtype=d), (6,), rand(6, dtype=d)),
     "local response": lambda d: F.local_response_norm(rand(2, 7, 4, 4, dtype=d), 3),
     "softmax": lambda d: F.softmax(rand(3, 4, 5, dtype=d), 1),
@@ -171,11 +186,22 @@ def test_norms(name, dtype):
 def test_batch_norm(training, shape):
     mean, variance = torch.randn(3, dtype=DOUBLE), torch.rand(3, dtype=DOUBLE)
     run = aten._native_batch_norm_legit_functional
-    weight, bias, x = torch.randn(3, dtype=DOUBLE), torch.randn(3, dtype=DOUBLE), torch.randn(shape, dtype=DOUBLE)
-    lowered(check(lambda: run(x, weight, bias, mean, variance, training, 0.1, 1e-5)), "_native_batch_norm_legit_functional.default")
+    weight, bias, x = (
+        torch.randn(3, dtype=DOUBLE),
+        torch.randn(3, dtype=DOUBLE),
+        torch.randn(shape, dtype=DOUBLE),
+    )
+    lowered(
+        check(lambda: run(x, weight, bias, mean, variance, training, 0.1, 1e-5)),
+        "_native_batch_norm_legit_functional.default",
+    )
     _, save_mean, save_rstd = run(x, weight, bias, mean, variance, training, 0.1, 1e-5)[:3]
     backward = aten.native_batch_norm_backward
-    check(lambda: backward(torch.randn_like(x), x, weight, mean, variance, save_mean, save_rstd, training, 1e-5, [True] * 3))
+    check(
+        lambda: backward(
+            torch.randn_like(x), x, weight, mean, variance, save_mean, save_rstd, training, 1e-5, [True] * 3
+        )
+    )
 
 
 def test_softmax_of_rows_that_are_hidden():
@@ -185,11 +211,13 @@ def test_softmax_of_rows_that_are_hidden():
     check(lambda: torch.softmax(torch.randn(3, 0), 1))
 
 
-# -- pooling -----------------------------------------------------------------------------------------------------------------------
+# -- pooling -------------------------------------------------------------------------------------------------
 
 POOLS = {
     "max": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)[0],
-    "max, dilated, rounded up": lambda x: F.max_pool2d(x, 2, 3, 1, dilation=2, ceil_mode=True, return_indices=True)[0],
+    "max, dilated, rounded up": lambda x: F.max_pool2d(
+        x, 2, 3, 1, dilation=2, ceil_mode=True, return_indices=True
+    )[0],
     "max 1d": lambda x: F.max_pool1d(x[0], 3, 2),
     "max 3d": lambda x: F.max_pool3d(x, 2, 1, return_indices=True)[0],
     "average": lambda x: F.avg_pool2d(x, 3, 2, 1),
@@ -224,15 +252,21 @@ def test_integer_pools():
     check(lambda: (F.avg_pool2d(x, 3, 2, 1), F.max_pool2d(x, 2, return_indices=True)))
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------------------
+# -- losses --------------------------------------------------------------------------------------------------
 
 LOSSES = {
     "mse": lambda r: F.mse_loss(rand(4, 5), rand(4, 5), reduction=r),
-    "cross entropy": lambda r: F.cross_entropy(rand(6, 5), torch.tensor([0, 4, -100, 2, 2, 1]), torch.rand(5, dtype=DOUBLE), reduction=r),
+    "cross entropy": lambda r: F.cross_entropy(
+        rand(6, 5), torch.tensor([0, 4, -100, 2, 2, 1]), torch.rand(5, dtype=DOUBLE), reduction=r
+    ),
     "cross entropy of one": lambda r: F.cross_entropy(rand(5), torch.tensor(3), reduction=r),
-    "cross entropy 2d": lambda r: F.cross_entropy(rand(2, 4, 3, 3), torch.randint(0, 4, (2, 3, 3)), ignore_index=1, reduction=r),
+    "cross entropy 2d": lambda r: F.cross_entropy(
+        rand(2, 4, 3, 3), torch.randint(0, 4, (2, 3, 3)), ignore_index=1, reduction=r
+    ),
     "kl": lambda r: F.kl_div(rand(4, 5).log_softmax(-1), torch.rand(4, 5, dtype=DOUBLE), reduction=r),
-    "multilabel margin": lambda r: F.multilabel_margin_loss(rand(3, 4), torch.tensor([[3, 0, -1, 1], [1, 2, 3, 0], [-1, 0, 1, 2]]), reduction=r),
+    "multilabel margin": lambda r: F.multilabel_margin_loss(
+        rand(3, 4), torch.tensor([[3, 0, -1, 1], [1, 2, 3, 0], [-1, 0, 1, 2]]), reduction=r
+    ),
 }
 
 
@@ -242,11 +276,19 @@ def test_losses(name, reduction):
     assert not {m for m in mode.missing if "loss" in m or "entropy" in m}
 
 
-# -- interpolation and grids ---------------------------------------------------------------------------------------------------------
+# -- interpolation and grids ---------------------------------------------------------------------------------
 
 SIZES = [{"size": (5, 11)}, {"scale_factor": 2}, {"scale_factor": (0.6, 1.7)}, {"size": (3, 2)}]
-MODES = [("nearest", {}), ("nearest-exact", {}), ("bilinear", {}), ("bilinear", {"align_corners": True}), ("bicubic", {}),
-         ("bicubic", {"align_corners": True}), ("bilinear", {"antialias": True}), ("bicubic", {"antialias": True})]
+MODES = [
+    ("nearest", {}),
+    ("nearest-exact", {}),
+    ("bilinear", {}),
+    ("bilinear", {"align_corners": True}),
+    ("bicubic", {}),
+    ("bicubic", {"align_corners": True}),
+    ("bilinear", {"antialias": True}),
+    ("bicubic", {"antialias": True}),
+]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -272,22 +314,36 @@ def test_grid_sample(mode, padding, align):
     assert not {m for m in found.missing if "grid" in m}
 
 
-# -- attention, distances, Fourier ---------------------------------------------------------------------------------------------------
+# -- attention, distances, Fourier ---------------------------------------------------------------------------
 
-ATTENTION = [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.randn(5, 6)}, {"attn_mask": torch.rand(2, 1, 5, 6) > 0.7}]
+ATTENTION = [
+    {},
+    {"is_causal": True},
+    {"scale": 0.3},
+    {"attn_mask": torch.randn(5, 6)},
+    {"attn_mask": torch.rand(2, 1, 5, 6) > 0.7},
+]
 
 
 @pytest.mark.parametrize("options", ATTENTION, ids=lambda o: " ".join(o))
 def test_attention(options):
     query, key, value = (torch.randn(2, 3, n, 8, requires_grad=True) for n in (5, 6, 6))
     mode = forward_and_backward(lambda: F.scaled_dot_product_attention(query, key, value, **options))
-    lowered(mode, "_scaled_dot_product_flash_attention_for_cpu.default", "_scaled_dot_product_flash_attention_for_cpu_backward.default")
+    lowered(
+        mode,
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        "_scaled_dot_product_flash_attention_for_cpu_backward.default",
+    )
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
 def test_distances(p):
     x, y = rand(2, 4, 3), rand(2, 5, 3)
-    lowered(forward_and_backward(lambda: torch.cdist(x, y, p)), "_cdist_forward.default", "_cdist_backward.default")
+    lowered(
+        forward_and_backward(lambda: torch.cdist(x, y, p)),
+        "_cdist_forward.default",
+        "_cdist_backward.default",
+    )
 
 
 def test_distances_of_many_rows():
@@ -297,6 +353,14 @@ def test_distances_of_many_rows():
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
 def test_fourier_transforms(norm):
     x, z = torch.randn(3, 6, 5, dtype=DOUBLE), torch.randn(3, 6, 5, dtype=torch.complex128)
-    mode = check(lambda: (torch.fft.rfft2(x, norm=norm), torch.fft.fft2(x, norm=norm), torch.fft.ifftn(z, norm=norm),
-                          torch.fft.irfft2(z, norm=norm), torch.fft.irfft(z, n=9, norm=norm), torch.fft.fft(z, dim=0, norm=norm)))
+    mode = check(
+        lambda: (
+            torch.fft.rfft2(x, norm=norm),
+            torch.fft.fft2(x, norm=norm),
+            torch.fft.ifftn(z, norm=norm),
+            torch.fft.irfft2(z, norm=norm),
+            torch.fft.irfft(z, n=9, norm=norm),
+            torch.fft.fft(z, dim=0, norm=norm),
+        )
+    )
     lowered(mode, "_fft_r2c.default", "_fft_c2c.default", "_fft_c2r.default")

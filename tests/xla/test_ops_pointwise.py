@@ -1,4 +1,6 @@
-"""Elementwise ops, comparisons, activations and complex numbers against aten's CPU kernels, forward and gradient."""
+"""Elementwise ops, comparisons, activations and complex numbers against aten's CPU kernels, forward and
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,32 @@ UNARY = "abs acos acosh angle asin asinh atan atanh ceil cos cosh deg2rad exp ex
 BINARY = "add atan2 clamp clamp_max clamp_min copysign div eq float_power floor_divide fmax fmin fmod ge gt heaviside hypot isclose isin ldexp le logaddexp logaddexp2 logical_and logical_or logical_xor lt maximum minimum mul ne nextafter pow remainder rsub sub true_divide where __rpow__ __rmod__ __rdiv__"
 TERNARY = "addcdiv addcmul lerp mvlgamma"
 INTEGER = "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor gcd lcm"
-ACTIVATIONS = "logit sigmoid " + " ".join(f"nn.functional.{name}" for name in ["celu", "elu", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish", "prelu", "relu", "relu6", "selu", "silu", "softplus", "softshrink", "softsign", "tanhshrink", "threshold"])
+ACTIVATIONS = "logit sigmoid " + " ".join(
+    f"nn.functional.{name}"
+    for name in [
+        "celu",
+        "elu",
+        "gelu",
+        "glu",
+        "hardshrink",
+        "hardsigmoid",
+        "hardswish",
+        "hardtanh",
+        "leaky_relu",
+        "logsigmoid",
+        "mish",
+        "prelu",
+        "relu",
+        "relu6",
+        "selu",
+        "silu",
+        "softplus",
+        "softshrink",
+        "softsign",
+        "tanhshrink",
+        "threshold",
+    ]
+)
 COMPLEX = "complex polar angle conj_physical sgn abs exp log sqrt sin tanh add mul div pow reciprocal sigmoid logaddexp"
 
 
@@ -41,8 +68,34 @@ def test_integer_ops_equal_aten(name: str) -> None:
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.bool], ids=str)
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "exp", "rsqrt", "lerp", "clamp", "where", "eq", "remainder", "sign", "round", "bitwise_not", "logical_and", "nn.functional.gelu", "nn.functional.silu", "nn.functional.softplus", "nn.functional.elu"])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.bool], ids=str
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "pow",
+        "exp",
+        "rsqrt",
+        "lerp",
+        "clamp",
+        "where",
+        "eq",
+        "remainder",
+        "sign",
+        "round",
+        "bitwise_not",
+        "logical_and",
+        "nn.functional.gelu",
+        "nn.functional.silu",
+        "nn.functional.softplus",
+        "nn.functional.elu",
+    ],
+)
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
     agrees(name, dtype, samples=2)
 
@@ -52,9 +105,34 @@ def test_complex_ops_equal_aten(name: str) -> None:
     agrees(name, torch.complex64)
 
 
-# Infinities, nan, both zeros, halves, and numbers whose quotient is not exact. No denormals: XLA's CPU kernels flush them to zero.
-FLOATS = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 3.0, -3.0, 7.9, -7.9, 1e-30, 1e30, 100.0, 20.5])
-INTEGERS = torch.tensor([0, 1, -1, 2, -2, 3, 7, -7, 63, 64, 65, 100, 127, -128, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1])
+# Infinities, nan, both zeros, halves, and numbers whose quotient is not exact. No denormals: XLA's CPU
+# kernels flush them to zero.
+FLOATS = torch.tensor(
+    [
+        nan,
+        inf,
+        -inf,
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        2.5,
+        -2.5,
+        3.0,
+        -3.0,
+        7.9,
+        -7.9,
+        1e-30,
+        1e30,
+        100.0,
+        20.5,
+    ]
+)
+INTEGERS = torch.tensor(
+    [0, 1, -1, 2, -2, 3, 7, -7, 63, 64, 65, 100, 127, -128, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1]
+)
 EDGES_UNARY = [torch.sign, torch.sgn, torch.round, torch.frac, torch.trunc, torch.exp, torch.log, torch.log1p, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.sigmoid, torch.tanh, torch.sinc, torch.frexp, torch.signbit, torch.nan_to_num, torch.angle, torch.relu, torch.logical_not, torch.abs, F.softplus, F.elu, F.leaky_relu, F.hardshrink, F.hardswish, F.hardtanh, F.logsigmoid, F.mish]  # fmt: skip
 EDGES_BINARY = [torch.add, torch.mul, torch.true_divide, torch.floor_divide, torch.remainder, torch.pow, torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.atan2, torch.copysign, torch.hypot, torch.eq, torch.lt, torch.logaddexp, torch.xlogy, torch.heaviside, torch.nextafter]  # fmt: skip
 
@@ -80,7 +158,11 @@ def test_quotients_are_rounded_as_aten_does(mode: str | None) -> None:
     check(lambda x: torch.div(x, 49, rounding_mode=mode), torch.arange(-200.0, 200.0))
 
 
-@pytest.mark.parametrize("fn", [torch.pow, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.bitwise_xor, torch.maximum], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [torch.pow, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.bitwise_xor, torch.maximum],
+    ids=lambda fn: fn.__name__,
+)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
 def test_integers_wrap_around_and_shift_as_aten_does(fn, dtype: torch.dtype) -> None:
     values = INTEGERS.to(dtype).unique()
@@ -97,16 +179,42 @@ def test_powers_of_a_constant_exponent(exponent: float) -> None:
 
 def test_a_zero_imaginary_part_has_a_sign_on_branch_cuts() -> None:
     z = torch.tensor([complex(a, b) for a in (-2.0, -0.5, 0.5, 2.0) for b in (0.0, -0.0)])
-    check(lambda: [f(z) for f in (torch.sqrt, torch.rsqrt, torch.log, torch.acos, torch.asin, torch.acosh, torch.atanh)])
+    check(
+        lambda: [
+            f(z)
+            for f in (torch.sqrt, torch.rsqrt, torch.log, torch.acos, torch.asin, torch.acosh, torch.atanh)
+        ]
+    )
 
 
 SCALARS = [2, -1, 300, 2.5, True, 2 + 1j]
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.true_divide, torch.maximum, torch.eq, torch.lt, lambda a, b: torch.where(a > 1, a, b), torch.pow], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.add,
+        torch.mul,
+        torch.true_divide,
+        torch.maximum,
+        torch.eq,
+        torch.lt,
+        lambda a, b: torch.where(a > 1, a, b),
+        torch.pow,
+    ],
+    ids=lambda fn: fn.__name__,
+)
 def test_operands_of_two_types_are_promoted_as_torch_does(fn) -> None:
-    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
+    kinds = (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    )
     tensors = [(torch.rand(4) * 9).to(dtype) for dtype in kinds]
     pairs = []
     for a, b in itertools.product(tensors, [*tensors, *(t[0].clone() for t in tensors), *SCALARS]):
@@ -122,9 +230,17 @@ def test_operands_of_two_types_are_promoted_as_torch_does(fn) -> None:
 def test_result_types_are_those_of_torch() -> None:
     import jax.numpy as jnp
 
-    for a, b in itertools.product([jnp.ones(2, jnp.int8), jnp.ones(2, jnp.bfloat16), jnp.ones((), jnp.float64), True, 2, 2.5, 1j], repeat=2):
+    for a, b in itertools.product(
+        [jnp.ones(2, jnp.int8), jnp.ones(2, jnp.bfloat16), jnp.ones((), jnp.float64), True, 2, 2.5, 1j],
+        repeat=2,
+    ):
+
         def as_torch(v):
-            return v if isinstance(v, (bool, int, float, complex)) else torch.ones(v.shape, dtype=promotion.dtype_of(v))
+            return (
+                v
+                if isinstance(v, (bool, int, float, complex))
+                else torch.ones(v.shape, dtype=promotion.dtype_of(v))
+            )
 
         assert promotion.result_type(a, b) == torch.result_type(as_torch(a), as_torch(b)), (a, b)
 

@@ -103,7 +103,9 @@ def test_integers_cover_their_range_and_no_more():
     assert set(draw(aten.randint.default, 2, [100], shape=(100,), dtype=torch.int64).tolist()) == {0, 1}
     large = draw(aten.randint.low, 0, 2**40, [COUNT], dtype=torch.int64)
     assert large.min() >= 0 and large.max() > 2**39 and large.max() < 2**40
-    whole = draw(getattr(aten.random, "from"), torch.zeros(COUNT, dtype=torch.int64), -(2**63), None, dtype=torch.int64)
+    whole = draw(
+        getattr(aten.random, "from"), torch.zeros(COUNT, dtype=torch.int64), -(2**63), None, dtype=torch.int64
+    )
     assert whole.min() < -(2**62) and whole.max() > 2**62
     small = draw(aten.random.default, torch.zeros(COUNT, dtype=torch.uint8), dtype=torch.uint8)
     assert small.min() == 0 and small.max() == 255
@@ -134,7 +136,9 @@ def test_dropout_keeps_its_share_and_scales(p):
 
 def test_rrelu_keeps_the_noise_of_its_backward():
     x, specs = torch.randn(COUNT), [Spec((COUNT,), torch.float32)] * 2
-    result, noise = draw(aten.rrelu_with_noise_functional.default, x, torch.zeros(COUNT), 0.1, 0.3, True, shape=specs)
+    result, noise = draw(
+        aten.rrelu_with_noise_functional.default, x, torch.zeros(COUNT), 0.1, 0.3, True, shape=specs
+    )
     np.testing.assert_allclose(result, x.numpy() * noise, rtol=1e-6)
     assert (noise[x.numpy() > 0] == 1).all() and noise.min() >= 0.1 and noise[x.numpy() <= 0].max() <= 0.3
 
@@ -144,7 +148,9 @@ def test_multinomial_follows_the_weights():
     values = draw(aten.multinomial.default, weights, COUNT, True, dtype=torch.int64)
     assert set(values.tolist()) == {1, 2}
     near(values == 2, 0.75, 0.43)
-    without = draw(aten.multinomial.default, weights.expand(500, 4), 2, False, shape=(500, 2), dtype=torch.int64)
+    without = draw(
+        aten.multinomial.default, weights.expand(500, 4), 2, False, shape=(500, 2), dtype=torch.int64
+    )
     assert (np.sort(without, axis=1) == [1, 2]).all()
     near(without[:, 0] == 2, 0.75, 0.43)
 
@@ -156,13 +162,14 @@ def test_sampled_distributions():
     near(draw(aten._sample_dirichlet.default, torch.ones(COUNT, 4), shape=(COUNT, 4))[:, 0], 0.25, 0.2)
 
 
-
 @pytest.mark.parametrize("size", [[], [0], [7], [3, 5]])
 def test_philox_numbers_are_bit_equal_to_eager(size):
     seed, stream = prims.new_seed(), 5
     expected = prims.rand(seed, stream, size)
     func = torch.ops.dynamotor.rand.default
-    got = apply(func, find(func), (jnp.asarray(seed.numpy()), stream, size), {}, Spec(tuple(size), torch.float32))
+    got = apply(
+        func, find(func), (jnp.asarray(seed.numpy()), stream, size), {}, Spec(tuple(size), torch.float32)
+    )
     assert (np.asarray(got) == expected.numpy()).all()
 
 

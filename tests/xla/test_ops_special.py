@@ -14,10 +14,29 @@ from dynamotor.xla import ops_compare, ops_pointwise, ops_special  # noqa: E402,
 FUNCTIONS = "entr erfcx i0e i1 i1e log_ndtr modified_bessel_i0 modified_bessel_i1 ndtr ndtri spherical_bessel_j0 xlog1py zeta"
 
 
-@pytest.mark.parametrize("name", ["erf", "erfc", "erfinv", "lgamma", "digamma", "polygamma", "i0", "igamma", "igammac", "xlogy", *(f"special.{n}" for n in FUNCTIONS.split())])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "erf",
+        "erfc",
+        "erfinv",
+        "lgamma",
+        "digamma",
+        "polygamma",
+        "i0",
+        "igamma",
+        "igammac",
+        "xlogy",
+        *(f"special.{n}" for n in FUNCTIONS.split()),
+    ],
+)
 @pytest.mark.parametrize("samples", FEW_OR_MORE)
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow), torch.int64], ids=str)
-def test_special_functions_and_their_gradients_equal_aten(name: str, dtype: torch.dtype, samples: int) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow), torch.int64], ids=str
+)
+def test_special_functions_and_their_gradients_equal_aten(
+    name: str, dtype: torch.dtype, samples: int
+) -> None:
     mode = check_opinfo(name, dtype, samples)
     assert not mode.wrong and not mode.refused
 

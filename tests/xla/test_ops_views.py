@@ -9,12 +9,83 @@ pytest.importorskip("jax", reason="the XLA rules need jax")
 
 from lowering_harness import FEW_OR_MORE, check, check_opinfo  # noqa: E402
 
-from dynamotor.xla import ops_create, ops_embedding, ops_index, ops_pad, ops_reduce_at, ops_scatter, ops_shape, ops_view  # noqa: E402, F401
+from dynamotor.xla import (  # noqa: E402, F401
+    ops_create,
+    ops_embedding,
+    ops_index,
+    ops_pad,
+    ops_reduce_at,
+    ops_scatter,
+    ops_shape,
+    ops_view,
+)
 
 aten = torch.ops.aten
-VIEWS = ["as_strided_scatter", "diagonal", "diagonal_copy", "diagonal_scatter", "expand", "permute", "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "narrow_copy", "movedim", "tensor_split"]
-SHAPES = ["cat", "stack", "block_diag", "repeat", "roll", "rot90", "flip", "tril", "triu", "diag_embed", "trace", "nn.functional.pixel_shuffle", "nn.functional.pixel_unshuffle", "nn.functional.channel_shuffle", "nn.functional.unfold", "nn.functional.pad", "kron", "meshgrid"]
-FACTORIES = ["arange", "linspace", "logspace", "eye", "full", "full_like", "new_ones", "new_zeros", "ones", "zeros", "scalar_tensor", "fill", "complex", "polar", "float", "half", "int", "bool", "byte"]
+VIEWS = [
+    "as_strided_scatter",
+    "diagonal",
+    "diagonal_copy",
+    "diagonal_scatter",
+    "expand",
+    "permute",
+    "select",
+    "select_scatter",
+    "slice",
+    "slice_scatter",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "t",
+    "transpose",
+    "unbind",
+    "unfold",
+    "unsqueeze",
+    "view",
+    "narrow_copy",
+    "movedim",
+    "tensor_split",
+]
+SHAPES = [
+    "cat",
+    "stack",
+    "block_diag",
+    "repeat",
+    "roll",
+    "rot90",
+    "flip",
+    "tril",
+    "triu",
+    "diag_embed",
+    "trace",
+    "nn.functional.pixel_shuffle",
+    "nn.functional.pixel_unshuffle",
+    "nn.functional.channel_shuffle",
+    "nn.functional.unfold",
+    "nn.functional.pad",
+    "kron",
+    "meshgrid",
+]
+FACTORIES = [
+    "arange",
+    "linspace",
+    "logspace",
+    "eye",
+    "full",
+    "full_like",
+    "new_ones",
+    "new_zeros",
+    "ones",
+    "zeros",
+    "scalar_tensor",
+    "fill",
+    "complex",
+    "polar",
+    "float",
+    "half",
+    "int",
+    "bool",
+    "byte",
+]
 
 
 @pytest.mark.parametrize("samples", FEW_OR_MORE)
@@ -26,8 +97,23 @@ def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> No
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8], ids=str)
-@pytest.mark.parametrize("name", ["cat", "slice_scatter", "diagonal_scatter", "linspace", "arange", "full", "triu", "constant_pad_nd", "roll"])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8], ids=str
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cat",
+        "slice_scatter",
+        "diagonal_scatter",
+        "linspace",
+        "arange",
+        "full",
+        "triu",
+        "constant_pad_nd",
+        "roll",
+    ],
+)
 def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
     mode = check_opinfo(name, dtype, samples=4, gradient=False)
     assert not mode.wrong and not mode.refused
@@ -41,7 +127,9 @@ def test_indices_of_triangles(name: str, dtype: torch.dtype) -> None:
 
 def test_complex_numbers_as_pairs() -> None:
     x = torch.randn(3, 2, dtype=torch.complex128, requires_grad=True)
-    assert {"aten.view_as_real.default", "aten.view_as_complex.default"} <= check(lambda: torch.view_as_complex(torch.view_as_real(x))).right
+    assert {"aten.view_as_real.default", "aten.view_as_complex.default"} <= check(
+        lambda: torch.view_as_complex(torch.view_as_real(x))
+    ).right
 
 
 STRIDED = [
@@ -56,13 +144,19 @@ def test_as_strided_reads_the_flat_value(size, stride, offset) -> None:
     assert mode.right and not mode.refused
 
 
-@pytest.mark.parametrize(("size", "stride", "offset"), [s for s in STRIDED if 0 not in s[1] and s[1] != (1, 1)])
+@pytest.mark.parametrize(
+    ("size", "stride", "offset"), [s for s in STRIDED if 0 not in s[1] and s[1] != (1, 1)]
+)
 def test_as_strided_scatter_writes_the_flat_value(size, stride, offset) -> None:
-    mode = check(lambda x: aten.as_strided_scatter(x, torch.randn(size), size, stride, offset), torch.randn(3, 4))
+    mode = check(
+        lambda x: aten.as_strided_scatter(x, torch.randn(size), size, stride, offset), torch.randn(3, 4)
+    )
     assert "aten.as_strided_scatter.default" in mode.right
 
 
-@pytest.mark.parametrize("to", [torch.int32, torch.uint8, torch.float64, torch.complex64, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "to", [torch.int32, torch.uint8, torch.float64, torch.complex64, torch.bfloat16, torch.int64], ids=str
+)
 @pytest.mark.parametrize("source", [torch.float32, torch.int16, torch.complex64, torch.uint8], ids=str)
 def test_view_as_another_dtype_keeps_the_bytes(source: torch.dtype, to: torch.dtype) -> None:
     x = torch.randint(-99, 99, (3, 8)).to(source)
@@ -105,5 +199,7 @@ def test_arange(arguments, dtype) -> None:
 
 
 def test_empty_pieces_join_with_anything() -> None:
-    assert check(lambda: torch.cat([torch.zeros(0), torch.ones(2, 3), torch.ones(2, 1, dtype=torch.int64)], 1)).right
+    assert check(
+        lambda: torch.cat([torch.zeros(0), torch.ones(2, 3), torch.ones(2, 1, dtype=torch.int64)], 1)
+    ).right
     assert check(lambda: torch.cat([torch.zeros(0), torch.zeros(0)])).right

@@ -59,8 +59,12 @@ def test_a_damaged_entry_is_a_coded_warning(tmp_path):
     program = PROGRAM.replace('warnings.simplefilter("ignore")', "")
     (tmp_path / "p.py").write_text(program)
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run([sys.executable, str(tmp_path / "p.py"), str(tmp_path), ""], capture_output=True, text=True, env=env)
-    assert "DM675" in done.stderr and "p.py:" in done.stderr and f"removed {entry}" in done.stderr, done.stderr
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "p.py"), str(tmp_path), ""], capture_output=True, text=True, env=env
+    )
+    assert "DM675" in done.stderr and "p.py:" in done.stderr and f"removed {entry}" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_the_environment_names_the_folder(tmp_path):

@@ -1,4 +1,6 @@
-"""Recurrent nets: values, gradients and last states are the CPU's; the program does not grow with the length."""
+"""Recurrent nets: values, gradients and last states are the CPU's; the program does not grow with the
+length.
+"""
 
 import copy
 

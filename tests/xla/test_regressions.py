@@ -18,7 +18,9 @@ CASES: dict[str, Callable[[str], object]] = {}
 
 
 def case(program: Callable[[str], object]) -> Callable[[str], object]:
-    """A program of a device; what it returns is compared: tensors with their strides, anything else by equality."""
+    """A program of a device; what it returns is compared: tensors with their strides, anything else by
+    equality.
+    """
     CASES[program.__name__] = program
     return program
 
@@ -43,7 +45,7 @@ def outcome(program: Callable[[str], object], device: str) -> object:
     return program(device)
 
 
-# -- copies and views ----------------------------------------------------------------------------------------------------------------
+# -- copies and views ----------------------------------------------------------------------------------------
 
 
 @case
@@ -67,7 +69,14 @@ def reshape_and_flatten_copy_where_strides_demand_it(device):
 def results_keep_the_order_of_dimensions(device):
     x = numbers(device, 2, 3, 4, 5)
     last = x.contiguous(memory_format=torch.channels_last)
-    return last, last + 1, last.t().shape if last.dim() == 2 else None, torch.empty_like(last).zero_(), last.clone(), x.permute(3, 0, 1, 2).sin()
+    return (
+        last,
+        last + 1,
+        last.t().shape if last.dim() == 2 else None,
+        torch.empty_like(last).zero_(),
+        last.clone(),
+        x.permute(3, 0, 1, 2).sin(),
+    )
 
 
 @case
@@ -113,7 +122,11 @@ def deep_copies_share_memory_as_their_originals_do(device):
 
 @case
 def copies_between_devices_keep_strides(device):
-    return numbers("cpu", 2, 3).t().to(device), numbers(device, 2, 3).t().cpu(), numbers(device, 2, 3)[:, ::2].clone().cpu()
+    return (
+        numbers("cpu", 2, 3).t().to(device),
+        numbers(device, 2, 3).t().cpu(),
+        numbers(device, 2, 3)[:, ::2].clone().cpu(),
+    )
 
 
 @case
@@ -123,7 +136,7 @@ def memory_with_holes_is_memory(device):
     return x
 
 
-# -- inference mode ------------------------------------------------------------------------------------------------------------------
+# -- inference mode ------------------------------------------------------------------------------------------
 
 
 @case
@@ -145,7 +158,7 @@ def transformer_encoder_in_inference_mode(device):
         return layer(numbers(device, 2, 3, 8)).clone()
 
 
-# -- transforms and packed sequences -------------------------------------------------------------------------------------------------
+# -- transforms and packed sequences -------------------------------------------------------------------------
 
 
 @case
@@ -157,7 +170,9 @@ def second_derivatives_through_views(device):
 def packed_sequences(device):
     rows = numbers(device, 3, 5, 3).requires_grad_()
     packed = nn.utils.rnn.pack_padded_sequence(rows, torch.tensor([5, 3, 2]), batch_first=True)
-    output, lengths = nn.utils.rnn.pad_packed_sequence(nn.LSTM(3, 4, batch_first=True).double().to(device)(packed)[0])
+    output, lengths = nn.utils.rnn.pad_packed_sequence(
+        nn.LSTM(3, 4, batch_first=True).double().to(device)(packed)[0]
+    )
     output.sum().backward()
     return output, lengths, rows.grad, packed.batch_sizes
 

@@ -49,11 +49,20 @@ def test_a_process_alone_is_a_world_of_one() -> None:
 
 
 def test_the_place_is_read_from_torchruns_variables() -> None:
-    env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5"}
+    env = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "5",
+    }
     place = replication.Place.from_environment(env)
     assert place == replication.Place(3, 4, 1, 2, "h", 5, False)
     assert replication.Place.from_environment(env | {"RANK": "0"}).hosts_store
-    assert not replication.Place.from_environment(env | {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}).hosts_store
+    assert not replication.Place.from_environment(
+        env | {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ).hosts_store
 
 
 def test_half_a_place_is_an_error() -> None:
@@ -84,7 +93,11 @@ def test_arrays_of_any_shape_keep_each_replicas_value() -> None:
 
 @pytest.mark.parametrize(("victim", "signal"), [(1, "SIGKILL"), (0, "SIGKILL"), (1, "SIGSTOP")])
 def test_survivors_of_a_dead_peer_get_a_coded_error(victim: int, signal: str) -> None:
-    texts = run_replicas(KILLED.format(victim=victim, signal=signal), survivors=[1 - victim], DYNAMOTOR_XLA_TIMEOUT="15" if signal == "SIGSTOP" else "60")
+    texts = run_replicas(
+        KILLED.format(victim=victim, signal=signal),
+        survivors=[1 - victim],
+        DYNAMOTOR_XLA_TIMEOUT="15" if signal == "SIGSTOP" else "60",
+    )
     assert "local work goes on: 3.0" in texts[1 - victim]
 
 

@@ -1,4 +1,6 @@
-"""The random state: PyTorch's protocol for devices, seeds that hold from the op where they were set, generators."""
+"""The random state: PyTorch's protocol for devices, seeds that hold from the op where they were set,
+generators.
+"""
 
 import pytest
 import torch
@@ -114,7 +116,9 @@ def test_generators_draw_by_themselves_and_can_be_saved():
     generator.set_state(saved)
     assert torch.equal(torch.rand(4, generator=generator, device="xla").cpu(), second.cpu())
     other = torch.Generator(device="xla").manual_seed(5)
-    assert torch.equal(torch.bernoulli(torch.full((64,), 0.5, device="xla"), generator=other).cpu() != 0, drawn_half(5))
+    assert torch.equal(
+        torch.bernoulli(torch.full((64,), 0.5, device="xla"), generator=other).cpu() != 0, drawn_half(5)
+    )
     assert not torch.equal(first.cpu(), second.cpu())
     with pytest.raises(XlaError, match="DM614"):
         torch.rand(4, generator=torch.Generator(), device="xla")

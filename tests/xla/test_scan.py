@@ -68,7 +68,11 @@ def test_one_program_for_any_number_of_iterations():
 
     def count(length):
         before = metrics.counters["UncachedCompile"]
-        scan(lambda c, x: (torch.tanh(c @ w + x), c), torch.zeros(4, device="xla"), torch.ones(length, 4, device="xla"))[0].cpu()
+        scan(
+            lambda c, x: (torch.tanh(c @ w + x), c),
+            torch.zeros(4, device="xla"),
+            torch.ones(length, 4, device="xla"),
+        )[0].cpu()
         return metrics.counters["UncachedCompile"] - before
 
     count(5)
@@ -87,7 +91,9 @@ def test_random_numbers_differ_and_the_backward_pass_sees_the_same():
 
 def test_layers_in_a_loop():
     torch.manual_seed(0)
-    layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.LayerNorm(4)) for _ in range(3)).double()
+    layers = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.LayerNorm(4)) for _ in range(3)
+    ).double()
     x = torch.randn(2, 4, dtype=F64)
     y = x
     for layer in layers:
@@ -140,7 +146,9 @@ def test_gradient_accumulation_equals_separate_backward_passes():
     def step(x, y, n):
         return loss_fn(model(x), y), n + 10
 
-    loss, n = gradient_accumulation(step, (data.to("xla"), target.to("xla")), model, (torch.tensor(10).to("xla"),))
+    loss, n = gradient_accumulation(
+        step, (data.to("xla"), target.to("xla")), model, (torch.tensor(10).to("xla"),)
+    )
     assert n.item() == 50 and loss.item() == pytest.approx(total, abs=1e-6)
     for p, g in zip(model.parameters(), expected):
         torch.testing.assert_close(p.grad.cpu(), g)

@@ -1,6 +1,7 @@
 """The guide's programs, as they are written there, after `import torch_xla` was made to mean dynamotor.xla.
 
-What the guide leaves to its reader (MNIST, train_loader, lr, momentum, model, path) are small stand-ins on scikit-learn's digits.
+What the guide leaves to its reader (MNIST, train_loader, lr, momentum, model, path) are small stand-ins on
+scikit-learn's digits.
 """
 
 from __future__ import annotations
@@ -194,7 +195,9 @@ def test_creating_tensors(capsys):
 
 def test_modules(capsys):
     space = run(CREATING, MODULE)
-    torch.testing.assert_close(space["l_out"].detach().cpu(), space["linear"].cpu()(space["l_in"].cpu()).detach())
+    torch.testing.assert_close(
+        space["l_out"].detach().cpu(), space["linear"].cpu()(space["l_in"].cpu()).detach()
+    )
     assert "grad_fn" in capsys.readouterr().out
 
 
@@ -220,11 +223,18 @@ REPORT = """
 def test_several_devices(tmp_path):
     program = tmp_path / "guide.py"
     program.write_text(PRELUDE + MULTI.replace("{report}", REPORT))
-    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dynamotor.__file__)), "CPU_NUM_DEVICES": "2"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.path.dirname(os.path.dirname(dynamotor.__file__)),
+        "CPU_NUM_DEVICES": "2",
+    }
     command = [sys.executable, "-m", "dynamotor", "run", "--torch-xla", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=env)
     assert done.returncode == 0, done.stderr
-    for index in (0, 1):  # both replicas saw the same data, so that the mean of their gradients is the gradient
+    for index in (
+        0,
+        1,
+    ):  # both replicas saw the same data, so that the mean of their gradients is the gradient
         weights = [torch.tensor(w) for w in json.loads((tmp_path / f"weights{index}.json").read_text())]
         for w, expected in zip(weights, eager_weights()):
             torch.testing.assert_close(w, expected, rtol=1e-4, atol=1e-5)

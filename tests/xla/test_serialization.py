@@ -23,7 +23,11 @@ def structure(device):
     return {
         "model": collections.OrderedDict(w=torch.randn(4, 5, device=device), b=torch.zeros(0, device=device)),
         "list": [shared, {"again": shared}, 3, 2.5, "x", None, True],
-        "types": (torch.arange(3, device=device), torch.tensor(1.5, device=device), torch.ones(2, dtype=torch.bfloat16, device=device)),
+        "types": (
+            torch.arange(3, device=device),
+            torch.tensor(1.5, device=device),
+            torch.ones(2, dtype=torch.bfloat16, device=device),
+        ),
         "cpu": torch.randn(2),
     }
 
@@ -31,7 +35,12 @@ def structure(device):
 def assert_same(a, b):
     assert type(a) is type(b)
     if isinstance(a, torch.Tensor):
-        assert b.device.type == "cpu" and a.dtype == b.dtype and torch.equal(a, b) and a.requires_grad == b.requires_grad
+        assert (
+            b.device.type == "cpu"
+            and a.dtype == b.dtype
+            and torch.equal(a, b)
+            and a.requires_grad == b.requires_grad
+        )
     elif isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:
@@ -100,7 +109,9 @@ def test_tensors_inside_of_objects_reach_the_cpu_too(tmp_path):
     data = collections.UserDict({"a": t, "b": (t,), "pair": Pair(t, 1)})
     xm.save([model, holder, data, t], tmp_path / "c")
     loaded = torch.load(tmp_path / "c", weights_only=False)
-    assert loaded[0][0].weight.device.type == "cpu" and torch.equal(loaded[0][0].weight, model[0].weight.cpu())
+    assert loaded[0][0].weight.device.type == "cpu" and torch.equal(
+        loaded[0][0].weight, model[0].weight.cpu()
+    )
     assert isinstance(loaded[0][0].weight, torch.nn.Parameter)
     assert loaded[1].tensor.device.type == "cpu" and loaded[1].plain == [1, 2]
     assert loaded[2]["a"] is loaded[3] is loaded[2]["b"][0] is loaded[2]["pair"].a

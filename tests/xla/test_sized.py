@@ -15,20 +15,38 @@ CASES = {
     "nonzero of nothing": lambda d: torch.zeros(3, 2, device=d).nonzero(),
     "nonzero of a number": lambda d: torch.tensor(3.0, device=d).nonzero(),
     "nonzero as a tuple": lambda d: torch.tensor([[0.0, NAN], [1, 0]], device=d).nonzero(as_tuple=True),
-    "masked_select": lambda d: torch.arange(6.0, device=d).view(2, 3).t().masked_select(torch.tensor([True, False], device=d)),
-    "masked_select of booleans": lambda d: torch.tensor([True, False, True], device=d).masked_select(torch.tensor([True, True, False], device=d)),
+    "masked_select": lambda d: (
+        torch.arange(6.0, device=d).view(2, 3).t().masked_select(torch.tensor([True, False], device=d))
+    ),
+    "masked_select of booleans": lambda d: torch.tensor([True, False, True], device=d).masked_select(
+        torch.tensor([True, True, False], device=d)
+    ),
     "mask": lambda d: torch.arange(6.0, device=d)[torch.arange(6, device=d) % 2 == 0],
-    "masks": lambda d: torch.arange(24.0, device=d).view(2, 3, 4)[:, torch.tensor([[True] * 4, [False] * 4, [True, False] * 2], device=d)],
+    "masks": lambda d: torch.arange(24.0, device=d).view(2, 3, 4)[
+        :, torch.tensor([[True] * 4, [False] * 4, [True, False] * 2], device=d)
+    ],
     "mask of a number": lambda d: torch.arange(3.0, device=d)[torch.tensor(True, device=d)],
-    "mask and positions": lambda d: torch.arange(6.0, device=d).view(2, 3)[torch.tensor([True, True], device=d), torch.tensor([2, 0], device=d)],
+    "mask and positions": lambda d: torch.arange(6.0, device=d).view(2, 3)[
+        torch.tensor([True, True], device=d), torch.tensor([2, 0], device=d)
+    ],
     "bincount": lambda d: torch.bincount(torch.tensor([1, 4, 1], device=d)),
-    "bincount of bytes": lambda d: torch.bincount(torch.tensor([1, 200, 1], dtype=torch.uint8, device=d), minlength=2),
+    "bincount of bytes": lambda d: torch.bincount(
+        torch.tensor([1, 200, 1], dtype=torch.uint8, device=d), minlength=2
+    ),
     "bincount of nothing": lambda d: torch.bincount(torch.zeros(0, dtype=torch.long, device=d), minlength=3),
-    "bincount with weights": lambda d: torch.bincount(torch.tensor([1, 4, 1], device=d), torch.tensor([0.5, 2.0, 1.0], device=d), 7),
-    "bincount with half weights": lambda d: torch.bincount(torch.tensor([1, 0], device=d), torch.tensor([0.5, 2.0], dtype=torch.half, device=d)),
-    "unique": lambda d: torch.unique(torch.tensor([[3, 1], [3, 2]], device=d), return_inverse=True, return_counts=True),
+    "bincount with weights": lambda d: torch.bincount(
+        torch.tensor([1, 4, 1], device=d), torch.tensor([0.5, 2.0, 1.0], device=d), 7
+    ),
+    "bincount with half weights": lambda d: torch.bincount(
+        torch.tensor([1, 0], device=d), torch.tensor([0.5, 2.0], dtype=torch.half, device=d)
+    ),
+    "unique": lambda d: torch.unique(
+        torch.tensor([[3, 1], [3, 2]], device=d), return_inverse=True, return_counts=True
+    ),
     "unique of nothing": lambda d: torch.unique(torch.zeros(0, device=d), return_counts=True),
-    "unique of booleans": lambda d: torch.unique(torch.tensor([True, False, True], device=d), return_inverse=True),
+    "unique of booleans": lambda d: torch.unique(
+        torch.tensor([True, False, True], device=d), return_inverse=True
+    ),
     "unique of nan": lambda d: torch.unique(torch.tensor([NAN, 1, NAN, -0.0, 0.0], device=d)),
 }
 
@@ -40,7 +58,9 @@ def test_values_are_the_cpus(name):
     assert not [key for key in metrics.all_counters() if key.startswith("aten::")]
     back = [t.cpu() for t in found] if isinstance(found, tuple) else [found.cpu()]
     expected = CASES[name]("cpu")
-    torch.testing.assert_close(back, list(expected) if isinstance(found, tuple) else [expected], equal_nan=True)
+    torch.testing.assert_close(
+        back, list(expected) if isinstance(found, tuple) else [expected], equal_nan=True
+    )
 
 
 def test_what_is_refused_on_the_cpu_is_refused():

@@ -1,4 +1,6 @@
-"""xmp.spawn: real processes, their exceptions, and what may not be forked. The functions are at module level: children import them."""
+"""xmp.spawn: real processes, their exceptions, and what may not be forked. The functions are at module level:
+children import them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def report(index: int, folder: str, factor: int) -> None:
 
     SERIAL.run(alone)
     count = xm.mesh_reduce("weights", model.weight, len)
-    Path(folder, str(index)).write_text(f"{xm.get_ordinal()} {xm.xrt_world_size()} {total.tolist()} {factor} {count}")
+    Path(folder, str(index)).write_text(
+        f"{xm.get_ordinal()} {xm.xrt_world_size()} {total.tolist()} {factor} {count}"
+    )
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -57,7 +61,9 @@ def test_spawn_runs_replicas(tmp_path: Path, method: str) -> None:
     """
     script = tmp_path / "script.py"
     script.write_text("\n".join(line[4:] for line in code.splitlines()))
-    done = run_script(f"import runpy, sys; sys.argv=['x']; runpy.run_path({str(script)!r}, run_name='__main__')")
+    done = run_script(
+        f"import runpy, sys; sys.argv=['x']; runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / str(i)).read_text() for i in range(2)] == [f"{i} 2 [3.0, 3.0] 7 2" for i in range(2)]
     assert (tmp_path / "events").read_text().split("\n")[:-1] == ["in 0", "out 0", "in 1", "out 1"]

@@ -1,4 +1,6 @@
-"""Names of torch_xla's SPMD module: meshes of hosts, gradients that are laid out, tensors in words; SyncBatchNorm; metrics."""
+"""Names of torch_xla's SPMD module: meshes of hosts, gradients that are laid out, tensors in words;
+SyncBatchNorm; metrics.
+"""
 
 import pytest
 
@@ -8,7 +10,8 @@ from replicas import run_replicas, run_script  # noqa: E402
 
 
 def test_helpers_on_four_devices():
-    done = run_script("""
+    done = run_script(
+        """
     import torch
     import dynamotor.xla
     import dynamotor.xla.distributed.spmd as xs
@@ -30,7 +33,9 @@ def test_helpers_on_four_devices():
     assert "replicated" in _XLAC._get_xla_sharding_spec(xs.clear_sharding(t.global_tensor))
     xs.visualize_tensor_sharding(xs.mark_sharding(t.global_tensor, mesh, ("model", None)))
     print("done")
-    """, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
     assert "done" in done.stdout and "CPU" in done.stdout, done.stdout + done.stderr
 
 

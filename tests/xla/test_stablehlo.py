@@ -48,7 +48,10 @@ def test_an_exported_program_computes_what_the_model_computes(net):
     program = exported_program_to_stablehlo(torch.export.export(net, inputs()))
     x = inputs()
     same(program(*x), net(*x))
-    assert "stablehlo.convolution" in program.get_stablehlo_text() and program.get_stablehlo_bytecode()[:4] == b"ML\xefR"
+    assert (
+        "stablehlo.convolution" in program.get_stablehlo_text()
+        and program.get_stablehlo_bytecode()[:4] == b"ML\xefR"
+    )
     with pytest.raises(DynamotorError, match="DM672"):
         program(torch.randn(5, 3, 8, 8), x[1])
     with pytest.raises(DynamotorError, match="DM672"):

@@ -22,7 +22,9 @@ OPTIMIZERS = {
 
 def network():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Tanh(), torch.nn.Linear(12, 3)
+    )
 
 
 def lazy_losses(model, optimizer, batches, change=None):
@@ -152,7 +154,9 @@ def test_an_optimizer_that_replaces_its_state_is_refused_with_a_code():
                 state["momentum_buffer"] = state["momentum_buffer"] * 1.0
 
     model = network().to("xla")
-    step = compile_step(model, torch.nn.functional.cross_entropy, Replacing(model.parameters(), lr=0.1, momentum=0.9))
+    step = compile_step(
+        model, torch.nn.functional.cross_entropy, Replacing(model.parameters(), lr=0.1, momentum=0.9)
+    )
     data = batches()
     step(*data[0])
     with pytest.raises(XlaError, match="DM618"):
@@ -176,6 +180,7 @@ def test_a_parameter_that_is_frozen_between_two_steps_stays_as_it_is():
             loss.backward()
             optimizer.step()
             return loss.detach()
+
         return step
 
     expected = train(lazy)
@@ -275,7 +280,10 @@ def test_what_a_step_writes_to_the_model_is_written_at_each_call():
 
 
 def test_numbers_on_the_cpu_are_read_at_each_step():
-    """An optimizer's tensor on the CPU goes into the graph as a value, not as a constant of the first recording."""
+    """An optimizer's tensor on the CPU goes into the graph as a value, not as a constant of the first
+    recording.
+    """
+
     class Decaying(torch.optim.Optimizer):
         def __init__(self, parameters):
             super().__init__(parameters, {})
@@ -294,7 +302,11 @@ def test_numbers_on_the_cpu_are_read_at_each_step():
         step = compile_step(model, torch.nn.functional.cross_entropy, optimizer)
         found = []
         for x, y in batches():
-            found += [step(x, y).item()] if compiled else lazy_losses_of(model, torch.nn.functional.cross_entropy, optimizer, x, y)
+            found += (
+                [step(x, y).item()]
+                if compiled
+                else lazy_losses_of(model, torch.nn.functional.cross_entropy, optimizer, x, y)
+            )
         return found
 
     assert train(True) == pytest.approx(train(False), rel=1e-4)

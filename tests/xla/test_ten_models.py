@@ -1,8 +1,10 @@
-"""The ten models of PyTorch's bridge to XLA, small: eager, the lazy device and trace_once agree; calls of trace_once record nothing.
+"""The ten models of PyTorch's bridge to XLA, small: eager, the lazy device and trace_once agree; calls of
+trace_once record nothing.
 
-They run in processes of their own, with settings under which XLA's rounding does not depend on what shares a program: the bridge's
-forward and backward executables and the lazy device's one big graph are fused differently. So multiplications and additions are not
-contracted (AVX has no such instruction), sums are not vectorised, and no sum goes to XLA's kernel library with what comes before it.
+They run in processes of their own, with settings under which XLA's rounding does not depend on what shares a
+program: the bridge's forward and backward executables and the lazy device's one big graph are fused
+differently. So multiplications and additions are not contracted (AVX has no such instruction), sums are not
+vectorised, and no sum goes to XLA's kernel library with what comes before it.
 """
 
 import json
@@ -17,7 +19,15 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 PROGRAM = Path(__file__).with_name("programs") / "ten_models.py"
 EXACT = "--xla_backend_optimization_level=0 --xla_cpu_max_isa=AVX --xla_cpu_experimental_ynn_fusion_type="
-SLOW = [("timm_vision_transformer",), ("resnet18", "alexnet"), ("vgg16", "squeezenet1_1"), ("mobilenet_v2",), ("mnasnet1_0",), ("resnet50",), ("resnext50_32x4d",)]
+SLOW = [
+    ("timm_vision_transformer",),
+    ("resnet18", "alexnet"),
+    ("vgg16", "squeezenet1_1"),
+    ("mobilenet_v2",),
+    ("mnasnet1_0",),
+    ("resnet50",),
+    ("resnext50_32x4d",),
+]
 GROUPS = [
     ("BERT_pytorch",),
     *[pytest.param(names, marks=pytest.mark.slow) for names in SLOW],
@@ -26,8 +36,14 @@ GROUPS = [
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: "+".join(names))
 def test_models_equal_lazy_bit_for_bit_and_eager_within_rounding(names):
-    done = subprocess.run([sys.executable, str(PROGRAM), *names], capture_output=True, text=True, timeout=900, check=False,
-                          env={**os.environ, "XLA_FLAGS": EXACT, "PYTHONPATH": str(PROGRAM.parents[3])})
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *names],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env={**os.environ, "XLA_FLAGS": EXACT, "PYTHONPATH": str(PROGRAM.parents[3])},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [row["model"] for row in rows] == list(names)

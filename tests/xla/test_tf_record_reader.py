@@ -16,7 +16,10 @@ writer = pytest.importorskip("tfrecord.writer")
 from dynamotor.base.errors import DynamotorError  # noqa: E402
 from dynamotor.xla.utils.tf_record_reader import TfRecordReader, parse_example  # noqa: E402
 
-ROWS = [(np.random.default_rng(i).random(40 + i).astype(np.float32), list(range(-i, 5 * i + 1)), b"name%d" % i) for i in range(7)]
+ROWS = [
+    (np.random.default_rng(i).random(40 + i).astype(np.float32), list(range(-i, 5 * i + 1)), b"name%d" % i)
+    for i in range(7)
+]
 
 
 @pytest.fixture

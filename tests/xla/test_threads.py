@@ -1,4 +1,6 @@
-"""Several threads on one device: each gets its own results, whatever the others record, flush or compile meanwhile."""
+"""Several threads on one device: each gets its own results, whatever the others record, flush or compile
+meanwhile.
+"""
 
 import sys
 import threading

@@ -20,7 +20,9 @@ from dynamotor.xla.sync import sync  # noqa: E402
 @pytest.mark.parametrize("backend", [torch_compile_xla.xla_backend, torch_compile_xla.xla_everytime_backend])
 def test_models_train_under_torch_compile(backend):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2)
+    )
     device = copy.deepcopy(model).to("xla")
     torch._dynamo.reset()
     fast = torch.compile(device, backend=backend)
@@ -44,14 +46,19 @@ def test_calls_of_trace_once_record_nothing():
         before = sum(n for name, n in metrics.all_counters().items() if name.startswith("xla::"))
         result = fast(x)
     assert sum(n for name, n in metrics.all_counters().items() if name.startswith("xla::")) == before
-    torch.testing.assert_close(result.cpu(), torch.nn.functional.linear(x.cpu(), model.weight.detach().cpu(), model.bias.detach().cpu()))
+    torch.testing.assert_close(
+        result.cpu(),
+        torch.nn.functional.linear(x.cpu(), model.weight.detach().cpu(), model.bias.detach().cpu()),
+    )
 
 
 NAMES = ("xla", "torchxla_trace_once", "aot_torchxla_trace_once", "torchxla_trivial", "aot_torchxla_trivial")
 
 
 def test_the_names_that_users_of_torch_xla_know_are_found(tmp_path):
-    """Through entry points as an installation writes them, in a process of its own; and under our own capture."""
+    """Through entry points as an installation writes them, in a process of its own; and under our own
+    capture.
+    """
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     backends = project["entry-points"]["torch_dynamo_backends"]
     info = tmp_path / "names-0.dist-info"
@@ -71,7 +78,9 @@ for name in {NAMES}:
 """
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -22,7 +22,9 @@ PROGRAM = """
 
 
 def test_collectives() -> None:
-    texts = run_replicas(PROGRAM + """
+    texts = run_replicas(
+        PROGRAM
+        + """
     seen = {}
     ramp = lambda: torch.arange(4.0, device="xla") + me
     for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT"):
@@ -81,15 +83,19 @@ def test_collectives() -> None:
             raise AssertionError(code)
     dist.destroy_process_group()
     print("done")
-    """)
+    """
+    )
     assert all("done" in text for text in texts)
 
 
 @pytest.mark.parametrize(("view", "unused"), [(False, False), (True, False), (True, True)])
 def test_distributed_data_parallel_trains_as_one_process_does(view: bool, unused: bool) -> None:
-    texts = run_replicas(PROGRAM + f"""
+    texts = run_replicas(
+        PROGRAM
+        + f"""
     view, unused = {view}, {unused}
-    """ + """
+    """
+        + """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     reference = copy.deepcopy(model)
@@ -111,17 +117,21 @@ def test_distributed_data_parallel_trains_as_one_process_does(view: bool, unused
     for got, want in zip(model.parameters(), reference.parameters()):
         assert torch.allclose(got.cpu(), want, atol=2e-6), (got.cpu() - want).abs().max()
     print("done")
-    """)
+    """
+    )
     assert all("done" in text for text in texts)
 
 
 def test_one_process_is_a_group_of_one() -> None:
-    done = run_script(PROGRAM + """
+    done = run_script(
+        PROGRAM
+        + """
     x = full(2)
     dist.all_reduce(x)
     outs = [zeros(2)]
     dist.all_gather(outs, x)
     dist.barrier()
     print(n, x.tolist(), outs[0].tolist())
-    """)
+    """
+    )
     assert done.stdout.strip() == "1 [2.0, 2.0] [2.0, 2.0]", done.stderr

@@ -1,4 +1,6 @@
-"""What later versions of torch_xla have under these names: loops, jax functions, precision, DLPack, FSDP by sharding."""
+"""What later versions of torch_xla have under these names: loops, jax functions, precision, DLPack, FSDP by
+sharding.
+"""
 
 import pytest
 import torch
@@ -20,8 +22,11 @@ def test_loops_run_as_often_as_the_data_say():
 
     def run(start, limit):
         return while_loop(
-            lambda i, x, limit: (i < limit) & (x.sum() < 100), lambda i, x, limit: (i + 1, x * 1.7 + step),
-            (torch.tensor(start, device="xla"), torch.ones(2, device="xla")), (torch.tensor(limit, device="xla"),))
+            lambda i, x, limit: (i < limit) & (x.sum() < 100),
+            lambda i, x, limit: (i + 1, x * 1.7 + step),
+            (torch.tensor(start, device="xla"), torch.ones(2, device="xla")),
+            (torch.tensor(limit, device="xla"),),
+        )
 
     for start, limit in ((0, 3), (2, 3), (5, 3), (0, 1000)):
         i, x = start, torch.ones(2)
@@ -52,7 +57,8 @@ def test_precision_arrays_and_checkpoints_have_their_names():
 
 def test_fsdp_over_four_devices_trains_as_one_device():
     """Losses and parameters are those of one device; parameters and optimizer state lie in parts."""
-    done = run_forked("""
+    done = run_forked(
+        """
     import copy, torch, torch.nn as nn
     import dynamotor.xla.start
     import dynamotor.xla.distributed.spmd as xs
@@ -84,5 +90,7 @@ def test_fsdp_over_four_devices_trains_as_one_device():
         torch.testing.assert_close(mine.detach().cpu(), expected.detach(), rtol=1e-8, atol=1e-8)
         assert xs.XLAShardedTensor(mine.detach()).sharding_type == "TILED"
     print("done")
-    """, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr

@@ -1,4 +1,6 @@
-"""Programs as users start them: torchrun and xmp.spawn, training on digits, against one process on the CPU; and a replica that is killed."""
+"""Programs as users start them: torchrun and xmp.spawn, training on digits, against one process on the CPU;
+and a replica that is killed.
+"""
 
 from __future__ import annotations
 
@@ -101,10 +103,15 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("program", "launcher"),
-    [pytest.param(SPAWNED, (), marks=pytest.mark.slow), (LAUNCHED, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"))],
+    [
+        pytest.param(SPAWNED, (), marks=pytest.mark.slow),
+        (LAUNCHED, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")),
+    ],
     ids=["spawn", "torchrun"],
 )
-def test_digits_over_two_replicas_train_as_on_the_cpu(tmp_path: Path, program: str, launcher: tuple[str, ...]) -> None:
+def test_digits_over_two_replicas_train_as_on_the_cpu(
+    tmp_path: Path, program: str, launcher: tuple[str, ...]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(program)
     done = subprocess.run(

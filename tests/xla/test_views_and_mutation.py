@@ -1,8 +1,8 @@
-"""Random programs of views, writes and autograd give on the xla device what they give on the CPU: values, strides, who shares memory,
-gradients and errors.
+"""Random programs of views, writes and autograd give on the xla device what they give on the CPU: values,
+strides, who shares memory, gradients and errors.
 
-A program is made while it runs on the CPU: each step is a closure over positions in a pool of tensors, so that the device replays exactly
-the same calls. Steps that the CPU refuses are left out.
+A program is made while it runs on the CPU: each step is a closure over positions in a pool of tensors, so
+that the device replays exactly the same calls. Steps that the CPU refuses are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _view(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor], torch
     return _view_along(t, kind, rng)
 
 
-def _view_along(t: torch.Tensor, kind: str, rng: random.Random) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _view_along(
+    t: torch.Tensor, kind: str, rng: random.Random
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """A view that moves, cuts or splits dimensions."""
     dim = _dim(t, rng)
     length = t.shape[dim]
@@ -111,7 +113,10 @@ def _write(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor, torch
         lambda x, y: x.lerp_(y, 0.25), lambda x, y: x.detach().mul_(0.9), lambda x, y: x.tril_(), lambda x, y: x.data.add_(0.5),
     ]  # fmt: skip
     if t.dim() and t.numel():
-        dim, index = _dim(t, rng), torch.tensor(sorted(rng.sample(range(t.shape[0]), max(1, t.shape[0] // 2))))
+        dim, index = (
+            _dim(t, rng),
+            torch.tensor(sorted(rng.sample(range(t.shape[0]), max(1, t.shape[0] // 2)))),
+        )
         place = rng.randrange(t.shape[0])
         writes += [
             lambda x, y: x.__setitem__(place, number), lambda x, y: x.__setitem__(slice(place, None), y), lambda x, y: x.__setitem__(x < 0, number),
@@ -125,12 +130,22 @@ def _write(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor, torch
 
 
 def _sine(x: torch.Tensor) -> torch.Tensor:
-    """In double precision, since a float32 sine of an integer may be rounded in two ways, depending on the processor's vector width."""
+    """In double precision, since a float32 sine of an integer may be rounded in two ways, depending on the
+    processor's vector width.
+    """
     return x.sin() if x.is_complex() else x.double().sin()
 
 
 def _fresh(t: torch.Tensor, rng: random.Random) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return rng.choice([lambda x, y: x * 2, lambda x, y: x + y, lambda x, y: _sine(x), lambda x, y: x.clone(), lambda x, y: x.sum(0) if x.dim() else x * 3])
+    return rng.choice(
+        [
+            lambda x, y: x * 2,
+            lambda x, y: x + y,
+            lambda x, y: _sine(x),
+            lambda x, y: x.clone(),
+            lambda x, y: x.sum(0) if x.dim() else x * 3,
+        ]
+    )
 
 
 def _expanded(t: torch.Tensor) -> bool:
@@ -172,7 +187,9 @@ def program(start: Pool, rng: random.Random, length: int) -> tuple[Pool, list[St
             step(pool)
         except (RuntimeError, IndexError):
             # A refused write must not have changed anything for the replay to be the same.
-            assert len(pool) == count and all(torch.equal(a, b.detach()) for a, b in zip(saved, pool)), "the CPU refused half a step"
+            assert len(pool) == count and all(torch.equal(a, b.detach()) for a, b in zip(saved, pool)), (
+                "the CPU refused half a step"
+            )
             continue
         steps.append(step)
     return pool, steps
@@ -200,8 +217,18 @@ def inputs(rng: random.Random, dtype: torch.dtype) -> Pool:
 def same(want: Pool, got: Pool) -> None:
     assert len(want) == len(got)
     for at, (a, b) in enumerate(zip(want, got)):
-        assert (b.stride(), b.storage_offset(), b.is_contiguous()) == (a.stride(), a.storage_offset(), a.is_contiguous()), at
-        torch.testing.assert_close(b.detach().cpu(), a.detach().contiguous(), rtol=1e-9, atol=1e-9, msg=lambda text, at=at: f"tensor {at}: {text}")
+        assert (b.stride(), b.storage_offset(), b.is_contiguous()) == (
+            a.stride(),
+            a.storage_offset(),
+            a.is_contiguous(),
+        ), at
+        torch.testing.assert_close(
+            b.detach().cpu(),
+            a.detach().contiguous(),
+            rtol=1e-9,
+            atol=1e-9,
+            msg=lambda text, at=at: f"tensor {at}: {text}",
+        )
 
 
 @pytest.mark.sweep(2)

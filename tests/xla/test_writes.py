@@ -1,4 +1,6 @@
-"""Single cases of views, writes, `out=`, indexing and autograd: the xla device gives what the CPU gives, or refuses what the CPU refuses."""
+"""Single cases of views, writes, `out=`, indexing and autograd: the xla device gives what the CPU gives, or
+refuses what the CPU refuses.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,13 @@ def _setitem_slice_and_list(x):
 
 @case
 def _getitems(x):
-    return (x[1:, [0, 3]], x[None, ..., 1], x[[True, False, True]], x[torch.tensor([1, 0], device=x.device)], x[::2, ::3])
+    return (
+        x[1:, [0, 3]],
+        x[None, ..., 1],
+        x[[True, False, True]],
+        x[torch.tensor([1, 0], device=x.device)],
+        x[::2, ::3],
+    )
 
 
 @case
@@ -192,7 +200,9 @@ def _setitem_mask_on_the_cpu(x):
 
 @case
 def _putcpu(x):
-    x[0] = torch.ones(4, dtype=x.dtype) if x.device.type == "cpu" else torch.ones(4, dtype=x.dtype, device="xla")
+    x[0] = (
+        torch.ones(4, dtype=x.dtype) if x.device.type == "cpu" else torch.ones(4, dtype=x.dtype, device="xla")
+    )
     return x
 
 
@@ -408,13 +418,19 @@ def _contiguous_same(x):
 @case
 def _idxadd_alias(x):
     v = x.view(-1)
-    v.index_add_(0, torch.tensor([0, 0, 5], device=x.device), torch.ones(3, dtype=x.dtype, device=x.device), alpha=2)
+    v.index_add_(
+        0, torch.tensor([0, 0, 5], device=x.device), torch.ones(3, dtype=x.dtype, device=x.device), alpha=2
+    )
     return x
 
 
 @case
 def _idxput_acc(x):
-    x.index_put_((torch.tensor([0, 0], device=x.device),), torch.ones(4, dtype=x.dtype, device=x.device), accumulate=True)
+    x.index_put_(
+        (torch.tensor([0, 0], device=x.device),),
+        torch.ones(4, dtype=x.dtype, device=x.device),
+        accumulate=True,
+    )
     return x
 
 
@@ -638,7 +654,9 @@ def _fill_t(x):
     return x
 
 
-def _run(function: Callable[[torch.Tensor], Any], start: torch.Tensor, device: str) -> tuple[Exception | None, list[Any]]:
+def _run(
+    function: Callable[[torch.Tensor], Any], start: torch.Tensor, device: str
+) -> tuple[Exception | None, list[Any]]:
     try:
         results = tree_leaves(function(start.clone().to(device)))
     except (RuntimeError, IndexError) as error:

@@ -18,9 +18,17 @@ from dynamotor.xla.utils.utils import DataWrapper, FnDataGenerator, SampleGenera
 
 
 def test_devices():
-    assert xm.xla_device() == torch.device("xla:0") == torch_xla.device() == torch_xla.device(0) == xr.xla_device()
+    assert (
+        xm.xla_device()
+        == torch.device("xla:0")
+        == torch_xla.device()
+        == torch_xla.device(0)
+        == xr.xla_device()
+    )
     assert xm.get_xla_supported_devices() == [str(d) for d in torch_xla.devices()]
-    assert xm.get_xla_supported_devices("TPU") == [] and xm.get_xla_supported_devices("CPU", max_devices=1) == ["xla:0"]
+    assert xm.get_xla_supported_devices("TPU") == [] and xm.get_xla_supported_devices(
+        "CPU", max_devices=1
+    ) == ["xla:0"]
     assert xm.xla_device_hw("xla:0") == xm.xla_device_hw(torch.device("xla")) == "CPU" == xr.device_type()
     assert xm.xla_real_devices() == torch_xla.real_devices() and xm.xla_real_devices(["xla:0"]) == ["CPU:0"]
     assert torch_xla.device_count() == xr.addressable_device_count() == len(torch_xla.devices())
@@ -31,10 +39,19 @@ def test_devices():
 
 
 def test_a_world_of_one():
-    assert (xm.get_ordinal(), xm.get_local_ordinal(), xm.xrt_world_size(), xm.is_master_ordinal()) == (0, 0, 1, True)
+    assert (xm.get_ordinal(), xm.get_local_ordinal(), xm.xrt_world_size(), xm.is_master_ordinal()) == (
+        0,
+        0,
+        1,
+        True,
+    )
     assert (xr.global_ordinal(), xr.local_ordinal(), xr.world_size()) == (0, 0, 1)
     assert (xr.process_index(), xr.process_count(), xr.host_index(), xr.local_process_count()) == (0, 1, 0, 1)
-    assert xr.global_runtime_device_attributes()[0]["name"] == "CPU:0" == xr.runtime_device_attributes("CPU:0")["name"]
+    assert (
+        xr.global_runtime_device_attributes()[0]["name"]
+        == "CPU:0"
+        == xr.runtime_device_attributes("CPU:0")["name"]
+    )
     with pytest.raises(DynamotorError, match="DM658"):
         xr.set_device_type("TPU")
     xr.set_device_type("CPU")
@@ -51,7 +68,10 @@ def test_memory_info():
     xm.mark_step()
     after = xm.get_memory_info(xm.xla_device())
     # 64 MiB more, but for the few bytes that another thread may free meanwhile.
-    assert after["bytes_used"] - before["bytes_used"] >= 63 << 20 and after["kb_total"] * 1024 == after["bytes_limit"]
+    assert (
+        after["bytes_used"] - before["bytes_used"] >= 63 << 20
+        and after["kb_total"] * 1024 == after["bytes_limit"]
+    )
     assert 0 < after["kb_free"] <= after["kb_total"] and held.sum().item() == 1 << 24
 
 
@@ -115,7 +135,9 @@ def test_send_data_and_print(capsys):
         def __init__(self, nodes):
             self.nodes, self.name = nodes, "g"
 
-    sent = xm.send_cpu_data_to_device([torch.ones(2), {"a": (torch.zeros(1), "x")}, Graph(torch.ones(3))], xm.xla_device())
+    sent = xm.send_cpu_data_to_device(
+        [torch.ones(2), {"a": (torch.zeros(1), "x")}, Graph(torch.ones(3))], xm.xla_device()
+    )
     assert sent[0].device.type == "xla" and sent[1]["a"][0].device.type == "xla" and sent[1]["a"][1] == "x"
     assert sent[2].nodes.device.type == "xla" and sent[2].name == "g"
     assert xm.is_xla_tensor(sent[0]) and not xm.is_xla_tensor(torch.ones(1))
@@ -130,7 +152,11 @@ def test_generators(monkeypatch):
     pairs = list(FnDataGenerator(lambda x: x * 2, 4, torch.randn, dims=[3], count=2))
     assert len(pairs) == 2 and all(torch.equal(x * 2, y) and x.shape == (4, 3) for x, y in pairs)
     monkeypatch.setenv("SOME_FLAG", "0")
-    assert getenv_as("SOME_FLAG", bool) is False and getenv_as("SOME_FLAG", int) == 0 and getenv_as("NONE", int, 3) == 3
+    assert (
+        getenv_as("SOME_FLAG", bool) is False
+        and getenv_as("SOME_FLAG", int) == 0
+        and getenv_as("NONE", int, 3) == 3
+    )
 
 
 def test_rate_tracker(monkeypatch):
@@ -162,9 +188,13 @@ def test_nms_takes_the_best_boxes_that_do_not_overlap(n, size):
     expected = expected[:size]
     boxes[::2] = boxes[::2][:, [2, 3, 0, 1]]  # any two opposite corners describe a box
     for device in ("cpu", "xla"):
-        indices, count = xf.nms(boxes.to(device), scores.to(device), torch.tensor(0.2), torch.tensor(0.4), size)
+        indices, count = xf.nms(
+            boxes.to(device), scores.to(device), torch.tensor(0.2), torch.tensor(0.4), size
+        )
         assert indices.device.type == device and indices.shape == (size,) and count.item() == len(expected)
-        assert indices.cpu()[: len(expected)].tolist() == expected and not indices.cpu()[len(expected) :].any()
+        assert (
+            indices.cpu()[: len(expected)].tolist() == expected and not indices.cpu()[len(expected) :].any()
+        )
 
 
 def test_nms_refuses_shapes_that_do_not_fit():
@@ -176,6 +206,8 @@ def test_nms_refuses_shapes_that_do_not_fit():
 
 def test_differentiable_collectives_of_one_replica():
     x = torch.arange(3.0, device="xla", requires_grad=True)
-    (xf.all_reduce(xm.REDUCE_SUM, x, scale=2.0) * torch.tensor([1.0, 2.0, 3.0], device="xla")).sum().backward()
+    (
+        xf.all_reduce(xm.REDUCE_SUM, x, scale=2.0) * torch.tensor([1.0, 2.0, 3.0], device="xla")
+    ).sum().backward()
     assert x.grad.tolist() == [2.0, 4.0, 6.0]
     assert xf.all_gather(x).tolist() == [0.0, 1.0, 2.0]

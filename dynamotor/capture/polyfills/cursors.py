@@ -1,4 +1,5 @@
-"""Iterators that a graph break leaves in a frame: plain Python objects, so that the resumed capture can read where they stand.
+"""Iterators that a graph break leaves in a frame: plain Python objects, so that the resumed capture can read
+where they stand.
 
 >>> cursor = SequenceCursor([10, 20, 30], 1)
 >>> next(cursor), next(cursor)

@@ -64,7 +64,9 @@ def product(*iterables: Iterable[Any], repeat: int = 1) -> Iterator[Any]:
         yield tuple(items)
 
 
-def accumulate(iterable: Iterable[Any], func: Callable[[Any, Any], Any] | None = None, *, initial: Any = None) -> Iterator[Any]:
+def accumulate(
+    iterable: Iterable[Any], func: Callable[[Any, Any], Any] | None = None, *, initial: Any = None
+) -> Iterator[Any]:
     iterator = iter(iterable)
     total = initial
     if initial is None:

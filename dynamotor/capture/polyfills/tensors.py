@@ -22,7 +22,9 @@ def one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
-def interpolate(x: torch.Tensor, size: Any, scale: Any, mode: str, aligned: bool | None, recompute: bool | None) -> torch.Tensor:
+def interpolate(
+    x: torch.Tensor, size: Any, scale: Any, mode: str, aligned: bool | None, recompute: bool | None
+) -> torch.Tensor:
     """`interpolate` down to the op, whose C++ entry takes plain sizes only."""
     rank = x.dim() - 2
     shape, scales = [], []

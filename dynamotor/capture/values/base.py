@@ -1,7 +1,9 @@
-"""What the interpreter computes with: `Value` and the tables that turn Python objects into values and calls into rules.
+"""What the interpreter computes with: `Value` and the tables that turn Python objects into values and calls
+into rules.
 
-A value stands for one Python object during a trace. `source` says where it comes from outside (None: made in the trace).
-One object is one value: `is` compares values, so never make two values of one outside object; use `trace.wrap`.
+A value stands for one Python object during a trace. `source` says where it comes from outside (None: made in
+the trace). One object is one value: `is` compares values, so never make two values of one outside object; use
+`trace.wrap`.
 
 >>> @builtin_rule(len)
 ... def _len(trace, args, kwargs): return args[0].length(trace)
@@ -24,7 +26,9 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 
 class Raised(Exception):
-    """An exception that the traced program itself raises (`value` is the exception instance); user code may catch it."""
+    """An exception that the traced program itself raises (`value` is the exception instance); user code may
+    catch it.
+    """
 
     def __init__(self, value: Value, again: bool = False) -> None:
         super().__init__(value)
@@ -38,10 +42,11 @@ class NotConstant(Exception):
 
 
 class Value:
-    """One Python object in a trace. The methods follow CPython's protocols; the defaults look methods up on the type.
+    """One Python object in a trace. The methods follow CPython's protocols; the defaults look methods up on
+    the type.
 
-    Every method that runs code takes the trace first. They raise `Raised` for exceptions of the user's program and
-    `Unsupported` (see breaks.py) for what cannot be captured.
+    Every method that runs code takes the trace first. They raise `Raised` for exceptions of the user's
+    program and `Unsupported` (see breaks.py) for what cannot be captured.
     """
 
     __slots__ = ("source", "__weakref__")
@@ -56,7 +61,9 @@ class Value:
         raise NotImplementedError(type(self).__name__)
 
     def is_constant(self) -> bool:
-        """Whether `as_constant` works: the whole object (with everything in it) is known and immutable for the trace."""
+        """Whether `as_constant` works: the whole object (with everything in it) is known and immutable for
+        the trace.
+        """
         return False
 
     def as_constant(self) -> Any:
@@ -69,9 +76,11 @@ class Value:
 
     def hash_key(self, trace: Trace) -> Hashable:
         """What stands for this value as a key of a dict or a member of a set."""
-        raise unsupported("unsupported-value", f"{self.python_type().__name__} used as a dictionary key or set member")
+        raise unsupported(
+            "unsupported-value", f"{self.python_type().__name__} used as a dictionary key or set member"
+        )
 
-    # Attributes ----------------------------------------------------------------------------------------------------
+    # Attributes ---------------------------------------------------------------------------------------------
     def getattr(self, trace: Trace, name: str) -> Value:
         """`self.name`; the default is CPython's generic lookup over the class and `instance_attr`."""
         return trace.generic_getattr(self, name)
@@ -89,18 +98,24 @@ class Value:
         return None
 
     def store_attr(self, trace: Trace, name: str, value: Value | None) -> None:
-        """Write (None: delete) an entry of the instance's `__dict__`, recorded as an effect if the object is outside."""
+        """Write (None: delete) an entry of the instance's `__dict__`, recorded as an effect if the object is
+        outside.
+        """
         raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
 
-    # Calls and operators -------------------------------------------------------------------------------------------
+    # Calls and operators ------------------------------------------------------------------------------------
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """`self(*args, **kwargs)`. Never call this directly: use `trace.call`, or `return trace.tail_call(...)` when the
-        result is returned as it is (a break inside can then resume; see trace.py)."""
+        """`self(*args, **kwargs)`. Never call this directly: use `trace.call`, or `return
+        trace.tail_call(...)` when the result is returned as it is (a break inside can then resume; see
+        trace.py)."""
         return trace.call_special(self, "__call__", args, kwargs)
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
-        """`self op other` (`other op self` when reflected), where op is from `operator` (`operator.iadd` for `+=`).
-        None means NotImplemented. Comparisons (`operator.lt`, `operator.eq`, ...) come here as well."""
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        """`self op other` (`other op self` when reflected), where op is from `operator` (`operator.iadd` for
+        `+=`). None means NotImplemented. Comparisons (`operator.lt`, `operator.eq`, ...) come here as well.
+        """
         return trace.generic_binary(self, op, other, reflected)
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
@@ -111,7 +126,7 @@ class Value:
         """`bool(self)`."""
         return trace.generic_truth(self)
 
-    # Containers ----------------------------------------------------------------------------------------------------
+    # Containers ---------------------------------------------------------------------------------------------
     def length(self, trace: Trace) -> Value:
         """`len(self)`."""
         return trace.call_special(self, "__len__", [], {})
@@ -144,10 +159,10 @@ class Value:
             items.append(item)
         return items
 
-    # Leaving the trace ---------------------------------------------------------------------------------------------
+    # Leaving the trace --------------------------------------------------------------------------------------
     def reconstruct(self, cg: Codegen) -> str:
-        """A Python expression of the object for the generated `finish` function; only called for values made in the trace
-        (values from outside are fetched by their source)."""
+        """A Python expression of the object for the generated `finish` function; only called for values made
+        in the trace (values from outside are fetched by their source)."""
         raise unsupported("reconstruct", f"{self.describe()} leaves the captured region")
 
     def describe(self) -> str:
@@ -192,9 +207,10 @@ class Iterator(Value):
         return self
 
 
-# From Python objects to values -------------------------------------------------------------------------------------
-# A wrap rule makes the value of an object read from outside: (trace, source, obj) -> Value. It installs the guards that
-# the value's own content needs (type, constant, length); guards on what is reached through it come with later reads.
+# From Python objects to values ------------------------------------------------------------------------------
+# A wrap rule makes the value of an object read from outside: (trace, source, obj) -> Value. It installs the
+# guards that the value's own content needs (type, constant, length); guards on what is reached through it
+# come with later reads.
 WrapRule = Callable[["Trace", "Source", Any], Value]
 wrap_exact: Registry[type, WrapRule] = Registry("wrap")
 wrap_base: list[tuple[type, WrapRule]] = []
@@ -203,6 +219,7 @@ wrap_base: list[tuple[type, WrapRule]] = []
 def wrap_rule(*types: type, subclasses: bool = False) -> Callable[[WrapRule], WrapRule]:
     """Register the wrap rule of exact types, or of a base class with all its subclasses (the rule registered
     last wins; `object` comes last of all)."""
+
     def add(rule: WrapRule) -> WrapRule:
         for cls in types:
             if subclasses:
@@ -210,6 +227,7 @@ def wrap_rule(*types: type, subclasses: bool = False) -> Callable[[WrapRule], Wr
             else:
                 wrap_exact.add(cls, rule)
         return rule
+
     return add
 
 
@@ -217,25 +235,28 @@ def wrap_rule(*types: type, subclasses: bool = False) -> Callable[[WrapRule], Wr
 makers: dict[type, Callable[[Trace, Any], Value]] = {}
 
 
-# From callables to rules --------------------------------------------------------------------------------------------
-# A call rule runs a call of a known object (builtin function, C method descriptor, class, or Python function that is not to
-# be inlined): (trace, args, kwargs) -> Value. Method descriptors get the instance as args[0].
+# From callables to rules ------------------------------------------------------------------------------------
+# A call rule runs a call of a known object (builtin function, C method descriptor, class, or Python function
+# that is not to be inlined): (trace, args, kwargs) -> Value. Method descriptors get the instance as args[0].
 CallRule = Callable[["Trace", list[Value], dict[str, Value]], Value]
 builtin_rules: dict[Any, CallRule] = {}
 # What goes before when an argument is symbolic.
 size_rules: dict[Any, CallRule] = {}
-# Finders answer for families of callables (all of torch.*, ...): obj -> rule or None; asked in order, answers memoised.
+# Finders answer for families of callables (all of torch.*, ...): obj -> rule or None; asked in order, answers
+# memoised.
 call_finders: list[Callable[[Any], CallRule | None]] = []
 
 
 def builtin_rule(*callables: Any) -> Callable[[CallRule], CallRule]:
     """Register the rule of each callable (compared by identity or equality; must be hashable)."""
+
     def add(rule: CallRule) -> CallRule:
         for fn in callables:
             if fn in builtin_rules:
                 raise KeyError(f"call rule for {fn!r} is registered twice")
             builtin_rules[fn] = rule
         return rule
+
     return add
 
 

@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 
 # Types whose methods and operators are pure: run for real when everything is known.
 PURE_TYPES: set[type] = {
-    int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range, tuple, frozenset, slice,
+    int,
+    float,
+    bool,
+    str,
+    bytes,
+    complex,
+    type(None),
+    type(Ellipsis),
+    type(NotImplemented),
+    range,
+    tuple,
+    frozenset,
+    slice,
 }
 
 
@@ -64,11 +76,16 @@ class Constant(Value):
 
     def attribute(self, trace: Trace, found: Any) -> Value:
         """The value of a real attribute: C methods stay bound to this value."""
-        if isinstance(found, types.BuiltinMethodType | types.MethodWrapperType) and found.__self__ is self.value:
+        if (
+            isinstance(found, types.BuiltinMethodType | types.MethodWrapperType)
+            and found.__self__ is self.value
+        ):
             return BoundBuiltin(found, self)
         return trace.make(found)
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         if self.is_plain:
             if other.is_constant():
                 a, b = (other.as_constant(), self.value) if reflected else (self.value, other.as_constant())
@@ -98,7 +115,9 @@ class Constant(Value):
         if self.is_plain:
             if key.is_constant():
                 return trace.real_call(operator.getitem, self.value, key.as_constant())
-            raise trace.error(TypeError, f"indices must be integers or slices, not {key.python_type().__name__}")
+            raise trace.error(
+                TypeError, f"indices must be integers or slices, not {key.python_type().__name__}"
+            )
         return super().getitem(trace, key)
 
     def contains(self, trace: Trace, item: Value) -> Value:
@@ -148,7 +167,11 @@ class RealIterator(Iterator):
 
     def reconstruct(self, cg: Codegen) -> str:
         rest = tuple(copy.copy(self.iterator))
-        return f"{cg.constant(cursors.SequenceCursor)}({cg.constant(rest)}, 0)" if cg.for_frame else f"iter({cg.constant(rest)})"
+        return (
+            f"{cg.constant(cursors.SequenceCursor)}({cg.constant(rest)}, 0)"
+            if cg.for_frame
+            else f"iter({cg.constant(rest)})"
+        )
 
 
 class BoundBuiltin(Value):
@@ -182,7 +205,9 @@ class BoundBuiltin(Value):
         raise trace.error(AttributeError, f"'builtin_function_or_method' object has no attribute '{name}'")
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if isinstance(self.descr, types.BuiltinMethodType | types.MethodWrapperType):  # bound to a plain constant
+        if isinstance(
+            self.descr, types.BuiltinMethodType | types.MethodWrapperType
+        ):  # bound to a plain constant
             descr = getattr(type(self.instance.as_constant()), self.descr.__name__)
             return trace.call_builtin(descr, [self.instance, *args], kwargs, real=self.descr, real_args=args)
         return trace.call_builtin(self.descr, [self.instance, *args], kwargs)

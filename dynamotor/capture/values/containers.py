@@ -1,4 +1,5 @@
-"""Lists, tuples, dicts and sets: made in the trace, or from outside with their items read (and guarded) on demand.
+"""Lists, tuples, dicts and sets: made in the trace, or from outside with their items read (and guarded) on
+demand.
 
 A container from outside that is changed is replayed as a whole after the graph has run (effects.py).
 """
@@ -32,7 +33,13 @@ class SequenceValue(Value):
     __slots__ = ("obj", "_items", "trace")
     kind: type = list
 
-    def __init__(self, items: Iterable[Value] | None, source: Any = None, obj: Any = MISSING, trace: Trace | None = None) -> None:
+    def __init__(
+        self,
+        items: Iterable[Value] | None,
+        source: Any = None,
+        obj: Any = MISSING,
+        trace: Trace | None = None,
+    ) -> None:
         self.source, self.obj, self.trace = source, obj, trace
         self._items = None if items is None else list(items)
 
@@ -41,7 +48,9 @@ class SequenceValue(Value):
         """The item values; those of an outside object are read now."""
         if self._items is None:
             wrap, source = self.trace.wrap, self.source
-            self._items = [wrap(SeqItem(source, i), item) for i, item in enumerate(self.kind.__iter__(self.obj))]
+            self._items = [
+                wrap(SeqItem(source, i), item) for i, item in enumerate(self.kind.__iter__(self.obj))
+            ]
         return self._items
 
     @property
@@ -82,7 +91,10 @@ class SequenceValue(Value):
             return key.as_constant()
         if trace.has_special(key, "__index__"):
             return trace.call_special(key, "__index__", [], {}).as_constant()
-        raise trace.error(TypeError, f"{self.kind.__name__} indices must be integers or slices, not {key.python_type().__name__}")
+        raise trace.error(
+            TypeError,
+            f"{self.kind.__name__} indices must be integers or slices, not {key.python_type().__name__}",
+        )
 
     def getitem(self, trace: Trace, key: Value) -> Value:
         index = self.index_of(trace, key)
@@ -92,10 +104,16 @@ class SequenceValue(Value):
             raise trace.error(type(error), str(error).replace("list", self.kind.__name__)) from None
         return type(self)(found) if isinstance(index, slice) else found
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         contents = contents_of(other)
         if op in _ORDER:
-            return self._compare(trace, op, contents) if contents is not None and contents.python_type() is self.kind else None
+            return (
+                self._compare(trace, op, contents)
+                if contents is not None and contents.python_type() is self.kind
+                else None
+            )
         if op is operator.add and not reflected:
             if contents is not None and contents.python_type() is self.kind:
                 return type(self)(self.items + contents.unpack(trace))
@@ -109,7 +127,11 @@ class SequenceValue(Value):
             return Constant(op is operator.ne)
         for a, b in zip(mine, theirs):
             if not trace.equal(a, b):
-                return Constant(op is operator.ne) if op in (operator.eq, operator.ne) else trace.binary(op, a, b)
+                return (
+                    Constant(op is operator.ne)
+                    if op in (operator.eq, operator.ne)
+                    else trace.binary(op, a, b)
+                )
         return Constant(op(len(mine), len(theirs)))
 
     def describe(self) -> str:
@@ -159,7 +181,9 @@ class ListValue(SequenceValue):
         except (IndexError, TypeError) as error:
             raise trace.error(type(error), str(error)) from None
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         if op is operator.iadd:
             new = other.unpack(trace)
             self.mutate(trace).extend(new)
@@ -178,7 +202,9 @@ class ListValue(SequenceValue):
 
     def replay(self, cg: Codegen) -> None:
         """Give the outside list its final contents."""
-        cg.statement(f"list.__setitem__({cg.emit(self)}, slice(None), [{', '.join([cg.emit(item) for item in self.items])}])")
+        cg.statement(
+            f"list.__setitem__({cg.emit(self)}, slice(None), [{', '.join([cg.emit(item) for item in self.items])}])"
+        )
 
 
 class SequenceIterator(Iterator):
@@ -202,7 +228,7 @@ class SequenceIterator(Iterator):
         return items[self.index - 1]
 
     def unpack(self, trace: Trace) -> list[Value]:
-        rest = self.target.items[self.index:]
+        rest = self.target.items[self.index :]
         self.index = 1 << 60
         return rest
 
@@ -219,12 +245,21 @@ class SequenceIterator(Iterator):
 
 
 class DictValue(Value):
-    """A dict. Outside dicts are read key by key, until something needs all of their keys in order (`load`)."""
+    """A dict. Outside dicts are read key by key, until something needs all of their keys in order
+    (`load`).
+    """
 
     __slots__ = ("obj", "table", "complete", "trace", "trusted", "kind", "changed", "removed", "absent")
 
-    def __init__(self, items: Iterable[tuple[Hashable, Value, Value]] | None, source: Any = None, obj: Any = MISSING,
-                 trace: Trace | None = None, trusted: bool = False, kind: type = dict) -> None:
+    def __init__(
+        self,
+        items: Iterable[tuple[Hashable, Value, Value]] | None,
+        source: Any = None,
+        obj: Any = MISSING,
+        trace: Trace | None = None,
+        trusted: bool = False,
+        kind: type = dict,
+    ) -> None:
         self.source, self.obj, self.trace, self.trusted, self.kind = source, obj, trace, trusted, kind
         # hash key -> (key, value) of what was read or written.
         self.table: dict[Hashable, tuple[Value, Value]] = {}
@@ -253,7 +288,7 @@ class DictValue(Value):
         """Whether this is the dict of a library's module."""
         return type(self.source) is Const and "__name__" in self.obj and "__builtins__" in self.obj
 
-    # Primitives --------------------------------------------------------------------------------------------------------
+    # Primitives ---------------------------------------------------------------------------------------------
     def load(self) -> dict[Hashable, tuple[Value, Value]]:
         """All items in order; guards the keys of an outside dict."""
         if not self.complete:
@@ -287,7 +322,9 @@ class DictValue(Value):
     def lookup(self, key: Hashable) -> Value | None:
         """The value under a hash key, or None; the read or the absence is guarded."""
         if type(key) not in _OWN_KEYS and self.trace is not None:
-            self.trace.reader.guard_key(key, None if self.obj is not MISSING else [k for k, _ in self.table.values()])
+            self.trace.reader.guard_key(
+                key, None if self.obj is not MISSING else [k for k, _ in self.table.values()]
+            )
         pair = self.table.get(key)
         if pair is not None:
             return pair[1]
@@ -321,7 +358,7 @@ class DictValue(Value):
             trace.effects.touch(self)
         del self.table[hash_key]
 
-    # Protocol ----------------------------------------------------------------------------------------------------------
+    # Protocol -----------------------------------------------------------------------------------------------
     def getitem(self, trace: Trace, key: Value) -> Value:
         self.trace = trace
         found = self.lookup(key.hash_key(trace))
@@ -354,14 +391,17 @@ class DictValue(Value):
     def iterate(self, trace: Trace) -> Iterator:
         return DictIterator(self, "keys")
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         contents = contents_of(other)
         if not isinstance(contents, DictValue):
             return None
         if op in (operator.eq, operator.ne):
             mine, theirs = self.load(), contents.load()
             equal = len(mine) == len(theirs) and all(
-                k in theirs and trace.equal(v, theirs[k][1]) for k, (_, v) in mine.items())
+                k in theirs and trace.equal(v, theirs[k][1]) for k, (_, v) in mine.items()
+            )
             if self.kind is OrderedDict and contents.kind is OrderedDict:
                 equal = equal and list(mine) == list(theirs)
             return Constant(equal == (op is operator.eq))
@@ -409,7 +449,9 @@ _OWN_KEYS = frozenset((str, int, bool, type(None), type, torch.dtype))
 
 
 def is_real_key(key: Hashable) -> bool:
-    """Whether a hash key is the real object (or a tuple of such) and not the stand-in of one made in the trace."""
+    """Whether a hash key is the real object (or a tuple of such) and not the stand-in of one made in the
+    trace.
+    """
     if type(key) is tuple or type(key) is frozenset:
         return all(map(is_real_key, key))
     return not isinstance(key, Value | ObjectKey)
@@ -447,7 +489,9 @@ class DictView(Value):
             return self.target.contains(trace, item)
         return Constant(any(trace.equal(other, item) for other in self.unpack(trace)))
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         if self.part == "values":
             return None
         mine = SetValue.of(trace, self.unpack(trace))
@@ -489,24 +533,39 @@ class DictIterator(Iterator):
         return TupleValue(pair) if self.part == "items" else pair[0 if self.part == "keys" else 1]
 
     def reconstruct(self, cg: Codegen) -> str:
-        rest = [self.target.table[key] for key in self.pairs[self.index:]]
+        rest = [self.target.table[key] for key in self.pairs[self.index :]]
         items = [TupleValue(p) if self.part == "items" else p[0 if self.part == "keys" else 1] for p in rest]
         text = f"[{', '.join([cg.emit(item) for item in items])}]"
         return f"{cg.constant(cursors.SequenceCursor)}({text}, 0)" if cg.for_frame else f"iter({text})"
 
 
 class SetValue(Value):
-    """A set or frozenset. One from outside guards each membership asked for, until something needs all of its items.
+    """A set or frozenset. One from outside guards each membership asked for, until something needs all of its
+    items.
 
-    `mirror` is a real set that went through the same operations, so that it has the order that eager's has; None when an
-    item is not constant (the order of such items is their addresses').
+    `mirror` is a real set that went through the same operations, so that it has the order that eager's has;
+    None when an item is not constant (the order of such items is their addresses').
     """
 
     __slots__ = ("obj", "_table", "kind", "trace", "mirror", "log")
 
-    def __init__(self, table: dict[Hashable, Value] | None, kind: type = set, source: Any = None, obj: Any = MISSING,
-                 trace: Trace | None = None, mirror: Any = None) -> None:
-        self.source, self._table, self.kind, self.obj, self.trace, self.mirror = source, table, kind, obj, trace, mirror
+    def __init__(
+        self,
+        table: dict[Hashable, Value] | None,
+        kind: type = set,
+        source: Any = None,
+        obj: Any = MISSING,
+        trace: Trace | None = None,
+        mirror: Any = None,
+    ) -> None:
+        self.source, self._table, self.kind, self.obj, self.trace, self.mirror = (
+            source,
+            table,
+            kind,
+            obj,
+            trace,
+            mirror,
+        )
         self.log: list[tuple[str, Value | None]] = []
 
     @staticmethod
@@ -534,7 +593,9 @@ class SetValue(Value):
                 mirror = set(self.obj)
                 self.mirror = mirror if list(mirror) == list(self.obj) else None
             made = {item: self.trace.make(item) for item in items}
-            self._table = {item if type(item) in _OWN_KEYS else v.hash_key(self.trace): v for item, v in made.items()}
+            self._table = {
+                item if type(item) in _OWN_KEYS else v.hash_key(self.trace): v for item, v in made.items()
+            }
         return self._table
 
     def python_type(self) -> type:
@@ -592,8 +653,11 @@ class SetValue(Value):
         if len(table) < 2:
             return list(table.values())
         if self.mirror is None:
-            raise unsupported("unsupported-value", "iteration over a set of objects without a fixed order",
-                              cure="iterate over a list or dict, or sort the set")
+            raise unsupported(
+                "unsupported-value",
+                "iteration over a set of objects without a fixed order",
+                cure="iterate over a list or dict, or sort the set",
+            )
         if self.obj is not MISSING and not self.log:
             order = list(self.obj)
             self.trace.reader.ask(self.source, self.obj, "the order", lambda now: list(now) == order)
@@ -611,10 +675,14 @@ class SetValue(Value):
         if type(key) not in _OWN_KEYS:
             trace.reader.guard_key(key, None if self.obj is not MISSING else self.table.values())
         if self._table is None and is_real_key(key):
-            return Constant(trace.reader.ask(self.source, self.obj, f"having {key!r:.60}", lambda now: key in now))
+            return Constant(
+                trace.reader.ask(self.source, self.obj, f"having {key!r:.60}", lambda now: key in now)
+            )
         return Constant(key in self.table)
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         if isinstance(other, DictView) or isinstance(other, Constant) and isinstance(other.value, frozenset):
             other = SetValue.of(trace, other, frozenset if isinstance(other, Constant) else set)
         if not isinstance(other, SetValue):
@@ -632,13 +700,18 @@ class SetValue(Value):
         both = mine.table | theirs.table
         kept = op(set(mine.table), set(theirs.table))
         known = mine.mirror is not None and theirs.mirror is not None
-        return SetValue({k: v for k, v in both.items() if k in kept}, mine.kind,
-                        mirror=op(mine.mirror, theirs.mirror) if known else None)
+        return SetValue(
+            {k: v for k, v in both.items() if k in kept},
+            mine.kind,
+            mirror=op(mine.mirror, theirs.mirror) if known else None,
+        )
 
     def reconstruct(self, cg: Codegen) -> str:
         if self.mirror is not None and len(self.table) > 1:
             if list(self.kind(self.mirror)) != list(self.mirror):
-                raise unsupported("reconstruct", "a set whose order cannot be rebuilt leaves the captured region")
+                raise unsupported(
+                    "reconstruct", "a set whose order cannot be rebuilt leaves the captured region"
+                )
             return cg.new_object(self, f"{self.kind.__name__}({cg.constant(self.mirror)})")
         text = f"{{{', '.join([cg.emit(v) for v in self.table.values()])}}}" if self.table else "set()"
         return cg.new_object(self, text if self.kind is set else f"frozenset({text})")
@@ -651,22 +724,38 @@ class SetValue(Value):
 
 
 _SET_METHODS: dict[str, Callable[[set, set], set]] = {
-    "update": operator.or_, "intersection_update": operator.and_, "difference_update": operator.sub,
+    "update": operator.or_,
+    "intersection_update": operator.and_,
+    "difference_update": operator.sub,
     "symmetric_difference_update": operator.xor,
 }
-_IN_PLACE = {operator.ior: ("update", operator.or_), operator.iand: ("intersection_update", operator.and_),
-             operator.isub: ("difference_update", operator.sub), operator.ixor: ("symmetric_difference_update", operator.xor)}
+_IN_PLACE = {
+    operator.ior: ("update", operator.or_),
+    operator.iand: ("intersection_update", operator.and_),
+    operator.isub: ("difference_update", operator.sub),
+    operator.ixor: ("symmetric_difference_update", operator.xor),
+}
 
 
 def real_items(source: Value | list[Value]) -> Any:
-    """A real iterable that a set takes in like the value's (its kind decides the order that results), None if not constant."""
+    """A real iterable that a set takes in like the value's (its kind decides the order that results), None if
+    not constant.
+    """
     if isinstance(source, SetValue):
-        return source.mirror if len(source.table) > 1 else source.as_constant() if source.is_constant() else None
+        return (
+            source.mirror if len(source.table) > 1 else source.as_constant() if source.is_constant() else None
+        )
     if isinstance(source, Constant):
         return source.value
     if isinstance(source, DictValue):
-        return source.as_constant() if all(k.is_constant() for k, _ in source.load().values()) and source.is_constant() else None
-    items = source if isinstance(source, list) else source.items if isinstance(source, SequenceValue) else None
+        return (
+            source.as_constant()
+            if all(k.is_constant() for k, _ in source.load().values()) and source.is_constant()
+            else None
+        )
+    items = (
+        source if isinstance(source, list) else source.items if isinstance(source, SequenceValue) else None
+    )
     if items is None or not all(item.is_constant() for item in items):
         return None
     return [item.as_constant() for item in items]
@@ -723,7 +812,9 @@ def _fresh_dict(trace: Trace, obj: Any) -> Value:
 makers[tuple] = lambda trace, obj: TupleValue([trace.fresh(item) for item in obj])
 makers[list] = lambda trace, obj: ListValue([trace.fresh(item) for item in obj])
 makers[set] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj}, mirror=obj)
-makers[frozenset] = lambda trace, obj: SetValue({item: trace.make(item) for item in obj}, frozenset, mirror=obj)
+makers[frozenset] = lambda trace, obj: SetValue(
+    {item: trace.make(item) for item in obj}, frozenset, mirror=obj
+)
 makers[dict] = makers[types.MappingProxyType] = _fresh_dict
 
 

@@ -1,7 +1,9 @@
-"""Grad mode and autocast in a trace: the regions are nodes of the graph, and the trial runs are under the same real modes.
+"""Grad mode and autocast in a trace: the regions are nodes of the graph, and the trial runs are under the
+same real modes.
 
-`torch.no_grad` and its kin are plain Python above `_set_grad_enabled`, so only that call and autocast have rules of their own.
-A trace that ends inside a region leaves the mode to the run-time `finish` (see `ModeEffect`).
+`torch.no_grad` and its kin are plain Python above `_set_grad_enabled`, so only that call and autocast have
+rules of their own. A trace that ends inside a region leaves the mode to the run-time `finish` (see
+`ModeEffect`).
 """
 
 from __future__ import annotations
@@ -24,14 +26,19 @@ if TYPE_CHECKING:
     from ..output import Codegen
     from ..trace import Trace
 
+
 def foreign_modes() -> bool:
-    """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, forward-mode differentiation, a user's mode (`with
-    torch.device(...)` is none)."""
-    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0 or (
-            torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag):
+    """Whether somebody else wants to see each op: torch.jit.trace, torch.fx, forward-mode differentiation, a
+    user's mode (`with torch.device(...)` is none)."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
+        or (torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag)
+    ):
         return True
     return bool(torch._C._len_torch_function_stack()) and any(
-        not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
+        not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack()
+    )
 
 
 class ModeEffect(Value):
@@ -88,10 +95,10 @@ def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value])
     return Constant(None)
 
 
-# Autocast ----------------------------------------------------------------------------------------------------------------
+# Autocast ---------------------------------------------------------------------------------------------------
 class AutocastValue(UserObject):
-    """`torch.autocast(...)` made in the trace: `template` is a real one, never entered, that holds the settings. Unless the
-    program `has_dtype`, the region takes the one that is set for the device."""
+    """`torch.autocast(...)` made in the trace: `template` is a real one, never entered, that holds the
+    settings. Unless the program `has_dtype`, the region takes the one that is set for the device."""
 
     __slots__ = ("template", "has_dtype")
 
@@ -104,14 +111,19 @@ class AutocastValue(UserObject):
         if found is None and name in self.template.__dict__:
             if name == "fast_dtype" and not self.has_dtype:
                 ask, device = torch.get_autocast_dtype, self.template.device
-                trace.reader.ask(Const(ask, ask.__name__), ask, f"the answer to {device!r}", lambda f: f(device))
+                trace.reader.ask(
+                    Const(ask, ask.__name__), ask, f"the answer to {device!r}", lambda f: f(device)
+                )
             return trace.make(self.template.__dict__[name])
         return found
 
     def reconstruct(self, cg: Codegen) -> str:
         template, dtype = self.template, self.template.fast_dtype
-        name = cg.new_object(self, f"{cg.constant(torch.autocast)}({template.device!r}, dtype={cg.constant(dtype)}, "
-                                   f"enabled={template._enabled}, cache_enabled={template._cache_enabled})")
+        name = cg.new_object(
+            self,
+            f"{cg.constant(torch.autocast)}({template.device!r}, dtype={cg.constant(dtype)}, "
+            f"enabled={template._enabled}, cache_enabled={template._cache_enabled})",
+        )
         if self._dict is not None:
             for key, value in self._dict.load().values():
                 cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
@@ -126,9 +138,16 @@ def _make_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
 
 
 def _settings(trace: Trace, value: Value) -> tuple[str, torch.dtype, bool, bool]:
-    device, enabled, cache = [value.getattr(trace, n).as_constant() for n in ("device", "_enabled", "_cache_enabled")]
+    device, enabled, cache = [
+        value.getattr(trace, n).as_constant() for n in ("device", "_enabled", "_cache_enabled")
+    ]
     used = enabled or not isinstance(value, AutocastValue)  # a region that is off needs no dtype
-    return device, value.getattr(trace, "fast_dtype").as_constant() if used else value.template.fast_dtype, enabled, cache
+    return (
+        device,
+        value.getattr(trace, "fast_dtype").as_constant() if used else value.template.fast_dtype,
+        enabled,
+        cache,
+    )
 
 
 @builtin_rule(torch.autocast.__enter__)
@@ -137,7 +156,9 @@ def _enter_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
     device, dtype, enabled, cache = _settings(trace, value)
     if device not in AUTOCAST_DEVICES:
         raise unsupported("context", f"autocast for device {device!r}")
-    node = trace.graph.call_function(torch.amp.autocast_mode._enter_autocast, (device, dtype, enabled, cache), {})
+    node = trace.graph.call_function(
+        torch.amp.autocast_mode._enter_autocast, (device, dtype, enabled, cache), {}
+    )
     region = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
     effect = ModeEffect.of(trace)
     region.__enter__()
@@ -149,7 +170,9 @@ def _enter_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
 def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     region = ModeEffect.of(trace).regions.pop(args[0], None)
     if region is None:
-        raise unsupported("context", "an autocast region that was entered outside the captured region is left in it")
+        raise unsupported(
+            "context", "an autocast region that was entered outside the captured region is left in it"
+        )
     node, real = region
     trace.graph.call_function(torch.amp.autocast_mode._exit_autocast, (node,), {})
     real.__exit__(None, None, None)
@@ -158,6 +181,8 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
 
 @builtin_rule(torch.inference_mode)
 def _inference_mode(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise unsupported("context", "torch.inference_mode() is entered",
-                      cure="enter it outside the compiled function, or use torch.no_grad")
-
+    raise unsupported(
+        "context",
+        "torch.inference_mode() is entered",
+        cure="enter it outside the compiled function, or use torch.no_grad",
+    )

@@ -1,6 +1,7 @@
 """Python functions, their cells, bound methods and partials.
 
-A function from outside is guarded by identity where its place is held (class, module), by its code where it is an argument.
+A function from outside is guarded by identity where its place is held (class, module), by its code where it
+is an argument.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
 from ..guards import CellEmpty, IdIs, TypeIs
-from ..source import Cell, CellContents, Const, FuncAttr, GlobalsOf, InstanceDict, MethodFunc, MethodSelf, SeqItem
+from ..source import (
+    Cell,
+    CellContents,
+    Const,
+    FuncAttr,
+    GlobalsOf,
+    InstanceDict,
+    MethodFunc,
+    MethodSelf,
+    SeqItem,
+)
 from ..trust import trusted_module
 from .base import MISSING, Value, find_rule, wrap_rule
 from .constant import Constant
@@ -31,7 +42,9 @@ class CellValue(Value):
 
     __slots__ = ("contents", "contents_source", "obj")
 
-    def __init__(self, contents: Any = None, source: Any = None, contents_source: Any = None, obj: Any = MISSING) -> None:
+    def __init__(
+        self, contents: Any = None, source: Any = None, contents_source: Any = None, obj: Any = MISSING
+    ) -> None:
         self.source, self.contents, self.contents_source, self.obj = source, contents, contents_source, obj
 
     def python_type(self) -> type:
@@ -78,8 +91,11 @@ class CellValue(Value):
     def replay(self, cg: Codegen) -> None:
         """Give the outside cell its final contents."""
         name = cg.emit(self)
-        cg.statement(f"{name}.cell_contents = {cg.emit(self.contents)}" if self.contents is not None
-                     else f"del {name}.cell_contents")
+        cg.statement(
+            f"{name}.cell_contents = {cg.emit(self.contents)}"
+            if self.contents is not None
+            else f"del {name}.cell_contents"
+        )
 
 
 @wrap_rule(types.CellType)
@@ -91,15 +107,42 @@ def _wrap_cell(trace: Trace, source: Any, obj: Any) -> Value:
 class FunctionValue(Value):
     """A Python function: `fn` is the real one (from outside), or MISSING for one made in the trace."""
 
-    __slots__ = ("fn", "code", "trusted", "_globals", "_defaults", "_kwdefaults", "_closure", "special", "_dict", "trace")
+    __slots__ = (
+        "fn",
+        "code",
+        "trusted",
+        "_globals",
+        "_defaults",
+        "_kwdefaults",
+        "_closure",
+        "special",
+        "_dict",
+        "trace",
+    )
 
-    def __init__(self, trace: Trace, code: types.CodeType, *, fn: Any = MISSING, source: Any = None,
-                 globals_: DictValue | None = None, defaults: list[Value] | None = None,
-                 kwdefaults: dict[str, Value] | None = None, closure: list[CellValue] | None = None,
-                 name: str | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        code: types.CodeType,
+        *,
+        fn: Any = MISSING,
+        source: Any = None,
+        globals_: DictValue | None = None,
+        defaults: list[Value] | None = None,
+        kwdefaults: dict[str, Value] | None = None,
+        closure: list[CellValue] | None = None,
+        name: str | None = None,
+    ) -> None:
         self.source, self.trace, self.fn, self.code = source, trace, fn, code
-        self.trusted = fn is not MISSING and (source is None or type(source) is Const) and trusted_function(fn)
-        self._globals, self._defaults, self._kwdefaults, self._closure = globals_, defaults, kwdefaults, closure
+        self.trusted = (
+            fn is not MISSING and (source is None or type(source) is Const) and trusted_function(fn)
+        )
+        self._globals, self._defaults, self._kwdefaults, self._closure = (
+            globals_,
+            defaults,
+            kwdefaults,
+            closure,
+        )
         self.special: dict[str, Value] = {}
         self._dict: DictValue | None = None
         if fn is MISSING:
@@ -171,7 +214,9 @@ class FunctionValue(Value):
     def kwdefaults(self) -> dict[str, Value]:
         if self._kwdefaults is None:
             value = self._slot("__kwdefaults__")
-            self._kwdefaults = {k: v for k, (_, v) in value.load().items()} if isinstance(value, DictValue) else {}  # type: ignore[misc]
+            self._kwdefaults = (
+                {k: v for k, (_, v) in value.load().items()} if isinstance(value, DictValue) else {}
+            )  # type: ignore[misc]
         return self._kwdefaults
 
     @property
@@ -205,7 +250,11 @@ class FunctionValue(Value):
         if name == "__defaults__":
             return TupleValue(self.defaults) if self.defaults else Constant(None)
         if name == "__kwdefaults__":
-            return DictValue([(k, Constant(k), v) for k, v in self.kwdefaults.items()]) if self.kwdefaults else Constant(None)
+            return (
+                DictValue([(k, Constant(k), v) for k, v in self.kwdefaults.items()])
+                if self.kwdefaults
+                else Constant(None)
+            )
         if name == "__closure__":
             return TupleValue(self.closure) if self.closure else Constant(None)
         found = self.dict.lookup(name)
@@ -244,10 +293,15 @@ class FunctionValue(Value):
             return cg.constant(self.fn)
         closure = "".join(f"{cg.emit(cell)}, " for cell in self.closure)
         defaults = "".join(f"{cg.emit(v)}, " for v in self.defaults)
-        name = cg.new_object(self, f"{cg.constant(types.FunctionType)}({cg.constant(self.code)}, {cg.emit(self.globals)}, "
-                                   f"{self.special['__name__'].as_constant()!r}, ({defaults}) or None, ({closure}) or None)")
+        name = cg.new_object(
+            self,
+            f"{cg.constant(types.FunctionType)}({cg.constant(self.code)}, {cg.emit(self.globals)}, "
+            f"{self.special['__name__'].as_constant()!r}, ({defaults}) or None, ({closure}) or None)",
+        )
         if self.kwdefaults:
-            cg.statement(f"{name}.__kwdefaults__ = {{{', '.join([f'{k!r}: {cg.emit(v)}' for k, v in self.kwdefaults.items()])}}}")
+            cg.statement(
+                f"{name}.__kwdefaults__ = {{{', '.join([f'{k!r}: {cg.emit(v)}' for k, v in self.kwdefaults.items()])}}}"
+            )
         for attr, value in self.special.items():
             if attr != "__name__":
                 cg.statement(f"{name}.{attr} = {cg.emit(value)}")
@@ -270,7 +324,9 @@ def globals_of(trace: Trace, namespace: dict[str, Any]) -> DictValue:
     if isinstance(known, DictValue):
         return known
     name = namespace.get("__name__")
-    value = DictValue(None, Const(namespace, f"{name}.__dict__"), namespace, trace, trusted=trusted_module(name))
+    value = DictValue(
+        None, Const(namespace, f"{name}.__dict__"), namespace, trace, trusted=trusted_module(name)
+    )
     trace.reader.adopt(namespace, value)
     return value
 
@@ -338,7 +394,9 @@ class BoundMethod(Value):
 @wrap_rule(types.MethodType)
 def _wrap_method(trace: Trace, source: Any, obj: types.MethodType) -> Value:
     trace.reader.guard(TypeIs(source, types.MethodType))
-    return BoundMethod(trace.wrap(MethodFunc(source), obj.__func__), trace.wrap(MethodSelf(source), obj.__self__), source)
+    return BoundMethod(
+        trace.wrap(MethodFunc(source), obj.__func__), trace.wrap(MethodSelf(source), obj.__self__), source
+    )
 
 
 class PartialValue(Value):
@@ -346,7 +404,9 @@ class PartialValue(Value):
 
     __slots__ = ("func", "args", "kwargs", "obj", "_dict")
 
-    def __init__(self, func: Value, args: list[Value], kwargs: dict[str, Value], source: Any = None, obj: Any = MISSING) -> None:
+    def __init__(
+        self, func: Value, args: list[Value], kwargs: dict[str, Value], source: Any = None, obj: Any = MISSING
+    ) -> None:
         self.source, self.func, self.args, self.kwargs, self.obj = source, func, args, kwargs, obj
         self._dict: DictValue | None = DictValue([]) if obj is MISSING else None
 
@@ -392,7 +452,11 @@ class PartialValue(Value):
         return trace.tail_call(self.func, [*self.args, *args], {**self.kwargs, **kwargs})
 
     def reconstruct(self, cg: Codegen) -> str:
-        items = [cg.emit(self.func), *map(cg.emit, self.args), *(f"**{{{k!r}: {cg.emit(v)}}}" for k, v in self.kwargs.items())]
+        items = [
+            cg.emit(self.func),
+            *map(cg.emit, self.args),
+            *(f"**{{{k!r}: {cg.emit(v)}}}" for k, v in self.kwargs.items()),
+        ]
         name = cg.new_object(self, f"{cg.constant(functools.partial)}({', '.join(items)})")
         if self._dict is not None:
             for key, value in self._dict.table.values():
@@ -400,8 +464,12 @@ class PartialValue(Value):
         return name
 
 
-def bind_arguments(trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> list[Any]:
-    """The initial fast locals of a call, in the order of `co_varnames`; wrong calls raise the program's TypeError."""
+def bind_arguments(
+    trace: Trace, func: FunctionValue, args: list[Value], kwargs: dict[str, Value]
+) -> list[Any]:
+    """The initial fast locals of a call, in the order of `co_varnames`; wrong calls raise the program's
+    TypeError.
+    """
     code = func.code
     n_positional, flags = code.co_argcount, code.co_flags
     n_named = n_positional + code.co_kwonlyargcount
@@ -413,14 +481,18 @@ def bind_arguments(trace: Trace, func: FunctionValue, args: list[Value], kwargs:
             i = names.index(name, code.co_posonlyargcount, n_named)
         except ValueError:
             if not flags & inspect.CO_VARKEYWORDS:
-                raise trace.error(TypeError, f"{code.co_qualname}() got an unexpected keyword argument '{name}'") from None
+                raise trace.error(
+                    TypeError, f"{code.co_qualname}() got an unexpected keyword argument '{name}'"
+                ) from None
             extra[name] = value
             continue
         if slots[i] is not None:
             raise trace.error(TypeError, f"{code.co_qualname}() got multiple values for argument '{name}'")
         slots[i] = value
     if len(args) > n_positional and not flags & inspect.CO_VARARGS:
-        raise trace.error(TypeError, _too_many(func, len(args), sum(slot is not None for slot in slots[n_positional:])))
+        raise trace.error(
+            TypeError, _too_many(func, len(args), sum(slot is not None for slot in slots[n_positional:]))
+        )
     if None in slots:
         _fill_defaults(trace, func, slots, n_positional)
     if flags & inspect.CO_VARARGS:
@@ -447,8 +519,15 @@ def _fill_defaults(trace: Trace, func: FunctionValue, slots: list[Any], n_positi
     unbound = [names[i] for i, slot in enumerate(slots) if slot is None]
     if unbound:
         positional = [name for name in unbound if name in names[:n_positional]]
-        raise trace.error(TypeError, f"{func.code.co_qualname}() missing " + (
-            _listed(positional, "required positional") if positional else _listed(unbound, "required keyword-only")))
+        raise trace.error(
+            TypeError,
+            f"{func.code.co_qualname}() missing "
+            + (
+                _listed(positional, "required positional")
+                if positional
+                else _listed(unbound, "required keyword-only")
+            ),
+        )
 
 
 def _listed(names: list[str], kind: str) -> str:
@@ -469,5 +548,9 @@ def _too_many(func: FunctionValue, given: int, keywords: int) -> str:
     takes = _counted(most, "positional")
     if optional:
         takes = f"from {most - optional} to {most} positional argument{'' if most == 1 else 's'}"
-    also = f"{_counted(given, 'positional').partition(' ')[2]} (and {_counted(keywords, 'keyword-only')}) " if keywords else ""
+    also = (
+        f"{_counted(given, 'positional').partition(' ')[2]} (and {_counted(keywords, 'keyword-only')}) "
+        if keywords
+        else ""
+    )
     return f"{func.code.co_qualname}() takes {takes} but {given} {also}{'was' if given == 1 and not keywords else 'were'} given"

@@ -1,4 +1,6 @@
-"""How instances come about: `cls(...)`, `__new__` and `__init__` of builtin bases, exceptions, and C callables in general."""
+"""How instances come about: `cls(...)`, `__new__` and `__init__` of builtin bases, exceptions, and C
+callables in general.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,17 @@ def type_call(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Valu
     return instance
 
 
-def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value], maker: Any = None) -> Value:
-    """A C `__new__` (default: that of the class): an empty instance with the content that the builtin base takes from the
-    arguments."""
+def builtin_new(
+    trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Value], maker: Any = None
+) -> Value:
+    """A C `__new__` (default: that of the class): an empty instance with the content that the builtin base
+    takes from the arguments."""
     if trace.type_attr(cls, "__del__") is not MISSING:
-        raise unsupported("finalizer", f"an instance of {cls.__qualname__} is made", "its class has __del__, which runs when the "
-                          "last reference goes")
+        raise unsupported(
+            "finalizer",
+            f"an instance of {cls.__qualname__} is made",
+            "its class has __del__, which runs when the last reference goes",
+        )
     maker = maker or trace.type_attr(cls, "__new__")
     if maker is object.__new__:
         if (args or kwargs) and trace.type_attr(cls, "__init__") is object.__init__:
@@ -68,7 +75,9 @@ def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
         return UserObject(cls)
     if issubclass(cls, BaseException):
         if issubclass(cls, _OWN_STATE):
-            raise unsupported("unsupported-call", f"a {cls.__name__} is made", "its C code keeps more than `args`")
+            raise unsupported(
+                "unsupported-call", f"a {cls.__name__} is made", "its C code keeps more than `args`"
+            )
         return new_exception(trace, cls, args)
     if issubclass(cls, dict) and maker in (dict.__new__, OrderedDict.__new__, defaultdict.__new__):
         return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
@@ -85,11 +94,16 @@ def builtin_new(trace: Trace, cls: type, args: list[Value], kwargs: dict[str, Va
     for base in _PLAIN_BASES:
         if issubclass(cls, base) and maker is base.__new__:
             return UserObject(cls, base=trace.call(trace.make(base), args, kwargs))
-    raise unsupported("unsupported-call", f"an instance of {cls.__module__}.{cls.__qualname__} is made",
-                      "its class is written in C and has no rule here")
+    raise unsupported(
+        "unsupported-call",
+        f"an instance of {cls.__module__}.{cls.__qualname__} is made",
+        "its class is written in C and has no rule here",
+    )
 
 
-def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value], kwargs: dict[str, Value], made: bool) -> None:
+def builtin_init(
+    trace: Trace, instance: UserObject, init: Any, args: list[Value], kwargs: dict[str, Value], made: bool
+) -> None:
     """A C `__init__` of an object made in the trace."""
     base = instance.base
     if isinstance(base, ListValue) and init is deque.__init__:
@@ -117,7 +131,12 @@ def builtin_init(trace: Trace, instance: UserObject, init: Any, args: list[Value
         _set_args(instance, args)
         if kwargs:
             raise unsupported("unsupported-call", f"{instance.cls.__name__}() with keyword arguments")
-    elif init is object.__init__ and (args or kwargs) and not made and trace.type_attr(instance.cls, "__new__") is object.__new__:
+    elif (
+        init is object.__init__
+        and (args or kwargs)
+        and not made
+        and trace.type_attr(instance.cls, "__new__") is object.__new__
+    ):
         raise trace.error(TypeError, f"{instance.cls.__name__}() takes no arguments")
 
 
@@ -136,7 +155,9 @@ def _set_args(instance: UserObject, args: list[Value]) -> None:
 
 
 def link_context(trace: Trace, error: Value) -> None:
-    """Note on an exception that is raised now the one that is being handled, as CPython does; the chain stays without loops."""
+    """Note on an exception that is raised now the one that is being handled, as CPython does; the chain stays
+    without loops.
+    """
     handled = trace.handled
     if handled is None or handled is error:
         return
@@ -149,8 +170,14 @@ def link_context(trace: Trace, error: Value) -> None:
     error.setattr(trace, "__context__", handled)
 
 
-def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value], real: Any = None,
-                 real_args: list[Value] | None = None) -> Value:
+def call_builtin(
+    trace: Trace,
+    fn: Any,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    real: Any = None,
+    real_args: list[Value] | None = None,
+) -> Value:
     """Call a C function or unbound C method: its rule, or for real when it is pure and all is known."""
     trace.tail = False  # a rule works on with what it calls
     rule = find_rule(fn, args)
@@ -170,8 +197,12 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
         return call_builtin(trace, fn, [base.base, *args[1:]], kwargs)
     name = getattr(fn, "__qualname__", None) or repr(fn)
     module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", "")
-    raise unsupported("unsupported-call", f"{module + '.' if module else ''}{name} is called",
-                      "it is written in C and has no rule here", "call it outside the compiled function")
+    raise unsupported(
+        "unsupported-call",
+        f"{module + '.' if module else ''}{name} is called",
+        "it is written in C and has no rule here",
+        "call it outside the compiled function",
+    )
 
 
 _PURE_MODULES = frozenset({"math", "cmath", "_operator", "_struct", "_bisect", "unicodedata"})
@@ -208,17 +239,24 @@ def update_dict(trace: Trace, into: Value, source: Value) -> None:
         for i, pair in enumerate(source.unpack(trace)):
             parts = pair.unpack(trace)
             if len(parts) != 2:
-                raise trace.error(ValueError, f"dictionary update sequence element #{i} has length {len(parts)}; 2 is required")
+                raise trace.error(
+                    ValueError,
+                    f"dictionary update sequence element #{i} has length {len(parts)}; 2 is required",
+                )
             key, value = parts
             target.store(trace, key.hash_key(trace), key, value)
 
 
 def _plain_mapping(trace: Trace, source: Value) -> bool:
     cls = source.python_type()
-    return not any(isinstance(trace.type_attr(cls, n), types.FunctionType) for n in ("keys", "__getitem__", "__iter__"))
+    return not any(
+        isinstance(trace.type_attr(cls, n), types.FunctionType) for n in ("keys", "__getitem__", "__iter__")
+    )
 
 
-def inline_function(trace: Trace, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def inline_function(
+    trace: Trace, fn: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
     """Interpret a real Python function even if it has a call rule."""
     value = trace.make(fn)
     assert isinstance(value, FunctionValue)
@@ -242,7 +280,7 @@ class Instances:
     make_tuple = make_tuple
 
 
-# object -----------------------------------------------------------------------------------------------------------------
+# object -----------------------------------------------------------------------------------------------------
 @builtin_rule(object.__new__)
 def _object_new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return UserObject(args[0].as_constant())
@@ -288,7 +326,9 @@ def _object_ne(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Val
 
 @builtin_rule(object.__hash__)
 def _object_hash(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise unsupported("unsupported-call", "the hash of an object is its address", cure="do not compute with id() or hash()")
+    raise unsupported(
+        "unsupported-call", "the hash of an object is its address", cure="do not compute with id() or hash()"
+    )
 
 
 @builtin_rule(type.__call__)
@@ -325,8 +365,11 @@ for _base in (dict, list, set, OrderedDict, defaultdict):
 @call_finder
 def _exception_init(fn: Any) -> CallRule | None:
     """`BaseException.__init__` and its copies on every builtin exception class."""
-    if not (isinstance(fn, types.WrapperDescriptorType) and fn.__name__ == "__init__"
-            and issubclass(fn.__objclass__, BaseException)):
+    if not (
+        isinstance(fn, types.WrapperDescriptorType)
+        and fn.__name__ == "__init__"
+        and issubclass(fn.__objclass__, BaseException)
+    ):
         return None
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -334,6 +377,7 @@ def _exception_init(fn: Any) -> CallRule | None:
             raise unsupported("unsupported-call", "an exception's __init__ is called again")
         _set_args(args[0], args[1:])
         return Constant(None)
+
     return rule
 
 
@@ -341,7 +385,11 @@ def _exception_init(fn: Any) -> CallRule | None:
 def _exception_new(fn: Any) -> CallRule | None:
     """`BaseException.__new__` and its copies."""
     owner = getattr(fn, "__self__", None)
-    if not (isinstance(fn, types.BuiltinFunctionType) and fn.__name__ == "__new__" and isinstance(owner, type)
-            and issubclass(owner, BaseException)):
+    if not (
+        isinstance(fn, types.BuiltinFunctionType)
+        and fn.__name__ == "__new__"
+        and isinstance(owner, type)
+        and issubclass(owner, BaseException)
+    ):
         return None
     return lambda trace, args, kwargs: builtin_new(trace, args[0].as_constant(), args[1:], kwargs)

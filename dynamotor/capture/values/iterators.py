@@ -1,4 +1,6 @@
-"""Iterator objects over other iterators: enumerate, zip, map, filter, and the like; all can be rebuilt at a graph break."""
+"""Iterator objects over other iterators: enumerate, zip, map, filter, and the like; all can be rebuilt at a
+graph break.
+"""
 
 from __future__ import annotations
 

@@ -27,8 +27,18 @@ from .user_object import UserObject
 if TYPE_CHECKING:
     from ..trace import Trace
 
-PURE_TYPES.update({torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo,
-                   torch.qscheme})
+PURE_TYPES.update(
+    {
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.layout,
+        torch.memory_format,
+        torch.finfo,
+        torch.iinfo,
+        torch.qscheme,
+    }
+)
 
 
 class ClassValue(Constant):
@@ -40,7 +50,10 @@ class ClassValue(Constant):
         return self.value
 
     def truth(self, trace: Trace) -> bool:
-        if trace.type_attr(type(self.value), "__bool__") is MISSING and trace.type_attr(type(self.value), "__len__") is MISSING:
+        if (
+            trace.type_attr(type(self.value), "__bool__") is MISSING
+            and trace.type_attr(type(self.value), "__len__") is MISSING
+        ):
             return True
         return trace.generic_truth(self)
 
@@ -70,7 +83,9 @@ class ClassValue(Constant):
             return trace.make(getattr(self.value, name, None))
         found = trace.reader.attribute(Const(self.value, self.value.__qualname__), self.value, name)
         if found is None:
-            raise trace.error(AttributeError, f"type object '{self.value.__name__}' has no attribute '{name}'")
+            raise trace.error(
+                AttributeError, f"type object '{self.value.__name__}' has no attribute '{name}'"
+            )
         return found
 
     def _bind(self, trace: Trace, raw: Any, name: str) -> Value:
@@ -80,7 +95,9 @@ class ClassValue(Constant):
             return BoundMethod(trace.make(raw.__func__), self)
         if kind is staticmethod:
             return trace.make(raw.__func__)
-        if kind is types.ClassMethodDescriptorType or (kind is types.BuiltinFunctionType and name == "__new__"):
+        if kind is types.ClassMethodDescriptorType or (
+            kind is types.BuiltinFunctionType and name == "__new__"
+        ):
             return trace.make(getattr(cls, name))
         getter = getattr(kind, "__get__", None)
         if isinstance(getter, types.FunctionType):
@@ -93,7 +110,9 @@ class ClassValue(Constant):
         raise unsupported("unsupported-mutation", f"attribute {name!r} of class {self.value.__name__} is set")
 
     def delattr(self, trace: Trace, name: str) -> None:
-        raise unsupported("unsupported-mutation", f"attribute {name!r} of class {self.value.__name__} is deleted")
+        raise unsupported(
+            "unsupported-mutation", f"attribute {name!r} of class {self.value.__name__} is deleted"
+        )
 
     def getitem(self, trace: Trace, key: Value) -> Value:
         if isinstance(self.value, enum.EnumMeta) or key.is_constant():
@@ -132,8 +151,22 @@ class ClassValue(Constant):
         return f"class {self.value.__name__}"
 
 
-_CLASS_SLOTS = frozenset({"__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__base__", "__doc__", "__flags__",
-                          "__basicsize__", "__dictoffset__", "__text_signature__", "__class__"})
+_CLASS_SLOTS = frozenset(
+    {
+        "__name__",
+        "__qualname__",
+        "__module__",
+        "__mro__",
+        "__bases__",
+        "__base__",
+        "__doc__",
+        "__flags__",
+        "__basicsize__",
+        "__dictoffset__",
+        "__text_signature__",
+        "__class__",
+    }
+)
 
 
 class TypeDictValue(DictValue):
@@ -168,7 +201,9 @@ def _own_names(cls: type) -> tuple[str, ...]:
 
 
 class PythonModule(Constant):
-    """A Python module; the names of users' modules are guarded, those of torch and the standard library are not."""
+    """A Python module; the names of users' modules are guarded, those of torch and the standard library are
+    not.
+    """
 
     __slots__ = ("dict",)
 
@@ -176,8 +211,13 @@ class PythonModule(Constant):
         super().__init__(value, source)
         known = trace.reader.values.get(id(value.__dict__))
         if known is None:
-            known = DictValue(None, Const(value.__dict__, f"{value.__name__}.__dict__"), value.__dict__, trace,
-                              trusted=trusted_module(value.__name__))
+            known = DictValue(
+                None,
+                Const(value.__dict__, f"{value.__name__}.__dict__"),
+                value.__dict__,
+                trace,
+                trusted=trusted_module(value.__name__),
+            )
             trace.reader.adopt(value.__dict__, known)
         self.dict: DictValue = known  # type: ignore[assignment]
 
@@ -233,12 +273,31 @@ def _wrap_constant(trace: Trace, source: Any, obj: Any) -> Value:
     return Constant(obj, source)
 
 
-@wrap_rule(property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType,
-           types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
-           types.BuiltinFunctionType, types.MethodWrapperType,
-           functools.cached_property, type(functools.lru_cache(len)), torch.finfo, torch.iinfo, slice, types.GenericAlias,
-           types.UnionType, type(typing.List), type(typing.List[int]), type(typing.Optional[int]), type(typing.Any),  # noqa: UP006,UP007,UP045
-           type(typing.Optional), typing.TypeVar)
+@wrap_rule(
+    property,
+    staticmethod,
+    classmethod,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    functools.cached_property,
+    type(functools.lru_cache(len)),
+    torch.finfo,
+    torch.iinfo,
+    slice,
+    types.GenericAlias,
+    types.UnionType,
+    type(typing.List),  # noqa: UP006
+    type(typing.List[int]),  # noqa: UP006
+    type(typing.Optional[int]),  # noqa: UP045
+    type(typing.Any),
+    type(typing.Optional),
+    typing.TypeVar,
+)
 def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
     return Builtin(obj, source)
@@ -265,14 +324,21 @@ class Builtin(Constant):
             found = getattr(self.value, name)
         except AttributeError as error:
             raise trace.real_error(error) from None
-        if isinstance(found, types.BuiltinMethodType | types.MethodWrapperType) and found.__self__ is self.value or (
-                type(self.value) not in _CHANGEABLE):
+        if (
+            isinstance(found, types.BuiltinMethodType | types.MethodWrapperType)
+            and found.__self__ is self.value
+            or (type(self.value) not in _CHANGEABLE)
+        ):
             return self.attribute(trace, found)
         return _attribute_again(trace, self, name)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         fn = self.value
-        if type(fn) in (types.MethodWrapperType, types.BuiltinFunctionType) and _bound(fn) and find_rule(fn) is None:
+        if (
+            type(fn) in (types.MethodWrapperType, types.BuiltinFunctionType)
+            and _bound(fn)
+            and find_rule(fn) is None
+        ):
             owner = trace.make(fn.__self__)
             descr = getattr(type(fn.__self__), fn.__name__, None)
             if descr is not None and not isinstance(fn.__self__, type):
@@ -284,7 +350,9 @@ class Builtin(Constant):
 
 
 # Descriptors and wrappers whose attributes a program may set; those of the other held objects are fixed.
-_CHANGEABLE = frozenset((property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper))
+_CHANGEABLE = frozenset(
+    (property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper)
+)
 
 
 def _attribute_again(trace: Trace, value: Constant, name: str) -> Value:
@@ -330,7 +398,7 @@ def _wrap_enum(trace: Trace, source: Any, obj: Any) -> Value:
     return EnumConstant(obj, source)
 
 
-# super() ---------------------------------------------------------------------------------------------------------------
+# super() ----------------------------------------------------------------------------------------------------
 class SuperValue(Value):
     """`super(cls, instance)`: attributes are looked up on the MRO of the instance's type after `cls`."""
 
@@ -349,7 +417,7 @@ class SuperValue(Value):
         if name == "__class__":
             return trace.make(super)
         mro = self.owner.__mro__
-        for klass in mro[mro.index(self.cls) + 1:]:
+        for klass in mro[mro.index(self.cls) + 1 :]:
             if name in klass.__dict__:
                 raw = klass.__dict__[name]
                 break
@@ -370,7 +438,7 @@ class SuperValue(Value):
         return trace.bind(raw, name, self.instance, klass)
 
 
-# Binding ---------------------------------------------------------------------------------------------------------------
+# Binding ----------------------------------------------------------------------------------------------------
 @binders.register(types.FunctionType)
 def _bind_function(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
     return BoundMethod(trace.type_attr_value(cls, name, raw), instance)
@@ -417,7 +485,11 @@ def _bind_builtin(trace: Trace, raw: Any, name: str, instance: Value, cls: type)
 
 def _constant_member(trace: Trace, instance: Constant, raw: Any, name: str) -> Value:
     """A C attribute of a known object: for good where the object cannot change or is a library's class."""
-    fixed = type(instance.value) in PURE_TYPES or isinstance(instance, ClassValue) and trusted_class(instance.value)
+    fixed = (
+        type(instance.value) in PURE_TYPES
+        or isinstance(instance, ClassValue)
+        and trusted_class(instance.value)
+    )
     return trace.real_call(raw.__get__, instance.value) if fixed else _attribute_again(trace, instance, name)
 
 

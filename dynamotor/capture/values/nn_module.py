@@ -1,8 +1,9 @@
-"""torch.nn.Module instances: user objects with short cuts for what every module does, calls without hooks and attribute lookup.
+"""torch.nn.Module instances: user objects with short cuts for what every module does, calls without hooks and
+attribute lookup.
 
 The short cuts read (and guard) exactly what `Module.__call__`, `__getattr__` and `__setattr__` would read.
 
->>> value.call(trace, [x], {})      # no hooks: goes straight to forward, guarded by the hooks' tables being empty
+>>> value.call(trace, [x], {})  # no hooks: goes straight to forward, guarded by the hooks' tables being empty
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ if TYPE_CHECKING:
 Module = torch.nn.Module
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_backward_hooks", "_global_backward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
-_CALL_CHAIN = {"__call__": Module.__dict__["__call__"], "_wrapped_call_impl": Module.__dict__["_wrapped_call_impl"],
-               "_call_impl": Module.__dict__["_call_impl"]}
+_GLOBAL_HOOKS = (
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+)
+_CALL_CHAIN = {
+    "__call__": Module.__dict__["__call__"],
+    "_wrapped_call_impl": Module.__dict__["_wrapped_call_impl"],
+    "_call_impl": Module.__dict__["_call_impl"],
+}
 
 
 class NNModuleValue(UserObject):
@@ -39,14 +48,16 @@ class NNModuleValue(UserObject):
 
     __slots__ = ()
 
-    # Calls -----------------------------------------------------------------------------------------------------------
+    # Calls --------------------------------------------------------------------------------------------------
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self._plain_call(trace):
             return trace.tail_call(self.getattr(trace, "forward"), args, kwargs)
         return super().call(trace, args, kwargs)
 
     def _plain_call(self, trace: Trace) -> bool:
-        """Whether `module(...)` is `module.forward(...)`: nothing overridden, no hooks, not compiled on its own."""
+        """Whether `module(...)` is `module.forward(...)`: nothing overridden, no hooks, not compiled on its
+        own.
+        """
         cls = self.cls
         if any(trace.type_attr(cls, name) is not original for name, original in _CALL_CHAIN.items()):
             return False
@@ -62,11 +73,12 @@ class NNModuleValue(UserObject):
         contents = None if found is None else contents_of(found)
         return contents is None or contents.truth(trace)
 
-    # Attributes --------------------------------------------------------------------------------------------------------
+    # Attributes ---------------------------------------------------------------------------------------------
     def getattr(self, trace: Trace, name: str) -> Value:
         cls = self.cls
         if trace.type_attr(cls, "__getattr__") is not Module.__getattr__ or (
-                trace.type_attr(cls, "__getattribute__") is not object.__getattribute__):
+            trace.type_attr(cls, "__getattribute__") is not object.__getattribute__
+        ):
             return trace.generic_getattr(self, name)
         raw = trace.type_attr(cls, name)
         if raw is not MISSING and is_data_descriptor(raw):
@@ -83,7 +95,9 @@ class NNModuleValue(UserObject):
         raise trace.error(AttributeError, f"'{cls.__name__}' object has no attribute '{name}'")
 
     def table(self, trace: Trace, name: str) -> DictValue:
-        """The dict `_parameters`, `_buffers` or `_modules` of the instance (an empty one before Module.__init__)."""
+        """The dict `_parameters`, `_buffers` or `_modules` of the instance (an empty one before
+        Module.__init__).
+        """
         found = self.instance_attr(trace, name)
         contents = None if found is None else contents_of(found)
         return contents if isinstance(contents, DictValue) else DictValue([])
@@ -93,18 +107,29 @@ class NNModuleValue(UserObject):
             trace.generic_setattr(self, name, value)
             return
         if issubclass(value.python_type(), torch.nn.Parameter) or isinstance(value, NNModuleValue):
-            raise unsupported("unsupported-mutation", f"a parameter or submodule {name!r} of {self.describe()} is set",
-                              cure="set parameters and submodules outside the compiled function")
+            raise unsupported(
+                "unsupported-mutation",
+                f"a parameter or submodule {name!r} of {self.describe()} is set",
+                cure="set parameters and submodules outside the compiled function",
+            )
         for table in ("_parameters", "_modules"):
             if self.table(trace, table).lookup(name) is not None:
-                raise unsupported("unsupported-mutation", f"{name!r} in {table} of {self.describe()} is replaced",
-                                  cure="set parameters and submodules outside the compiled function")
+                raise unsupported(
+                    "unsupported-mutation",
+                    f"{name!r} in {table} of {self.describe()} is replaced",
+                    cure="set parameters and submodules outside the compiled function",
+                )
         buffers = self.table(trace, "_buffers")
         old = buffers.lookup(name)
         if old is not None:
-            if not isinstance(value, TensorValue) and not (isinstance(value, Constant) and value.value is None):
-                raise trace.error(TypeError, f"cannot assign '{value.python_type().__name__}' object to buffer '{name}' "
-                                             "(torch.nn.Buffer, torch.Tensor or None required)")
+            if not isinstance(value, TensorValue) and not (
+                isinstance(value, Constant) and value.value is None
+            ):
+                raise trace.error(
+                    TypeError,
+                    f"cannot assign '{value.python_type().__name__}' object to buffer '{name}' "
+                    "(torch.nn.Buffer, torch.Tensor or None required)",
+                )
             if isinstance(old, TensorValue):
                 old.unpin(trace)
             buffers.store(trace, name, Constant(name), value)
@@ -145,7 +170,7 @@ def _weights_have_changed(trace: Trace, args: list[Value], kwargs: dict[str, Val
     return Constant(False)
 
 
-# Slices of module containers ---------------------------------------------------------------------------------------------
+# Slices of module containers --------------------------------------------------------------------------------
 def _new_container(trace: Trace, cls: type, modules: list[tuple[str, Value]]) -> NNModuleValue:
     """A ModuleList or Sequential made in the trace."""
     instance = NNModuleValue(cls)
@@ -176,7 +201,9 @@ def _slice_rule(cls: type) -> None:
         module, index = args
         if not isinstance(module, NNModuleValue) or module.cls is not cls or index.python_type() is not slice:
             return trace.inline_function(function, args, kwargs)
-        pairs = [(name, m) for name, (_, m) in module.table(trace, "_modules").load().items()][index.as_constant()]
+        pairs = [(name, m) for name, (_, m) in module.table(trace, "_modules").load().items()][
+            index.as_constant()
+        ]
         if cls is torch.nn.ModuleList:
             pairs = [(str(i), m) for i, (_, m) in enumerate(pairs)]
         return _new_container(trace, cls, pairs)  # type: ignore[arg-type]
@@ -186,20 +213,42 @@ _slice_rule(torch.nn.ModuleList)
 _slice_rule(torch.nn.Sequential)
 
 
-# Methods that change what a module is: they run natively ---------------------------------------------------------------
+# Methods that change what a module is: they run natively ----------------------------------------------------
 def _refuse(name: str) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(args[0], NNModuleValue) and args[0].obj is not MISSING:
-            raise unsupported("unsupported-mutation", f"Module.{name}() is called",
-                              cure="call it outside the compiled function")
+            raise unsupported(
+                "unsupported-mutation",
+                f"Module.{name}() is called",
+                cure="call it outside the compiled function",
+            )
         return trace.inline_function(getattr(Module, name), args, kwargs)
+
     return rule
 
 
-_REFUSED = ("to", "cuda", "cpu", "half", "double", "float", "bfloat16", "type", "to_empty", "_apply", "requires_grad_",
-            "zero_grad",
-            "load_state_dict", "state_dict", "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
-            "register_full_backward_pre_hook", "share_memory", "compile")
+_REFUSED = (
+    "to",
+    "cuda",
+    "cpu",
+    "half",
+    "double",
+    "float",
+    "bfloat16",
+    "type",
+    "to_empty",
+    "_apply",
+    "requires_grad_",
+    "zero_grad",
+    "load_state_dict",
+    "state_dict",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "share_memory",
+    "compile",
+)
 _refused_functions = {getattr(Module, name): name for name in _REFUSED}
 
 

@@ -1,7 +1,8 @@
-"""A size in a trace: an integer expression over symbols, and `torch.Size`s, calls and operators that hold one.
+"""A size in a trace: an integer expression over symbols, and `torch.Size`s, calls and operators that hold
+one.
 
-A `SizeValue` is a `Constant` whose `value` specialises: code that knows nothing of symbols reads a number and is right for
-this number alone (the guard says so). What is worth more than that is here.
+A `SizeValue` is a `Constant` whose `value` specialises: code that knows nothing of symbols reads a number and
+is right for this number alone (the guard says so). What is worth more than that is here.
 
 >>> trace.binary(operator.floordiv, SizeValue(trace, n), Constant(2))      # floordiv(s0, 2), no guard
 """
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
     from ..output import Codegen
     from ..trace import Trace
 
-_INPLACE = {getattr(operator, f"i{name}"): getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "pow")}
-_EXACT = frozenset((*_INPLACE.values(), divmod, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
+_INPLACE = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "floordiv", "mod", "pow")
+}
+_EXACT = frozenset(
+    (*_INPLACE.values(), divmod, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+)
 
 
 class SizeValue(Constant):
@@ -49,7 +55,9 @@ class SizeValue(Constant):
     def python_type(self) -> type:
         return int
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         op = _INPLACE.get(op, op)
         number = number_of(other)
         if not other.is_constant():
@@ -57,13 +65,24 @@ class SizeValue(Constant):
         if number is None or op not in _EXACT:
             return super().binary(trace, op, other, reflected)
         a, b = (number, self.expr) if reflected else (self.expr, number)
-        if op in (operator.floordiv, operator.mod, divmod) and b == 0 or op is operator.pow and type(b) is Size:
+        if (
+            op in (operator.floordiv, operator.mod, divmod)
+            and b == 0
+            or op is operator.pow
+            and type(b) is Size
+        ):
             return super().binary(trace, op, other, reflected)
         result = op(a, b)
-        return TupleValue([size_value(trace, r) for r in result]) if op is divmod else size_value(trace, result)
+        return (
+            TupleValue([size_value(trace, r) for r in result]) if op is divmod else size_value(trace, result)
+        )
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
-        return size_value(trace, op(self.expr)) if op in (operator.neg, operator.pos) else super().unary(trace, op)
+        return (
+            size_value(trace, op(self.expr))
+            if op in (operator.neg, operator.pos)
+            else super().unary(trace, op)
+        )
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.expr)
@@ -72,7 +91,9 @@ class SizeValue(Constant):
         return cg.size(self.expr)
 
     def lowered(self, node: bool) -> Any:
-        """What a torch call gets: a node of the graph, or a `torch.SymInt` for the trial run; a number where it must be one."""
+        """What a torch call gets: a node of the graph, or a `torch.SymInt` for the trial run; a number where
+        it must be one.
+        """
         sizes = self.trace.sizes
         used = sizes.used(self.expr)
         return sizes.node(self.trace.graph, used) if node else to_torch(used)
@@ -92,7 +113,9 @@ class SizesValue(TupleValue):
     def as_constant(self) -> Any:
         return torch.Size(super().as_constant())
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         if not issubclass(other.python_type(), tuple):
             result = TupleValue(self.items).binary(trace, op, other, reflected)
         else:
@@ -116,7 +139,9 @@ def size_result(trace: Trace, result: Any) -> Value | None:
     if kind in (torch.SymInt, torch.SymBool, torch.SymFloat):
         return size_value(trace, from_torch(result))
     if kind in (torch.Size, tuple) and any(type(n) is torch.SymInt for n in result):
-        return (SizesValue if kind is torch.Size else TupleValue)([size_value(trace, from_torch(n)) for n in result])
+        return (SizesValue if kind is torch.Size else TupleValue)(
+            [size_value(trace, from_torch(n)) for n in result]
+        )
     return None
 
 
@@ -139,13 +164,16 @@ def symbolic_binary(trace: Trace, op: Callable[..., Any], left: Value, right: Va
     return None
 
 
-# Calls of known functions with an expression among the arguments; a rule gives None to go on with the ordinary one.
+# Calls of known functions with an expression among the arguments; a rule gives None to go on with the
+# ordinary one.
 def size_rule(*functions: Any) -> Callable[[Any], Any]:
     """Register the rule of functions."""
+
     def add(rule: Callable[[Trace, list[Value]], Value | None]) -> Any:
         for fn in functions:
             size_rules[fn] = _before(fn, rule)
         return rule
+
     return add
 
 
@@ -155,7 +183,12 @@ def _before(fn: Any, rule: Callable[[Trace, list[Value]], Value | None]) -> Call
         if found is not None:
             return found
         ordinary = find_rule(fn)
-        return trace.real_call(fn, *[a.as_constant() for a in args]) if ordinary is None else ordinary(trace, args, kwargs)
+        return (
+            trace.real_call(fn, *[a.as_constant() for a in args])
+            if ordinary is None
+            else ordinary(trace, args, kwargs)
+        )
+
     return call
 
 
@@ -167,7 +200,11 @@ def _whole(trace: Trace, args: list[Value]) -> Value | None:
 @size_rule(isinstance)
 def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
     kinds = args[1]
-    return Constant(isinstance(0, kinds.as_constant())) if type(args[0]) is SizeValue and kinds.is_constant() else None
+    return (
+        Constant(isinstance(0, kinds.as_constant()))
+        if type(args[0]) is SizeValue and kinds.is_constant()
+        else None
+    )
 
 
 @size_rule(abs)
@@ -190,6 +227,7 @@ def _folding(fold: Callable[[Any, Any, Any], Any]) -> Callable[[Trace, list[Valu
         for n in numbers[1:]:
             total = fold(trace.sizes.env, total, n)
         return size_value(trace, total)
+
     return rule
 
 
@@ -206,7 +244,9 @@ def _product(trace: Trace, args: list[Value]) -> Value | None:
 
 @size_rule(torch.Size)
 def _torch_size(trace: Trace, args: list[Value]) -> Value | None:
-    return SizesValue(args[0].unpack(trace)) if len(args) == 1 and isinstance(args[0], SequenceValue) else None
+    return (
+        SizesValue(args[0].unpack(trace)) if len(args) == 1 and isinstance(args[0], SequenceValue) else None
+    )
 
 
 @size_rule(slice)

@@ -1,4 +1,5 @@
-"""A tensor in a trace, and the torch calls on it: each runs once on ShapeTensors and is one node of the graph (contract 2).
+"""A tensor in a trace, and the torch calls on it: each runs once on ShapeTensors and is one node of the graph
+(contract 2).
 
 >>> torch_call(trace, torch.add, [x, y], {})        # node: add = torch.add(x, y)
 >>> torch_call(trace, "view", [x, size], {})        # node: view = x.view(size)
@@ -32,18 +33,45 @@ if TYPE_CHECKING:
     from ..output import Codegen
     from ..trace import Trace
 
-class TensorValue(Value):
-    """A tensor: a node of the graph and the ShapeTensor that shows its shape, dtype, layout and gradient flow.
 
-    A tensor from outside has a `source` and `obj`, the real tensor; it gets its placeholder at the first use in a call.
+class TensorValue(Value):
+    """A tensor: a node of the graph and the ShapeTensor that shows its shape, dtype, layout and gradient
+    flow.
+
+    A tensor from outside has a `source` and `obj`, the real tensor; it gets its placeholder at the first use
+    in a call.
     """
 
-    __slots__ = ("_node", "example", "obj", "cls", "trace", "pinned", "first_version", "attributes", "data_of")
+    __slots__ = (
+        "_node",
+        "example",
+        "obj",
+        "cls",
+        "trace",
+        "pinned",
+        "first_version",
+        "attributes",
+        "data_of",
+    )
     source: Any  # a Source for tensors from outside, else None
 
-    def __init__(self, trace: Trace, node: fx.Node | None, example: ShapeTensor, source: Any = None, obj: Any = MISSING,
-                 cls: type = torch.Tensor) -> None:
-        self.source, self.trace, self._node, self.example, self.obj, self.cls = source, trace, node, example, obj, cls
+    def __init__(
+        self,
+        trace: Trace,
+        node: fx.Node | None,
+        example: ShapeTensor,
+        source: Any = None,
+        obj: Any = MISSING,
+        cls: type = torch.Tensor,
+    ) -> None:
+        self.source, self.trace, self._node, self.example, self.obj, self.cls = (
+            source,
+            trace,
+            node,
+            example,
+            obj,
+            cls,
+        )
         self.pinned = source is not None and is_static(source)
         self.first_version = version(example)
         self.attributes: dict[str, Value] = {}
@@ -54,7 +82,9 @@ class TensorValue(Value):
     def of(trace: Trace, node: fx.Node, result: torch.Tensor) -> TensorValue:
         """The value of a call's result; a result that is one of the arguments stays the value it was."""
         if not isinstance(result, ShapeTensor):
-            raise unsupported("unsupported-op", f"{target_name(node.target)} gives a real {type(result).__name__}")
+            raise unsupported(
+                "unsupported-op", f"{target_name(node.target)} gives a real {type(result).__name__}"
+            )
         known = tensor_values(trace).get(id(result))
         return TensorValue(trace, node, result) if known is None else known
 
@@ -66,11 +96,15 @@ class TensorValue(Value):
                 self.trace.reader.guard(IdIs(self.source, self.obj))
             spec = self.trace.sizes.read(self.source, self.obj, static=self.pinned)
             self.trace.sizes.placeholders(self.trace.graph, spec)
-            self._node = self.trace.graph.input(self.source, self.obj, spec, static=self.pinned, name=_input_name(self.source))
+            self._node = self.trace.graph.input(
+                self.source, self.obj, spec, static=self.pinned, name=_input_name(self.source)
+            )
         return self._node
 
     def unpin(self, trace: Trace) -> None:
-        """The place that this tensor comes from is given another one: it is fetched at each call, not bound to the entry."""
+        """The place that this tensor comes from is given another one: it is fetched at each call, not bound
+        to the entry.
+        """
         self.pinned = False
         if self._node is not None:
             trace.reader.guards.pop(IdIs(self.source, self.obj), None)
@@ -88,7 +122,7 @@ class TensorValue(Value):
     def describe(self) -> str:
         return f"a tensor {self.example.spec}"
 
-    # Attributes ----------------------------------------------------------------------------------------------------
+    # Attributes ---------------------------------------------------------------------------------------------
     def getattr(self, trace: Trace, name: str) -> Value:
         rule = attribute_rules.get(name)
         if rule is not None:
@@ -117,11 +151,18 @@ class TensorValue(Value):
         return known
 
     def setattr(self, trace: Trace, name: str, value: Value) -> None:
-        if METADATA.get(name) == "match" and value.is_constant() and value.as_constant() == getattr(self.example, name):
+        if (
+            METADATA.get(name) == "match"
+            and value.is_constant()
+            and value.as_constant() == getattr(self.example, name)
+        ):
             return
         if hasattr(torch.Tensor, name):
-            raise unsupported("unsupported-mutation", f"attribute {name!r} of a tensor is set",
-                              cure="use functional calls (detach(), to(), ...), or set it outside the compiled function")
+            raise unsupported(
+                "unsupported-mutation",
+                f"attribute {name!r} of a tensor is set",
+                cure="use functional calls (detach(), to(), ...), or set it outside the compiled function",
+            )
         self.attributes[name] = value
         trace.effects.touch(self)
 
@@ -133,8 +174,10 @@ class TensorValue(Value):
         for name, value in self.attributes.items():
             cg.statement(f"{cg.emit(self)}.{name} = {cg.emit(value)}")
 
-    # Operators -----------------------------------------------------------------------------------------------------
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    # Operators ----------------------------------------------------------------------------------------------
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         if type(other) is not TensorValue and not _is_number(other):
             if other.is_constant() or isinstance(other, SequenceValue | DictValue):
                 return None  # NotImplemented: a TypeError, or identity for == and !=
@@ -145,10 +188,13 @@ class TensorValue(Value):
         return torch_call(trace, op, [self], {})
 
     def truth(self, trace: Trace) -> bool:
-        raise unsupported("data-dependent", "the truth of a tensor decides what the program does",
-                          cure="use torch.where, or decide on shapes and flags")
+        raise unsupported(
+            "data-dependent",
+            "the truth of a tensor decides what the program does",
+            cure="use torch.where, or decide on shapes and flags",
+        )
 
-    # Container protocol --------------------------------------------------------------------------------------------
+    # Container protocol -------------------------------------------------------------------------------------
     def length(self, trace: Trace) -> Value:
         if not self.example.dim():
             raise trace.error(TypeError, "len() of a 0-d tensor")
@@ -195,7 +241,11 @@ class ReturnTypeValue(TupleValue):
     def getattr(self, trace: Trace, name: str) -> Value:
         member = getattr(self.return_type, name, None)
         if type(member).__name__ == "member_descriptor":
-            names = [n for n in dir(self.return_type) if type(getattr(self.return_type, n)).__name__ == "member_descriptor"]
+            names = [
+                n
+                for n in dir(self.return_type)
+                if type(getattr(self.return_type, n)).__name__ == "member_descriptor"
+            ]
             index = {n: i for i, n in enumerate(_field_order(self.return_type, names))}
             return self.items[index[name]]
         return super().getattr(trace, name)
@@ -217,14 +267,20 @@ def _is_number(value: Value) -> bool:
 
 
 def is_static(source: Any) -> bool:
-    """Whether a source leads to a module's parameter or buffer: bound to the entry, the same object until a guard fails."""
+    """Whether a source leads to a module's parameter or buffer: bound to the entry, the same object until a
+    guard fails.
+    """
     table = source.base if isinstance(source, DictItem) else None
     return isinstance(table, DictItem) and table.key in ("_parameters", "_buffers")
 
 
 def _input_name(source: Any) -> str:
     """A placeholder's name: the path to the tensor, without the tables in which modules keep things."""
-    words = [w for w in re.findall(r"\w+", str(source)) if w not in ("_modules", "_parameters", "_buffers", "__dict__")]
+    words = [
+        w
+        for w in re.findall(r"\w+", str(source))
+        if w not in ("_modules", "_parameters", "_buffers", "__dict__")
+    ]
     return "_".join(words)[-60:].lstrip("_0123456789") or "arg"
 
 
@@ -234,19 +290,25 @@ def tensor_values(trace: Trace) -> dict[int, TensorValue]:
 
 
 def version(tensor: torch.Tensor) -> Any:
-    """The tensor's version counter. Tensors of inference mode have none: each answer differs, as if they had been written."""
+    """The tensor's version counter. Tensors of inference mode have none: each answer differs, as if they had
+    been written.
+    """
     return object() if tensor.is_inference() else tensor._version
 
 
 def guard_overlaps(trace: Trace) -> None:
-    """Guards that no written input shares memory with another one, as far as that can change from call to call.
+    """Guards that no written input shares memory with another one, as far as that can change from call to
+    call.
 
-    To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees them overlap.
+    To be called when the trace is done. Inputs that overlap now get no guard: who compiles the graph sees
+    them overlap.
     """
     inputs = [v for v in tensor_values(trace).values() if v._node is not None and v._node.op == "placeholder"]
     written = [v for v in inputs if v.written]
     for value in written:
-        if value.example.requires_grad and not value.obj.is_inference():  # eager lets nobody write into a leaf
+        if (
+            value.example.requires_grad and not value.obj.is_inference()
+        ):  # eager lets nobody write into a leaf
             trace.reader.attribute(value.source, value.obj, "is_leaf")
         others = [o for o in inputs if o is not value and not (o.pinned and value.pinned)]
         others = [o for o in others if o not in written or id(o) > id(value)]
@@ -262,10 +324,14 @@ def guard_overlaps(trace: Trace) -> None:
 
 def writes_inputs(trace: Trace) -> bool:
     """Whether the graph writes a tensor from outside in place."""
-    return any(v.written for v in tensor_values(trace).values() if v._node is not None and v._node.op == "placeholder")
+    return any(
+        v.written
+        for v in tensor_values(trace).values()
+        if v._node is not None and v._node.op == "placeholder"
+    )
 
 
-# Outside tensors -----------------------------------------------------------------------------------------------------
+# Outside tensors --------------------------------------------------------------------------------------------
 @wrap_rule(torch.Tensor, torch.nn.Parameter)
 def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     _refuse_exotic(obj)
@@ -276,19 +342,34 @@ def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
 
 @wrap_rule(torch.Tensor, subclasses=True)
 def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
-    raise unsupported("tensor-subclass", f"{type(obj).__name__} (from {source}) is a tensor subclass",
-                      cure="pass plain tensors, or keep this part outside the compiled function")
+    raise unsupported(
+        "tensor-subclass",
+        f"{type(obj).__name__} (from {source}) is a tensor subclass",
+        cure="pass plain tensors, or keep this part outside the compiled function",
+    )
 
 
 def _refuse_exotic(obj: torch.Tensor) -> None:
-    if obj.layout != torch.strided or obj.is_quantized or obj.is_conj() or obj.is_neg() or obj.device.type == "meta":
-        raise unsupported("unsupported-value", f"a {obj.layout} tensor on {obj.device}"
-                          + (" with a lazy conjugate or negative bit" if obj.layout == torch.strided else ""),
-                          cure="only plain strided tensors are captured")
+    if (
+        obj.layout != torch.strided
+        or obj.is_quantized
+        or obj.is_conj()
+        or obj.is_neg()
+        or obj.device.type == "meta"
+    ):
+        raise unsupported(
+            "unsupported-value",
+            f"a {obj.layout} tensor on {obj.device}"
+            + (" with a lazy conjugate or negative bit" if obj.layout == torch.strided else ""),
+            cure="only plain strided tensors are captured",
+        )
     if hasattr(obj, "has_names") and obj.has_names():  # PyTorch before 2.13
         raise unsupported("unsupported-value", "a tensor with named dimensions")
     if obj.requires_grad and not (obj.is_floating_point() or obj.is_complex()):
-        raise unsupported("unsupported-value", f"a {obj.dtype} tensor with a history: what wants a gradient was written into it")
+        raise unsupported(
+            "unsupported-value",
+            f"a {obj.dtype} tensor with a history: what wants a gradient was written into it",
+        )
     if torch._C._functorch.maybe_get_level(obj) not in (None, -1) or torch._is_functional_tensor(obj):
         raise unsupported("tensor-subclass", "a tensor of a functorch transform (vmap, grad) is read")
 
@@ -304,16 +385,20 @@ def _example(obj: torch.Tensor, spec: TensorSpec) -> ShapeTensor:
             return result
 
 
-# Attributes ----------------------------------------------------------------------------------------------------------
+# Attributes -------------------------------------------------------------------------------------------------
 attribute_rules: dict[str, Callable[[Trace, TensorValue], Value]] = {}
 
 
-def attribute_rule(*names: str) -> Callable[[Callable[[Trace, TensorValue], Value]], Callable[[Trace, TensorValue], Value]]:
+def attribute_rule(
+    *names: str,
+) -> Callable[[Callable[[Trace, TensorValue], Value]], Callable[[Trace, TensorValue], Value]]:
     """Register the rule of tensor attributes that are more than metadata."""
+
     def add(rule: Callable[[Trace, TensorValue], Value]) -> Callable[[Trace, TensorValue], Value]:
         for name in names:
             attribute_rules[name] = rule
         return rule
+
     return add
 
 
@@ -327,7 +412,9 @@ for _name in ("T", "mT", "H", "mH", "real", "imag"):
 
 @attribute_rule("data")
 def _data(trace: Trace, value: TensorValue) -> Value:
-    """As detach(), until something is written: detach() shares the version counter, by which autograd sees writes."""
+    """As detach(), until something is written: detach() shares the version counter, by which autograd sees
+    writes.
+    """
     result = torch_call(trace, "detach", [value], {})
     assert isinstance(result, TensorValue)
     if not result.example.is_inference():
@@ -338,16 +425,23 @@ def _data(trace: Trace, value: TensorValue) -> Value:
 
 def _data_written() -> Unsupported:
     """No graph before the write may be differentiated either: it would recompute from what is there later."""
-    stop = unsupported("autograd", "a tensor of which `.data` was taken is written", "autograd must not see the write",
-                       "write under torch.no_grad() without `.data`, or outside the compiled function")
+    stop = unsupported(
+        "autograd",
+        "a tensor of which `.data` was taken is written",
+        "autograd must not see the write",
+        "write under torch.no_grad() without `.data`, or outside the compiled function",
+    )
     stop.whole = torch.is_grad_enabled()
     return stop
 
 
 @attribute_rule("grad", "_grad", "grad_fn", "_base", "_version", "grad_dtype", "_cdata", "volatile")
 def _autograd_state(trace: Trace, value: TensorValue) -> Value:
-    raise unsupported("autograd", "a tensor's autograd state (grad, grad_fn, ...) is read",
-                      cure="read it outside the compiled function")
+    raise unsupported(
+        "autograd",
+        "a tensor's autograd state (grad, grad_fn, ...) is read",
+        cure="read it outside the compiled function",
+    )
 
 
 @attribute_rule("__class__")
@@ -356,19 +450,36 @@ def _class(trace: Trace, value: TensorValue) -> Value:
 
 
 # Immutable torch objects that are plain data for a trace, made freely at trace time and compared by value.
-DATA_TYPES = frozenset((torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo))
+DATA_TYPES = frozenset(
+    (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
+)
 PURE_TYPES.update(DATA_TYPES)
 
 _DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}
 
 # Constants that a node may hold: printed by torch.fx as they are.
-_ARGUMENT_TYPES = frozenset((int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
-                             torch.memory_format))
+_ARGUMENT_TYPES = frozenset(
+    (
+        int,
+        float,
+        bool,
+        complex,
+        str,
+        type(None),
+        type(Ellipsis),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    )
+)
 
 
-# Calls ---------------------------------------------------------------------------------------------------------------
+# Calls ------------------------------------------------------------------------------------------------------
 def lower(value: Value, nodes: bool) -> Any:
-    """An argument for the graph (`nodes`: tensors become fx nodes) or for the trial run (tensors become ShapeTensors)."""
+    """An argument for the graph (`nodes`: tensors become fx nodes) or for the trial run (tensors become
+    ShapeTensors).
+    """
     if type(value) is TensorValue:
         return value.node if nodes else value.example
     if type(value) is SizeValue:
@@ -385,8 +496,11 @@ def lower(value: Value, nodes: bool) -> Any:
     base = getattr(value, "base", None)  # a subclass of a builtin container: a namedtuple, an OrderedDict
     if isinstance(base, Value):
         return lower(base, nodes)
-    raise unsupported("unsupported-value", f"{value.describe()} is passed to a torch function",
-                      cure="pass tensors, numbers, strings and containers of these")
+    raise unsupported(
+        "unsupported-value",
+        f"{value.describe()} is passed to a torch function",
+        cure="pass tensors, numbers, strings and containers of these",
+    )
 
 
 def _constant(obj: Any) -> Any:
@@ -408,16 +522,24 @@ def _constant(obj: Any) -> Any:
         return obj.item()
     if kind is type and obj in _DTYPES:
         return _DTYPES[obj]
-    raise unsupported("unsupported-value", f"{type(obj).__name__} object is passed to a torch function",
-                      cure="pass tensors, numbers, strings and containers of these")
+    raise unsupported(
+        "unsupported-value",
+        f"{type(obj).__name__} object is passed to a torch function",
+        cure="pass tensors, numbers, strings and containers of these",
+    )
 
 
-def torch_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value], kwargs: dict[str, Value],
-               run: Callable[..., Any] | None = None) -> Value:
+def torch_call(
+    trace: Trace,
+    target: Callable[..., Any] | str,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    run: Callable[..., Any] | None = None,
+) -> Value:
     """Call a torch function (or by name a tensor method) with values.
 
-    The result is a tensor value, a container of such, or a constant; results without tensors make no node. `run` stands in for
-    the target in the trial run.
+    The result is a tensor value, a container of such, or a constant; results without tensors make no node.
+    `run` stands in for the target in the trial run.
     """
     trial_args = [lower(a, False) for a in args]
     trial_kwargs = {name: lower(v, False) for name, v in kwargs.items()}
@@ -434,9 +556,17 @@ def torch_call(trace: Trace, target: Callable[..., Any] | str, args: list[Value]
             return known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
         if not _holds_tensor(result):
             return _answer(trace, target, args, result)
-    if function_name(target) in ADDRESSING and _guard_offsets(trace, args) and not _is_inside(result, trial_args[0]):
-        raise unsupported("unsupported-call", f"{target_name(target)} leaves the tensor that it is given",
-                          "what lies around a tensor from outside is not known", "index the whole tensor")
+    if (
+        function_name(target) in ADDRESSING
+        and _guard_offsets(trace, args)
+        and not _is_inside(result, trial_args[0])
+    ):
+        raise unsupported(
+            "unsupported-call",
+            f"{target_name(target)} leaves the tensor that it is given",
+            "what lies around a tensor from outside is not known",
+            "index the whole tensor",
+        )
     node_args = tuple([lower(a, True) for a in args])
     node_kwargs = {name: lower(v, True) for name, v in kwargs.items()}
     val = spec_of(result)
@@ -458,21 +588,32 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
             trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
         return result
     except DataDependent as error:
-        raise unsupported("data-dependent", f"{target_name(target)} needs the data of a tensor", str(error.what),
-                          cure="keep the value in tensors (torch.where, masks), or compute it outside") from error
+        raise unsupported(
+            "data-dependent",
+            f"{target_name(target)} needs the data of a tensor",
+            str(error.what),
+            cure="keep the value in tensors (torch.where, masks), or compute it outside",
+        ) from error
     except (UnsupportedOp, NotImplementedError, DynamotorError) as error:
         raise unsupported("unsupported-op", f"{target_name(target)} cannot be traced", str(error)) from error
     except Exception as error:
-        # Most likely the program's own mistake: running the call natively raises eager's error in the right place.
-        raise unsupported("unsupported-op", f"{target_name(target)} raised {type(error).__name__}", str(error)) from error
+        # Most likely the program's own mistake: running the call natively raises eager's error in the right
+        # place.
+        raise unsupported(
+            "unsupported-op", f"{target_name(target)} raised {type(error).__name__}", str(error)
+        ) from error
 
 
 def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
     """The value of an answer without a tensor, with the guards that it needs."""
     held_by = ANSWERS.get(function_name(target))
     if held_by is None:
-        raise unsupported("unsupported-call", f"{target_name(target)} answers with a {type(result).__name__}",
-                          "what the answer depends on is not known", "call it outside the compiled function")
+        raise unsupported(
+            "unsupported-call",
+            f"{target_name(target)} answers with a {type(result).__name__}",
+            "what the answer depends on is not known",
+            "call it outside the compiled function",
+        )
     if held_by == "offset":
         _guard_offsets(trace, args)
     return constant_result(trace, result)
@@ -481,8 +622,11 @@ def _answer(trace: Trace, target: Any, args: list[Value], result: Any) -> Value:
 def _guard_offsets(trace: Trace, args: list[Value]) -> list[TensorValue]:
     """The tensors from outside that share memory with the arguments: they begin where they begin in it."""
     memories = [arg.example.memory for arg in args if isinstance(arg, TensorValue)]
-    found = [value for value in tensor_values(trace).values()
-             if value.obj is not MISSING and any(value.example.memory is memory for memory in memories)]
+    found = [
+        value
+        for value in tensor_values(trace).values()
+        if value.obj is not MISSING and any(value.example.memory is memory for memory in memories)
+    ]
     for value in found:
         trace.reader.ask(value.source, value.obj, "the storage offset", torch.Tensor.storage_offset)
     return found
@@ -566,4 +710,6 @@ def _part(trace: Trace, node: fx.Node, index: int, item: Any) -> Value:
     known = tensor_values(trace).get(id(item)) if isinstance(item, ShapeTensor) else None
     if known is not None:
         return known
-    return result_value(trace, trace.graph.call_function(operator.getitem, (node, index), {}, spec_of(item)), item)
+    return result_value(
+        trace, trace.graph.call_function(operator.getitem, (node, index), {}, spec_of(item)), item
+    )

@@ -43,13 +43,18 @@ def text_of(trace: Trace, value: Value, how: Any) -> Value:
             if len(items) < 2:
                 return text_of(trace, items[0], str) if items else Constant("")
             return text_of(trace, TupleValue(items), repr)
-        return Constant(f"{cls.__name__}({', '.join([text_of(trace, i, repr).as_constant() for i in items])})")
+        return Constant(
+            f"{cls.__name__}({', '.join([text_of(trace, i, repr).as_constant() for i in items])})"
+        )
     if isinstance(value, UserObject) and isinstance(value.base, Constant):
         return text_of(trace, value.base, how)
     if isinstance(value, SequenceValue | DictValue | SetValue):
         return _container_text(trace, value)
-    raise unsupported("unsupported-call", f"{how.__name__}() of {value.describe()}",
-                      cure="build the text outside the compiled function")
+    raise unsupported(
+        "unsupported-call",
+        f"{how.__name__}() of {value.describe()}",
+        cure="build the text outside the compiled function",
+    )
 
 
 def _container_text(trace: Trace, value: Value) -> Value:
@@ -59,7 +64,9 @@ def _container_text(trace: Trace, value: Value) -> Value:
     if isinstance(value, ListValue):
         return Constant(f"[{', '.join([text(v) for v in value.items])}]")
     if isinstance(value, TupleValue):
-        return Constant(f"({', '.join([text(v) for v in value.items])}{',' if len(value.items) == 1 else ''})")
+        return Constant(
+            f"({', '.join([text(v) for v in value.items])}{',' if len(value.items) == 1 else ''})"
+        )
     if isinstance(value, SetValue):
         if value.is_constant():
             return Constant(repr(value.as_constant()))
@@ -86,9 +93,16 @@ def format_percent(trace: Trace, left: Constant, right: Value) -> Value:
         value = rest.pop(0)
         known = isinstance(value, Constant) and value.is_plain
         if key or width == "*" or precision == ".*" or not known and kind not in "sr":
-            raise unsupported("unsupported-call", f"a text is formatted with {found.group()!r} and {value.describe()}",
-                              cure="build the text outside the compiled function")
-        given.append(value.as_constant() if known else text_of(trace, value, str if kind == "s" else repr).as_constant())
+            raise unsupported(
+                "unsupported-call",
+                f"a text is formatted with {found.group()!r} and {value.describe()}",
+                cure="build the text outside the compiled function",
+            )
+        given.append(
+            value.as_constant()
+            if known
+            else text_of(trace, value, str if kind == "s" else repr).as_constant()
+        )
         return found.group() if known else found.group()[:-1] + "s"
 
     pattern = _DIRECTIVE.sub(settle, left.value)

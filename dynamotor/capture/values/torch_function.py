@@ -1,4 +1,5 @@
-"""Calls of torch's functions and tensor methods: nodes, answers at trace time, or breaks (tables in torch_rules.py).
+"""Calls of torch's functions and tensor methods: nodes, answers at trace time, or breaks (tables in
+torch_rules.py).
 
 >>> find_rule(torch.relu)(trace, [x], {})      # a node
 >>> find_rule(torch.is_grad_enabled)(trace, [], {})      # a constant
@@ -56,17 +57,22 @@ def _name(fn: Any) -> str:
 
 def graph_function(fn: Callable[..., Any]) -> CallRule:
     """The rule of a function whose calls are one node each."""
+
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         _refuse_generator(kwargs)
         return torch_call(trace, fn, args, kwargs)
+
     return rule
 
 
 def _refuse_generator(kwargs: dict[str, Value]) -> None:
     generator = kwargs.get("generator")
     if generator is not None and not (isinstance(generator, Constant) and generator.value is None):
-        raise unsupported("random", "a random number generator object is passed to a torch function",
-                          cure="use the default generator inside compiled code")
+        raise unsupported(
+            "random",
+            "a random number generator object is passed to a torch function",
+            cure="use the default generator inside compiled code",
+        )
 
 
 def _method(descr: Any, name: str) -> CallRule:
@@ -78,9 +84,12 @@ def _method(descr: Any, name: str) -> CallRule:
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if not args or type(args[0]) is not TensorValue:
-            raise unsupported("unsupported-value", f"Tensor.{name} of {args[0].describe() if args else 'nothing'}")
+            raise unsupported(
+                "unsupported-value", f"Tensor.{name} of {args[0].describe() if args else 'nothing'}"
+            )
         _refuse_generator(kwargs)
         return torch_call(trace, target, args, kwargs)
+
     return rule
 
 
@@ -94,29 +103,45 @@ def _query(fn: Callable[..., Any]) -> CallRule:
             if real and fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or named:
                 raise unsupported("unsupported-call", f"{_name(fn)} is called with arguments")
             text = f"the answer to {real}" if real else "the answer"
-            return constant_result(trace, trace.reader.ask(Const(fn, _name(fn)), fn, text, lambda f: f(*real)))
+            return constant_result(
+                trace, trace.reader.ask(Const(fn, _name(fn)), fn, text, lambda f: f(*real))
+            )
         except Unsupported:
             raise
         except Exception as error:
             raise trace.real_error(error) from None
+
     return rule
 
 
 def _is_ambient(fn: Callable[..., Any], args: list[Any]) -> bool:
-    """Whether a question about autocast is about what the `Ambient` row holds: whether it is on, and its dtype if so."""
+    """Whether a question about autocast is about what the `Ambient` row holds: whether it is on, and its
+    dtype if so.
+    """
     device = args[0] if args else "cuda"
-    if fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype) or device not in AmbientState.AUTOCAST_DEVICES:
+    if (
+        fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype)
+        or device not in AmbientState.AUTOCAST_DEVICES
+    ):
         return False
     return fn is torch.is_autocast_enabled or torch.is_autocast_enabled(device)
 
 
 # Queries about any objects: all that matters is whether their class takes over torch calls.
-_OF_ANYTHING = frozenset([*(fn for fn in QUERIES if "has_torch_function" in _name(fn)), torch.overrides.is_tensor_like,
-                          torch.is_tensor, torch.is_storage])
+_OF_ANYTHING = frozenset(
+    [
+        *(fn for fn in QUERIES if "has_torch_function" in _name(fn)),
+        torch.overrides.is_tensor_like,
+        torch.is_tensor,
+        torch.is_storage,
+    ]
+)
 
 
 def _query_argument(trace: Trace, fn: Callable[..., Any], value: Value) -> Any:
-    """What a query may look at: constants, tensors without data, a bare object for an object of the user's."""
+    """What a query may look at: constants, tensors without data, a bare object for an object of the
+    user's.
+    """
     if value.is_constant() and not isinstance(value, TensorValue):
         return value.as_constant()
     if isinstance(value, SequenceValue):
@@ -131,6 +156,7 @@ def _query_argument(trace: Trace, fn: Callable[..., Any], value: Value) -> Any:
 def _refusing(name: str, kind: str, cause: str) -> CallRule:
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise unsupported(kind, f"{name} is called", cause, cure="call it outside the compiled function")
+
     return rule
 
 
@@ -146,7 +172,7 @@ def _wrap_backend(trace: Trace, source: Any, obj: Any) -> Value:
     return Constant(obj, source)
 
 
-# Single rules ----------------------------------------------------------------------------------------------------------
+# Single rules -----------------------------------------------------------------------------------------------
 @builtin_rule(torch.overrides.handle_torch_function)
 def _handle(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise unsupported("tensor-subclass", "an object with __torch_function__ takes over a torch call")
@@ -156,7 +182,11 @@ def _handle(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     tensor = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", Constant(-1))
-    known = isinstance(tensor, TensorValue) and tensor.example.dtype is torch.int64 and isinstance(classes, Constant)
+    known = (
+        isinstance(tensor, TensorValue)
+        and tensor.example.dtype is torch.int64
+        and isinstance(classes, Constant)
+    )
     if known and type(classes.value) is int and classes.value > 0:  # type: ignore[union-attr]
         return trace.call_python(tensors.one_hot, [tensor, classes])  # type: ignore[list-item]
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)
@@ -167,9 +197,16 @@ def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
     """PyTorch's own entry takes no symbols: with them, the call is that of the op."""
     names = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
     given = {"mode": Constant("nearest"), **dict(zip(names, args)), **kwargs}
-    x, mode, size, scale = (given.get(name, Constant(None)) for name in ("input", "mode", "size", "scale_factor"))
+    x, mode, size, scale = (
+        given.get(name, Constant(None)) for name in ("input", "mode", "size", "scale_factor")
+    )
     antialias = given.get("antialias", Constant(False))
-    if isinstance(x, TensorValue) and isinstance(mode, Constant) and isinstance(antialias, Constant) and not antialias.value:
+    if (
+        isinstance(x, TensorValue)
+        and isinstance(mode, Constant)
+        and isinstance(antialias, Constant)
+        and not antialias.value
+    ):
         with_sizes = _is_none(size) is not _is_none(scale)
         spec = x.example.spec
         if spec.is_symbolic and with_sizes and (mode.value, len(spec.shape) - 2) in tensors.UPSAMPLING:
@@ -210,8 +247,11 @@ def _requires_grad_(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", Constant(True))
     if isinstance(tensor, TensorValue) and wanted.as_constant() == tensor.example.requires_grad:
         return tensor
-    raise unsupported("autograd", "requires_grad_() makes a new leaf inside the captured region",
-                      cure="set requires_grad outside the compiled function")
+    raise unsupported(
+        "autograd",
+        "requires_grad_() makes a new leaf inside the captured region",
+        cure="set requires_grad outside the compiled function",
+    )
 
 
 @builtin_rule(torch.as_tensor, torch.asarray)
@@ -219,9 +259,15 @@ def _as_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Val
     """A tensor as another type or on another device, or a new tensor of numbers."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if isinstance(data, TensorValue):
-        wanted = {name: v for name, v in kwargs.items() if name in ("dtype", "device") and v.as_constant() is not None}
+        wanted = {
+            name: v
+            for name, v in kwargs.items()
+            if name in ("dtype", "device") and v.as_constant() is not None
+        }
         if len(args) > 1 or set(kwargs) - {"dtype", "device", "data", "obj"}:
-            raise unsupported("unsupported-call", "as_tensor() of a tensor with unusual arguments", cure="use to()")
+            raise unsupported(
+                "unsupported-call", "as_tensor() of a tensor with unusual arguments", cure="use to()"
+            )
         return torch_call(trace, "to", [data], wanted) if wanted else data
     return _tensor(trace, args, kwargs)
 
@@ -233,11 +279,17 @@ def _tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(data, TensorValue) or data is None:
         raise unsupported("unsupported-call", "torch.tensor() of a tensor", cure="use clone() or detach()")
     if _holds_tensor_value(data):
-        raise unsupported("data-dependent", "torch.tensor() of a list of tensors reads their data", cure="use torch.stack")
+        raise unsupported(
+            "data-dependent", "torch.tensor() of a list of tensors reads their data", cure="use torch.stack"
+        )
     wanted = kwargs.get("requires_grad")
     if wanted is not None and wanted.as_constant():
-        raise unsupported("autograd", "torch.tensor(..., requires_grad=True) makes a new leaf inside the captured region")
-    return torch_call(trace, torch.tensor, [data, *args[1:]], {k: v for k, v in kwargs.items() if k not in ("data", "obj")})
+        raise unsupported(
+            "autograd", "torch.tensor(..., requires_grad=True) makes a new leaf inside the captured region"
+        )
+    return torch_call(
+        trace, torch.tensor, [data, *args[1:]], {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
+    )
 
 
 def _holds_tensor_value(value: Value) -> bool:
@@ -262,13 +314,19 @@ def _wrap_tensor_type(trace: Trace, source: Any, obj: Any) -> Value:
 
 
 class TensorType(Builtin):
-    """`torch.LongTensor` and its kin: called with numbers it makes a tensor of them, with sizes one without values."""
+    """`torch.LongTensor` and its kin: called with numbers it makes a tensor of them, with sizes one without
+    values.
+    """
 
     __slots__ = ()
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.value.is_sparse or self.value.is_cuda:
-            raise unsupported("unsupported-call", f"{self.value.__name__}() is called", cure="use torch.tensor or torch.empty")
+            raise unsupported(
+                "unsupported-call",
+                f"{self.value.__name__}() is called",
+                cure="use torch.tensor or torch.empty",
+            )
         return _typed_tensor(trace, self.value.dtype, args, kwargs)
 
 
@@ -282,8 +340,13 @@ def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: d
     if args and not kwargs and all(isinstance(a, Constant) and type(a.value) is int for a in args):
         return torch_call(trace, torch.empty, args, {"dtype": Constant(dtype)})
     if kwargs or len(args) != 1 or args[0].python_type() not in (list, tuple):
-        raise unsupported("unsupported-call", "a constructor of tensors is called with anything but a list of numbers or sizes",
-                          cure="use torch.tensor or torch.empty")
+        raise unsupported(
+            "unsupported-call",
+            "a constructor of tensors is called with anything but a list of numbers or sizes",
+            cure="use torch.tensor or torch.empty",
+        )
     if _holds_tensor_value(args[0]):
-        raise unsupported("data-dependent", "a tensor of a list of tensors reads their data", cure="use torch.stack")
+        raise unsupported(
+            "data-dependent", "a tensor of a list of tensors reads their data", cure="use torch.stack"
+        )
     return torch_call(trace, torch.tensor, args, {"dtype": Constant(dtype)})

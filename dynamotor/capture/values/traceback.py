@@ -1,4 +1,6 @@
-"""Where an exception of the trace went: the lines of a traceback, made real when the exception leaves the trace."""
+"""Where an exception of the trace went: the lines of a traceback, made real when the exception leaves the
+trace.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,12 @@ def make_traceback(lines: Sequence[Line]) -> types.TracebackType | None:
     """A traceback that shows these lines, over frames that do nothing."""
     inner = None
     for code, line in reversed(lines):
-        stub = _STUB.replace(co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname,
-                                      co_firstlineno=line)
+        stub = _STUB.replace(
+            co_filename=code.co_filename,
+            co_name=code.co_name,
+            co_qualname=code.co_qualname,
+            co_firstlineno=line,
+        )
         frame = types.FunctionType(stub, {"sys": sys})()
         inner = types.TracebackType(inner, frame, frame.f_lasti, line)
     return inner

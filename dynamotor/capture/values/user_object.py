@@ -1,7 +1,7 @@
 """Instances: objects of any class from outside, and objects made in the trace (virtual until they escape).
 
-Attributes live in a `DictValue` over the instance's `__dict__`, so reads are guarded and writes recorded in one place. An
-instance of a subclass of list, dict, tuple, set, int, str ... keeps that content in `base`.
+Attributes live in a `DictValue` over the instance's `__dict__`, so reads are guarded and writes recorded in
+one place. An instance of a subclass of list, dict, tuple, set, int, str ... keeps that content in `base`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ CONTAINERS: tuple[type, ...] = (dict, list, tuple, set, frozenset)
 
 
 class UserObject(Value):
-    """An instance of any class. `obj` is the outside object or MISSING; `slots` holds C members and the like by name."""
+    """An instance of any class. `obj` is the outside object or MISSING; `slots` holds C members and the like
+    by name.
+    """
 
     __slots__ = ("cls", "obj", "base", "slots", "changed_slots", "_dict")
 
@@ -53,11 +55,12 @@ class UserObject(Value):
         if hasher is None:
             raise trace.error(TypeError, f"unhashable type: '{self.cls.__name__}'")
         if isinstance(hasher, types.FunctionType):
-            return ObjectKey(trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant())
+            return ObjectKey(
+                trace, self, trace.call(trace.bind(hasher, "__hash__", self, self.cls), []).as_constant()
+            )
         return super().hash_key(trace)
 
-
-    # Attributes --------------------------------------------------------------------------------------------------------
+    # Attributes ---------------------------------------------------------------------------------------------
     def dict(self, trace: Trace) -> DictValue | None:
         """The value of `__dict__`, or None when instances have none."""
         if self._dict is None and self.cls.__dictoffset__ != 0:
@@ -98,7 +101,9 @@ class UserObject(Value):
         if value is None and name not in self.slots and _is_builtin_exception(descr.__objclass__):
             if name == "__suppress_context__":
                 return trace.make("__cause__" in self.slots)
-            stop = unsupported("unsupported-value", f"attribute {name!r} of {self.describe()}")  # a C member is never absent
+            stop = unsupported(
+                "unsupported-value", f"attribute {name!r} of {self.describe()}"
+            )  # a C member is never absent
             stop.whole = self.obj is MISSING  # C code would have set it, and a copy of the exception lacks it
             raise stop
         if value is None:
@@ -124,14 +129,16 @@ class UserObject(Value):
             return
         raise unsupported("unsupported-mutation", f"attribute {name!r} of {self.describe()} is set")
 
-    # Contents of builtin bases -------------------------------------------------------------------------------------------
+    # Contents of builtin bases ------------------------------------------------------------------------------
     def is_constant(self) -> bool:
         return False
 
-    def binary(self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False) -> Value | None:
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
         return trace.generic_binary(self, op, other, reflected)
 
-    # Leaving the trace ---------------------------------------------------------------------------------------------------
+    # Leaving the trace --------------------------------------------------------------------------------------
     def reconstruct(self, cg: Codegen) -> str:
         cls = self.cls
         if issubclass(cls, BaseException):
@@ -179,8 +186,12 @@ class UserObject(Value):
 
     def _reconstruct_exception(self, cg: Codegen) -> str:
         args = self.slots.get("args")
-        name = cg.new_object(self, f"{cg.constant(BaseException)}.__new__({cg.constant(self.cls)}, *{cg.emit(args)})"
-                             if args is not None else f"{cg.constant(self.cls)}.__new__({cg.constant(self.cls)})")
+        name = cg.new_object(
+            self,
+            f"{cg.constant(BaseException)}.__new__({cg.constant(self.cls)}, *{cg.emit(args)})"
+            if args is not None
+            else f"{cg.constant(self.cls)}.__new__({cg.constant(self.cls)})",
+        )
         for slot in ("__cause__", "__context__", "__traceback__", "name", "obj"):
             value = self.slots.get(slot)
             if value is not None:

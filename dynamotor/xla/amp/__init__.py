@@ -1,4 +1,5 @@
-"""Mixed precision: `autocast(device)`, a `GradScaler` that need not wait for the device, and optimizers for it in `syncfree`.
+"""Mixed precision: `autocast(device)`, a `GradScaler` that need not wait for the device, and optimizers for
+it in `syncfree`.
 
 >>> with autocast(xm.xla_device()):
 ...     loss = loss_fn(model(data), target)

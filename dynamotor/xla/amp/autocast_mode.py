@@ -10,8 +10,8 @@ from ...base.errors import XlaError
 class autocast(torch.autocast):  # noqa: N801 - the name that scripts use
     """Within this, matrix products and convolutions run in `dtype`, sums and losses in float32.
 
-    device: an XLA device. enabled: False leaves everything as it is. dtype: torch.bfloat16 (what None means) or torch.float16.
-    cache_enabled: convert a weight once a region. DM668 for a device that is not XLA's.
+    device: an XLA device. enabled: False leaves everything as it is. dtype: torch.bfloat16 (what None means)
+    or torch.float16. cache_enabled: convert a weight once a region. DM668 for a device that is not XLA's.
     """
 
     def __init__(
@@ -22,5 +22,9 @@ class autocast(torch.autocast):  # noqa: N801 - the name that scripts use
         cache_enabled: bool | None = True,
     ) -> None:
         if torch.device(device).type != "xla":
-            raise XlaError("DM668", f"{device} is not an XLA device", cure=f'use torch.autocast("{torch.device(device).type}")')
+            raise XlaError(
+                "DM668",
+                f"{device} is not an XLA device",
+                cure=f'use torch.autocast("{torch.device(device).type}")',
+            )
         super().__init__("xla", enabled=enabled, dtype=dtype or torch.bfloat16, cache_enabled=cache_enabled)

@@ -1,4 +1,5 @@
-"""Optimizers that can be told by a tensor on the device to skip a step: `step(found_inf=...)`, or through a GradScaler.
+"""Optimizers that can be told by a tensor on the device to skip a step: `step(found_inf=...)`, or through a
+GradScaler.
 
 >>> optimizer = syncfree.Adam(model.parameters())
 >>> scaler.step(optimizer)      # nothing is read back to the host
@@ -12,8 +13,12 @@ from typing import Any
 import torch
 
 
-def _skipping(optimizer: torch.optim.Optimizer, update: Callable[[], Any], found_inf: torch.Tensor | None) -> Any:
-    """Run an update whose effect on parameters and state is undone, on the device, where `found_inf` is not 0."""
+def _skipping(
+    optimizer: torch.optim.Optimizer, update: Callable[[], Any], found_inf: torch.Tensor | None
+) -> Any:
+    """Run an update whose effect on parameters and state is undone, on the device, where `found_inf` is not
+    0.
+    """
     scale = getattr(optimizer, "grad_scale", None)
     found_inf = getattr(optimizer, "found_inf", None) if found_inf is None else found_inf
     if found_inf is None:
@@ -25,7 +30,9 @@ def _skipping(optimizer: torch.optim.Optimizer, update: Callable[[], Any], found
     if scale is not None:
         for p in parameters:
             p.grad.div_(scale)
-    state_of = {p: {k: v.clone() for k, v in optimizer.state[p].items() if torch.is_tensor(v)} for p in parameters}
+    state_of = {
+        p: {k: v.clone() for k, v in optimizer.state[p].items() if torch.is_tensor(v)} for p in parameters
+    }
     value_of = {p: p.detach().clone() for p in parameters}
     result = update()
     skip = found_inf.reshape(()) > 0
@@ -39,13 +46,17 @@ def _skipping(optimizer: torch.optim.Optimizer, update: Callable[[], Any], found
 
 
 class SGD(torch.optim.SGD):
-    """torch.optim.SGD with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not 0."""
+    """torch.optim.SGD with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not
+    0.
+    """
 
     _step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, found_inf: torch.Tensor | None = None) -> Any:
-        """One step. closure: evaluates the model anew and returns the loss. found_inf: a tensor with one number; not 0: skip."""
+        """One step. closure: evaluates the model anew and returns the loss. found_inf: a tensor with one
+        number; not 0: skip.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -67,7 +78,8 @@ class SGD(torch.optim.SGD):
         if momentum:
             state = self.state[p]
             if state.get("momentum_buffer") is None:
-                # The first gradient enters undamped; whether a step was the first is only known on the device.
+                # The first gradient enters undamped; whether a step was the first is only known on the
+                # device.
                 state["momentum_buffer"], state["started"] = torch.zeros_like(p), p.new_zeros(())
             started = state.setdefault("started", p.new_ones(()))
             buffer = state["momentum_buffer"]
@@ -86,7 +98,9 @@ class _OnDevice:
         super().__init__(*args, **{**kwargs, "capturable": True})
 
     def step(self, closure: Callable[[], Any] | None = None, found_inf: torch.Tensor | None = None) -> Any:
-        """One step. closure: evaluates the model anew and returns the loss. found_inf: a tensor with one number; not 0: skip."""
+        """One step. closure: evaluates the model anew and returns the loss. found_inf: a tensor with one
+        number; not 0: skip.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -96,8 +110,12 @@ class _OnDevice:
 
 
 class Adam(_OnDevice, torch.optim.Adam):
-    """torch.optim.Adam with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not 0."""
+    """torch.optim.Adam with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not
+    0.
+    """
 
 
 class AdamW(_OnDevice, torch.optim.AdamW):
-    """torch.optim.AdamW with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not 0."""
+    """torch.optim.AdamW with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not
+    0.
+    """

@@ -11,7 +11,9 @@ _NAMES = {"default": "medium", "high": "high", "highest": "highest"}
 
 
 def set_mat_mul_precision(precision: str) -> None:
-    """"highest" (all bits of float32, PyTorch's default), "high" or "default": `torch.set_float32_matmul_precision`."""
+    """ "highest" (all bits of float32, PyTorch's default), "high" or "default":
+    `torch.set_float32_matmul_precision`.
+    """
     torch.set_float32_matmul_precision(_NAMES[precision])
 
 

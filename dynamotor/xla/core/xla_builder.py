@@ -1,4 +1,5 @@
-"""Computations on values of a graph: what `xla_op_registry` registers, `call_jax`, and operations by XLA's names.
+"""Computations on values of a graph: what `xla_op_registry` registers, `call_jax`, and operations by XLA's
+names.
 
 >>> call_jax(jnp.hypot, (a, b))
 >>> xor.register("slice_and_add", lambda a, b: a.slice_in_dim(0, 1, 0) + b.slice_in_dim(1, 2, 0))(x, y)
@@ -42,7 +43,11 @@ def mkshape(dtype: torch.dtype, sizes: Sequence[int]) -> Shape:
 
 def tensor_shape(tensor: Any, device: Any = "") -> Any:
     """The `Shape` of a tensor, or of each in a list or tuple. `device` is accepted."""
-    return [tensor_shape(t) for t in tensor] if isinstance(tensor, (list, tuple)) else Shape(tuple(tensor.shape), tensor.dtype)
+    return (
+        [tensor_shape(t) for t in tensor]
+        if isinstance(tensor, (list, tuple))
+        else Shape(tuple(tensor.shape), tensor.dtype)
+    )
 
 
 class Type:
@@ -54,7 +59,9 @@ class Type:
 
 
 class Op:
-    """A value inside a computation: an array, or a tuple of arrays. Operators and methods give further ones."""
+    """A value inside a computation: an array, or a tuple of arrays. Operators and methods give further
+    ones.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -74,15 +81,23 @@ class Op:
         combined = lambda a, b: _plain(computation(Op(a), Op(b)))  # noqa: E731
         return Op(lax.reduce(self.value, init_value.value, combined, tuple(dimensions)))
 
-    def mkconditional(self, ops: Sequence[Op], true_fn: Callable[..., Op], false_fn: Callable[..., Op], **kwargs: Any) -> Op:
+    def mkconditional(
+        self, ops: Sequence[Op], true_fn: Callable[..., Op], false_fn: Callable[..., Op], **kwargs: Any
+    ) -> Op:
         """`true_fn(*ops)` where this value is true, else `false_fn(*ops)`."""
-        branches = [lambda *values, fn=fn: _plain(fn(*map(Op, values), **kwargs)) for fn in (true_fn, false_fn)]
+        branches = [
+            lambda *values, fn=fn: _plain(fn(*map(Op, values), **kwargs)) for fn in (true_fn, false_fn)
+        ]
         return Op(lax.cond(self.value, *branches, *[op.value for op in ops]))
 
     @classmethod
-    def mkwhile(cls, ops: Sequence[Op], condition_fn: Callable[..., Op], body_fn: Callable[..., Op], **kwargs: Any) -> Op:
+    def mkwhile(
+        cls, ops: Sequence[Op], condition_fn: Callable[..., Op], body_fn: Callable[..., Op], **kwargs: Any
+    ) -> Op:
         """Values after `ops = body_fn(*ops)` was done while `condition_fn(*ops)` is true."""
-        looped = [lambda values, fn=fn: _plain(fn(*map(Op, values), **kwargs)) for fn in (condition_fn, body_fn)]
+        looped = [
+            lambda values, fn=fn: _plain(fn(*map(Op, values), **kwargs)) for fn in (condition_fn, body_fn)
+        ]
         return cls(lax.while_loop(looped[0], looped[1], tuple([op.value for op in ops])))
 
     @classmethod
@@ -108,20 +123,83 @@ class Op:
 
 def _plain(result: Any) -> Any:
     """What jax functions give for what functions of `Op`s return."""
-    return tuple(map(_plain, result)) if isinstance(result, (list, tuple)) else result.value if isinstance(result, Op) else result
+    return (
+        tuple(map(_plain, result))
+        if isinstance(result, (list, tuple))
+        else result.value
+        if isinstance(result, Op)
+        else result
+    )
 
 
 # Method -> function of arrays and plain arguments.
 _METHODS: dict[str, Callable[..., Any]] = {
-    **{f"__{name}__": getattr(operator, name) for name in (
-        "add", "sub", "mul", "matmul", "truediv", "pow", "mod", "neg", "invert", "lshift", "rshift",
-        "eq", "ne", "le", "lt", "ge", "gt")},
-    "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor,
-    **{name: getattr(jnp, name) for name in (
-        "ceil", "cos", "cosh", "exp", "expm1", "floor", "log", "log1p", "sqrt", "real", "imag", "conj", "sin", "sinh", "tan",
-        "tanh", "zeros_like", "ones_like")},
-    **{name: getattr(lax, name) for name in (
-        "acos", "asin", "atan", "atan2", "erf", "erfc", "clz", "rsqrt", "max", "min", "rev", "transpose", "broadcast")},
+    **{
+        f"__{name}__": getattr(operator, name)
+        for name in (
+            "add",
+            "sub",
+            "mul",
+            "matmul",
+            "truediv",
+            "pow",
+            "mod",
+            "neg",
+            "invert",
+            "lshift",
+            "rshift",
+            "eq",
+            "ne",
+            "le",
+            "lt",
+            "ge",
+            "gt",
+        )
+    },
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "__xor__": operator.xor,
+    **{
+        name: getattr(jnp, name)
+        for name in (
+            "ceil",
+            "cos",
+            "cosh",
+            "exp",
+            "expm1",
+            "floor",
+            "log",
+            "log1p",
+            "sqrt",
+            "real",
+            "imag",
+            "conj",
+            "sin",
+            "sinh",
+            "tan",
+            "tanh",
+            "zeros_like",
+            "ones_like",
+        )
+    },
+    **{
+        name: getattr(lax, name)
+        for name in (
+            "acos",
+            "asin",
+            "atan",
+            "atan2",
+            "erf",
+            "erfc",
+            "clz",
+            "rsqrt",
+            "max",
+            "min",
+            "rev",
+            "transpose",
+            "broadcast",
+        )
+    },
     "erfinv": lax.erf_inv,
     "reshape": lambda x, sizes, dimensions=None, inferred_dimension=None: lax.reshape(x, sizes, dimensions),
     "broadcast_in_dim": lax.broadcast_in_dim,
@@ -138,7 +216,9 @@ _METHODS: dict[str, Callable[..., Any]] = {
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Op]:
     def method(self: Op, *args: Any, **kwargs: Any) -> Op:
-        return Op(function(self.value, *map(_plain, args), **{key: _plain(arg) for key, arg in kwargs.items()}))
+        return Op(
+            function(self.value, *map(_plain, args), **{key: _plain(arg) for key, arg in kwargs.items()})
+        )
 
     method.__name__ = name
     return method
@@ -161,7 +241,9 @@ class Computation:
         return _plain(self.function(*map(Op, arrays), **self.options))
 
 
-def create_computation(name: str, fn: Callable[..., Any], shapes: Sequence[Shape], **kwargs: Any) -> Computation:
+def create_computation(
+    name: str, fn: Callable[..., Any], shapes: Sequence[Shape], **kwargs: Any
+) -> Computation:
     """The computation `fn(*ops, **kwargs)` for arguments of these shapes."""
     return Computation(name, fn, tuple(shapes), kwargs)
 

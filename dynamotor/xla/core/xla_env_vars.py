@@ -1,4 +1,6 @@
-"""The variables that torch_xla's programs set, by their names there; environment.py says which of them do what."""
+"""The variables that torch_xla's programs set, by their names there; environment.py says which of them do
+what.
+"""
 
 PJRT_DEVICE = "PJRT_DEVICE"
 PJRT_DYNAMIC_PLUGINS = "PJRT_DYNAMIC_PLUGINS"

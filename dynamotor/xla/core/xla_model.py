@@ -1,4 +1,5 @@
-"""What training scripts call `xm`: devices, steps, saving, random state; the calls between replicas come from `collectives`.
+"""What training scripts call `xm`: devices, steps, saving, random state; the calls between replicas come from
+`collectives`.
 
 >>> import dynamotor.xla.core.xla_model as xm
 >>> model = MNIST().to(xm.xla_device())
@@ -112,12 +113,18 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     found = get_xla_supported_devices(devkind)
     if not found or not 0 <= (n or 0) < len(found):
         kind = f" of kind {devkind}" if devkind else ""
-        raise XlaError("DM660", f"there is no XLA device {n or 0}{kind}", why=f"this process has {', '.join(xla_real_devices())}")
+        raise XlaError(
+            "DM660",
+            f"there is no XLA device {n or 0}{kind}",
+            why=f"this process has {', '.join(xla_real_devices())}",
+        )
     return torch.device(found[n or 0])
 
 
 def get_xla_supported_devices(devkind: str | None = None, max_devices: int | None = None) -> list[str]:
-    """The names of this process's devices ("xla:0", ...), of kind "TPU", "GPU" or "CPU" only, at most `max_devices`."""
+    """The names of this process's devices ("xla:0", ...), of kind "TPU", "GPU" or "CPU" only, at most
+    `max_devices`.
+    """
     if devkind is not None and _kind(devkind) != _kind(_devices.platform()):
         return []
     return [str(device) for device in _devices.xla_devices()][:max_devices]
@@ -145,9 +152,11 @@ def is_xla_tensor(tensor: torch.Tensor) -> bool:
 
 
 def get_memory_info(device: str | torch.device | None = None) -> dict[str, int]:
-    """A device's memory: `kb_free` and `kb_total` in units of 1,024 bytes, `bytes_used` and `bytes_limit` in bytes.
+    """A device's memory: `kb_free` and `kb_total` in units of 1,024 bytes, `bytes_used` and `bytes_limit` in
+    bytes.
 
-    On a CPU the limit is the machine's memory, free is what the operating system says, used what live tensors hold.
+    On a CPU the limit is the machine's memory, free is what the operating system says, used what live tensors
+    hold.
     """
     target = _devices.jax_device(torch.device("xla", _devices.current_device()) if device is None else device)
     stats = target.memory_stats()
@@ -165,7 +174,9 @@ def get_memory_info(device: str | torch.device | None = None) -> dict[str, int]:
 
 
 def get_ordinal(defval: int = 0) -> int:
-    """This process's ordinal among the replicas: 0 to xrt_world_size() - 1. `defval` is accepted: 0 without replication."""
+    """This process's ordinal among the replicas: 0 to xrt_world_size() - 1. `defval` is accepted: 0 without
+    replication.
+    """
     return rank()
 
 
@@ -175,7 +186,9 @@ def get_local_ordinal(defval: int = 0) -> int:
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Whether this process is the master: ordinal 0 of its host, or with local=False ordinal 0 of all hosts."""
+    """Whether this process is the master: ordinal 0 of its host, or with local=False ordinal 0 of all
+    hosts.
+    """
     return (place().local_rank if local else rank()) == 0
 
 
@@ -202,16 +215,20 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
 
 
 def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: bool = False) -> None:
-    """Run `closure(*args)` at the end of this step, when tensors have values: printing a loss then costs no extra execution.
+    """Run `closure(*args)` at the end of this step, when tensors have values: printing a loss then costs no
+    extra execution.
 
-    closure: called after the barrier, in the order in which closures were added. args: its arguments; tensors among them are
-    computed with the step. run_async: on a thread of its own, so that the next step need not wait.
+    closure: called after the barrier, in the order in which closures were added. args: its arguments; tensors
+    among them are computed with the step. run_async: on a thread of its own, so that the next step need not
+    wait.
     """
     _sync.add_step_closure(closure, args, run_async)
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """The text of the program that the next barrier would run: for these tensors, or for all that wait to be computed."""
+    """The text of the program that the next barrier would run: for these tensors, or for all that wait to be
+    computed.
+    """
     return str(_stablehlo.pending_program(tensors or ()).mlir_module())
 
 
@@ -234,18 +251,22 @@ def unlazy(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
-    """Save nested containers with tensors in them as torch.save does; all XLA tensors are copied to the CPU first.
+    """Save nested containers with tensors in them as torch.save does; all XLA tensors are copied to the CPU
+    first.
 
-    A following torch.load gives CPU tensors. Views are saved as tensors of their own: recreate them after loading.
-    data: lists, tuples, sets, dicts in any nesting. file_or_path: a path, which keeps its old content until the new is
-    complete, or an open binary file; without master_only another one for each ordinal.
-    master_only: only the master ordinal writes. global_master: then only ordinal 0 of all hosts, instead of one master a host.
+    A following torch.load gives CPU tensors. Views are saved as tensors of their own: recreate them after
+    loading. data: lists, tuples, sets, dicts in any nesting. file_or_path: a path, which keeps its old
+    content until the new is complete, or an open binary file; without master_only another one for each
+    ordinal. master_only: only the master ordinal writes. global_master: then only ordinal 0 of all hosts,
+    instead of one master a host.
     """
     _sync.sync()  # all replicas, also those that do not write: what is pending may hold collectives
     if master_only and not is_master_ordinal(local=not global_master):
         return
     on_cpu = for_each_instance_rewrite(data, is_xla, _detached)
-    if not isinstance(file_or_path, (str, os.PathLike)) or (os.path.exists(file_or_path) and not os.path.isfile(file_or_path)):
+    if not isinstance(file_or_path, (str, os.PathLike)) or (
+        os.path.exists(file_or_path) and not os.path.isfile(file_or_path)
+    ):
         torch.save(on_cpu, file_or_path)
         return
     temporary = f"{os.fspath(file_or_path)}.{uuid.uuid4().hex[:8]}.tmp"
@@ -265,7 +286,8 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def send_cpu_data_to_device(datas: Any, device: str | torch.device, input_sharding: Any = None) -> Any:
-    """Nested containers with every CPU tensor in them moved to `device`; a single tensor comes back in a list.
+    """Nested containers with every CPU tensor in them moved to `device`; a single tensor comes back in a
+    list.
 
     input_sharding: an object with `apply(tensor)` (see distributed.spmd) that shards each moved tensor.
     """
@@ -278,7 +300,9 @@ def send_cpu_data_to_device(datas: Any, device: str | torch.device, input_shardi
             input_sharding.apply(moved)
         return moved
 
-    return for_each_instance_rewrite(datas, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu", move)
+    return for_each_instance_rewrite(
+        datas, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu", move
+    )
 
 
 # ---- random state
@@ -290,13 +314,17 @@ def set_rng_state(seed: int, device: str | torch.device | None = None) -> None:
 
 
 def get_rng_state(device: str | torch.device | None = None) -> int:
-    """The random state of a device (the current one, where none is named), as an integer for `set_rng_state`."""
+    """The random state of a device (the current one, where none is named), as an integer for
+    `set_rng_state`.
+    """
     return _rng.get_state(device or xla_device())
 
 
 @contextlib.contextmanager
 def fork_rng(device: str | torch.device | None = None, enabled: bool = True) -> Iterator[None]:
-    """Within this, random numbers may be drawn freely: the device's random state is put back at the end. `enabled=False`: not."""
+    """Within this, random numbers may be drawn freely: the device's random state is put back at the end.
+    `enabled=False`: not.
+    """
     before = get_rng_state(device)
     try:
         yield
@@ -308,13 +336,16 @@ def fork_rng(device: str | torch.device | None = None, enabled: bool = True) -> 
 class RateTracker:
     """Events a second: of late, smoothed, and since the beginning.
 
-    smooth_factor: how much of the previous rate `rate()` keeps, 0 to 1; $RATE_TRACKER_SMOOTHING or 0.4 where not given.
+    smooth_factor: how much of the previous rate `rate()` keeps, 0 to 1; $RATE_TRACKER_SMOOTHING or 0.4 where
+    not given.
 
     >>> tracker = RateTracker(); tracker.add(batch_size); tracker.rate(), tracker.global_rate()
     """
 
     def __init__(self, smooth_factor: float | None = None) -> None:
-        self._smooth = float(os.environ.get("RATE_TRACKER_SMOOTHING", 0.4)) if smooth_factor is None else smooth_factor
+        self._smooth = (
+            float(os.environ.get("RATE_TRACKER_SMOOTHING", 0.4)) if smooth_factor is None else smooth_factor
+        )
         self._start = self._last = time.time()
         self._total = self._since = 0.0
         self._rate: float | None = None
@@ -343,9 +374,13 @@ class RateTracker:
 
 
 class ToXlaTensorArena:
-    """Moves the values in nested containers for which `select_fn` is true by one call of `convert_fn`, which takes a list."""
+    """Moves the values in nested containers for which `select_fn` is true by one call of `convert_fn`, which
+    takes a list.
+    """
 
-    def __init__(self, convert_fn: Callable[[list[Any]], Sequence[Any]], select_fn: Callable[[Any], bool]) -> None:
+    def __init__(
+        self, convert_fn: Callable[[list[Any]], Sequence[Any]], select_fn: Callable[[Any], bool]
+    ) -> None:
         self._convert_fn, self._select_fn = convert_fn, select_fn
 
     def transform(self, inputs: Any) -> Any:
@@ -359,15 +394,24 @@ class ToXlaTensorArena:
 def all_gather_bucketized(
     input_list: Sequence[torch.Tensor], dim: int = 0, groups: Any = None, **options: Any
 ) -> list[torch.Tensor]:
-    """`all_gather` of each tensor. The options that say how large a bucket is are accepted: one graph has all of them."""
+    """`all_gather` of each tensor. The options that say how large a bucket is are accepted: one graph has all
+    of them.
+    """
     return [all_gather(t, dim, groups) for t in input_list]
 
 
 def reduce_scatter_bucketized(
-    reduce_type: str, input_list: Sequence[torch.Tensor], scale: float, scatter_dim: int, shard_count: int, groups: Any = None,
+    reduce_type: str,
+    input_list: Sequence[torch.Tensor],
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    groups: Any = None,
     **options: Any,
 ) -> list[torch.Tensor]:
-    """`reduce_scatter` of each tensor. The options that say how large a bucket is are accepted: one graph has all of them."""
+    """`reduce_scatter` of each tensor. The options that say how large a bucket is are accepted: one graph has
+    all of them.
+    """
     return [reduce_scatter(reduce_type, t, scale, scatter_dim, shard_count, groups) for t in input_list]
 
 

@@ -17,7 +17,9 @@ from .xla_builder import _plain
 
 
 class Op:
-    """An operation on xla tensors: `opfn(*values, **kwargs)`, differentiable; `kwargs` are plain and hashable."""
+    """An operation on xla tensors: `opfn(*values, **kwargs)`, differentiable; `kwargs` are plain and
+    hashable.
+    """
 
     def __init__(self, name: str, opfn: Callable[..., Any]) -> None:
         self.name = name
@@ -32,5 +34,7 @@ class Op:
 
 
 def register(name: str, opfn: Callable[..., Any]) -> Op:
-    """The operation `opfn`, a function of `xla_builder.Op` values and plain keywords, to be called with tensors."""
+    """The operation `opfn`, a function of `xla_builder.Op` values and plain keywords, to be called with
+    tensors.
+    """
     return Op(name, opfn)

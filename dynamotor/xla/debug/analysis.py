@@ -1,9 +1,11 @@
-"""Says why graphs were compiled and where they were cut, with the line that did it; for a whole program with `PT_XLA_DEBUG=1`.
+"""Says why graphs were compiled and where they were cut, with the line that did it; for a whole program with
+`PT_XLA_DEBUG=1`.
 
 >>> with collect() as findings:
 ...     train()
 >>> print(findings[0])
-Compilation Analysis: new shapes: float32[8, 4] -> float32[6, 4]; 31 ops, run by mark_step at train.py:12 in train
+Compilation Analysis: new shapes: float32[8, 4] -> float32[6, 4]; 31 ops, run by mark_step at train.py:12 in
+train
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _CURES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One compilation ("Compilation"), one cut of a graph ("Cut"), or one op that ran on the CPU ("Fallback")."""
+    """One compilation ("Compilation"), one cut of a graph ("Cut"), or one op that ran on the CPU
+    ("Fallback").
+    """
 
     kind: str
     cause: str
@@ -91,8 +95,13 @@ def start(file: TextIO | None = None) -> Callable[[], None]:
 
 
 def start_from_environment() -> None:
-    """What PT_XLA_DEBUG=1 (or PT_XLA_DEBUG_LEVEL) asks for: print to standard error, or append to $PT_XLA_DEBUG_FILE."""
-    if os.environ.get("PT_XLA_DEBUG", "0") in ("", "0") and os.environ.get("PT_XLA_DEBUG_LEVEL", "0") in ("", "0"):
+    """What PT_XLA_DEBUG=1 (or PT_XLA_DEBUG_LEVEL) asks for: print to standard error, or append to
+    $PT_XLA_DEBUG_FILE.
+    """
+    if os.environ.get("PT_XLA_DEBUG", "0") in ("", "0") and os.environ.get("PT_XLA_DEBUG_LEVEL", "0") in (
+        "",
+        "0",
+    ):
         return
     path = os.environ.get("PT_XLA_DEBUG_FILE")
     start(open(path, "a") if path else None)  # noqa: SIM115 - open until the process ends

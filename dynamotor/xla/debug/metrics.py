@@ -14,7 +14,13 @@ from .. import metrics as _metrics
 
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 _SHORT_COUNTERS = ("CachedCompile", "UncachedCompile", "MarkStep")
-_SHORT_METRICS = ("CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "TransferToDeviceTime", "TransferFromDeviceTime")
+_SHORT_METRICS = (
+    "CompileTime",
+    "ExecuteTime",
+    "ExecuteReplicatedTime",
+    "TransferToDeviceTime",
+    "TransferFromDeviceTime",
+)
 _NANOSECONDS = 1e9
 
 
@@ -52,7 +58,11 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     timing = _metrics.timings.get(_ALSO.get(name, name))
     if timing is None:
         return None
-    return timing.count, timing.total * _NANOSECONDS, [(when, seconds * _NANOSECONDS) for when, seconds in list(timing.samples)]
+    return (
+        timing.count,
+        timing.total * _NANOSECONDS,
+        [(when, seconds * _NANOSECONDS) for when, seconds in list(timing.samples)],
+    )
 
 
 def clear_metrics() -> None:
@@ -67,7 +77,9 @@ def clear_all() -> None:
 
 
 def executed_fallback_ops() -> list[str]:
-    """The ops that ran on the CPU because they have no lowering, or none for the arguments they got (`aten::unique`)."""
+    """The ops that ran on the CPU because they have no lowering, or none for the arguments they got
+    (`aten::unique`).
+    """
     return [name for name in counter_names() if "::" in name and not name.startswith("xla::")]
 
 
@@ -76,8 +88,12 @@ def metrics_report() -> str:
     return _report(metric_names(), counter_names())
 
 
-def short_metrics_report(counter_names: list[str] | None = None, metric_names: list[str] | None = None) -> str:
-    """The named times and counters as text; those of compiling, running and transfers where none are named."""
+def short_metrics_report(
+    counter_names: list[str] | None = None, metric_names: list[str] | None = None
+) -> str:
+    """The named times and counters as text; those of compiling, running and transfers where none are
+    named.
+    """
     return _report(list(metric_names or _SHORT_METRICS), list(counter_names or _SHORT_COUNTERS))
 
 
@@ -93,13 +109,19 @@ def _report(metric_names: list[str], counter_names: list[str]) -> str:
 def _metric_lines(name: str) -> list[str]:
     timing = _metrics.timings[name]
     samples = list(timing.samples)
-    lines = [f"Metric: {name}", f"  TotalSamples: {timing.count}", f"  Accumulator: {_duration(timing.total)}"]
+    lines = [
+        f"Metric: {name}",
+        f"  TotalSamples: {timing.count}",
+        f"  Accumulator: {_duration(timing.total)}",
+    ]
     elapsed = samples[-1][0] - samples[0][0]
     if elapsed > 0:
         lines.append(f"  ValueRate: {_duration(sum(s for _, s in samples) / elapsed)} / second")
         lines.append(f"  Rate: {len(samples) / elapsed:g} / second")
     ordered = sorted(seconds for _, seconds in samples)
-    percentiles = [f"{p}%={_duration(ordered[min(len(ordered) - 1, p * len(ordered) // 100)])}" for p in _PERCENTILES]
+    percentiles = [
+        f"{p}%={_duration(ordered[min(len(ordered) - 1, p * len(ordered) // 100)])}" for p in _PERCENTILES
+    ]
     return [*lines, "  Percentiles: " + "; ".join(percentiles)]
 
 
@@ -107,7 +129,13 @@ def _duration(seconds: float) -> str:
     """A time in the report's notation: 06m09s401ms746.001us, without leading units that are zero."""
     microseconds = round(seconds * 1e9) / 1e3
     text = ""
-    for unit, size, digits in (("d", 86400e6, 2), ("h", 3600e6, 2), ("m", 60e6, 2), ("s", 1e6, 2), ("ms", 1e3, 3)):
+    for unit, size, digits in (
+        ("d", 86400e6, 2),
+        ("h", 3600e6, 2),
+        ("m", 60e6, 2),
+        ("s", 1e6, 2),
+        ("ms", 1e3, 3),
+    ):
         count, microseconds = divmod(microseconds, size)
         if count or text or unit == "ms":
             text += f"{int(count):0{digits}d}{unit}"

@@ -18,13 +18,17 @@ _saved: Counter[str] = Counter()
 
 
 def configure(save_dir: str) -> None:
-    """Save to this folder from now on, and number the values of each name from 0. MODELCMP_SAVEDIR names one, too."""
+    """Save to this folder from now on, and number the values of each name from 0. MODELCMP_SAVEDIR names one,
+    too.
+    """
     _folder[:] = [Path(save_dir)]
     _folder[0].mkdir(parents=True, exist_ok=True)
     _saved.clear()
 
 
-def save(tensor: torch.Tensor, name: str | None = None, dir: str | None = None, id: int | None = None) -> None:  # noqa: A002
+def save(
+    tensor: torch.Tensor, name: str | None = None, dir: str | None = None, id: int | None = None
+) -> None:  # noqa: A002
     """Write a tensor's value.
 
     name: by default the line that calls. dir: another folder. id: its number among the values of this name.
@@ -38,7 +42,9 @@ def save(tensor: torch.Tensor, name: str | None = None, dir: str | None = None, 
     torch.save(tensor.detach().cpu(), where / f"{name}-{number}.pt")
 
 
-def compare_tensors(tensor1: torch.Tensor, tensor2: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08) -> str:
+def compare_tensors(
+    tensor1: torch.Tensor, tensor2: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08
+) -> str:
     """How two tensors differ, as text; "" where they are close."""
     try:
         torch.testing.assert_close(tensor1, tensor2, rtol=rtol, atol=atol, equal_nan=True)
@@ -50,8 +56,12 @@ def compare_tensors(tensor1: torch.Tensor, tensor2: torch.Tensor, rtol: float = 
 def compare(dir1: str, dir2: str, rtol: float = 1e-05, atol: float = 1e-08) -> str:
     """How the tensors in two folders differ: what one lacks, and what is not close. "" where nothing does."""
     names = [{path.name for path in Path(folder).glob("*.pt")} for folder in (dir1, dir2)]
-    lines = [f"{name} is only in {dir1 if name in names[0] else dir2}\n" for name in sorted(names[0] ^ names[1])]
+    lines = [
+        f"{name} is only in {dir1 if name in names[0] else dir2}\n" for name in sorted(names[0] ^ names[1])
+    ]
     for name in sorted(names[0] & names[1]):
-        found = compare_tensors(*[torch.load(Path(folder) / name) for folder in (dir1, dir2)], rtol=rtol, atol=atol)
+        found = compare_tensors(
+            *[torch.load(Path(folder) / name) for folder in (dir1, dir2)], rtol=rtol, atol=atol
+        )
         lines += [f"{name}: {found}"] if found else []
     return "".join(lines)

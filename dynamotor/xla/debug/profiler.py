@@ -23,7 +23,8 @@ _servers: dict[int, object] = {}
 
 
 def start_server(port: int, only_on_master: bool = True) -> object | None:
-    """Start a profiler server on a port, for TensorBoard or `trace`; returns it, or None where another replica has it.
+    """Start a profiler server on a port, for TensorBoard or `trace`; returns it, or None where another
+    replica has it.
 
     only_on_master: only on each host's master ordinal. DM667 where the port is taken or invalid.
     """
@@ -50,11 +51,10 @@ def trace(
 ) -> None:
     """Profile what runs behind a profiler server; blocks until the profile lies in `logdir`.
 
-    service_addr: "HOST:PORT"; a server of this process is profiled directly, others through jax's collector (needs `pip
-    install xprof`).
-    duration_ms: how long. num_tracing_attempts, interval_s, timeout_s: tries, seconds between them, seconds for one.
-    host_tracer_level: 1 critical events, 2 more, 3 all. device_tracer_level: 1 with the device, 0 without. delay_ms:
-    wait before.
+    service_addr: "HOST:PORT"; a server of this process is profiled directly, others through jax's collector
+    (needs `pip install xprof`). duration_ms: how long. num_tracing_attempts, interval_s, timeout_s: tries,
+    seconds between them, seconds for one. host_tracer_level: 1 critical events, 2 more, 3 all.
+    device_tracer_level: 1 with the device, 0 without. delay_ms: wait before.
     """
     time.sleep(delay_ms / 1e3)
     host, _, port = service_addr.removeprefix("grpc://").rpartition(":")
@@ -64,14 +64,26 @@ def trace(
         with jax.profiler.trace(logdir, profiler_options=options):
             time.sleep(duration_ms / 1e3)
         return
-    command = [sys.executable, "-m", "jax.collect_profile", port, str(duration_ms), "--host", host, "--log_dir", logdir]
+    command = [
+        sys.executable,
+        "-m",
+        "jax.collect_profile",
+        port,
+        str(duration_ms),
+        "--host",
+        host,
+        "--log_dir",
+        logdir,
+    ]
     command += ["--no_perfetto_link", "--host_tracer_level", str(host_tracer_level)]
     command += ["--device_tracer_level", str(device_tracer_level)]
     reason = ""
     for attempt in range(num_tracing_attempts):
         time.sleep(interval_s if attempt else 0)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=duration_ms / 1e3 + timeout_s)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=duration_ms / 1e3 + timeout_s
+            )
         except subprocess.TimeoutExpired:
             reason = f"no answer within {timeout_s} s"
             continue
@@ -80,7 +92,12 @@ def trace(
         reason = (done.stderr.strip().splitlines() or ["it failed"])[-1]
         if "xprof" in reason or "tensorflow" in reason.lower():
             break
-    raise XlaError("DM667", f"{service_addr} could not be profiled", why=reason, cure="pip install xprof; check address and port")
+    raise XlaError(
+        "DM667",
+        f"{service_addr} could not be profiled",
+        why=reason,
+        cure="pip install xprof; check address and port",
+    )
 
 
 def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
@@ -101,7 +118,9 @@ def stop_trace() -> None:
 
 
 class Trace(jax.profiler.TraceAnnotation):
-    """A named block in the profile: `with xp.Trace("forward"): ...`. Keyword arguments become its metadata."""
+    """A named block in the profile: `with xp.Trace("forward"): ...`. Keyword arguments become its
+    metadata.
+    """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         super().__init__(name, **kwargs)

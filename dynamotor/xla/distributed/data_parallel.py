@@ -1,4 +1,5 @@
-"""One thread a device in one process, each with a copy of the module: what programs used before there was one process a device.
+"""One thread a device in one process, each with a copy of the module: what programs used before there was one
+process a device.
 
 >>> results = DataParallel(Model, device_ids=devices)(train_loop, loader)
 """
@@ -37,7 +38,9 @@ class DataParallel:
 
     def __init__(self, network: Any, device_ids: Sequence[Any] | None = None, **kwargs: Any) -> None:
         module = network if isinstance(network, torch.nn.Module) else network()
-        self._devices = [torch.device(d) for d in (xm.get_xla_supported_devices() if device_ids is None else device_ids)]
+        self._devices = [
+            torch.device(d) for d in (xm.get_xla_supported_devices() if device_ids is None else device_ids)
+        ]
         self._models = [copy.deepcopy(module).to(d) for d in self._devices or [torch.device("cpu")]]
         self._contexts = [Context(d) for d in self._devices or [torch.device("cpu")]]
 
@@ -51,8 +54,12 @@ class DataParallel:
         """The copies, in the devices' order."""
         return self._models
 
-    def __call__(self, loop_fn: Callable[..., Any], loader: Any, batchdim: int = 0, **kwargs: Any) -> list[Any]:
-        """`loop_fn(module, its part of the loader, device, context)` for each device, on threads; the results in order."""
+    def __call__(
+        self, loop_fn: Callable[..., Any], loader: Any, batchdim: int = 0, **kwargs: Any
+    ) -> list[Any]:
+        """`loop_fn(module, its part of the loader, device, context)` for each device, on threads; the results
+        in order.
+        """
         if not self._devices:
             return [loop_fn(self._models[0], enumerate(loader), torch.device("cpu"), self._contexts[0])]
         parts = ParallelLoader(loader, self._devices, batchdim=batchdim, **kwargs)

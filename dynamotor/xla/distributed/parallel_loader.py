@@ -25,7 +25,9 @@ Device = torch.device | str
 
 
 class _Channel:
-    """A bounded queue between threads that either side can end. An exception that ends it is raised where items are taken."""
+    """A bounded queue between threads that either side can end. An exception that ends it is raised where
+    items are taken.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._items: deque[Any] = deque()
@@ -66,7 +68,9 @@ class _Channel:
 
 
 class PerDeviceLoader:
-    """The batches of one device of a ParallelLoader. Taking one ends the step before (every `batches_per_execution` batches)."""
+    """The batches of one device of a ParallelLoader. Taking one ends the step before (every
+    `batches_per_execution` batches).
+    """
 
     def __init__(self, loader: ParallelLoader, device: torch.device, owner: bool = False) -> None:
         self._owner, self._loader, self._device = owner, loader, device
@@ -101,13 +105,15 @@ class PerDeviceLoader:
 
 
 class ParallelLoader:
-    """Reads a loader on one thread and uploads its batches on others; the i-th batch goes to devices[i % len(devices)].
+    """Reads a loader on one thread and uploads its batches on others; the i-th batch goes to devices[i %
+    len(devices)].
 
-    loader: a torch DataLoader or any iterable of nested containers of tensors. devices: where batches go. batchdim: accepted.
-    batches_per_execution: how many batches a step has. loader_prefetch_size, device_prefetch_size: how many batches may wait to
-    be uploaded, and on each device to be used. host_to_device_transfer_threads: threads that upload to one device; more than
-    one may change the order of batches. input_sharding: an object with `apply(tensor)` that says how a batch lies on the
-    devices (see distributed.spmd).
+    loader: a torch DataLoader or any iterable of nested containers of tensors. devices: where batches go.
+    batchdim: accepted. batches_per_execution: how many batches a step has. loader_prefetch_size,
+    device_prefetch_size: how many batches may wait to be uploaded, and on each device to be used.
+    host_to_device_transfer_threads: threads that upload to one device; more than one may change the order of
+    batches. input_sharding: an object with `apply(tensor)` that says how a batch lies on the devices (see
+    distributed.spmd).
     """
 
     def __init__(
@@ -133,7 +139,9 @@ class ParallelLoader:
             workers = max(1, host_to_device_transfer_threads)
             left = itertools.count(1)
             for _ in range(workers):
-                self._start(lambda d=device, t=target, n=left, w=workers: self._upload(d, t, n, w), "xla upload")
+                self._start(
+                    lambda d=device, t=target, n=left, w=workers: self._upload(d, t, n, w), "xla upload"
+                )
 
     @staticmethod
     def _start(work: Any, name: str) -> None:
@@ -150,7 +158,9 @@ class ParallelLoader:
         for channel in self._host.values():
             channel.end(error)
 
-    def _upload(self, device: torch.device, target: jax.Device, finished: Iterator[int], workers: int) -> None:
+    def _upload(
+        self, device: torch.device, target: jax.Device, finished: Iterator[int], workers: int
+    ) -> None:
         error: BaseException | None = None
         try:
             while True:
@@ -170,14 +180,18 @@ class ParallelLoader:
                 self._sharding.apply(moved)
             return moved
 
-        return for_each_instance_rewrite(batch, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu", move)
+        return for_each_instance_rewrite(
+            batch, lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu", move
+        )
 
     def per_device_loader(self, device: Device) -> PerDeviceLoader:
         """The iterator over one device's batches."""
         return PerDeviceLoader(self, torch.device("xla", torch.device(device).index or 0))
 
     def per_device_samples(self) -> int:
-        """How many batches each device gets: those of the loader, shared out. TypeError when the loader has no length."""
+        """How many batches each device gets: those of the loader, shared out. TypeError when the loader has
+        no length.
+        """
         return len(self._loader) // len(self.devices)
 
     def next_item(self, device: torch.device) -> tuple[bool, Any]:
@@ -185,13 +199,16 @@ class ParallelLoader:
         return self._ready[device].get()
 
     def close(self) -> None:
-        """Stop reading and uploading, which otherwise ends with the last batch; what was prefetched is dropped."""
+        """Stop reading and uploading, which otherwise ends with the last batch; what was prefetched is
+        dropped.
+        """
         for channel in (*self._host.values(), *self._ready.values()):
             channel.end(discard=True)
 
 
 class MpDeviceLoader:
-    """A loader whose batches lie on one device, to be used like the loader that it wraps: each `for` starts a new ParallelLoader.
+    """A loader whose batches lie on one device, to be used like the loader that it wraps: each `for` starts a
+    new ParallelLoader.
 
     loader: a torch DataLoader. device: where its batches go. Further arguments are ParallelLoader's.
     """

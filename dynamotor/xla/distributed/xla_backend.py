@@ -1,10 +1,12 @@
-"""PyTorch's `torch.distributed` over XLA: the backend `xla`, and `xla://`, which finds the replicas as the device does.
+"""PyTorch's `torch.distributed` over XLA: the backend `xla`, and `xla://`, which finds the replicas as the
+device does.
 
 >>> import dynamotor.xla.distributed.xla_backend
 >>> dist.init_process_group("xla", init_method="xla://")
 >>> model = DistributedDataParallel(model.to("xla"), gradient_as_bucket_view=True)
 
-Collectives are recorded into the graph and run with it: a returned Work is done at once, in the order of the program.
+Collectives are recorded into the graph and run with it: a returned Work is done at once, in the order of the
+program.
 """
 
 from __future__ import annotations
@@ -43,9 +45,11 @@ def _done(result: Any) -> dist.Work:
 
 
 class XlaProcessGroup(dist.ProcessGroup):
-    """All replicas, or one alone. Messages between two and smaller groups are refused: XLA runs one program in all replicas.
+    """All replicas, or one alone. Messages between two and smaller groups are refused: XLA runs one program
+    in all replicas.
 
-    Tensors on the CPU can be gathered, broadcast and scattered, which is what `all_gather_object` and its like do.
+    Tensors on the CPU can be gathered, broadcast and scattered, which is what `all_gather_object` and its
+    like do.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -59,7 +63,11 @@ class XlaProcessGroup(dist.ProcessGroup):
         operation = opts.reduceOp
         named = next((name for known, name in _REDUCTIONS.items() if operation == known), None)
         if named is None:
-            _refuse(f"the reduction {operation}", "XLA has no such reduction", "use SUM, AVG, PRODUCT, MIN, MAX, BAND or BOR")
+            _refuse(
+                f"the reduction {operation}",
+                "XLA has no such reduction",
+                "use SUM, AVG, PRODUCT, MIN, MAX, BAND or BOR",
+            )
         scale = 1.0 / self.size() if operation == dist.ReduceOp.AVG else 1.0
         return [t.clone() for t in tensors] if self._alone else self._all_reduce(tensors, named, scale)
 
@@ -108,7 +116,9 @@ class XlaProcessGroup(dist.ProcessGroup):
         return _done(tensors)
 
     @torch.no_grad()
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
         for places, value in zip(outputs, inputs):
             _write(places, self._gathered(value))
         return _done([t for places in outputs for t in places])
@@ -116,7 +126,9 @@ class XlaProcessGroup(dist.ProcessGroup):
     @torch.no_grad()
     def all_gather_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> dist.Work:
         output.copy_(
-            torch.cat(list(self._gathered(value))).view_as(output) if value.dim() else torch.stack(list(self._gathered(value)))
+            torch.cat(list(self._gathered(value))).view_as(output)
+            if value.dim()
+            else torch.stack(list(self._gathered(value)))
         )
         return _done([output])
 
@@ -138,38 +150,61 @@ class XlaProcessGroup(dist.ProcessGroup):
         return _done(outputs)
 
     @torch.no_grad()
-    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> dist.Work:
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any
+    ) -> dist.Work:
         for output, parts in zip(outputs, inputs):
             output.copy_(self._reduce([torch.stack(parts)], opts)[0][self.rank()])
         return _done(outputs)
 
     @torch.no_grad()
     def reduce_scatter_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> dist.Work:
-        reduced = self._reduce([value.reshape(self.size(), *output.shape)], opts or dist.ReduceScatterOptions())[0]
+        reduced = self._reduce(
+            [value.reshape(self.size(), *output.shape)], opts or dist.ReduceScatterOptions()
+        )[0]
         output.copy_(reduced[self.rank()])
         return _done([output])
 
     @torch.no_grad()
     def all_to_all_single(
-        self, output: torch.Tensor, value: torch.Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
+        self,
+        output: torch.Tensor,
+        value: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any = None,
     ) -> dist.Work:
         if len(set(output_sizes)) > 1 or len(set(input_sizes)) > 1:
-            _refuse("all_to_all with parts of different sizes", "XLA's all-to-all has equal parts", "pad the parts to one size")
-        output.copy_(value if self._alone else collectives.all_to_all(value, 0, 0, self.size()).view_as(output))
+            _refuse(
+                "all_to_all with parts of different sizes",
+                "XLA's all-to-all has equal parts",
+                "pad the parts to one size",
+            )
+        output.copy_(
+            value if self._alone else collectives.all_to_all(value, 0, 0, self.size()).view_as(output)
+        )
         return _done([output])
 
     @torch.no_grad()
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def alltoall(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
         if len({t.shape for t in (*outputs, *inputs)}) > 1:
             _refuse(
-                "all_to_all of tensors of different shapes", "XLA's all-to-all has equal parts", "pad the tensors to one shape"
+                "all_to_all of tensors of different shapes",
+                "XLA's all-to-all has equal parts",
+                "pad the tensors to one shape",
             )
         parts = torch.stack(inputs)
-        _write(outputs, (parts if self._alone else collectives.all_to_all(parts, 0, 0, self.size())).unbind(0))
+        _write(
+            outputs, (parts if self._alone else collectives.all_to_all(parts, 0, 0, self.size())).unbind(0)
+        )
         return _done(outputs)
 
     @torch.no_grad()
-    def all_gather_single_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
         for output, value in zip(outputs, inputs):
             self.all_gather_single(output, value, opts)
         return _done(outputs)
@@ -190,10 +225,18 @@ class XlaProcessGroup(dist.ProcessGroup):
         return _done([])
 
     def send(self, tensors: Any, target: int, tag: int = 0) -> dist.Work:
-        _refuse("send()", "XLA runs one program in all replicas: a message needs both sides in it", "use xm.collective_permute")
+        _refuse(
+            "send()",
+            "XLA runs one program in all replicas: a message needs both sides in it",
+            "use xm.collective_permute",
+        )
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> dist.Work:
-        _refuse("recv()", "XLA runs one program in all replicas: a message needs both sides in it", "use xm.collective_permute")
+        _refuse(
+            "recv()",
+            "XLA runs one program in all replicas: a message needs both sides in it",
+            "use xm.collective_permute",
+        )
 
     recv_anysource = recv
     # The names that earlier versions of PyTorch call these by.
@@ -218,7 +261,9 @@ def _write(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> N
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: Any) -> XlaProcessGroup:
-    """The process group of `init_process_group("xla")` and `new_group`. DM648 for a subgroup of several replicas, but not all."""
+    """The process group of `init_process_group("xla")` and `new_group`. DM648 for a subgroup of several
+    replicas, but not all.
+    """
     world = replication.start()
     if size not in (1, world.place.size):
         raise XlaError(

@@ -26,18 +26,24 @@ _stores: list[dist.Store] = []  # served by this process to the replicas that it
 
 
 def _device_count() -> int:
-    """The number of devices of this machine, without starting XLA: CPU_NUM_DEVICES or 1 on CPUs, the visible GPUs otherwise."""
+    """The number of devices of this machine, without starting XLA: CPU_NUM_DEVICES or 1 on CPUs, the visible
+    GPUs otherwise.
+    """
     kind = os.environ.get("PJRT_DEVICE", "").upper()
     gpus = 0 if kind == "CPU" else _gpu_count()
     if kind in ("CUDA", "GPU") and gpus == 0:
         raise XlaError(
-            "DM645", f"PJRT_DEVICE={kind}, but this machine shows no GPU", cure="see CUDA_VISIBLE_DEVICES and GPU_NUM_DEVICES"
+            "DM645",
+            f"PJRT_DEVICE={kind}, but this machine shows no GPU",
+            cure="see CUDA_VISIBLE_DEVICES and GPU_NUM_DEVICES",
         )
     return gpus or int(os.environ.get("CPU_NUM_DEVICES", "1"))
 
 
 def _gpu_count() -> int:
-    """GPUs that a new process would use: none where jax has no GPU plugin or JAX_PLATFORMS leaves them out."""
+    """GPUs that a new process would use: none where jax has no GPU plugin or JAX_PLATFORMS leaves them
+    out.
+    """
     chosen = os.environ.get("JAX_PLATFORMS", "")
     if chosen and not {"cuda", "gpu"} & set(chosen.split(",")):
         return 0
@@ -46,7 +52,9 @@ def _gpu_count() -> int:
     if "cuda" not in _plugins():
         return 0
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return len([name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip() not in ("", "-1")])
+        return len(
+            [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip() not in ("", "-1")]
+        )
     driver = Path("/proc/driver/nvidia/gpus")
     return len(list(driver.iterdir())) if driver.is_dir() else 0
 
@@ -78,17 +86,20 @@ def spawn(
 ) -> Any:
     """Run `fn(index, *args)` in one process a device, which are replicas of each other.
 
-    nprocs: how many; None: as many as there are devices; 1: `fn` is called in this process. On CPUs any number will do, on GPUs
-    at most one a device. join: wait for them; otherwise a torch.multiprocessing context is returned. daemon, start_method
-    ("spawn", "fork" or "forkserver"): as Python's multiprocessing has them. An exception in one of them ends the others and is
-    raised here (torch.multiprocessing.ProcessRaisedException). DM645 for a wrong nprocs, DM646 when XLA has started here and
-    the children are forks.
+    nprocs: how many; None: as many as there are devices; 1: `fn` is called in this process. On CPUs any
+    number will do, on GPUs at most one a device. join: wait for them; otherwise a torch.multiprocessing
+    context is returned. daemon, start_method ("spawn", "fork" or "forkserver"): as Python's multiprocessing
+    has them. An exception in one of them ends the others and is raised here
+    (torch.multiprocessing.ProcessRaisedException). DM645 for a wrong nprocs, DM646 when XLA has started here
+    and the children are forks.
     """
     devices = _device_count()
     size = devices if nprocs is None else nprocs
     if size < 1 or (size > devices and _gpu_count()):
         raise XlaError(
-            "DM645", f"nprocs={nprocs} does not fit {devices} device(s)", cure="leave nprocs out: one process a device"
+            "DM645",
+            f"nprocs={nprocs} does not fit {devices} device(s)",
+            cure="leave nprocs out: one process a device",
         )
     if size == 1:
         fn(0, *args)
@@ -102,7 +113,11 @@ def spawn(
         )
     # The store lives here, so that it outlives each replica.
     store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=replication.timeout_seconds())
+        "127.0.0.1",
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=replication.timeout_seconds()),
     )
     _stores.append(store)
     try:
@@ -113,7 +128,8 @@ def spawn(
 
 
 class MpModelWrapper:
-    """A model made once at global scope and shared by forked replicas, each of which moves it to its device, one after the other.
+    """A model made once at global scope and shared by forked replicas, each of which moves it to its device,
+    one after the other.
 
     >>> WRAPPED = xmp.MpModelWrapper(Network())
     >>> def train(index):
@@ -126,7 +142,9 @@ class MpModelWrapper:
         self._lock = mp.get_context("fork").Lock()
 
     def to(self, device: torch.device | str) -> torch.nn.Module:
-        """The model on a device; replicas of one machine take turns, so that host memory holds few copies at a time."""
+        """The model on a device; replicas of one machine take turns, so that host memory holds few copies at
+        a time.
+        """
         with self._lock:
             return self._model.to(device)
 
@@ -135,7 +153,8 @@ class MpModelWrapper:
 
 
 class MpSerialExecutor:
-    """Runs a function in one replica of the machine at a time: the first may download what the others then find.
+    """Runs a function in one replica of the machine at a time: the first may download what the others then
+    find.
 
     >>> SERIAL = xmp.MpSerialExecutor()
     >>> def train(index):
@@ -150,8 +169,8 @@ class MpSerialExecutor:
         self._name = f"serial/{MpSerialExecutor._made}"
 
     def run(self, fn: Callable[[], T]) -> T:
-        """`fn()`, when it is this replica's turn. All replicas must come here. The next one has its turn even when `fn`
-        raises."""
+        """`fn()`, when it is this replica's turn. All replicas must come here. The next one has its turn even
+        when `fn` raises."""
         world = replication.start()
         me = world.place.rank
         first = me - world.place.local_rank

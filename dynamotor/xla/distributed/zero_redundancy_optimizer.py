@@ -1,4 +1,5 @@
-"""ZeRO, stage 1: each replica keeps the optimizer's state of its part of every parameter, updates that, and gathers the rest.
+"""ZeRO, stage 1: each replica keeps the optimizer's state of its part of every parameter, updates that, and
+gathers the rest.
 
 >>> optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
 >>> loss.backward(); optimizer.step()       # gradients are averaged over the replicas here
@@ -17,14 +18,24 @@ from .fsdp import clip_parts, part_of, whole
 
 
 class ZeroRedundancyOptimizer(torch.optim.Optimizer):
-    """optimizer_class(**defaults) on this replica's parts. With `grad_clipping` gradients are scaled to a norm of `max_norm`."""
+    """optimizer_class(**defaults) on this replica's parts. With `grad_clipping` gradients are scaled to a
+    norm of `max_norm`.
+    """
 
     def __init__(
-        self, params: Any, optimizer_class: type, *, grad_clipping: bool = True, max_norm: float = 1.0, **defaults: Any
+        self,
+        params: Any,
+        optimizer_class: type,
+        *,
+        grad_clipping: bool = True,
+        max_norm: float = 1.0,
+        **defaults: Any,
     ) -> None:
         super().__init__(params, defaults)
         self._max_norm = max_norm if grad_clipping else None
-        self._pairs = [(p, torch.nn.Parameter(part_of(p))) for group in self.param_groups for p in group["params"]]
+        self._pairs = [
+            (p, torch.nn.Parameter(part_of(p))) for group in self.param_groups for p in group["params"]
+        ]
         part = dict(self._pairs)
         groups = [{**group, "params": [part[p] for p in group["params"]]} for group in self.param_groups]
         self.base_optimizer = optimizer_class(groups, **defaults)
@@ -34,9 +45,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         """Average the gradients, update this replica's parts, gather the parameters."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group, base in zip(self.param_groups, self.base_optimizer.param_groups):
-            base.update({key: value for key, value in group.items() if key != "params"})  # a scheduler changes ours
+            base.update(
+                {key: value for key, value in group.items() if key != "params"}
+            )  # a scheduler changes ours
         for p, part in self._pairs:
-            part.grad = None if p.grad is None else part_of(all_reduce(REDUCE_SUM, p.grad, 1 / replication.size()))
+            part.grad = (
+                None if p.grad is None else part_of(all_reduce(REDUCE_SUM, p.grad, 1 / replication.size()))
+            )
         if self._max_norm is not None:
             clip_parts([part.grad for _, part in self._pairs if part.grad is not None], self._max_norm)
         self.base_optimizer.step()

@@ -1,4 +1,5 @@
-"""Functions that are traced once for each kind of arguments and then only called, which costs no recording of their operations.
+"""Functions that are traced once for each kind of arguments and then only called, which costs no recording of
+their operations.
 
 >>> fast = assume_pure(lambda a, b: (a @ b).relu())
 >>> block = PureModule(TransformerBlock())
@@ -27,10 +28,12 @@ _KEPT = 256
 
 
 def assume_pure(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, which must give the same for the same arguments and change nothing, recorded as one operation, with gradients.
+    """`fn`, which must give the same for the same arguments and change nothing, recorded as one operation,
+    with gradients.
 
-    Arguments are nested containers of xla tensors and of plain hashable values; what `fn` reads beside them must not change.
-    DM669 where it draws random numbers, uses tensors from outside (pass them), or needs a value while it is traced.
+    Arguments are nested containers of xla tensors and of plain hashable values; what `fn` reads beside them
+    must not change. DM669 where it draws random numbers, uses tensors from outside (pass them), or needs a
+    value while it is traced.
     """
     programs = Recent(_KEPT)
 
@@ -51,7 +54,9 @@ def assume_pure(fn: Callable[..., Any]) -> Callable[..., Any]:
     return pure
 
 
-def _program(fn: Callable, leaves: list[Any], places: list[int], tree: Any, metas: list[Meta], device: Any) -> tuple[int, Any]:
+def _program(
+    fn: Callable, leaves: list[Any], places: list[int], tree: Any, metas: list[Meta], device: Any
+) -> tuple[int, Any]:
     trees: list[Any] = []
 
     def body(tensors: list[Any]) -> Any:
@@ -68,7 +73,11 @@ def _program(fn: Callable, leaves: list[Any], places: list[int], tree: Any, meta
     traced = trace(body, metas, device, f"the pure function {name}")
     if traced.captured or traced.graph.draws:
         what = "draws random numbers" if traced.graph.draws else "uses tensors that are no arguments"
-        raise XlaError("DM669", f"the pure function {name} {what}", cure="pass them as arguments, or do not assume it pure")
+        raise XlaError(
+            "DM669",
+            f"the pure function {name} {what}",
+            cure="pass them as arguments, or do not assume it pure",
+        )
     scalars = [jax.numpy.asarray(scalar_vector(traced.scalars))] if traced.scalars else []
     return number_of((fn, object()), lambda: lambda *arrays: traced.program(*arrays, *scalars)), trees[0]
 
@@ -83,7 +92,9 @@ def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class PureModule(torch.nn.Module):
-    """A module whose forward pass is assumed pure in its parameters, buffers and arguments: traced once for each kind of them."""
+    """A module whose forward pass is assumed pure in its parameters, buffers and arguments: traced once for
+    each kind of them.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()

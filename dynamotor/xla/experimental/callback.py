@@ -14,7 +14,9 @@ from ..transfer import data_of
 
 
 def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], None]) -> None:
-    """Call `callback(tensor)` on a thread when its value is there; what is pending is sent to the device first."""
+    """Call `callback(tensor)` on a thread when its value is there; what is pending is sent to the device
+    first.
+    """
     array = data_of(tensor, "callback")
 
     def wait() -> None:

@@ -1,6 +1,7 @@
 """Attention over tiles and over pages, products by groups, and Pallas kernels, for xla tensors.
 
-On a TPU `flash_attention` is jax's Pallas kernel; elsewhere, and all others, are the same in XLA's operations.
+On a TPU `flash_attention` is jax's Pallas kernel; elsewhere, and all others, are the same in XLA's
+operations.
 
 >>> out = flash_attention(q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5)
 >>> plus = make_kernel_from_pallas(lambda x, y: pl.pallas_call(add, out_shape=x)(x, y), lambda x, y: [(x.shape, x.dtype)])
@@ -24,8 +25,13 @@ DEFAULT_MASK_VALUE = -0.7 * float(torch.finfo(torch.float32).max)
 def _softmax_of(
     q: jax.Array, k: jax.Array, v: jax.Array, seen: Any, scale: float, cap: float | None, bias: Any = None
 ) -> jax.Array:
-    """Attention of q [..., n, d] over k, v [..., m, d], in float32; `seen` [..., n, m]: the keys of each query (None: all)."""
-    scores = jnp.einsum("...nd,...md->...nm", q, k, preferred_element_type=jnp.float32, precision="highest") * scale
+    """Attention of q [..., n, d] over k, v [..., m, d], in float32; `seen` [..., n, m]: the keys of each
+    query (None: all).
+    """
+    scores = (
+        jnp.einsum("...nd,...md->...nm", q, k, preferred_element_type=jnp.float32, precision="highest")
+        * scale
+    )
     scores = scores if bias is None else scores + bias
     scores = scores if cap is None else cap * jnp.tanh(scores / cap)
     scores = scores if seen is None else jnp.where(seen, scores, DEFAULT_MASK_VALUE)
@@ -48,14 +54,23 @@ def _flash(q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, ab: Any, causal: boo
 
 
 def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, q_segment_ids: torch.Tensor | None = None,
-    kv_segment_ids: torch.Tensor | None = None, sm_scale: float = 1.0, *, ab: torch.Tensor | None = None,
-    partition_spec: Any = None, mesh: Any = None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    q_segment_ids: torch.Tensor | None = None,
+    kv_segment_ids: torch.Tensor | None = None,
+    sm_scale: float = 1.0,
+    *,
+    ab: torch.Tensor | None = None,
+    partition_spec: Any = None,
+    mesh: Any = None,
 ) -> torch.Tensor:
     """softmax(q k^T sm_scale + ab) v, with gradients, for q, k, v [batch, heads, length, d].
 
-    causal: query i sees the keys up to i. *_segment_ids int [batch, length]: a query sees the keys of its own segment.
-    ab [batch, heads, n, m] is added to the scores. partition_spec, mesh: accepted, XLA divides the work as its operands lie.
+    causal: query i sees the keys up to i. *_segment_ids int [batch, length]: a query sees the keys of its own
+    segment. ab [batch, heads, n, m] is added to the scores. partition_spec, mesh: accepted, XLA divides the
+    work as its operands lie.
     """
     return call_jax(_flash, (q, k, v, q_segment_ids, kv_segment_ids, ab, causal, float(sm_scale)))
 
@@ -66,7 +81,9 @@ def _pages(pages: jax.Array, indices: jax.Array) -> jax.Array:
     return found.reshape(*found.shape[:2], -1, found.shape[-1])
 
 
-def _paged(q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, q_lengths: Any, cap: float | None) -> jax.Array:
+def _paged(
+    q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, q_lengths: Any, cap: float | None
+) -> jax.Array:
     """q [batch, n, heads, d]; the last of `q_lengths` queries is the newest token of `lengths`."""
     k, v = _pages(k_pages, indices), _pages(v_pages, indices)
     group = q.shape[2] // k.shape[1]
@@ -78,32 +95,58 @@ def _paged(q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, q_len
 
 
 def multi_queries_paged_attention(
-    q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, lengths: torch.Tensor, page_indices: torch.Tensor,
-    effective_q_lens: torch.Tensor, num_kv_pages_per_compute_block: int = 1, num_queries_per_compute_block: int = 1,
-    use_kernel: bool = True, attn_logits_soft_cap: float | None = None,
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    lengths: torch.Tensor,
+    page_indices: torch.Tensor,
+    effective_q_lens: torch.Tensor,
+    num_kv_pages_per_compute_block: int = 1,
+    num_queries_per_compute_block: int = 1,
+    use_kernel: bool = True,
+    attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention of the newest queries of each sequence over keys and values that lie in pages; scores are not scaled.
+    """Causal attention of the newest queries of each sequence over keys and values that lie in pages; scores
+    are not scaled.
 
-    q [batch, n, heads, d]; k_pages, v_pages [kv heads, pages, page size, d]; lengths, effective_q_lens int [batch];
-    page_indices int [batch, pages a sequence]. The other arguments are accepted. The result is like q.
+    q [batch, n, heads, d]; k_pages, v_pages [kv heads, pages, page size, d]; lengths, effective_q_lens int
+    [batch]; page_indices int [batch, pages a sequence]. The other arguments are accepted. The result is like
+    q.
     """
-    return call_jax(_paged, (q, k_pages, v_pages, lengths, page_indices, effective_q_lens, attn_logits_soft_cap))
+    return call_jax(
+        _paged, (q, k_pages, v_pages, lengths, page_indices, effective_q_lens, attn_logits_soft_cap)
+    )
 
 
-def _one_query(q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, cap: float | None) -> jax.Array:
+def _one_query(
+    q: Any, k_pages: Any, v_pages: Any, lengths: Any, indices: Any, cap: float | None
+) -> jax.Array:
     return _paged(q[:, None], k_pages, v_pages, lengths, indices, jnp.ones_like(lengths), cap)[:, 0]
 
 
 def paged_attention(
-    q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, lengths: torch.Tensor, page_indices: torch.Tensor,
-    pages_per_compute_block: int = 1, megacore_mode: str | None = None, attn_logits_soft_cap: float | None = None,
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    lengths: torch.Tensor,
+    page_indices: torch.Tensor,
+    pages_per_compute_block: int = 1,
+    megacore_mode: str | None = None,
+    attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
     """`multi_queries_paged_attention` for one query a sequence: q and the result are [batch, heads, d]."""
     return call_jax(_one_query, (q, k_pages, v_pages, lengths, page_indices, attn_logits_soft_cap))
 
 
 def _ragged(
-    q: Any, kv_pages: Any, kv_lens: Any, indices: Any, starts: Any, count: Any, scale: float, window: int | None,
+    q: Any,
+    kv_pages: Any,
+    kv_lens: Any,
+    indices: Any,
+    starts: Any,
+    count: Any,
+    scale: float,
+    window: int | None,
     cap: float | None,
 ) -> jax.Array:
     tokens = jnp.arange(q.shape[0])
@@ -122,32 +165,59 @@ def _ragged(
 
 
 def ragged_paged_attention(
-    q: torch.Tensor, kv_pages: torch.Tensor, kv_lens: torch.Tensor, page_indices: torch.Tensor, cu_q_lens: torch.Tensor,
-    num_seqs: torch.Tensor, *, sm_scale: float = 1.0, sliding_window: int | None = None, soft_cap: float | None = None,
+    q: torch.Tensor,
+    kv_pages: torch.Tensor,
+    kv_lens: torch.Tensor,
+    page_indices: torch.Tensor,
+    cu_q_lens: torch.Tensor,
+    num_seqs: torch.Tensor,
+    *,
+    sm_scale: float = 1.0,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """Causal attention of sequences of different lengths, one behind the other, over keys and values in pages.
+    """Causal attention of sequences of different lengths, one behind the other, over keys and values in
+    pages.
 
-    q [tokens, heads, d]; kv_pages [pages, page size, 2 * kv heads, d], keys and values of a head in turn; kv_lens int
-    [sequences]; page_indices int [sequences, pages]; cu_q_lens int [sequences + 1], where each begins in q; num_seqs int [1].
-    sliding_window: how many of the latest keys are seen. soft_cap: scores become cap * tanh(score / cap). Options that tune
-    kernels are accepted. Tokens behind the last sequence give zeros.
+    q [tokens, heads, d]; kv_pages [pages, page size, 2 * kv heads, d], keys and values of a head in turn;
+    kv_lens int [sequences]; page_indices int [sequences, pages]; cu_q_lens int [sequences + 1], where each
+    begins in q; num_seqs int [1]. sliding_window: how many of the latest keys are seen. soft_cap: scores
+    become cap * tanh(score / cap). Options that tune kernels are accepted. Tokens behind the last sequence
+    give zeros.
     """
-    args = (q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, float(sm_scale), sliding_window, soft_cap)
+    args = (
+        q,
+        kv_pages,
+        kv_lens,
+        page_indices,
+        cu_q_lens,
+        num_seqs,
+        float(sm_scale),
+        sliding_window,
+        soft_cap,
+    )
     return call_jax(_ragged, args)
 
 
 def _grouped(lhs: Any, rhs: Any, sizes: Any, transposed: bool) -> jax.Array:
-    return jax.lax.ragged_dot(lhs, jnp.swapaxes(rhs, 1, 2) if transposed else rhs, sizes.astype(jnp.int32), precision="highest")
+    return jax.lax.ragged_dot(
+        lhs, jnp.swapaxes(rhs, 1, 2) if transposed else rhs, sizes.astype(jnp.int32), precision="highest"
+    )
 
 
 def gmm(
-    lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.Tensor, tiling: Any = None, group_offset: Any = None,
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    group_sizes: torch.Tensor,
+    tiling: Any = None,
+    group_offset: Any = None,
     transpose_rhs: bool = False,
 ) -> torch.Tensor:
     """Rows of lhs [m, k] in groups, each times its own matrix of rhs [groups, k, n]: [m, n], with gradients.
 
-    group_sizes int [groups]: rows of each. transpose_rhs: rhs is [groups, n, k]. tiling, group_offset None: accepted.
+    group_sizes int [groups]: rows of each. transpose_rhs: rhs is [groups, n, k]. tiling, group_offset None:
+    accepted.
     """
     return call_jax(_grouped, (lhs, rhs, group_sizes, transpose_rhs))
 
@@ -160,20 +230,27 @@ def _grouped_weights(lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
 
 
 def tgmm(
-    lhs: torch.Tensor, rhs: torch.Tensor, group_sizes: torch.Tensor, tiling: Any = None, group_offset: Any = None,
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    group_sizes: torch.Tensor,
+    tiling: Any = None,
+    group_offset: Any = None,
     num_actual_groups: int | None = None,
 ) -> torch.Tensor:
-    """For each group of columns of lhs [k, m] and rows of rhs [m, n] their product: [groups, k, n]. The rest as in `gmm`."""
+    """For each group of columns of lhs [k, m] and rows of rhs [m, n] their product: [groups, k, n]. The rest
+    as in `gmm`.
+    """
     return call_jax(_grouped_weights, (lhs, rhs, group_sizes))
 
 
 def make_kernel_from_pallas(
     kernel: Callable[..., Any], output_shape_dtype_fn: Callable[..., list[tuple[Any, torch.dtype]]]
 ) -> Callable[..., Any]:
-    """A jax function that calls Pallas, as a function of xla tensors. `output_shape_dtype_fn` is accepted: jax knows the results.
+    """A jax function that calls Pallas, as a function of xla tensors. `output_shape_dtype_fn` is accepted:
+    jax knows the results.
 
-    The kernel runs where Pallas has a compiler for the device; pass `interpret=True` to `pallas_call` on a CPU. Keywords must be
-    hashable.
+    The kernel runs where Pallas has a compiler for the device; pass `interpret=True` to `pallas_call` on a
+    CPU. Keywords must be hashable.
     """
 
     @functools.wraps(kernel)

@@ -24,10 +24,12 @@ def while_loop(
     carried_inputs: Sequence[torch.Tensor],
     additional_inputs: Sequence[torch.Tensor] = (),
 ) -> tuple[torch.Tensor, ...]:
-    """While `cond_fn(*carried, *additional)` holds: `carried = body_fn(*carried, *additional)`; the last carried tensors.
+    """While `cond_fn(*carried, *additional)` holds: `carried = body_fn(*carried, *additional)`; the last
+    carried tensors.
 
-    Both are traced once; tensors from outside may be used. No gradients (jax cannot run such loops backwards). DM669 where a
-    function reads data, writes or draws; DM671 where the body's results have other shapes or dtypes than what it carries.
+    Both are traced once; tensors from outside may be used. No gradients (jax cannot run such loops
+    backwards). DM669 where a function reads data, writes or draws; DM671 where the body's results have other
+    shapes or dtypes than what it carries.
     """
     carried, rest, device = list(carried_inputs), list(additional_inputs), carried_inputs[0].device
     metas = [Meta.of(t.shape, t.dtype) for t in (*carried, *rest)]
@@ -35,7 +37,11 @@ def while_loop(
         cond = trace(lambda ts: [cond_fn(*ts)], metas, device, "while_loop's condition")
         body = trace(lambda ts: list(body_fn(*ts)), metas, device, "while_loop's body")
         if body.outputs != metas[: len(carried)] or cond.graph.draws or body.graph.draws:
-            why = f"{metas[: len(carried)]} became {body.outputs}" if body.outputs != metas[: len(carried)] else "it draws"
+            why = (
+                f"{metas[: len(carried)]} became {body.outputs}"
+                if body.outputs != metas[: len(carried)]
+                else "it draws"
+            )
             raise XlaError("DM671", "while_loop cannot carry what its body returned", why=why)
         sizes = (len(carried), len(rest), len(cond.captured))
         key = ("while", cond.key, body.key, tuple(cond.scalars), tuple(body.scalars), sizes)
@@ -44,18 +50,27 @@ def while_loop(
 
 
 def fori_loop(lower: int, upper: int, body_fun: Callable[..., Any], init_val: torch.Tensor) -> torch.Tensor:
-    """`init_val = body_fun(i, init_val)` for i from `lower` to `upper`, without it; `i` is an int64 tensor."""
+    """`init_val = body_fun(i, init_val)` for i from `lower` to `upper`, without it; `i` is an int64
+    tensor.
+    """
     start = torch.tensor(lower, device=init_val.device)
-    return while_loop(lambda i, _: i < upper, lambda i, value: (i + 1, body_fun(i, value)), (start, init_val))[1]
+    return while_loop(
+        lambda i, _: i < upper, lambda i, value: (i + 1, body_fun(i, value)), (start, init_val)
+    )[1]
 
 
 def _loop(cond: Subgraph, body: Subgraph, carried: int, rest: int, seen: int) -> Callable[..., Any]:
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         state, more = tuple(arrays[:carried]), arrays[carried : carried + rest]
         for_cond, for_body = arrays[carried + rest :][:seen], arrays[carried + rest + seen :]
-        call = lambda sub, now, own: sub.program(*now, *more, *own, *([np.array(sub.scalars)] if sub.scalars else []))  # noqa: E731
+
+        def call(sub: Subgraph, now: Any, own: Any) -> Any:
+            return sub.program(*now, *more, *own, *([np.array(sub.scalars)] if sub.scalars else []))
+
         return jax.lax.while_loop(
-            lambda now: call(cond, now, for_cond)[0].reshape(()), lambda now: tuple(call(body, now, for_body)), state
+            lambda now: call(cond, now, for_cond)[0].reshape(()),
+            lambda now: tuple(call(body, now, for_body)),
+            state,
         )
 
     return run

@@ -1,6 +1,8 @@
-"""Forward and backward over several micro-batches as one loop on the device, with one set of gradients at the end.
+"""Forward and backward over several micro-batches as one loop on the device, with one set of gradients at the
+end.
 
->>> loss, = gradient_accumulation(lambda x, y: loss_fn(model(x), y), (xs, ys), model)     # xs: [steps, batch, ...]
+>>> # xs: [steps, batch, ...]
+>>> loss, = gradient_accumulation(lambda x, y: loss_fn(model(x), y), (xs, ys), model)
 >>> optimizer.step()
 """
 
@@ -25,11 +27,11 @@ def gradient_accumulation(
 ) -> tuple[torch.Tensor, ...]:
     """Run `train_step` for each slice along the first dimension and add up the gradients of its mean loss.
 
-    train_step: takes one slice of each of `iterable_tensors`, then the carried tensors; returns the loss, or with
-    carried tensors (loss, *new carried). Traced once; the backward pass belongs to the loop. iterable_tensors: xla
-    tensors with one common first dimension, the number of steps. model: its parameters' `.grad` get the sums (added to
-    what is there). carried_tensors: handed from step to step. Returns (mean loss, *carried). DM671 for arguments that do
-    not fit.
+    train_step: takes one slice of each of `iterable_tensors`, then the carried tensors; returns the loss, or
+    with carried tensors (loss, *new carried). Traced once; the backward pass belongs to the loop.
+    iterable_tensors: xla tensors with one common first dimension, the number of steps. model: its parameters'
+    `.grad` get the sums (added to what is there). carried_tensors: handed from step to step. Returns (mean
+    loss, *carried). DM671 for arguments that do not fit.
     """
     xs, carried = list(iterable_tensors), list(carried_tensors or ())
     lengths = {x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None for x in xs}
@@ -59,9 +61,15 @@ def gradient_accumulation(
     loop = trace(body, metas, xs[0].device, "gradient_accumulation's train_step")
     for before, after in zip(metas, loop.outputs):
         if before is not after:
-            raise XlaError("DM671", "train_step returned other carried tensors than it got", why=f"{before!r} became {after!r}")
+            raise XlaError(
+                "DM671",
+                "train_step returned other carried tensors than it got",
+                why=f"{before!r} became {after!r}",
+            )
     with torch.no_grad():
-        results = run(loop, init, [x.detach() for x in xs], loop.captured, steps, draw_seeds(loop, steps, xs[0].device))
+        results = run(
+            loop, init, [x.detach() for x in xs], loop.captured, steps, draw_seeds(loop, steps, xs[0].device)
+        )
     for p, grad in zip(parameters, results[1 + n_carried :]):
         p.grad = grad
     return tuple(results[: 1 + n_carried])

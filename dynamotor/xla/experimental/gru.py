@@ -1,4 +1,6 @@
-"""`torch.nn.GRU`, which is a loop on the device as it stands (recurrent.py): its compile time does not grow with the length."""
+"""`torch.nn.GRU`, which is a loop on the device as it stands (recurrent.py): its compile time does not grow
+with the length.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Devices that bring their own PJRT library: what jax finds by its entry points or by PJRT_NAMES_AND_LIBRARY_PATHS.
+"""Devices that bring their own PJRT library: what jax finds by its entry points or by
+PJRT_NAMES_AND_LIBRARY_PATHS.
 
 >>> plugins.register_plugin("MYDEVICE", MyPlugin())     # before the first use of the device
 """
@@ -58,7 +59,9 @@ def default() -> DevicePlugin:
 
 
 def register_plugin(name: str, device_plugin: DevicePlugin) -> None:
-    """Offer a plugin under a device type. Its library is known to jax from its start on: register it before the first use."""
+    """Offer a plugin under a device type. Its library is known to jax from its start on: register it before
+    the first use.
+    """
     _registered[name.upper()] = device_plugin
     if device_plugin.library_path():
         known = os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS", "")

@@ -1,4 +1,5 @@
-"""`scan`: a loop over the first dimension of tensors that carries a state along, compiled once for all iterations.
+"""`scan`: a loop over the first dimension of tensors that carries a state along, compiled once for all
+iterations.
 
 >>> def step(carry, x):
 ...     return carry + x, carry * x
@@ -23,13 +24,17 @@ from ..tensor import is_xla
 Flat = list[torch.Tensor]
 
 
-def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partition_fn: Any = None) -> tuple[Any, Any]:
-    """Call `carry, y = fn(carry, x)` for each slice x of `xs` along the first dimension: (last carry, all y stacked).
+def scan(
+    fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partition_fn: Any = None
+) -> tuple[Any, Any]:
+    """Call `carry, y = fn(carry, x)` for each slice x of `xs` along the first dimension: (last carry, all y
+    stacked).
 
-    fn: traced once, differentiable; carry, x and y are tensors or nested containers of them, and each carry has the shapes and
-    dtypes of `init`. It may use tensors from outside (parameters), not change them. partition_fn: accepted; each iteration's
-    forward is computed again in the backward pass, so nothing but the carries is kept. Random numbers differ from iteration
-    to iteration. On CPU tensors the loop runs in Python. DM671 for arguments that do not fit.
+    fn: traced once, differentiable; carry, x and y are tensors or nested containers of them, and each carry
+    has the shapes and dtypes of `init`. It may use tensors from outside (parameters), not change them.
+    partition_fn: accepted; each iteration's forward is computed again in the backward pass, so nothing but
+    the carries is kept. Random numbers differ from iteration to iteration. On CPU tensors the loop runs in
+    Python. DM671 for arguments that do not fit.
     """
     flat_init, carry_spec = tree_flatten(init)
     flat_xs, x_spec = tree_flatten(xs)
@@ -39,7 +44,9 @@ def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partitio
     loop = _Loop.of(fn, flat_init, flat_xs, carry_spec, x_spec, length)
     results = _Scan.apply(loop, *flat_init, *flat_xs, *loop.forward.captured)
     count = len(flat_init)
-    return tree_unflatten(list(results[:count]), carry_spec), tree_unflatten(list(results[count:]), loop.y_spec)
+    return tree_unflatten(list(results[:count]), carry_spec), tree_unflatten(
+        list(results[count:]), loop.y_spec
+    )
 
 
 def _length(fn: Any, flat_xs: Flat) -> int:
@@ -53,7 +60,9 @@ def _length(fn: Any, flat_xs: Flat) -> int:
 
 
 def _other_carry(before: Any, after: Any) -> XlaError:
-    return XlaError("DM671", "scan's function returned another carry than it got", why=f"{before!r} became {after!r}")
+    return XlaError(
+        "DM671", "scan's function returned another carry than it got", why=f"{before!r} became {after!r}"
+    )
 
 
 def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int) -> tuple[Any, Any]:
@@ -63,7 +72,9 @@ def _in_python(fn: Any, carry: Any, flat_xs: Flat, x_spec: TreeSpec, length: int
         flat, spec = tree_flatten(y)
         rows.append(flat)
     if spec is None:
-        raise XlaError("DM671", "scan got xs of length 0", why="the shape of its result is unknown without an iteration")
+        raise XlaError(
+            "DM671", "scan got xs of length 0", why="the shape of its result is unknown without an iteration"
+        )
     return carry, tree_unflatten([torch.stack(column) for column in zip(*rows)], spec)
 
 
@@ -92,7 +103,9 @@ class _Loop:
                 raise _other_carry(carry_spec, new_spec)
             return flat_new, flat_y
 
-        metas = [_meta(t) for t in init] + [_meta(x[0]) if length else Meta.of(x.shape[1:], x.dtype) for x in xs]
+        metas = [_meta(t) for t in init] + [
+            _meta(x[0]) if length else Meta.of(x.shape[1:], x.dtype) for x in xs
+        ]
         count = len(init)
 
         def body(tensors: Flat) -> Flat:
@@ -108,8 +121,9 @@ class _Loop:
         return cls(step, forward, count, len(xs), length, specs[0], device)
 
     def trace_backward(self, needs: list[bool]) -> Subgraph:
-        """One iteration backwards: (gradients of the carry and, summed up so far, of captured tensors; carry, x, gradients of
-        ys) -> (the same gradients one iteration earlier; gradients of x). Computes the iteration's forward again."""
+        """One iteration backwards: (gradients of the carry and, summed up so far, of captured tensors; carry,
+        x, gradients of ys) -> (the same gradients one iteration earlier; gradients of x). Computes the
+        iteration's forward again."""
         n, captured = self.n_carry, self.forward.captured
         wanted_x = [i for i in range(self.n_xs) if needs[n + i]]
         wanted = [c for i, c in enumerate(captured) if needs[n + self.n_xs + i]]
@@ -134,8 +148,13 @@ class _Loop:
                 into = [t for t, m in zip(inner, carry) if _smooth(m)] + wanted + [x[i] for i in wanted_x]
                 grads: Any = [None] * len(into)
                 if pairs:
-                    grads = torch.autograd.grad([o for o, _ in pairs], into, [g for _, g in pairs], allow_unused=True)
-            grads = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) if g is None else g for t, g in zip(into, grads)]
+                    grads = torch.autograd.grad(
+                        [o for o, _ in pairs], into, [g for _, g in pairs], allow_unused=True
+                    )
+            grads = [
+                torch.zeros(t.shape, dtype=t.dtype, device=t.device) if g is None else g
+                for t, g in zip(into, grads)
+            ]
             first = len(grad_carry)
             summed = [total + g for total, g in zip(sums, grads[first : first + len(wanted)])]
             return grads[:first] + summed + grads[first + len(wanted) :]
@@ -159,8 +178,12 @@ class _Scan(torch.autograd.Function):
             ctx.backward_body = loop.trace_backward(ctx.needs)
             ctx.has_seeds = seeds is not None
             # The captured tensors come last, so that autograd notices when they are changed in between.
-            ctx.save_for_backward(*results[n_out:], *xs, *([seeds] if seeds is not None else []), *ctx.backward_body.captured)
-        ctx.mark_non_differentiable(*[t for t in results[:n_out] if not (t.is_floating_point() or t.is_complex())])
+            ctx.save_for_backward(
+                *results[n_out:], *xs, *([seeds] if seeds is not None else []), *ctx.backward_body.captured
+            )
+        ctx.mark_non_differentiable(
+            *[t for t in results[:n_out] if not (t.is_floating_point() or t.is_complex())]
+        )
         return tuple(results[:n_out])
 
     @staticmethod

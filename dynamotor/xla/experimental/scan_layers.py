@@ -15,20 +15,27 @@ from ...base.errors import XlaError
 from .scan import scan
 
 
-def scan_layers(layers: Iterable[torch.nn.Module], input_data: Any, partition_fn: Any = None, is_layer_pure: bool = False) -> Any:
+def scan_layers(
+    layers: Iterable[torch.nn.Module], input_data: Any, partition_fn: Any = None, is_layer_pure: bool = False
+) -> Any:
     """What `for layer in layers: x = layer(x)` gives, with gradients for all parameters.
 
-    layers: modules of the same structure, each of which returns what it takes (a tensor, or nested containers of tensors).
-    partition_fn, is_layer_pure: accepted. DM674 for layers that differ; DM669 for layers that change their buffers.
+    layers: modules of the same structure, each of which returns what it takes (a tensor, or nested containers
+    of tensors). partition_fn, is_layer_pure: accepted. DM674 for layers that differ; DM669 for layers that
+    change their buffers.
     """
     layers = list(layers)
     if not layers:
         return input_data
     names = [dict(layer.named_parameters()) | dict(layer.named_buffers()) for layer in layers]
     for number, tensors in enumerate(names):
-        if [(k, v.shape, v.dtype) for k, v in tensors.items()] != [(k, v.shape, v.dtype) for k, v in names[0].items()]:
+        if [(k, v.shape, v.dtype) for k, v in tensors.items()] != [
+            (k, v.shape, v.dtype) for k, v in names[0].items()
+        ]:
             why = f"layer {number} has other parameters or buffers than the first"
-            raise XlaError("DM674", "scan_layers got layers that differ", why=why, cure="call them one by one")
+            raise XlaError(
+                "DM674", "scan_layers got layers that differ", why=why, cure="call them one by one"
+            )
     stacked = {name: torch.stack([tensors[name] for tensors in names]) for name in names[0]}
     if not stacked:
         for layer in layers:

@@ -1,4 +1,5 @@
-"""FSDP by sharding: each parameter lies in parts on the devices of a mesh, and XLA gathers it where it is used.
+"""FSDP by sharding: each parameter lies in parts on the devices of a mesh, and XLA gathers it where it is
+used.
 
 >>> mesh = xs.Mesh(range(4), (4,), ("fsdp",))
 >>> model = SpmdFullyShardedDataParallel(model.to("xla"), mesh=mesh)
@@ -25,11 +26,13 @@ def _over_first(output: Any, mesh: Mesh) -> None:
 
 
 class SpmdFullyShardedDataParallel(torch.nn.Module):
-    """A module whose parameters are divided over the mesh's axis "fsdp", as are gradients and optimizer state made from them.
+    """A module whose parameters are divided over the mesh's axis "fsdp", as are gradients and optimizer state
+    made from them.
 
-    module: on the device. mesh: one with an axis "fsdp"; the global one where not given. shard_output: `(output, mesh) -> None`
-    that marks the results; by default their first dimension. A parameter is divided along its longest dimension that the axis
-    divides, and stays whole where there is none. Other options of torch_xla's class are accepted. DM649 without such a mesh.
+    module: on the device. mesh: one with an axis "fsdp"; the global one where not given. shard_output:
+    `(output, mesh) -> None` that marks the results; by default their first dimension. A parameter is divided
+    along its longest dimension that the axis divides, and stays whole where there is none. Other options of
+    torch_xla's class are accepted. DM649 without such a mesh.
     """
 
     def __init__(
@@ -43,7 +46,11 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
         super().__init__()
         found = mesh or get_global_mesh()
         if found is None or "fsdp" not in found.axis_names:
-            raise XlaError("DM649", "FSDP needs a mesh with an axis named 'fsdp'", cure="pass mesh=, or set_global_mesh(mesh)")
+            raise XlaError(
+                "DM649",
+                "FSDP needs a mesh with an axis named 'fsdp'",
+                cure="pass mesh=, or set_global_mesh(mesh)",
+            )
         self.mesh, self._shard_output, self._orig_module = found, shard_output or _over_first, module
         size = found.shape()["fsdp"]
         for p in module.parameters():

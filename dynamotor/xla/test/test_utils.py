@@ -20,16 +20,40 @@ def now(format: str = "%H:%M:%S") -> str:  # noqa: A002
 
 
 def print_training_update(
-    device: Any, step: int, loss: float, rate: float, global_rate: float, epoch: int | None = None, summary_writer: Any = None
+    device: Any,
+    step: int,
+    loss: float,
+    rate: float,
+    global_rate: float,
+    epoch: int | None = None,
+    summary_writer: Any = None,
 ) -> None:
     """Print a step's loss and speed."""
-    parts = [f"device={device}", *([f"epoch={epoch}"] if epoch is not None else []), f"step={step}", f"loss={loss:.5f}"]
-    print("| Training", *parts, f"rate={rate:.2f}", f"global rate={global_rate:.2f}", f"time={now()}", flush=True)
+    parts = [
+        f"device={device}",
+        *([f"epoch={epoch}"] if epoch is not None else []),
+        f"step={step}",
+        f"loss={loss:.5f}",
+    ]
+    print(
+        "| Training",
+        *parts,
+        f"rate={rate:.2f}",
+        f"global rate={global_rate:.2f}",
+        f"time={now()}",
+        flush=True,
+    )
 
 
-def print_test_update(device: Any, accuracy: float | None, epoch: int | None = None, step: int | None = None) -> None:
+def print_test_update(
+    device: Any, accuracy: float | None, epoch: int | None = None, step: int | None = None
+) -> None:
     """Print an accuracy."""
-    parts = [f"{name}={value}" for name, value in (("epoch", epoch), ("step", step), ("accuracy", accuracy)) if value is not None]
+    parts = [
+        f"{name}={value}"
+        for name, value in (("epoch", epoch), ("step", step), ("accuracy", accuracy))
+        if value is not None
+    ]
     print("| Test", f"device={device}", *parts, f"time={now()}", flush=True)
 
 
@@ -43,13 +67,17 @@ def get_summary_writer(logdir: str | None) -> Any:
 
 
 def write_to_summary(
-    summary_writer: Any, global_step: int | None = None, dict_to_write: dict[str, float] | None = None,
-    write_xla_metrics: bool = False
+    summary_writer: Any,
+    global_step: int | None = None,
+    dict_to_write: dict[str, float] | None = None,
+    write_xla_metrics: bool = False,
 ) -> None:
     """Write numbers, where there is a writer; with `write_xla_metrics` the device's counters too."""
     if summary_writer is None:
         return
-    counters = {name: metrics.counter_value(name) for name in metrics.counter_names()} if write_xla_metrics else {}
+    counters = (
+        {name: metrics.counter_value(name) for name in metrics.counter_names()} if write_xla_metrics else {}
+    )
     for name, value in {**(dict_to_write or {}), **counters}.items():
         summary_writer.add_scalar(name, value, global_step)
 

@@ -25,16 +25,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class CachedDataset(torch.utils.data.Dataset):
-    """Wraps a map-style data set; a sample is computed once, then read from its file, by this and by later programs.
+    """Wraps a map-style data set; a sample is computed once, then read from its file, by this and by later
+    programs.
 
-    data_set: the data set to be cached; None where all its samples are in `path` already (a cache can be packed and
-    unpacked elsewhere).
-    path: the cache's folder, local or `gs://`; must be writable unless it is complete.
-    max_files_per_folder: no folder of the cache gets more files; with data_set=None what the cache was made with.
-    compress: whether samples are compressed (smaller files, more work for the CPU); with data_set=None what the cache
-    was made with.
-    weights_only: samples are tensors, numpy arrays, numbers, strings and containers of them; False allows any object, and runs
-    whatever code a file brings with it.
+    data_set: the data set to be cached; None where all its samples are in `path` already (a cache can be
+    packed and unpacked elsewhere). path: the cache's folder, local or `gs://`; must be writable unless it is
+    complete. max_files_per_folder: no folder of the cache gets more files; with data_set=None what the cache
+    was made with. compress: whether samples are compressed (smaller files, more work for the CPU); with
+    data_set=None what the cache was made with. weights_only: samples are tensors, numpy arrays, numbers,
+    strings and containers of them; False allows any object, and runs whatever code a file brings with it.
     """
 
     def __init__(
@@ -48,7 +47,11 @@ class CachedDataset(torch.utils.data.Dataset):
         super().__init__()
         self._data_set, self._path, self._weights_only = data_set, path, weights_only
         if data_set is not None:
-            meta = {"count": len(data_set), "compress": compress, "max_files_per_folder": max_files_per_folder}  # type: ignore[arg-type]
+            meta = {
+                "count": len(data_set),
+                "compress": compress,
+                "max_files_per_folder": max_files_per_folder,
+            }  # type: ignore[arg-type]
             self._write_metadata(meta)
         else:
             meta = self._read_metadata()
@@ -60,7 +63,9 @@ class CachedDataset(torch.utils.data.Dataset):
         return self._count
 
     def __getitem__(self, index: int) -> Any:
-        """The sample `index` (negative: from the end). DM657 where it is neither in the cache nor can be computed."""
+        """The sample `index` (negative: from the end). DM657 where it is neither in the cache nor can be
+        computed.
+        """
         if not -self._count <= index < self._count:
             raise IndexError(f"sample {index} of {self._count}")
         index %= self._count
@@ -133,7 +138,9 @@ class CachedDataset(torch.utils.data.Dataset):
             raise XlaError(
                 "DM656",
                 f"{self._path} is no cached data set",
-                why=f"{path} is missing" if isinstance(error, FileNotFoundError) else f"{path} cannot be read ({error})",
+                why=f"{path} is missing"
+                if isinstance(error, FileNotFoundError)
+                else f"{path} cannot be read ({error})",
                 cure="give the folder that CachedDataset wrote, or the data set itself",
             ) from None
 
@@ -147,4 +154,6 @@ def _digits(number: int, base: int) -> list[int]:
 
 
 def _join(*parts: str) -> str:
-    return "/".join((parts[0].rstrip("/"), *parts[1:])) if gcsfs.is_gcs_path(parts[0]) else os.path.join(*parts)
+    return (
+        "/".join((parts[0].rstrip("/"), *parts[1:])) if gcsfs.is_gcs_path(parts[0]) else os.path.join(*parts)
+    )

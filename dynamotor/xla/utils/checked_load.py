@@ -1,7 +1,8 @@
-"""Loads files of `torch.save` so that damage is found, and so that nothing but data is unpickled unless asked.
+"""Loads files of `torch.save` so that damage is found, and so that nothing but data is unpickled unless
+asked.
 
-A zip of torch.save carries a CRC-32 of each record, which torch.load does not look at: a flipped bit in a weight would
-go unnoticed.
+A zip of torch.save carries a CRC-32 of each record, which torch.load does not look at: a flipped bit in a
+weight would go unnoticed.
 
 >>> checked_load("model.pt", "checkpoint")
 """
@@ -36,12 +37,14 @@ def with_checksums() -> Iterator[None]:
         torch.serialization.set_crc32_options(before)
 
 
-def checked_load(source: str | bytes, what: str, weights_only: bool = True, allowed: Sequence[Any] = ()) -> Any:
+def checked_load(
+    source: str | bytes, what: str, weights_only: bool = True, allowed: Sequence[Any] = ()
+) -> Any:
     """What torch.save wrote, on the CPU.
 
-    source: a path or the bytes themselves; what: how an error calls it. weights_only: refuse (DM655) whatever is no
-    tensor, number, string or container of them; `allowed` lists further harmless classes. DM654 where the file is
-    damaged; FileNotFoundError.
+    source: a path or the bytes themselves; what: how an error calls it. weights_only: refuse (DM655) whatever
+    is no tensor, number, string or container of them; `allowed` lists further harmless classes. DM654 where
+    the file is damaged; FileNotFoundError.
     """
     name = f"the {what}" if isinstance(source, bytes) else f"the {what} {source}"
     file: Any = io.BytesIO(source) if isinstance(source, bytes) else source

@@ -1,4 +1,5 @@
-"""Files in Google Cloud Storage, and functions that take local and `gs://` paths alike. Needs `pip install dynamotor[gcs]`.
+"""Files in Google Cloud Storage, and functions that take local and `gs://` paths alike. Needs `pip install
+dynamotor[gcs]`.
 
 >>> write("gs://bucket/run/notes.txt", "hello")
 >>> generic_read("gs://bucket/run/notes.txt")
@@ -21,7 +22,9 @@ CLOUD_STORAGE_PREFIX = "gs://"
 
 
 class GcsBlob(NamedTuple):
-    """One object or folder: its `gs://` path, its bytes, its time of change in seconds since 1970 (0.0 where unknown)."""
+    """One object or folder: its `gs://` path, its bytes, its time of change in seconds since 1970 (0.0 where
+    unknown).
+    """
 
     path: str
     size: int
@@ -47,7 +50,12 @@ def _filesystem() -> Any:
 
 def _key(path: str) -> str:
     if not is_gcs_path(path):
-        raise XlaError("DM651", f"{path!r} is not a GCS path", why="it must be gs://BUCKET_NAME/PATH", cure="or use generic_*")
+        raise XlaError(
+            "DM651",
+            f"{path!r} is not a GCS path",
+            why="it must be gs://BUCKET_NAME/PATH",
+            cure="or use generic_*",
+        )
     return path.removeprefix(CLOUD_STORAGE_PREFIX)
 
 
@@ -61,7 +69,9 @@ def _blob(info: dict[str, Any]) -> GcsBlob:
 
 
 class _Rewritten(io.BytesIO):
-    """A blob opened for appending or updating: GCS cannot change objects, so the whole content is written back at close."""
+    """A blob opened for appending or updating: GCS cannot change objects, so the whole content is written
+    back at close.
+    """
 
     def __init__(self, path: str, content: bytes, at_end: bool) -> None:
         super().__init__(content)
@@ -77,9 +87,8 @@ class _Rewritten(io.BytesIO):
 def open(path: str, mode: str = "r", encoding: str | None = None) -> IO[Any]:
     """Open a GCS file.
 
-    path: "gs://BUCKET_NAME/PATH". mode: as for the built-in `open` ("r", "w", "a", "r+", with "b" for bytes). encoding:
-    for text modes.
-    Raises FileNotFoundError as `open` does.
+    path: "gs://BUCKET_NAME/PATH". mode: as for the built-in `open` ("r", "w", "a", "r+", with "b" for bytes).
+    encoding: for text modes. Raises FileNotFoundError as `open` does.
     """
     key, binary = _key(path), "b" in mode
     if mode[0] == "a" or "+" in mode:
@@ -93,7 +102,8 @@ def open(path: str, mode: str = "r", encoding: str | None = None) -> IO[Any]:
 
 
 def list(path: str) -> builtins.list[GcsBlob]:
-    """What is at a path: the entries of a bucket or folder, the matches of a pattern (`*`, `?`, `**`), or the one file.
+    """What is at a path: the entries of a bucket or folder, the matches of a pattern (`*`, `?`, `**`), or the
+    one file.
 
     path: "gs://BUCKET_NAME/PATH". An empty list where nothing is there.
     """
@@ -109,7 +119,9 @@ def list(path: str) -> builtins.list[GcsBlob]:
 
 
 def stat(path: str) -> GcsBlob:
-    """The size, time and kind of a GCS file ("gs://BUCKET_NAME/PATH"). FileNotFoundError where it is missing."""
+    """The size, time and kind of a GCS file ("gs://BUCKET_NAME/PATH"). FileNotFoundError where it is
+    missing.
+    """
     return _blob(_filesystem().info(_key(path)))
 
 
@@ -119,7 +131,9 @@ def remove(path: str) -> None:
 
 
 def rmtree(path: str) -> None:
-    """Remove all blobs under a folder, or all that match a pattern ("gs://BUCKET_NAME/PATH"); no error where there are none."""
+    """Remove all blobs under a folder, or all that match a pattern ("gs://BUCKET_NAME/PATH"); no error where
+    there are none.
+    """
     fs, key = _filesystem(), _key(path).rstrip("/")
     if any(c in key for c in "*?["):
         found = fs.glob(key)
@@ -135,7 +149,9 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, content: str | bytes | IO[Any]) -> None:
-    """Write a string (as UTF-8), bytes, or what a file object still has to read, into a GCS blob ("gs://BUCKET_NAME/PATH")."""
+    """Write a string (as UTF-8), bytes, or what a file object still has to read, into a GCS blob
+    ("gs://BUCKET_NAME/PATH").
+    """
     data = content if isinstance(content, (str, bytes, bytearray, memoryview)) else content.read()
     _filesystem().pipe_file(_key(path), data.encode() if isinstance(data, str) else bytes(data))
 
@@ -158,8 +174,8 @@ def generic_read(path: str) -> bytes:
 def generic_write(output_string: str | bytes, path: str, makedirs: bool = False) -> None:
     """Write a string (as UTF-8) or bytes to a GCS blob or a local file.
 
-    makedirs: make the local path's folders where they are missing (GCS has none to make). A reader of a local file sees
-    the old or the new content, never a part: the file is written beside and renamed.
+    makedirs: make the local path's folders where they are missing (GCS has none to make). A reader of a local
+    file sees the old or the new content, never a part: the file is written beside and renamed.
     """
     if is_gcs_path(path):
         write(path, output_string)

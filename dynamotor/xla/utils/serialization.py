@@ -1,4 +1,5 @@
-"""Checkpoints that stream one tensor at a time through the host's memory: `path` has the structure, `path.tensors/` the values.
+"""Checkpoints that stream one tensor at a time through the host's memory: `path` has the structure,
+`path.tensors/` the values.
 
 >>> import dynamotor.xla.utils.serialization as xser
 >>> xser.save(model.state_dict(), path)
@@ -34,12 +35,11 @@ class TensorReference:
 def save(data: Any, path: str, master_only: bool = True, global_master: bool = False) -> None:
     """Save nested Python containers with tensors in them; XLA tensors are copied to the CPU one at a time.
 
-    data: lists, tuples, sets, dicts in any nesting. A tensor that occurs twice is saved once; views are saved as tensors
-    of their own.
-    path: the checkpoint's file; its tensors go to the folder `path + ".tensors"`. Until the new checkpoint is complete
-    the old one at the same path stays whole.
-    master_only: only the master ordinal writes; with False, each ordinal must be given its own path.
-    global_master: with master_only, only ordinal 0 of all hosts writes, instead of one master a host.
+    data: lists, tuples, sets, dicts in any nesting. A tensor that occurs twice is saved once; views are saved
+    as tensors of their own. path: the checkpoint's file; its tensors go to the folder `path + ".tensors"`.
+    Until the new checkpoint is complete the old one at the same path stays whole. master_only: only the
+    master ordinal writes; with False, each ordinal must be given its own path. global_master: with
+    master_only, only ordinal 0 of all hosts writes, instead of one master a host.
     """
     sync()  # all replicas, also those that do not write: what is pending may hold collectives
     if master_only and not xm.is_master_ordinal(local=not global_master):
@@ -71,9 +71,9 @@ def save(data: Any, path: str, master_only: bool = True, global_master: bool = F
 def load(path: str, weights_only: bool = True) -> Any:
     """Load what `save` wrote to `path`: the same structure with CPU tensors.
 
-    weights_only: unpickle nothing but tensors, numbers, strings and containers (DM655 otherwise); pass False for a file
-    you trust.
-    DM654 where a file is damaged, cut off or missing. Checkpoints of torch_xla's own `save` can be read too.
+    weights_only: unpickle nothing but tensors, numbers, strings and containers (DM655 otherwise); pass False
+    for a file you trust. DM654 where a file is damaged, cut off or missing. Checkpoints of torch_xla's own
+    `save` can be read too.
     """
     path = os.fspath(path)
     allowed = [TensorReference, (TensorReference, "torch_xla.utils.serialization.TensorReference")]
@@ -88,7 +88,10 @@ def load(path: str, weights_only: bool = True) -> Any:
         if reference.tid not in loaded:
             file = _file(folder, reference)
             if not os.path.exists(file):
-                raise damaged(f"the checkpoint {path}", f"its file {file} is missing (copy the folder {_folder(path)} with it)")
+                raise damaged(
+                    f"the checkpoint {path}",
+                    f"its file {file} is missing (copy the folder {_folder(path)} with it)",
+                )
             loaded[reference.tid] = checked_load(file, "checkpoint's tensor", weights_only)
         return loaded[reference.tid]
 

@@ -1,5 +1,5 @@
-"""Reads TFRecord files and the `tf.train.Example` messages in them, without TensorFlow; local paths and `gs://` paths. Needs
-`pip install dynamotor[tfrecord]`.
+"""Reads TFRecord files and the `tf.train.Example` messages in them, without TensorFlow; local paths and
+`gs://` paths. Needs `pip install dynamotor[tfrecord]`.
 
 >>> reader = TfRecordReader("train.tfrecord", compression="GZIP", transforms={"name": "STR"})
 >>> while example := reader.read_example():
@@ -29,8 +29,9 @@ STR = "STR"
 class TfRecordReader:
     """Reads records, or examples, one after the other.
 
-    path: the file, local or `gs://`. compression: "" for none, "ZLIB" or "GZIP". buffer_size: bytes read at a time.
-    transforms: feature name -> a callable applied to that feature's tensor, or "STR" to get a string from its bytes.
+    path: the file, local or `gs://`. compression: "" for none, "ZLIB" or "GZIP". buffer_size: bytes read at a
+    time. transforms: feature name -> a callable applied to that feature's tensor, or "STR" to get a string
+    from its bytes.
     """
 
     def __init__(
@@ -43,7 +44,11 @@ class TfRecordReader:
         self._path, self._transforms = path, transforms or {}
         for name, transform in self._transforms.items():
             if not callable(transform) and transform != STR:
-                raise XlaError("DM652", f"the transform of {name!r} is {transform!r}", why='it must be a callable or "STR"')
+                raise XlaError(
+                    "DM652",
+                    f"the transform of {name!r} is {transform!r}",
+                    why='it must be a callable or "STR"',
+                )
         self._position = 0  # of the record that is read next, in uncompressed bytes
         try:
             self._file = _open(path, compression, buffer_size)
@@ -51,7 +56,9 @@ class TfRecordReader:
             raise self._damaged(f"it cannot be decompressed ({error})") from error
 
     def read_record(self) -> bytes | None:
-        """The bytes of the next record, or None at the end of the file. DM653 where the file is damaged or cut off."""
+        """The bytes of the next record, or None at the end of the file. DM653 where the file is damaged or
+        cut off.
+        """
         header = self._read(12, at_record_start=True)
         if not header:
             return None
@@ -68,8 +75,8 @@ class TfRecordReader:
     def read_example(self) -> dict[str, Any] | None:
         """The next record as an example: feature name -> tensor; None at the end of the file.
 
-        Floats come as float32 [n], integers as int64 [n], one bytes value as int8 [its length], several as a list of
-        such tensors.
+        Floats come as float32 [n], integers as int64 [n], one bytes value as int8 [its length], several as a
+        list of such tensors.
         """
         record = self.read_record()
         if record is None:
@@ -110,7 +117,12 @@ class TfRecordReader:
 
 def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
     if compression not in ("", "ZLIB", "GZIP"):
-        raise XlaError("DM652", f"unknown compression {compression!r}", why='it is "", "ZLIB" or "GZIP"', cure="use one of them")
+        raise XlaError(
+            "DM652",
+            f"unknown compression {compression!r}",
+            why='it is "", "ZLIB" or "GZIP"',
+            cure="use one of them",
+        )
     file = generic_open(path, "rb")
     if compression == "GZIP":
         return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size)  # type: ignore[type-var,return-value]
@@ -121,7 +133,9 @@ def _open(path: str, compression: str, buffer_size: int) -> IO[bytes]:
 
 
 def parse_example(record: bytes) -> dict[str, Any]:
-    """A serialised `tf.train.Example` as feature name -> tensor (see `read_example`). ValueError where it is none."""
+    """A serialised `tf.train.Example` as feature name -> tensor (see `read_example`). ValueError where it is
+    none.
+    """
     messages = _library("tfrecord.example_pb2")
     message = messages.Example()
     try:
@@ -145,7 +159,9 @@ def _feature(feature: Any) -> Any:
 
 
 def _masked_crc32c(data: bytes) -> int:
-    """The checksum that TFRecord stores: CRC-32C, masked (a file of CRCs would otherwise have CRCs of CRCs)."""
+    """The checksum that TFRecord stores: CRC-32C, masked (a file of CRCs would otherwise have CRCs of
+    CRCs).
+    """
     crc = _library("crc32c").crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -156,4 +172,6 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         why = f"{name.partition('.')[0]} is not installed"
-        raise XlaError("DM677", "TFRecord files need a library", why=why, cure="pip install dynamotor[tfrecord]") from None
+        raise XlaError(
+            "DM677", "TFRecord files need a library", why=why, cure="pip install dynamotor[tfrecord]"
+        ) from None

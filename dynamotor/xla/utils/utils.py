@@ -1,4 +1,5 @@
-"""Small helpers for training scripts: synthetic data, containers that know how to reach the device, environment values.
+"""Small helpers for training scripts: synthetic data, containers that know how to reach the device,
+environment values.
 
 >>> loader = SampleGenerator(data=(torch.zeros(32, 1, 28, 28), torch.zeros(32, dtype=torch.int64)), sample_count=100)
 >>> for data, target in loader: ...
@@ -49,11 +50,17 @@ class SampleGenerator:
 class FnDataGenerator:
     """Synthetic pairs (data, func(data)), `count` times.
 
-    func: what computes the target from the data. gen_tensor: called with (batch_size, *dims), makes the data (`torch.randn`).
+    func: what computes the target from the data. gen_tensor: called with (batch_size, *dims), makes the data
+    (`torch.randn`).
     """
 
     def __init__(
-        self, func: Callable[[Any], Any], batch_size: int, gen_tensor: Callable[..., Any], dims: Any = None, count: int = 1
+        self,
+        func: Callable[[Any], Any],
+        batch_size: int,
+        gen_tensor: Callable[..., Any],
+        dims: Any = None,
+        count: int = 1,
     ) -> None:
         self._func, self._batch_size, self._gen_tensor = func, batch_size, gen_tensor
         self._dims, self._count = tuple(dims) if dims else (1,), count
@@ -68,10 +75,12 @@ class FnDataGenerator:
 
 
 class DataWrapper:
-    """Base class for data structures of a program's own, so that a loader can send the tensors inside them to the device.
+    """Base class for data structures of a program's own, so that a loader can send the tensors inside them to
+    the device.
 
-    The loader calls `get_tensors`, moves each tensor, and calls `from_tensors` with the moved ones in the same order. As it is,
-    the tensors are the instance's attributes; a subclass that keeps them elsewhere defines both methods.
+    The loader calls `get_tensors`, moves each tensor, and calls `from_tensors` with the moved ones in the
+    same order. As it is, the tensors are the instance's attributes; a subclass that keeps them elsewhere
+    defines both methods.
 
     >>> class Graph(DataWrapper):
     ...     def __init__(self, nodes, edges): self.nodes, self.edges = nodes, edges
@@ -82,7 +91,9 @@ class DataWrapper:
         return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
 
     def from_tensors(self, tensors: list[torch.Tensor]) -> Any:
-        """The same structure around other tensors, given in the order of `get_tensors`: a copy with these attributes."""
+        """The same structure around other tensors, given in the order of `get_tensors`: a copy with these
+        attributes.
+        """
         result, values = copy.copy(self), iter(tensors)
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
@@ -91,7 +102,9 @@ class DataWrapper:
 
 
 def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
-    """An environment variable as `type`; `defval` where it is not set. With `bool`, "0" and "false" are False."""
+    """An environment variable as `type`; `defval` where it is not set. With `bool`, "0" and "false" are
+    False.
+    """
     value = os.environ.get(name)
     if value is None:
         return defval
@@ -109,16 +122,20 @@ def as_list(value: Any) -> Any:
 
 
 def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], None]) -> None:
-    """Call `fn` on every object inside nested dicts, lists, tuples, sets and objects that `select_fn` picks."""
+    """Call `fn` on every object inside nested dicts, lists, tuples, sets and objects that `select_fn`
+    picks.
+    """
 
     for_each_instance_rewrite(value, select_fn, lambda found: (fn(found), found)[1])
 
 
 def for_each_instance_rewrite(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> Any:
-    """A copy of nested data where every object that `select_fn` picks is replaced by `fn(object)`, once for each object.
+    """A copy of nested data where every object that `select_fn` picks is replaced by `fn(object)`, once for
+    each object.
 
-    Containers keep their types (named tuples and ordered dicts too). Other objects are looked into through their attributes:
-    those that hold something picked come back as shallow copies (a module, a dataclass), all others as they are.
+    Containers keep their types (named tuples and ordered dicts too). Other objects are looked into through
+    their attributes: those that hold something picked come back as shallow copies (a module, a dataclass),
+    all others as they are.
     """
     return _Rewriter(select_fn, fn).rewrite(value)
 
@@ -126,7 +143,18 @@ def for_each_instance_rewrite(value: Any, select_fn: Callable[[Any], bool], fn: 
 class _Rewriter:
     """One walk; what occurs twice, or contains itself, is rewritten once."""
 
-    _LEAVES = (torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float)
+    _LEAVES = (
+        torch.Tensor,
+        type,
+        ModuleType,
+        FunctionType,
+        BuiltinFunctionType,
+        MethodType,
+        str,
+        bytes,
+        int,
+        float,
+    )
 
     def __init__(self, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> None:
         self._select, self._fn = select_fn, fn
@@ -176,7 +204,13 @@ class _Rewriter:
             items = value.values()
         else:
             plain = isinstance(value, self._LEAVES) or not hasattr(value, "__dict__")
-            items = value if isinstance(value, (list, tuple, set, frozenset)) else () if plain else vars(value).values()
+            items = (
+                value
+                if isinstance(value, (list, tuple, set, frozenset))
+                else ()
+                if plain
+                else vars(value).values()
+            )
         return self._select(value) or any(self._holds(v, seen) for v in items)
 
 

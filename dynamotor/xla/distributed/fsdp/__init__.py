@@ -1,9 +1,9 @@
-"""FSDP over replicas: each process keeps one part of every parameter, gathers them for a forward pass, and gets its part of the
-averaged gradients. PyTorch's parametrizations do the wiring.
+"""FSDP over replicas: each process keeps one part of every parameter, gathers them for a forward pass, and
+gets its part of the averaged gradients. PyTorch's parametrizations do the wiring.
 
 >>> model = XlaFullyShardedDataParallel(model.to("xla"))
 >>> optimizer = torch.optim.Adam(model.parameters())       # state for this replica's parts only
->>> loss.backward(); optimizer.step()                      # no xm.optimizer_step: the gradients are reduced already
+>>> loss.backward(); optimizer.step()  # no xm.optimizer_step: the gradients are reduced already
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _SUFFIX = ".original"
 
 
 def part_of(t: torch.Tensor, rank: int | None = None) -> torch.Tensor:
-    """A replica's part (this one's) of a tensor's elements, one-dimensional; the last parts are padded by zeros."""
+    """A replica's part (this one's) of a tensor's elements, one-dimensional; the last parts are padded by
+    zeros.
+    """
     size = -(-t.numel() // replication.size())
     flat = torch.nn.functional.pad(t.detach().reshape(-1), (0, size * replication.size() - t.numel()))
     return flat.reshape(-1, size)[replication.rank() if rank is None else rank].clone()
@@ -51,13 +53,17 @@ class _Whole(torch.nn.Module):
 
 
 class XlaFullyShardedDataParallel(torch.nn.Module):
-    """A module whose parameters are divided over the replicas. Wrapping parts of a model before the whole is allowed, not needed.
+    """A module whose parameters are divided over the replicas. Wrapping parts of a model before the whole is
+    allowed, not needed.
 
-    module: on the device. compute_dtype: parameters are cast to it before they are gathered. Other options of torch_xla's class
-    (wrapping policies, flattening, resharding) are accepted: XLA decides when a gathered parameter is needed and freed.
+    module: on the device. compute_dtype: parameters are cast to it before they are gathered. Other options of
+    torch_xla's class (wrapping policies, flattening, resharding) are accepted: XLA decides when a gathered
+    parameter is needed and freed.
     """
 
-    def __init__(self, module: torch.nn.Module, *, compute_dtype: torch.dtype | None = None, **options: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *, compute_dtype: torch.dtype | None = None, **options: Any
+    ) -> None:
         super().__init__()
         self.module = module
         shapes: dict[torch.nn.Parameter, torch.Size] = {}
@@ -68,24 +74,37 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
                 if parameter not in shapes:  # a tied one has its part already
                     shapes[parameter] = parameter.shape
                     parameter.data = part_of(parameter)
-                parametrize.register_parametrization(owner, name, _Whole(shapes[parameter], compute_dtype), unsafe=True)
+                parametrize.register_parametrization(
+                    owner, name, _Whole(shapes[parameter], compute_dtype), unsafe=True
+                )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with parametrize.cached():
             return self.module(*args, **kwargs)
 
     def get_shard_metadata(self) -> dict[str, Any]:
-        """What `consolidate_sharded_state_dicts` needs beside the state dicts: names, shapes of what is divided, the rank."""
+        """What `consolidate_sharded_state_dicts` needs beside the state dicts: names, shapes of what is
+        divided, the rank.
+        """
         named = dict(self.named_modules())
-        wrappers = sorted([f"{n}." if n else "" for n, m in named.items() if isinstance(m, XlaFullyShardedDataParallel)], key=len)
+        wrappers = sorted(
+            [f"{n}." if n else "" for n, m in named.items() if isinstance(m, XlaFullyShardedDataParallel)],
+            key=len,
+        )
         lists = {n: m for n, m in named.items() if isinstance(m, parametrize.ParametrizationList)}
         names = {}
         for key in self.state_dict():
             name = key
             for prefix in reversed(wrappers):
-                name = prefix + name[len(prefix) :].removeprefix("module.") if name.startswith(prefix) else name
+                name = (
+                    prefix + name[len(prefix) :].removeprefix("module.") if name.startswith(prefix) else name
+                )
             names[key] = name.replace("parametrizations.", "").removesuffix(_SUFFIX)
-        return {"names": names, "shapes": {n + _SUFFIX: m[0].shape for n, m in lists.items()}, "rank": replication.rank()}
+        return {
+            "names": names,
+            "shapes": {n + _SUFFIX: m[0].shape for n, m in lists.items()},
+            "rank": replication.rank(),
+        }
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """`torch.nn.utils.clip_grad_norm_` over the parts of all replicas."""
@@ -93,7 +112,9 @@ class XlaFullyShardedDataParallel(torch.nn.Module):
 
 
 def clip_parts(grads: Sequence[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    """Scale gradients, of which this replica has parts, so that their norm is at most `max_norm`; the norm before that."""
+    """Scale gradients, of which this replica has parts, so that their norm is at most `max_norm`; the norm
+    before that.
+    """
     norm = torch.nn.utils.get_total_norm(grads, norm_type)
     how, power = (REDUCE_MAX, 1.0) if math.isinf(norm_type) else (REDUCE_SUM, norm_type)
     norm = all_reduce(how, norm**power) ** (1 / power)
@@ -102,7 +123,9 @@ def clip_parts(grads: Sequence[torch.Tensor], max_norm: float, norm_type: float 
 
 
 def consolidate_sharded_state_dicts(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """The state dict of the model that was wrapped, from `{"model": state_dict, "shard_metadata": ...}` of every replica."""
+    """The state dict of the model that was wrapped, from `{"model": state_dict, "shard_metadata": ...}` of
+    every replica.
+    """
     ordered = sorted(checkpoints, key=lambda c: c["shard_metadata"]["rank"])
     names, shapes = ordered[0]["shard_metadata"]["names"], ordered[0]["shard_metadata"]["shapes"]
     found = {names[key]: value for key, value in ordered[0]["model"].items()}
@@ -115,9 +138,13 @@ def consolidate_sharded_state_dicts(checkpoints: Sequence[Mapping[str, Any]]) ->
 def consolidate_sharded_model_checkpoints(
     ckpt_prefix: str, ckpt_suffix: str = "_rank-*-of-*.pth", save_path: str = "", save_model: bool = True
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """`consolidate_sharded_state_dicts` of the files `ckpt_prefix + ckpt_suffix`, written to a file: (state dict, its path)."""
+    """`consolidate_sharded_state_dicts` of the files `ckpt_prefix + ckpt_suffix`, written to a file: (state
+    dict, its path).
+    """
     paths = sorted(glob.glob(ckpt_prefix + ckpt_suffix))
-    whole = consolidate_sharded_state_dicts([torch.load(path, map_location="cpu", weights_only=False) for path in paths])
+    whole = consolidate_sharded_state_dicts(
+        [torch.load(path, map_location="cpu", weights_only=False) for path in paths]
+    )
     save_path = save_path or f"{ckpt_prefix}_consolidated.pth"
     if save_model:
         torch.save({"model": whole}, save_path)
@@ -128,4 +155,3 @@ def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
     """The same module; its forward pass is computed again in the backward pass instead of being kept."""
     module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
     return module
-

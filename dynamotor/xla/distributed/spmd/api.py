@@ -1,4 +1,5 @@
-"""PyTorch's names for tensors and modules over a mesh of devices, said of xla's: placements become a partition spec.
+"""PyTorch's names for tensors and modules over a mesh of devices, said of xla's: placements become a
+partition spec.
 
 >>> mesh = DeviceMesh("xla", list(range(4)))
 >>> weight = xla_distribute_tensor(weight, mesh, [Shard(0)])
@@ -23,14 +24,18 @@ def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
     return Mesh(dt_mesh.mesh.flatten().tolist(), tuple(dt_mesh.mesh.shape), tuple(names) if names else None)
 
 
-def convert_to_xla_partition_spec(tensor: torch.Tensor, placement_spec: Sequence[Placement]) -> tuple[int | None, ...]:
+def convert_to_xla_partition_spec(
+    tensor: torch.Tensor, placement_spec: Sequence[Placement]
+) -> tuple[int | None, ...]:
     """For each dimension the axis of the mesh over which it is divided, or None. DM648 for partial sums."""
     spec: list[int | None] = [None] * tensor.dim()
     for axis, placement in enumerate(placement_spec):
         if isinstance(placement, Shard):
             spec[placement.dim] = axis
         elif not isinstance(placement, Replicate):
-            raise XlaError("DM648", f"a tensor cannot be laid out as {placement}", cure="use Shard or Replicate")
+            raise XlaError(
+                "DM648", f"a tensor cannot be laid out as {placement}", cure="use Shard or Replicate"
+            )
     return tuple(spec)
 
 
@@ -49,7 +54,9 @@ def xla_distribute_module(
     partition_fn: Callable[[str, torch.nn.Module, Any], None] | None = None,
     **options: Any,
 ) -> torch.nn.Module:
-    """Call `partition_fn(name, submodule, mesh)` for each submodule, which lays its parameters out; the module is returned."""
+    """Call `partition_fn(name, submodule, mesh)` for each submodule, which lays its parameters out; the
+    module is returned.
+    """
     for name, part in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, part, device_mesh)

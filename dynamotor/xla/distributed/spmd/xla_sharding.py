@@ -1,12 +1,13 @@
-"""One program on several devices of a process: a mesh of devices, and how tensors lie on it. XLA divides the work accordingly.
+"""One program on several devices of a process: a mesh of devices, and how tensors lie on it. XLA divides the
+work accordingly.
 
 >>> xr.use_spmd()
 >>> mesh = Mesh(range(4), (2, 2), ("data", "model"))
 >>> mark_sharding(x, mesh, ("data", None))          # rows over the first axis, columns on each device
 >>> mark_sharding(linear.weight, mesh, ("model", None))
 
-Values are those of the same program on one device. Shardings are jax's NamedShardings; what is not marked is on all devices, or
-where XLA finds it best.
+Values are those of the same program on one device. Shardings are jax's NamedShardings; what is not marked is
+on all devices, or where XLA finds it best.
 """
 
 from __future__ import annotations
@@ -49,18 +50,32 @@ def _wrong(what: str, cure: str) -> XlaError:
 
 
 class Mesh:
-    """Devices in a grid. device_ids: numbers of devices, row by row; mesh_shape: sizes of the axes; axis_names: theirs."""
+    """Devices in a grid. device_ids: numbers of devices, row by row; mesh_shape: sizes of the axes;
+    axis_names: theirs.
+    """
 
-    def __init__(self, device_ids: Sequence[int], mesh_shape: Sequence[int], axis_names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, device_ids: Sequence[int], mesh_shape: Sequence[int], axis_names: Sequence[str] | None = None
+    ) -> None:
         self.device_ids = np.array(list(device_ids), dtype=np.int64)
         self.mesh_shape = tuple(int(n) for n in mesh_shape)
-        names = tuple(axis_names) if axis_names is not None else tuple(f"axis{i}" for i in range(len(self.mesh_shape)))
-        if math.prod(self.mesh_shape) != len(self.device_ids) or len(set(self.device_ids.tolist())) != len(self.device_ids):
+        names = (
+            tuple(axis_names)
+            if axis_names is not None
+            else tuple(f"axis{i}" for i in range(len(self.mesh_shape)))
+        )
+        if math.prod(self.mesh_shape) != len(self.device_ids) or len(set(self.device_ids.tolist())) != len(
+            self.device_ids
+        ):
             raise _wrong(
-                f"{len(self.device_ids)} device ids do not fill a mesh of {self.mesh_shape}", "name each device of it once"
+                f"{len(self.device_ids)} device ids do not fill a mesh of {self.mesh_shape}",
+                "name each device of it once",
             )
         if len(names) != len(self.mesh_shape) or len(set(names)) != len(names):
-            raise _wrong(f"axis names {names} do not fit a mesh of {self.mesh_shape}", "give each axis a name of its own")
+            raise _wrong(
+                f"axis names {names} do not fit a mesh of {self.mesh_shape}",
+                "give each axis a name of its own",
+            )
         self.axis_names = names
         self._made: jax.sharding.Mesh | None = None
 
@@ -87,18 +102,28 @@ class Mesh:
             missing = [i for i in self.device_ids.tolist() if i not in found]
             if missing:
                 raise _wrong(
-                    f"there are no devices {missing}, only {sorted(found)}", "XLA_FLAGS=--xla_force_host_platform_device_count=N"
+                    f"there are no devices {missing}, only {sorted(found)}",
+                    "XLA_FLAGS=--xla_force_host_platform_device_count=N",
                 )
-            grid = np.array([found[i] for i in self.device_ids.tolist()], dtype=object).reshape(self.mesh_shape)
+            grid = np.array([found[i] for i in self.device_ids.tolist()], dtype=object).reshape(
+                self.mesh_shape
+            )
             self._made = jax.sharding.Mesh(grid, self.axis_names)
         return self._made
 
     def sharding(self, spec: Spec) -> NamedSharding:
-        """jax's sharding for a partition spec: an axis (name or number), several, or None for each dimension."""
-        named = [tuple(self._name(a) for a in axes) if isinstance(axes, (tuple, list)) else self._name(axes) for axes in spec]
+        """jax's sharding for a partition spec: an axis (name or number), several, or None for each
+        dimension.
+        """
+        named = [
+            tuple(self._name(a) for a in axes) if isinstance(axes, (tuple, list)) else self._name(axes)
+            for axes in spec
+        ]
         used = [a for axes in named for a in (axes if isinstance(axes, tuple) else (axes,)) if a is not None]
         if len(set(used)) != len(used):
-            raise _wrong(f"partition spec {tuple(spec)} uses an axis twice", "an axis can divide one dimension")
+            raise _wrong(
+                f"partition spec {tuple(spec)} uses an axis twice", "an axis can divide one dimension"
+            )
         return NamedSharding(self.jax_mesh(), PartitionSpec(*named))
 
     def _name(self, axis: Any) -> str | None:
@@ -113,7 +138,9 @@ class Mesh:
 
 
 class HybridMesh(Mesh):
-    """A mesh of hosts (`dcn_mesh_shape`) times one inside of each (`ici_mesh_shape`), in the order that jax finds best."""
+    """A mesh of hosts (`dcn_mesh_shape`) times one inside of each (`ici_mesh_shape`), in the order that jax
+    finds best.
+    """
 
     def __init__(
         self,
@@ -127,7 +154,9 @@ class HybridMesh(Mesh):
             grid = mesh_utils.create_hybrid_device_mesh(ici_mesh_shape, outer, devices)
         else:
             grid = mesh_utils.create_device_mesh(ici_mesh_shape, devices)
-        super().__init__([d.id for d in grid.flat], [a * b for a, b in zip(ici_mesh_shape, outer)], axis_names)
+        super().__init__(
+            [d.id for d in grid.flat], [a * b for a, b in zip(ici_mesh_shape, outer)], axis_names
+        )
 
 
 _global_mesh: list[Mesh] = []
@@ -164,7 +193,9 @@ _home: list[NamedSharding] = []
 
 
 def _leaf_shardings(leaves: list[Node]) -> Any:
-    """The part of a program's key that says how its inputs lie; those that are not on all devices are put there, once."""
+    """The part of a program's key that says how its inputs lie; those that are not on all devices are put
+    there, once.
+    """
     home = _home[0]
     order = list(home.mesh.devices.flat)
     for leaf in leaves:
@@ -191,14 +222,16 @@ def is_spmd() -> bool:
 def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
     """Lay a tensor out over a mesh, in place; the tensor is returned. Its value stays the same.
 
-    partition_spec: for each dimension the axis of the mesh (name or number) that divides it, several of them, or None.
-    Data is moved at once; a value that is yet to be computed is laid out so when it is. DM649 when the spec does not fit.
+    partition_spec: for each dimension the axis of the mesh (name or number) that divides it, several of them,
+    or None. Data is moved at once; a value that is yet to be computed is laid out so when it is. DM649 when
+    the spec does not fit.
     """
     if not is_xla(t):
         raise _wrong(f"mark_sharding needs an XLA tensor, got {t.device}", 'move it with .to("xla")')
     if len(partition_spec) != t.dim():
         raise _wrong(
-            f"partition spec {tuple(partition_spec)} for a tensor of {t.dim()} dimensions", "name an axis or None for each"
+            f"partition spec {tuple(partition_spec)} for a tensor of {t.dim()} dimensions",
+            "name an axis or None for each",
         )
     sharding = mesh.sharding(partition_spec)
     _check_divisible(t, sharding)
@@ -214,7 +247,9 @@ def lay_out(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
     if sharding not in _shardings:
         _shardings.append(sharding)
     # Not an in-place op: the value is the same, and autograd need not know.
-    write(alias, record(torch.ops.dynamotor_xla.sharding_constraint.default, (node, _shardings.index(sharding))))
+    write(
+        alias, record(torch.ops.dynamotor_xla.sharding_constraint.default, (node, _shardings.index(sharding)))
+    )
     return t
 
 
@@ -223,7 +258,8 @@ def _check_divisible(t: torch.Tensor, sharding: NamedSharding) -> None:
         sharding.shard_shape(tuple(t.shape))
     except ValueError as error:
         raise _wrong(
-            f"shape {tuple(t.shape)} cannot be laid out as {sharding.spec}: {error}", "pad it, or leave it whole"
+            f"shape {tuple(t.shape)} cannot be laid out as {sharding.spec}: {error}",
+            "pad it, or leave it whole",
         ) from None
 
 
@@ -244,12 +280,16 @@ class _MarkedWithGradients(torch.autograd.Function):
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
-    """A copy of a tensor that is laid out as `mark_sharding` says, as is the gradient that comes back through it."""
+    """A copy of a tensor that is laid out as `mark_sharding` says, as is the gradient that comes back through
+    it.
+    """
     return _MarkedWithGradients.apply(t, mesh, partition_spec)
 
 
 def visualize_tensor_sharding(t: torch.Tensor, **options: Any) -> None:
-    """Print which device has which part of a tensor of one or two dimensions (jax.debug.visualize_array_sharding)."""
+    """Print which device has which part of a tensor of one or two dimensions
+    (jax.debug.visualize_array_sharding).
+    """
     jax.debug.visualize_array_sharding(data_of(t), **options)  # type: ignore[arg-type]
 
 
@@ -257,7 +297,8 @@ ShardingType = StrEnum("ShardingType", {name: name for name in ("REPLICATED", "T
 
 
 class ShardingSpec:
-    """How a loader lays its batches out: `apply` marks those tensors that have as many dimensions as the spec.
+    """How a loader lays its batches out: `apply` marks those tensors that have as many dimensions as the
+    spec.
 
     >>> MpDeviceLoader(loader, device, input_sharding=ShardingSpec(mesh, ("data", None)))
     """
@@ -276,7 +317,9 @@ class ShardingSpec:
 
 
 class XLAShard:
-    """The part of a tensor on one device. data: a CPU tensor; indices: which part of the whole; shard_device: where it lies."""
+    """The part of a tensor on one device. data: a CPU tensor; indices: which part of the whole; shard_device:
+    where it lies.
+    """
 
     def __init__(self, data: torch.Tensor, indices: tuple[slice, ...], shard_device: str) -> None:
         self.data, self.indices, self.shard_device = data, indices, shard_device
@@ -308,11 +351,15 @@ class XLAShardedTensor:
     def sharding_spec(self) -> str:
         """The same in words; "" for a tensor on one device."""
         sharding = self._sharding
-        return f"{sharding.spec} over {dict(sharding.mesh.shape)}" if isinstance(sharding, NamedSharding) else ""
+        return (
+            f"{sharding.spec} over {dict(sharding.mesh.shape)}" if isinstance(sharding, NamedSharding) else ""
+        )
 
     @property
     def sharding_type(self) -> ShardingType:
-        """REPLICATED, TILED or PARTIAL (divided along some axes and repeated along others), as a `ShardingType`."""
+        """REPLICATED, TILED or PARTIAL (divided along some axes and repeated along others), as a
+        `ShardingType`.
+        """
         sharding, shape = self._sharding, tuple(self.global_tensor.shape)
         parts = math.prod(a // b for a, b in zip(shape, sharding.shard_shape(shape)) if b)
         name = "REPLICATED" if parts == 1 else "TILED" if parts == len(sharding.device_set) else "PARTIAL"
@@ -333,7 +380,9 @@ class XLAShardedTensor:
         ]
 
 
-def wrap_as_sharded_tensor(t: Any, mesh: Mesh | None = None, partition_spec: Spec | None = None) -> XLAShardedTensor:
+def wrap_as_sharded_tensor(
+    t: Any, mesh: Mesh | None = None, partition_spec: Spec | None = None
+) -> XLAShardedTensor:
     """An XLAShardedTensor around a tensor, which is marked first where a mesh is given."""
     t = unwrap_sharded_tensor(t)
     return XLAShardedTensor(t if mesh is None else mark_sharding(t, mesh, partition_spec or [None] * t.dim()))

@@ -1,7 +1,9 @@
-"""Sharded checkpoints through `torch.distributed.checkpoint`: each part of a tensor is written as it lies, any mesh can read it.
+"""Sharded checkpoints through `torch.distributed.checkpoint`: each part of a tensor is written as it lies,
+any mesh can read it.
 
 >>> torch.distributed.checkpoint.save(state, checkpoint_id=folder, planner=SPMDSavePlanner())
->>> torch.distributed.checkpoint.load(state, checkpoint_id=folder, planner=SPMDLoadPlanner())     # in place, laid out as it was
+>>> # in place, laid out as it was
+>>> torch.distributed.checkpoint.load(state, checkpoint_id=folder, planner=SPMDLoadPlanner())
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from ...transfer import data_of, download
 def _parts(t: Any) -> dict[torch.Size, Any]:
     """The different parts of a tensor in this process, by where they begin."""
     shards = data_of(t).addressable_shards
-    return {torch.Size([at.indices(n)[0] for at, n in zip(shard.index, t.shape)]): shard.data for shard in shards}
+    return {
+        torch.Size([at.indices(n)[0] for at, n in zip(shard.index, t.shape)]): shard.data for shard in shards
+    }
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
@@ -64,7 +68,9 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
         super().set_up_planner(state_dict, metadata, is_coordinator)
         self._targets = {name: t for name, t in self.state_dict.items() if is_xla(t)}
-        self.state_dict |= {name: torch.empty(t.shape, dtype=t.dtype, device="cpu") for name, t in self._targets.items()}
+        self.state_dict |= {
+            name: torch.empty(t.shape, dtype=t.dtype, device="cpu") for name, t in self._targets.items()
+        }
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
         self._left = Counter([item.dest_index.fqn for item in new_plan.items])
@@ -82,8 +88,9 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 class CheckpointManager:
     """Checkpoints by step in the folders of `path` (local, or what fsspec knows: "gs://...").
 
-    save_interval: `save` and `save_async` do something at multiples of it. max_to_keep: the oldest are removed beyond so many
-    (0: none). Other options of torch_xla's class are accepted; a checkpoint at preemption is the program's own affair.
+    save_interval: `save` and `save_async` do something at multiples of it. max_to_keep: the oldest are
+    removed beyond so many (0: none). Other options of torch_xla's class are accepted; a checkpoint at
+    preemption is the program's own affair.
     """
 
     def __init__(self, path: str, save_interval: int, max_to_keep: int = 0, **options: Any) -> None:
@@ -128,7 +135,9 @@ class CheckpointManager:
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Make the state that an optimizer makes at its first step, without changing parameters; it is returned."""
+    """Make the state that an optimizer makes at its first step, without changing parameters; it is
+    returned.
+    """
     fresh = [p for group in optimizer.param_groups for p in group["params"] if not optimizer.state[p]]
     saved = [(p, p.detach().clone(), p.grad) for p in fresh]
     rates = [group["lr"] for group in optimizer.param_groups]
