@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -60,14 +61,18 @@ def main(args: argparse.Namespace) -> int:
 def run_program(script: Path, arguments: Sequence[str]) -> list[tuple[fx.GraphModule, list[Any]]]:
     """The graphs that a program captures before it ends or fails, with their inputs."""
     found: list[tuple[fx.GraphModule, list[Any]]] = []
-    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
 
     def keep(event: Event) -> None:
         if event.data["graph"] is not None:
             found.append((event.data["graph"], list(event.data["captured"].examples)))
 
     remove = subscribe(keep, "capture")
-    with config.patch(check=True, strict=False):
+    argv, path = [str(script), *arguments], [str(script.resolve().parent), *sys.path[1:]]
+    with (
+        config.patch(check=True, strict=False),
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(sys, "path", path),
+    ):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except (Exception, SystemExit) as error:  # whatever the user's program raises: it is to be repeated
