@@ -248,11 +248,30 @@ def _plan_outputs(results: Sequence[Any], inputs: dict[int, ShapeTensor]) -> tup
             plans.append(OutputPlan("constant", constant=from_torch(tensor)))
         elif tensor.note.memory in input_of:
             index = input_of[tensor.note.memory]
+            _refuse_graded_apart(tensor, inputs[index])
             plans.append(_plan(tensor, "input", index, inputs[index].note, inputs[index]))
         else:
             index = value_of[tensor.note.memory]
             plans.append(_plan(tensor, "value", index, *sources[index]))
     return plans, sources
+
+
+def _refuse_graded_apart(tensor: ShapeTensor, source: ShapeTensor) -> None:
+    """A gradient that arrived by a write, in a tensor that autograd does not know as a view of the input."""
+    if tensor.requires_grad and tensor is not source and not _is_view_of(tensor, source):
+        raise UnsupportedOp(
+            "DM231",
+            "a detached view of an input begins to require a gradient",
+            cure="use the out-of-place op",
+        )
+
+
+def _is_view_of(tensor: ShapeTensor, source: ShapeTensor | None) -> bool:
+    return (
+        source is not None
+        and tensor._base is not None
+        and (tensor._base is source or tensor._base is source._base)
+    )
 
 
 def _plan(tensor: ShapeTensor, kind: str, index: int, root: Alias, source: ShapeTensor | None) -> OutputPlan:
@@ -277,8 +296,7 @@ def _detach(tensor: ShapeTensor, source: ShapeTensor | None) -> str:
         return ""
     if tensor._base is None:
         return "last"
-    mine = source is not None and (tensor._base is source or tensor._base is source._base)
-    return "" if mine else "first"
+    return "" if _is_view_of(tensor, source) else "first"
 
 
 def _root_of(memory: Any, group: list[ShapeTensor]) -> tuple[Alias, ShapeTensor | None]:
