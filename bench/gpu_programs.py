@@ -220,8 +220,22 @@ def group_of(kernel: str) -> str:
     return next((group for group, pattern in _GROUPS if re.search(pattern, kernel, re.IGNORECASE)), "other")
 
 
-def profile(step: Callable[[], Any], device: str, steps: int = 3, top: int = 12) -> dict[str, Any]:
-    """Milliseconds a step that the device spends, by kind of kernel, and its longest kernels."""
+def kind_of(kernel: str, facts: dict[str, Any]) -> str:
+    """`group_of`, our own kernels by what they fuse: writes of parameters and state, copies and casts alone, sums,
+    the rest.
+    """
+    fact = facts.get(kernel)
+    if fact is None:
+        return "optimizer" if "multi_tensor_apply" in kernel or "Adam" in kernel else group_of(kernel)
+    if "copy__" in fact["note"]:
+        return "ours: update"
+    if kernel.startswith("dm_copy"):
+        return "ours: copies"
+    return "ours: sums" if "_sum_" in kernel or "_max_" in kernel else "ours: maps"
+
+
+def kernel_times(step: Callable[[], Any], device: str, steps: int = 3) -> list[dict[str, Any]]:
+    """Milliseconds and calls a step of each kernel that the device runs, the longest first."""
     cuda = torch.device(device).type == "cuda"
     activity = torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity]) as report:
@@ -237,17 +251,24 @@ def profile(step: Callable[[], Any], device: str, steps: int = 3, top: int = 12)
             continue
         us = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
         totals.setdefault(event.name, []).append(us)
-    rows = [
-        {"name": name[:100], "ms": sum(us) / steps / 1e3, "calls": len(us) / steps}
-        for name, us in totals.items()
+    rows: list[dict[str, Any]] = [
+        {"name": name, "ms": sum(us) / steps / 1e3, "calls": len(us) / steps} for name, us in totals.items()
     ]
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def profile(step: Callable[[], Any], device: str, steps: int = 3, top: int = 12) -> dict[str, Any]:
+    """Milliseconds a step that the device spends, by kind of kernel, and its longest kernels."""
+    rows = kernel_times(step, device, steps)
     groups: dict[str, float] = {}
     for row in rows:
         groups[group_of(row["name"])] = groups.get(group_of(row["name"]), 0.0) + row["ms"]
-    rows.sort(key=lambda row: -row["ms"])
     return {
         "gpu_ms": round(sum(groups.values()), 4),
         "launches": round(sum(r["calls"] for r in rows)),
         "groups": {k: round(v, 4) for k, v in sorted(groups.items())},
-        "top": [{**r, "ms": round(r["ms"], 4), "calls": round(r["calls"], 2)} for r in rows[:top]],
+        "top": [
+            {**r, "name": r["name"][:100], "ms": round(r["ms"], 4), "calls": round(r["calls"], 2)}
+            for r in rows[:top]
+        ],
     }

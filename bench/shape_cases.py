@@ -35,18 +35,19 @@ class Case:
 
 
 def _bert(train: bool) -> Case:
-    transformers = _transformers()
+    transformers, large = _transformers(), torch.get_default_device().type != "cpu"
     config = transformers.BertConfig(
         vocab_size=1000,
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=512,
+        hidden_size=768 if large else 128,
+        num_hidden_layers=6 if large else 2,
+        num_attention_heads=12 if large else 4,
+        intermediate_size=3072 if large else 512,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
     model, pick = transformers.BertForMaskedLM(config).train(train), random.Random(0)
-    sizes = [(pick.randint(2, 12), pick.randint(8, 64)) for _ in range(20 if train else 40)]
+    most = 4 if large else 1
+    sizes = [(pick.randint(2, 12 * most), pick.randint(8, 64 * most)) for _ in range(20 if train else 40)]
     batches = [torch.randint(0, 1000, size) for size in sizes]
     return _batches(model, batches, train, lambda call, ids: call(input_ids=ids).logits)
 

@@ -5,6 +5,8 @@ Each (case, compiler) has a process and caches of its own. The loop runs in eage
 each step's results compared; `beyond` is what compiling cost beyond eager's time. Then the loop runs again
 and again, in turns with eager: `again` is eager's time over the compiled one's. For our compiler, `of
 special` is the speed at a few of the sizes beside graphs that are compiled for each alone (`dynamic=False`).
+With `--seconds 0` nothing is timed again: results are compared and compiles counted, which a loaded machine
+may do (the model list, `--cases models --compilers dynamotor --seconds 0`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 import torch
 
 from dynamotor.api import compile as compile_
-from dynamotor.base.events import counters
+from dynamotor.base.events import collect, counters
 from dynamotor.tools.measure import turns
 
 from .shape_cases import CASES, Case, case_of, names_of
@@ -78,7 +80,8 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
     eager_s = time.perf_counter() - start
     call = compile_(case.model) if compiler == "ours" else torch.compile(case.model)
     start = time.perf_counter()
-    got = _copies(case.steps(call))
+    with collect("recompile") as events:
+        got = _copies(case.steps(call))
     finish()
     loop_s = time.perf_counter() - start
     compiles = counters["frames"]["captured"] if compiler == "ours" else _dynamo_compiles()
@@ -93,6 +96,12 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
         "compiles": compiles,
         "error": error,
     }
+    if compiler == "ours":
+        row["left_to_eager"] = {k: n for k, n in counters["fallback"].items() if k.startswith("aot.")}
+        row["parts"], row["breaks"] = counters["frames"]["parts compiled"], sum(counters["break"].values())
+        row["recompiles"] = [event.data["reasons"] for event in events]
+    if not seconds:
+        return row
     rounds = turns(
         {"eager": lambda: _drain(case, case.model), "again": lambda: _drain(case, call)},
         seconds=seconds,
@@ -183,7 +192,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['loop_s']:.2f}",
         f"{row['beyond_s']:.2f}",
         str(row["compiles"]),
-        f"{row['again']:.2f}",
+        f"{row['again']:.2f}" if "again" in row else "-",
         special,
         f"{row['error']:.0e}",
     ]

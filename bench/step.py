@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from dynamotor.step import compile_step
 from dynamotor.tools.measure import geometric_mean, quartiles, turns
 from dynamotor.tools.tables import render
 
-from . import models
+from . import models, step_check, step_profile
 
 MODELS = ("resnet18", "BertForMaskedLM", "mobilenetv3_large_100")
 WAYS = ("eager", "compiled", "torch.compile", "step")
@@ -51,6 +52,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", default=None, help="with --step: mode of all compilers (default: reduce-overhead on a GPU)"
     )
+    parser.add_argument("--check", action="store_true", help="with --step: compare with eager, not time")
+    parser.add_argument("--profile", action="store_true", help="with --step: kernels of a GPU by kind")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of training: `call()` is one step, on a model and optimizer of its own."""
+
+    call: Callable[[], torch.Tensor]
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+# Instead of times: what a worker does, and how its row is shown.
+TASKS = {
+    "check": (step_check.check, step_check.table),
+    "profile": (step_profile.profiles, step_profile.table),
+}
 
 
 class Named(torch.nn.Module):
@@ -65,7 +84,7 @@ class Named(torch.nn.Module):
 
 
 class Worker:
-    """One model's ways: `build(way)` gives a function that trains for one step."""
+    """One model's ways: `build(way)` makes one of them."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job, self.device = job, torch.device(job["device"])
@@ -78,11 +97,13 @@ class Worker:
         self.mode = job["mode"] or ("reduce-overhead" if self.cuda else None)
         self.amp = AMP.get(job["amp"])
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, dtype=self.amp) if self.amp else contextlib.nullcontext()
+    def build(self, way: str, amp: bool = True) -> Way:
+        """A way with its own copy of the model and optimizer. amp: under autocast where the job asks for it."""
+        dtype = self.amp if amp else None
 
-    def build(self, way: str) -> Callable[[], torch.Tensor]:
-        """The way's own copy of the model and optimizer, and one step of it."""
+        def autocast() -> contextlib.AbstractContextManager[Any]:
+            return torch.autocast(self.device.type, dtype=dtype) if dtype else contextlib.nullcontext()
+
         model = Named(copy.deepcopy(self.case.model), self.names, self.positional).to(self.device).train()
         kind = {"fused": True} if self.cuda else {"foreach": True}
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **kind)
@@ -91,10 +112,10 @@ class Worker:
             whole = compile_step(model, loss_fn, optimizer, n_inputs=len(batch), mode=self.mode)
 
             def step() -> torch.Tensor:
-                with self.autocast():
+                with autocast():
                     return whole(*batch)
 
-            return step
+            return Way(step, model, optimizer)
         forward: Callable[..., torch.Tensor] = lambda *b: loss_fn(model(*b))  # noqa: E731
         update: Callable[[], Any] = optimizer.step
         if way == "compiled":
@@ -103,14 +124,14 @@ class Worker:
             forward, update = torch.compile(forward, mode=self.mode), torch.compile(optimizer.step)
 
         def train() -> torch.Tensor:
-            with self.autocast():
+            with autocast():
                 loss = forward(*batch)
             loss.backward()
             update()
             optimizer.zero_grad(set_to_none=True)
             return loss.detach()
 
-        return train
+        return Way(train, model, optimizer)
 
     def run(self) -> None:
         """Build and warm each way, measure all in turns; a line of JSON after each."""
@@ -120,7 +141,7 @@ class Worker:
             before = torch.cuda.memory_allocated() if self.cuda else 0
             start = time.perf_counter()
             try:
-                call = self.build(way)
+                call = self.build(way).call
                 for _ in range(2):  # the first step makes the optimizer's state
                     call()
                 self.sync()
@@ -204,6 +225,7 @@ def table(row: dict[str, Any]) -> list[list[str]]:
 def main(args: argparse.Namespace) -> int:
     """Run the bench; 0 when every way of every model ran."""
     names = MODELS if args.models == "twelve" else [name for name in args.models.split(",") if name]
+    task = next((task for task in TASKS if getattr(args, task)), "time")
     rows = []
     for name in names:
         job = {
@@ -215,12 +237,14 @@ def main(args: argparse.Namespace) -> int:
             "mode": args.mode,
             "seconds": args.seconds,
             "ways": args.ways.split(","),
+            "task": task,
         }
         rows.append(measure(job, args.timeout))
-        print(render(table(rows[-1]), COLUMNS))
+        show = TASKS[task][1] if task in TASKS else lambda row: render(table(row), COLUMNS)
+        print(name if task in TASKS and "error" in rows[-1] else show(rows[-1]))
         print("\n".join([*rows[-1]["notes"], rows[-1].get("error", "")]).strip(), flush=True)
     means = {}
-    for way in args.ways.split(","):
+    for way in () if task in TASKS else args.ways.split(","):
         known = [r["ways"][way] for r in rows if "over_step" in r["ways"].get(way, {})]
         if known and way != "step":
             means[way] = geometric_mean([w["over_step"][1] for w in known])
@@ -240,8 +264,14 @@ def main(args: argparse.Namespace) -> int:
     path = args.json or "dynamotor-bench-step.json"
     Path(path).write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")
-    return 0 if all("error" not in w for r in rows for w in [r, *r["ways"].values()]) else 1
+    failed = [w for r in rows for w in [r, *r.get("ways", {}).values()] if "error" in w or w.get("wrong")]
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    Worker(json.loads(sys.argv[1])).run()
+    given = json.loads(sys.argv[1])
+    worker = Worker(given)
+    if given["task"] in TASKS:
+        print(json.dumps(TASKS[given["task"]][0](worker)), flush=True)
+    else:
+        worker.run()

@@ -23,6 +23,7 @@ from .base.errors import UsageError
 from .base.options import CompileOptions
 from .base.registry import Registry
 from .codegen import compile_aten, replayed, stored
+from .graph.control_flow import with_operators
 from .graph.info import GraphInfo
 from .torch_compile_adapter import torch_backend, torch_backends
 
@@ -79,19 +80,19 @@ def _elsewhere(name: str) -> Backend | None:
 
 def resolve(backend: str | Backend) -> Backend:
     """The function behind a name, or the callable itself. UsageError (DM106, DM107) for anything else."""
+    found: Any = backend
     if isinstance(backend, str):
-        return backends.get(backend) or _elsewhere(backend) or torch_backend(backend)
-    if not callable(backend):
+        found = backends.get(backend) or _elsewhere(backend) or torch_backend(backend)
+    elif not callable(backend):
         raise UsageError("DM107", f"a backend is a name or a callable, not {backend!r}")
-    return backend
+    ours = (getattr(found, "__module__", None) or "").startswith("dynamotor.")
+    return found if ours else lambda gm, inputs: found(with_operators(gm), inputs)
 
 
 def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str) -> bool:
     """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls."""
     wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
-    if backend == "native":  # Triton's kernels and CUDA graphs are made for numbers
-        return wanted and device == "cpu" and settings.options.get("target", config.target) != "triton"
-    return wanted and backend in ("eager", "aot_eager")
+    return wanted and backend in ("native", "eager", "aot_eager")
 
 
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:

@@ -7,6 +7,7 @@ This is the one module of the package that may import what the project stands be
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -14,25 +15,31 @@ from typing import Any
 import torch
 
 from .autograd.aot import aot_compile
+from .autograd.variants import Variants
 from .base.config import Config
 from .base.errors import UsageError
 from .base.events import counters
 from .base.log import warn_once
 from .codegen import compile_aten
+from .graph.sizes import Dim, ShapeEnv, Size
+from .graph.spec import TensorSpec
 
 
 def backend_for_torch_compile(
-    backend: Callable[..., Callable[..., Any]],
+    backend: Callable[..., Callable[..., Any]], symbols: bool = False
 ) -> Callable[..., Callable[..., Any]]:
     """A backend `(gm, example_inputs) -> callable` of ours in the form that `torch.compile` calls.
 
-    Graphs with symbolic sizes run their captured operations in eager PyTorch (counted as a fallback).
+    symbols: it takes graphs with symbolic sizes; others run these in eager PyTorch (counted as a fallback).
     """
 
     def compile_graph(
         gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
+            own = _in_own_sizes(gm) if symbols else None
+            if own is not None:
+                return Variants(own, backend)
             counters["fallback"]["torch.compile: symbolic sizes"] += 1
             return gm.forward
         return backend(gm, list(example_inputs))
@@ -40,7 +47,46 @@ def backend_for_torch_compile(
     return compile_graph
 
 
-dynamotor_backend = backend_for_torch_compile(functools.partial(aot_compile, compile_graph=compile_aten))
+dynamotor_backend = backend_for_torch_compile(
+    functools.partial(aot_compile, compile_graph=compile_aten), symbols=True
+)
+
+
+def _in_own_sizes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """The graph with placeholders in symbols of ours, to be compiled with the values of the first call; None
+    for inputs that are neither tensors nor sizes.
+    """
+    env, symbols, graph = ShapeEnv(), dict[Any, Size](), torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in graph.nodes:
+        example = node.meta.get("example_value") if node.op == "placeholder" else None
+        if isinstance(example, torch.SymInt) and example.node.expr.is_Symbol:
+            made = symbols.setdefault(example.node.expr, env.symbol(4, name=f"s{len(symbols)}"))
+            node.meta["val"] = made
+        elif isinstance(example, torch.Tensor):
+            place = (example.shape, example.stride(), (example.storage_offset(),))
+            shape, stride, (offset,) = (tuple([_own_size(n, symbols) for n in part]) for part in place)
+            node.meta["val"] = TensorSpec(shape, stride, example.dtype, example.device, offset)
+        elif node.op == "placeholder":
+            return None
+    own = torch.fx.GraphModule(gm, graph)
+    own.meta["static_inputs"] = frozenset()
+    return own
+
+
+def _own_size(n: Any, symbols: Mapping[Any, Size]) -> Dim:
+    """A size of PyTorch's in symbols of ours; what is no sum of products of them is a number."""
+    expr = n.node.expr if isinstance(n, torch.SymInt) else n
+
+    def own(e: Any) -> Any:
+        if getattr(e, "is_Add", False) or getattr(e, "is_Mul", False):
+            return functools.reduce(operator.add if e.is_Add else operator.mul, map(own, e.args))
+        return symbols[e] if e in symbols else int(e)
+
+    try:
+        return own(expr)
+    except TypeError:  # "cannot convert expression to int"
+        return int(n)
 
 
 def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:

@@ -10,10 +10,12 @@ numbers, a comparison of two sums) may differ. Where these agree and the compile
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -48,7 +50,9 @@ class Jiggle(TorchDispatchMode):
     those one by one), and seed 2 gives exact results, rounded once: where eager then gives something else
     (the gradients of `hardshrink` at NaN and of `instance_norm` are such), nobody can say what it means. Seed
     3 computes maps in vectors: the gradient of `hardtanh` at NaN is 0 in a vector and what came in behind the
-    last full one.
+    last full one. Even seeds from 4 on compute norms by their formulas, each step of which is rounded. Odd ones from 5 on
+    move the results of some ops only: where one op's noise makes what follows less steep (equal numbers in a
+    norm), another's is seen.
     """
 
     def __init__(self, seed: int) -> None:
@@ -56,6 +60,8 @@ class Jiggle(TorchDispatchMode):
         self.row_major = seed == 0
         self.relaid = {0: _row_major, 1: _apart, 3: _lanes}.get(seed)
         self.exact = seed == 2
+        self.in_steps = seed > 3 and seed % 2 == 0
+        self.some = seed > 3 and seed % 2 == 1
         self.made: set[int] = set()  # where results lie that ops have rounded
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -69,11 +75,16 @@ class Jiggle(TorchDispatchMode):
             or any(t.is_meta for t in tree_leaves(args) if isinstance(t, torch.Tensor))
         ):
             return func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
+        if self.some and torch.rand((), generator=self.generator) < 0.5:
+            return func(*args, **kwargs)
         if self.relaid is _lanes:
             return _in_vectors(func, args, kwargs) if facts(func).pointwise else func(*args, **kwargs)
         exact = self._wide(func, args, kwargs, 0.0)
         moved = self._wide(func, args, kwargs, 4.0) if exact is not None else None
         result = self._result(func, args, kwargs)
+        if self.in_steps and self._formula(func) is not func:
+            with self:
+                return self._formula(func)(*args, **kwargs)
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.made |= {
             r.untyped_storage().data_ptr()
@@ -89,6 +100,8 @@ class Jiggle(TorchDispatchMode):
             if not all(alike) or rough or self._sees_halves(args):
                 for one, other in zip(results, exact if self.exact else moved, strict=True):
                     self._move(one, other)
+            if self.exact and func.overloadpacket is torch.ops.aten.prod and _overflows(args[0]):
+                result.fill_(torch.nan)  # it depends on the order whether infinity meets a zero
             if rough and _infinite(args):  # which of them meet, and when, is the formula's
                 for one in (r for r in results if isinstance(r, torch.Tensor)):
                     if self.row_major:
@@ -96,6 +109,12 @@ class Jiggle(TorchDispatchMode):
                     elif self.exact:
                         one.masked_fill_(one.isinf(), torch.nan)
         return result
+
+    def _formula(self, func: Any) -> Any:
+        """A norm as its formula, where it has one: `x - mean` of equal numbers is zero, or near it of either
+        sign when the mean is rounded; kernels that compute `x * scale + shift` give the other.
+        """
+        return decomposition_table.get(func, func) if "norm" in func.__name__ else func
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The op's result; where operands are relaid, that of the kernel that they then reach."""
@@ -109,6 +128,9 @@ class Jiggle(TorchDispatchMode):
     def _wide(self, func: Any, args: Any, kwargs: Any, by: float) -> list[Any] | None:
         """The results in float64, from operands moved by so many roundings; None when the op will not."""
 
+        given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)]
+        digits = 2.0**-23 if torch.float32 in given else 2.0**-52  # operands are rounded to it first
+
         def widen(value: Any) -> Any:
             if isinstance(value, torch.dtype) and value.is_floating_point:
                 return torch.float64
@@ -116,7 +138,7 @@ class Jiggle(TorchDispatchMode):
                 return value.clone() if isinstance(value, torch.Tensor) else value
             wide = value.double().clone()
             if by:
-                unit = by * (2.0**-23 if value.dtype is not torch.float64 else 2.0**-52)
+                unit = by * (2.0**-23 if value.dtype is not torch.float64 else digits)
                 if (
                     value.untyped_storage().data_ptr() in self.made
                 ):  # a use may see a half before it was rounded
@@ -124,13 +146,15 @@ class Jiggle(TorchDispatchMode):
                 wide *= 1 + unit * self._noise(wide)
             return wide if self.relaid is None else self.relaid(wide)
 
-        if any(isinstance(v, torch.dtype) and not v.is_floating_point for v in (*args, *kwargs.values())):
+        if any(not v.is_floating_point for v in given):
             return None
+        formula = self._formula(func) if self.exact else func
         try:
-            result = func(*tree_map(widen, args), **tree_map(widen, kwargs))
+            result = formula(*tree_map(widen, args), **tree_map(widen, kwargs))
         except (RuntimeError, NotImplementedError, TypeError, IndexError):
             return None
         results = list(result) if isinstance(result, (tuple, list)) else [result]
+        results = results if formula is func else [_without_dust(r) for r in results]
         narrow = any(
             r.dtype in _UNIT and r.dtype is not torch.float64 for r in results if isinstance(r, torch.Tensor)
         )
@@ -152,7 +176,8 @@ class Jiggle(TorchDispatchMode):
             return
         wide = result.double() if towards is None or towards.dtype is not torch.float64 else towards
         if not self.exact:
-            wide = wide * (1 + 2 * _UNIT[result.dtype] * self._noise(wide))
+            least = torch.finfo(result.dtype).tiny  # below, digits have a fixed place
+            wide = wide + 2 * _UNIT[result.dtype] * self._noise(wide) * wide.abs().clamp(min=least)
         moves = torch.isfinite(result)
         if (
             self.row_major and result.dtype is torch.float16
@@ -161,6 +186,15 @@ class Jiggle(TorchDispatchMode):
             lost = (wide != 0) & (wide.abs() < 2.0**-24)
             wide = torch.where(lost, wide.sign() * 2.0**-24, wide.clamp(-65504, 65504))
         result.copy_(torch.where(moves, wide, result.double()))
+        if self.row_major or self.exact:  # nobody says which sign the NaN of a calculation has
+            result.masked_fill_(result.isnan(), math.copysign(math.nan, 1 if self.exact else -1))
+
+
+def _without_dust(exact: Any) -> Any:
+    """A norm in which what float64 has left of a difference of equal numbers is zero."""
+    if not isinstance(exact, torch.Tensor) or not exact.numel():
+        return exact
+    return exact.masked_fill(exact.abs() < 2.0**-44 * exact.abs().nan_to_num(0, 0, 0).max(), 0)
 
 
 def _rounds(func: Any) -> bool:
@@ -229,6 +263,11 @@ def _infinite(args: Any) -> bool:
         isinstance(a, torch.Tensor) and a.is_floating_point() and bool(a.isinf().any())
         for a in tree_leaves(args)
     )
+
+
+def _overflows(factors: torch.Tensor) -> bool:
+    """Whether some of the factors have a product beyond their type, whatever that of all is."""
+    return bool(factors.is_floating_point() and factors.detach().abs().clamp(min=1).prod().isinf())
 
 
 def _same(a: Any, b: Any) -> bool:

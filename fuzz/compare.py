@@ -24,6 +24,8 @@ MORE_RUNS = range(
 )  # seeds where elements still lie outside: of thousands, one may be moved little by ten runs
 # What a call runs in; inputs are made outside of it.
 AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [contextlib.nullcontext]
+# Where it finds its inputs.
+PLACES: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda tensor: tensor]
 
 
 @dataclass
@@ -53,13 +55,18 @@ def links(inputs: Sequence[torch.Tensor], outputs: Sequence[Any]) -> list[str]:
             if tensor is other:
                 found.append(f"{name} is {other_name}")
             elif tensor.numel() and other.numel() and _storage(tensor) == _storage(other):
-                distance = (tensor.data_ptr() - other.data_ptr()) // tensor.itemsize
+                distance = _first(tensor) - _first(other)
                 found.append(f"{name} shares the memory of {other_name} ({distance} elements on)")
     return found
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    alias = getattr(tensor, "_alias", None)  # of xla tensors, whose storages hold nothing
+    return tensor.untyped_storage().data_ptr() if alias is None else id(alias.root or alias)
+
+
+def _first(tensor: torch.Tensor) -> int:
+    return tensor.storage_offset() if tensor.device.type == "xla" else tensor.data_ptr() // tensor.itemsize
 
 
 def observe(
@@ -69,7 +76,7 @@ def observe(
     seed: int = 0,
 ) -> Outcome:
     """Call the function, and its backward from the outputs in `cotangents` (None: all). Errors are kept."""
-    seen = Outcome()
+    seen, inputs = Outcome(), [PLACES[-1](tensor) for tensor in inputs]
     with AROUND[-1]():
         _run(seen, function, inputs, cotangents, seed)
     seen.written = [t.detach().clone() for t in inputs]
@@ -84,8 +91,11 @@ def _run(seen: Outcome, function: Any, inputs: Any, cotangents: Any, seed: int) 
         chosen = range(len(seen.outputs)) if cotangents is None else cotangents
         roots = [seen.outputs[n] for n in chosen if _asks_gradient(seen.outputs[n])]
         if roots:
-            generator = torch.Generator().manual_seed(seed)
-            given = [torch.randn(r.shape, generator=generator).to(r.dtype) for r in roots]
+            generator = torch.Generator("cpu").manual_seed(seed)
+            given = [
+                torch.randn(r.shape, generator=generator, device="cpu").to(r.dtype).to(r.device)
+                for r in roots
+            ]
             torch.autograd.backward(roots, given)
             seen.gradients = [t.grad if t.is_leaf else None for t in inputs]
     except Exception as error:

@@ -14,9 +14,10 @@ from .compare import Outcome, observe
 from .generate import Generator
 from .program import Program
 from .trial import Trial, Verdict, examine
+from .trial import compiled as tried
 
 BATCH = 144  # programs that share a run of g++
-SLOW_BATCH = 6  # of programs in Triton's interpreter
+SLOW = {"triton": 6, "xla": 48, "xla-bridge": 12}  # others: interpreted, of one XLA graph, of one graph each
 
 
 def trial(program: Program) -> Trial:
@@ -24,7 +25,7 @@ def trial(program: Program) -> Trial:
 
     def prepare(compiled: bool) -> Callable[[], Outcome]:
         function = program.function()
-        call = dynamotor.compile(function) if compiled else function
+        call = tried(function) if compiled else function
         return lambda: observe(call, program.make_inputs(), program.cotangents, program.seed)
 
     return Trial(program.name, prepare)

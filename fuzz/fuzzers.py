@@ -72,7 +72,7 @@ def finding(program: Program, problems: list[str]) -> dict[str, Any]:
     ops = sorted(
         {name for step in program.steps for name in re.findall(r"\w+(?=\()|[-+*/@%<>=&|^~]+|\[", step.text)}
     )
-    target = "triton" if program.target == "triton" else "cpp"
+    target = program.target if program.target in fusion.SLOW else "cpp"
     text = f"# {program.name} {program.target}: {problems[0]}\n{report.test_of(program, problems)}"
     return {
         "signature": f"{target} {kind(problems[0])} {' '.join(ops)}",
@@ -99,7 +99,7 @@ def fusion_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     for name in itertools.cycle(names):
         if start >= count:
             return
-        size = min(count - start, fusion.BATCH if name != "triton" else fusion.SLOW_BATCH)
+        size = min(count - start, fusion.SLOW.get(name, fusion.BATCH))
         yield {"fuzzer": "fusion", "seed": seed, "start": start, "count": size, "target": name}
         start += size
 

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-import dynamotor
-
 from .compare import Outcome, observe
 from .program import define
 from .trial import Trial, examine, targets
+from .trial import compiled as tried
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "uint8", "bool", "complex64")
 LAYOUTS = ("transposed", "strided", "expanded", "flipped", "channels_last", "offset")
@@ -102,7 +101,7 @@ def trial(name: str, lines: str, writer: Writer, gradients: bool, settled: bool)
 
     def prepare(compiled: bool) -> Callable[[], Outcome]:
         function = define(source, "f", writer.objects)
-        call = dynamotor.compile(function) if compiled else function
+        call = tried(function) if compiled else function
         return lambda: observe(call, inputs(), None if gradients else ())
 
     facts = [

@@ -185,6 +185,47 @@ def reshape(g: Generator) -> Line:
     return f"{{0}}.{g.rng.choice(['reshape', 'view'])}({(*shape, n)})", (x,)
 
 
+def _grouping(g: Generator, n: int) -> tuple[int, ...]:
+    """A shape of n elements from its prime factors in any order: its boundaries nest in few others."""
+    primes = [p for p in range(2, n + 1) if n % p == 0 and all(p % q for q in range(2, p))]
+    factors = [p for p in primes for _ in range(n.bit_length()) if n % p ** (_ + 1) == 0]
+    g.rng.shuffle(factors)
+    shape = [1] * g.rng.choice([2, 2, 3, 4])
+    for factor in factors:
+        shape[g.rng.randrange(len(shape))] *= factor
+    return tuple(shape)
+
+
+def regrouped(g: Generator) -> Line:
+    """Scans, steps back, cuts and reductions before and behind a view whose dimensions nest in no other's."""
+    x = g.pick()
+    shape = _grouping(g, g.values[x].numel())
+    before, behind = (g.rng.choice(_REGROUPED) for _ in range(2))
+    last = g.rng.choice(_REGROUPED_LAST)
+    first = before.replace("{dim}", dim(g, x))
+    second = (behind + last).replace("{dim}", str(g.rng.randrange(-len(shape), len(shape))))
+    return f"{{0}}{first}.reshape({shape}){second}", (x,)
+
+
+def write_regrouped(g: Generator) -> Line:
+    """A write through such a view."""
+    x = g.pick()
+    part = g.rng.choice(["", "[1:]", "[..., ::2]", ".mT", "[..., -1]", ".select(0, 0)", ".diagonal()"])
+    change = g.rng.choice(["add_(1)", "mul_(2)", "zero_()", "neg_()", "copy_({0}.reshape(-1)[0].clone())"])
+    return f"{{0}}.view({_grouping(g, g.values[x].numel())}){part}.{change}", (x,), 0
+
+
+_REGROUPED = (
+    "", "", ".flip({dim})", ".flip(0, -1)", ".roll(1, {dim})", ".cumsum({dim})", ".cumprod({dim})",
+    ".logcumsumexp({dim})", ".cummax({dim})[0]", ".cummin({dim})[0]", ".softmax({dim})", ".transpose(0, {dim})",
+    "[1:]", "[..., ::2]", "[..., :-1]", ".diff(dim={dim})", ".unfold({dim}, 2, 1)",
+)  # fmt: skip
+_REGROUPED_LAST = (
+    "", "", ".sum({dim})", ".logsumexp({dim})", ".amax({dim})", ".softmax({dim})", ".var({dim})", ".cumsum({dim})",
+    ".flip({dim}).cumsum({dim})", ".prod({dim})", ".argmax({dim})", ".tanh()",
+)  # fmt: skip
+
+
 def permute(g: Generator) -> Line:
     x = g.pick()
     order = list(range(g.values[x].dim()))
@@ -324,6 +365,8 @@ def norm(g: Generator) -> Line:
             ]
         )
         n = shape[1]
+        if len(shape) == 4:  # eager's backward of many groups, channels-last, ends the process
+            text = text.replace("({0}, {n},", "({0}, 1,")
     weight, bias = g.new_input((n,), dtype), g.new_input((n,), dtype)
     return text.replace("{n}", str(n)), (x, weight, bias) if "{2}" in text else (x, weight)
 
@@ -380,6 +423,7 @@ FUSED: Kinds = [
     (9, line(ROW_SUMS)),
     (12, line(JOINED_SUMS)),
     (2, reshape),
+    (2, regrouped),
     (2, permute),
     (2, cut),
     (2, cast),
@@ -397,6 +441,8 @@ ALL: Kinds = [
     (5, line(IN_PLACE)),
     (3, line(ASSIGNMENTS, 0)),
     (5, reshape),
+    (8, regrouped),
+    (1, write_regrouped),
     (4, permute),
     (6, cut),
     (6, cast),

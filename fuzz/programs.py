@@ -166,6 +166,8 @@ class World:
 def _lines_of(error: BaseException | None) -> list[tuple[str, int | None]]:
     """Where an error went through the program, as its traceback says."""
     frames = traceback.extract_tb(error.__traceback__ if error else None)
+    if isinstance(error, UnboundLocalError):  # CPython itself names the line before once the code is warm
+        del frames[-1:]
     return [(f.name, f.lineno) for f in frames if f.filename.startswith(("<fuzz", "<world"))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from .program import Program
-from .trial import TARGETS
+from .trial import TARGETS, XLA
 
 
 def test_of(program: Program, problems: list[str]) -> str:
@@ -21,6 +21,9 @@ def test_of(program: Program, problems: list[str]) -> str:
         f"        return [{inputs}]",
         "",
     ]
+    if program.target in XLA:
+        call = f"problems(f, inputs, {program.cotangents}, {program.target!r})"
+        return "\n".join([*lines, f"    assert fuzz.xla.{call} == []"]) + "\n"
     settings = ", ".join(f"{k}={v!r}" for k, v in TARGETS.get(program.target, {}).items())
     lines += [
         f"    with dynamotor.config.patch({settings}):",

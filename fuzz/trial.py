@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import dynamotor
 from dynamotor import config
 from dynamotor.base.errors import BuildError
 from dynamotor.base.events import counters
@@ -30,7 +31,9 @@ TARGETS: dict[str, dict[str, Any]] = {
     "portable": {"isa": "portable"},
     "triton": {"target": "triton"},
 }
+XLA = ("xla", "xla-bridge")  # where jax is: lazily, and compiled by the bridge
 QUICK = ("-O1",)
+_VERSION = "modified by an inplace operation: [torch."
 GRAPHS = 8  # forward, backward, and one more for each break
 
 
@@ -47,6 +50,24 @@ def compiling(target: str) -> Iterator[None]:
     flags = () if triton else QUICK
     with config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
         yield
+
+
+_backend = ["native"]
+
+
+@contextlib.contextmanager
+def backend(name: str) -> Iterator[None]:
+    """The backend that `compiled` asks for."""
+    _backend.append(name)
+    try:
+        yield
+    finally:
+        _backend.pop()
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it is tried."""
+    return dynamotor.compile(function, backend=_backend[-1])
 
 
 @dataclass
@@ -87,6 +108,10 @@ class _Case:
 
 def examine(trials: Sequence[Trial], target: str) -> list[Verdict]:
     """Compile the trials for a target, run each twice and compare with eager. A build error counts."""
+    if target in XLA:
+        from . import xla
+
+        return xla.examine(trials, target)
     with compiling(target), Batch() as batch:
         cases = [_case(trial) for trial in trials]
         for _ in range(GRAPHS):
@@ -114,6 +139,9 @@ def _waits(case: _Case) -> bool:
     finally:
         case.verdict.refused += sorted(reasons() - before)
     case.done = True
+    if _VERSION in str(got.error):  # PyTorch refuses it: one node keeps for all gradients
+        case.verdict.refused.append("a kept value was written before the backward")
+        return False
     found = case.verdict.problems = _judge(case, got)
     if counters["frames"]["failed"] > failed:
         found.append("the compiler stopped at an error of its own and ran eager")

@@ -10,6 +10,8 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 
 import dynamotor
+from dynamotor.base.events import counters
+from dynamotor.torch_compile_adapter import dynamotor_backend
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +79,22 @@ def test_under_compiled_autograd():
         module.zero_grad()
         module(x).sum().backward()
         torch.testing.assert_close(grads, [p.grad for p in module.parameters()])
+
+
+def _of_sizes(x, w):
+    y = x.view(x.shape[0] // 2, -1).sin()
+    return (y.sum(1) * x.shape[0]).sum() + torch.cat([x @ w, x @ w + x.size(0)]).cos().sum()
+
+
+def test_the_backend_compiles_torch_compiles_graphs_with_symbols():
+    counters.clear()
+    compiled = torch.compile(_of_sizes, backend=dynamotor_backend, dynamic=True)
+    w = torch.randn(3, 4).double()
+    for n in (6, 8, 10, 40):
+        found = []
+        for run in (_of_sizes, compiled):
+            mine = torch.linspace(-1, 1, n * 3).double().view(n, 3).requires_grad_()
+            result = run(mine, w)
+            found.append((result.detach(), *torch.autograd.grad(result, mine)))
+        torch.testing.assert_close(found[1], found[0])
+    assert counters["frames"]["parts compiled"] == 1 and not counters["fallback"]

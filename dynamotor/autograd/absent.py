@@ -19,7 +19,7 @@ import torch
 from ..graph.module import graph_module
 from ..graph.sizes import numbers
 from ..graph.spec import TensorSpec
-from .simplify import has_effect, remove_dead_code
+from .simplify import has_effect, multiply_zeros_without_memory, remove_dead_code
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -109,6 +109,7 @@ def without_tangents(
     """
     graph = torch.fx.Graph()
     env: dict[Node, Any] = {}
+    rest: dict[Node, Node] = {}  # sums of absent gradients and values made of no tangent (zero times a slope)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     present = _dependent(gm.graph, {p for n, p in enumerate(placeholders) if n >= first and n not in absent})
 
@@ -123,31 +124,31 @@ def without_tangents(
     def copy(node: Node) -> Any:
         if not any(env[a] is NOTHING for a in node.all_input_nodes):
             return graph.node_copy(node, env.__getitem__)
-        if node not in present and _is_gradient(node) and not has_effect(node):
-            return NOTHING
+        same = None
         if node.target is aten.add.Tensor:
             same = _other_operand(node, *torch.fx.map_arg(node.args, env.__getitem__))
-            if same is not None:
-                return same
-        return graph.node_copy(node, fill)
+        if node not in present and _is_gradient(node) and not has_effect(node):
+            if same is not None and same is not NOTHING:
+                rest[node] = same
+            return NOTHING
+        return graph.node_copy(node, fill) if same is None else same
+
+    def gradient(value: Any, is_reached: bool) -> Any:
+        if is_reached and env.get(value) is NOTHING:
+            return rest.get(value) or fill(value)
+        return _or_none(env, value)
 
     try:
         for position, node in enumerate(gm.graph.nodes):
             if position in absent:
                 env[node] = NOTHING
             elif node.op == "output":
-                graph.output(
-                    tuple(
-                        [
-                            fill(v) if k in reached and env.get(v) is NOTHING else _or_none(env, v)
-                            for k, v in enumerate(node.args[0])
-                        ]
-                    )
-                )
+                graph.output(tuple([gradient(v, k in reached) for k, v in enumerate(node.args[0])]))
             else:
                 env[node] = copy(node)
     except _CannotFill:
         return None
     found = graph_module(graph)
+    multiply_zeros_without_memory(found)  # a sum with an absent gradient may be such a zero now
     remove_dead_code(found)
     return found

@@ -24,6 +24,7 @@ from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
 from ..base.log import log
+from ..graph.control_flow import ControlFlow
 from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
 from ..graph.passes import run_passes
@@ -31,12 +32,12 @@ from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
-from ..graph.sizes import Size
+from ..graph.sizes import DataDependent, Size
 from ..graph.spec import TensorSpec
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from .absent import without_tangents
-from .around import region_around
+from .around import regions_around
 from .extract import extract, inputs_of
 from .joint import Joint, trace_joint
 from .kept import MISSING, Keeper, Kept, Notes, kept
@@ -46,7 +47,7 @@ from .reach import gradient_groups
 from .recipe import Recipe
 from .runtime import inference_callable, training_callable
 from .simplify import PASSES, has_effect
-from .stages import StagedCall
+from .stages import Part, StagedCall
 
 Compiled = Callable[..., Any]
 Node = torch.fx.Node
@@ -117,25 +118,32 @@ def _aot_compile(
 ) -> Compiled:
     if config.verify:
         verify_torch_graph(gm)
+    data = [n for n in gm.graph.nodes if "data_dependent" in n.meta or isinstance(n.target, ControlFlow)]
+    for node in data:
+        if isinstance(node.target, ControlFlow):  # its bodies are graphs, compiled when they first run
+            node.target.compile = functools.partial(
+                _compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper
+            )
+    if data:
+        regions = _regions(gm, example_inputs, data)
+        if regions is not None:
+            return _in_parts(gm, regions, compile_graph, cuts, keeper)
+        beside = [n for n in gm.graph.nodes if n.op.startswith("call") and n not in data and not is_size(n)]
+        if any(n.target is not operator.getitem for n in beside):
+            why = DataDependent("DM210", f"what follows {data[0].target} cannot be run apart from it")
+            _note_fallback(name, why, data[0], "graph")
+        return gm.forward
     try:
         with timed("trace joint graph"), preserved_modes():
             joint = trace_joint(gm, _specs(gm, example_inputs), graded, _memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = getattr(error, "torch_node", None)
-        region = _region(gm, example_inputs, error, at) if cuts and not config.strict else None
-        _note_fallback(name, error, at, "graph" if region is None else "op")
-        if region is None:
-            return gm.forward
-        compiled = functools.partial(
-            _compile_stage, compile_graph=compile_graph, cuts=cuts - 1, keeper=keeper
-        )
-        calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
-        parts: list[tuple[Sequence[torch.fx.Node], Callable[..., Any]]] = [
-            (calls[: region[0]], compiled),
-            (calls[slice(*region)], _as_it_is),
-            (calls[region[1] :], compiled),
-        ]
-        return StagedCall(gm, [part for part in parts if part[0]])
+        written = isinstance(error, DynamotorError) and error.code == "DM231"
+        regions = None
+        if cuts and not config.strict and (at or written):
+            regions = _regions(gm, example_inputs, [at] if at else None)
+        _note_fallback(name, error, at, "graph" if regions is None else "op")
+        return gm.forward if regions is None else _in_parts(gm, regions, compile_graph, cuts - 1, keeper)
     with timed("simplify joint graph"):
         run_passes(joint.gm, PASSES, stage="joint")
     emit("joint", name=name, graph=joint.gm)
@@ -146,6 +154,24 @@ def _aot_compile(
     return _compile_training(
         joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None), place
     )
+
+
+def _in_parts(
+    gm: torch.fx.GraphModule,
+    regions: Sequence[tuple[int, int]],
+    compile_graph: CompileGraph,
+    cuts: int,
+    keeper: Keeper | None,
+) -> Compiled:
+    """The calls of the regions in eager PyTorch, those before, between and after them compiled."""
+    compiled = functools.partial(_compile_stage, compile_graph=compile_graph, cuts=cuts, keeper=keeper)
+    calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
+    parts: list[Part] = []
+    end = 0
+    for start, stop in regions:
+        parts += [(calls[end:start], compiled), (calls[start:stop], None)]
+        end = stop
+    return StagedCall(gm, [part for part in (*parts, (calls[end:], compiled)) if part[0]])
 
 
 def _is_tensor(value: Any) -> bool:
@@ -176,16 +202,15 @@ def _memory_groups(inputs: Sequence[Any]) -> list[int]:
     ]
 
 
-def _region(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], error: Exception, at: Node | None
-) -> tuple[int, int] | None:
-    """The calls around the one that failed that eager PyTorch is to run; None: all of them."""
-    written = isinstance(error, DynamotorError) and error.code == "DM231"
-    if not (at or written) or "on_backward" in gm.meta or "shape_env" in gm.meta:
+def _regions(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], ats: Sequence[Node] | None
+) -> list[tuple[int, int]] | None:
+    """The calls around those that failed that eager PyTorch is to run; None: all of them."""
+    if "on_backward" in gm.meta:
         return None
     try:
         with preserved_modes():
-            return region_around(gm, example_inputs, at)
+            return regions_around(gm, example_inputs, _specs(gm, example_inputs), ats)
     except (
         RuntimeError,
         NotImplementedError,
@@ -204,12 +229,13 @@ def _compile_stage(
     keeper: Keeper | None,
 ) -> Compiled:
     return aot_compile(
-        gm, inputs, compile_graph, static_inputs=gm.meta["static_inputs"], cuts=cuts, keeper=keeper
+        gm,
+        inputs,
+        compile_graph,
+        static_inputs=gm.meta.get("static_inputs", frozenset()),
+        cuts=cuts,
+        keeper=keeper,
     )
-
-
-def _as_it_is(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
-    return gm.forward
 
 
 def _note_fallback(name: str, error: Exception, at: Node | None, what: str) -> None:

@@ -1,8 +1,8 @@
-"""Cuts a torch graph around an op that cannot be recorded or differentiated ahead of time: the calls before,
-it, the calls after.
+"""Cuts a torch graph around an op that cannot be recorded or differentiated ahead of time, or whose result's
+size depends on data: the calls before, it, the calls after.
 
-Only tensors pass a border, and none that is written later on; autograd joins the parts, as it joins any real
-tensors.
+Only tensors and the symbols of sizes pass a border, and no tensor that is written later on; autograd joins the
+parts, as it joins any real tensors.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.shape_tensor import ShapeTensor, shape_mode
+from ..graph.data_sizes import holds
+from ..graph.shape_tensor import ShapeTensor, materialise, shape_mode, spec_of
+from ..graph.size_nodes import is_size
+from ..graph.sizes import Size
 from ..graph.spec import TensorSpec
+from ..graph.sym_int import to_torch
 
 
 class _Trial:
@@ -22,12 +26,13 @@ class _Trial:
     tensor.
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[torch.Tensor], specs: Sequence[Any]) -> None:
         self.calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-        self.env: dict[fx.Node, Any] = dict(zip(placeholders, map(_example, inputs), strict=True))
-        self.outside = {tensor.memory for tensor in self.env.values()}
-        self.wanting = {tensor.memory for tensor in self.env.values() if tensor.requires_grad}
+        self.env: dict[fx.Node, Any] = dict(zip(placeholders, map(_example, inputs, specs), strict=True))
+        tensors = [value for value in self.env.values() if isinstance(value, ShapeTensor)]
+        self.outside = {tensor.memory for tensor in tensors}
+        self.wanting = {tensor.memory for tensor in tensors if tensor.requires_grad}
         self.writes: list[set[Any]] = []
         self.first_use: dict[Any, int] = {}
         with shape_mode():
@@ -39,7 +44,11 @@ class _Trial:
         given = [self.env[n] for n in node.all_input_nodes if isinstance(self.env[n], ShapeTensor)]
         before = [tensor._version for tensor in given]
         function: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-        result = self.env[node] = function(*args, **kwargs)
+        known = "data_dependent" in node.meta  # only running the call tells more
+        result = materialise(node.meta["val"]) if known else function(*args, **kwargs)
+        self.env[node] = result
+        if isinstance(result, ShapeTensor | torch.SymInt):
+            node.meta["val"] = spec_of(result)  # in the symbols of this graph, which may be a part of another
         written = [
             tensor for tensor, version in zip(given, before, strict=True) if tensor._version != version
         ]
@@ -55,45 +64,65 @@ class _Trial:
         result = [True] * (len(self.calls) + 1)
         for at, node in enumerate(self.calls):
             spans = [(self.first_use[memory], at) for memory in self.writes[at] - self.outside]
-            if not isinstance(self.env[node], ShapeTensor):
+            if not isinstance(self.env[node], ShapeTensor | torch.SymInt):
                 spans.append((at, max((position.get(user, at) for user in node.users), default=at)))
             for begin, end in spans:
                 result[begin + 1 : end + 1] = [False] * (end - begin)
         return result
 
 
-def _example(tensor: torch.Tensor) -> ShapeTensor:
-    made = ShapeTensor.make(TensorSpec.of(tensor), tensor.requires_grad and tensor.is_leaf)
+def _example(tensor: torch.Tensor, spec: TensorSpec | Size) -> Any:
+    if type(spec) is Size:
+        return to_torch(spec)
+    made = ShapeTensor.make(spec, tensor.requires_grad and tensor.is_leaf)
     if tensor.requires_grad and not tensor.is_leaf:
         with torch.enable_grad():
             made.copy_(ShapeTensor.make(made.spec, requires_grad=True))
     return made
 
 
-def region_around(
-    gm: fx.GraphModule, inputs: Sequence[torch.Tensor], at: fx.Node | None
-) -> tuple[int, int] | None:
-    """The smallest range of the graph's calls, around call `at`, that can be run apart; None when it would be
-    all of them.
-
-    at: None stands for the first call that writes an input of which a gradient is wanted.
+def _goes_with(node: fx.Node) -> bool:
+    """Whether a call that follows one whose result's size data decides only reads that size, or says what
+    holds of it.
     """
-    trial = _Trial(gm, inputs)
-    free = trial.free()
-    if at is None:
-        start = next(
-            (k for k, memories in enumerate(trial.writes) if memories & trial.wanting & trial.outside), None
-        )
+    return is_size(node) or node.target is holds
+
+
+def regions_around(
+    gm: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    specs: Sequence[Any],
+    ats: Sequence[fx.Node] | None,
+) -> list[tuple[int, int]] | None:
+    """The smallest ranges of the graph's calls, around the calls `ats`, that can be run apart, in order; None
+    when that would be all of them.
+
+    specs: those of the inputs, with symbols where sizes differ between calls. ats: None stands for the first
+    call that writes an input of which a gradient is wanted.
+    """
+    trial = _Trial(gm, inputs, specs)
+    if ats is None:
+        wanted = trial.wanting & trial.outside
+        starts = [k for k, memories in enumerate(trial.writes) if memories & wanted][:1]
     else:
-        start = trial.calls.index(at)
-    if start is None:
-        return None
+        starts = [trial.calls.index(at) for at in ats]
+    found: list[tuple[int, int]] = []
+    for start in starts:
+        start, stop = _region(trial, start)
+        while found and start <= found[-1][1]:
+            start = min(start, found.pop()[0])
+        found.append((start, stop))
+    return None if not found or found == [(0, len(trial.calls))] else found
+
+
+def _region(trial: _Trial, start: int) -> tuple[int, int]:
+    free = trial.free()
     stop = start + 1
-    while not free[stop]:
+    while not free[stop] or stop < len(trial.calls) and _goes_with(trial.calls[stop]):
         stop += 1
     # What is written from here on may not have been saved for a backward before: eager decides what it saves.
     later = set().union(*trial.writes[start:]) & trial.outside
     start = min([start, *(trial.first_use[memory] for memory in later)])
     while not free[start]:
         start -= 1
-    return None if stop - start == len(trial.calls) else (start, stop)
+    return start, stop

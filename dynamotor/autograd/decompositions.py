@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from ..base.config import config
 from ..graph.shape_tensor import ShapeTensor
 from .recorder import GraphRecorder, record_rule
+from .simplify import NO_MEMORY
 
 aten = torch.ops.aten
 decomposition = record_rule
@@ -188,9 +189,7 @@ def _new_zeros(
     )
 
 
-@decomposition(
-    aten.zeros.default, aten.ones.default, aten._efficientzerotensor.default
-)  # the last has no memory
+@decomposition(aten.zeros.default, aten.ones.default)
 def _zeros_ones(
     recorder: GraphRecorder,
     func: OpOverload,
@@ -211,6 +210,15 @@ def _zeros_ones(
     )
 
 
+@decomposition(aten._efficientzerotensor.default)
+def _without_memory(recorder: GraphRecorder, func: OpOverload, size: Any, **given: Any) -> Any:
+    """Zeros that stand for what arrived at an op without slope (`sgn`), where that is known."""
+    arrived, recorder.arrived = recorder.arrived, None
+    if arrived is None:
+        return _zeros_ones(recorder, func, size, **given)
+    return recorder.plain(NO_MEMORY, (arrived,), {})
+
+
 @decomposition(aten.zeros_like.default, aten.ones_like.default)
 def _like(
     recorder: GraphRecorder,
@@ -223,13 +231,12 @@ def _like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Any:
-    if not like.is_contiguous() or memory_format not in (
-        None,
-        torch.preserve_format,
-        torch.contiguous_format,
-    ):
-        return NotImplemented
     value = 0 if func is aten.zeros_like.default else 1
+    plain = like.is_contiguous() and memory_format in (None, torch.preserve_format, torch.contiguous_format)
+    if not plain or recorder.is_gradient(like):
+        return recorder.call(
+            aten.full_like.default, like, value, dtype=dtype, device=device, memory_format=memory_format
+        )
     return recorder.call(
         aten.full.default, list(like.shape), value, dtype=dtype or like.dtype, device=device or like.device
     )

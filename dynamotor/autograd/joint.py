@@ -141,6 +141,9 @@ def trace_joint(
     )
 
 
+_SIGNS = (torch.sgn, "sgn", "sgn_")  # their gradients are zeros that say nothing of what they were given
+
+
 def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[ShapeTensor]) -> tuple:
     """Interpret the torch graph; each node's user line is noted on the aten nodes that it makes."""
     env: dict[torch.fx.Node, Any] = {}
@@ -168,6 +171,8 @@ def _run(gm: torch.fx.GraphModule, recorder: GraphRecorder, inputs: Sequence[Sha
             error.__dict__["torch_node"] = node  # around which the graph may be cut
             raise
         recorder.made.append((torch._C._autograd._get_sequence_nr(), node))
+        if node.target in _SIGNS and env[node].requires_grad:
+            env[node].register_hook(recorder.arrives)
     raise UnsupportedOp("DM242", "a torch graph without output")
 
 

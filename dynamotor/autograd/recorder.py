@@ -55,6 +55,7 @@ class GraphRecorder:
             tuple[int, torch.fx.Node]
         ] = []  # autograd's count of its nodes after each call of the torch graph
         self.failed: int | None = None  # the number of the autograd node whose backward could not be recorded
+        self.arrived: ShapeTensor | None = None  # the gradient that the next zeros without memory stand for
         self._constant_nodes: dict[int, Alias] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
@@ -78,7 +79,7 @@ class GraphRecorder:
         ):
             node = self.graph.placeholder(name)
         node.target = node.name  # unique, where `name` need not be
-        node.meta["val"] = spec
+        node.meta["val"], node.meta["stage"] = spec, self.stage
         self._last_placeholder = node
         return node
 
@@ -170,7 +171,7 @@ class GraphRecorder:
             elif isinstance(spec, tuple):
                 raise UnsupportedOp("DM239", f"{node.target} returns nested lists", cure="use another op")
             else:
-                outs.append(spec)
+                outs.append(to_torch(spec))
         return tuple(outs)
 
     # -- recording -------------------------------------------------------------------------------------------
@@ -182,6 +183,14 @@ class GraphRecorder:
             running = torch._C._current_autograd_node()
             self.failed = self.failed if running is None else running._sequence_nr()
             raise
+
+    def arrives(self, gradient: ShapeTensor) -> None:
+        """A hook of what has zeros without memory as its gradient."""
+        self.arrived = gradient
+
+    def is_gradient(self, tensor: ShapeTensor) -> bool:
+        """Whether the backward made it: zeros in its place depend on it, there are none where it is absent."""
+        return self.stage == "backward" and self.node_of(tensor).meta.get("stage") == "backward"
 
     def forward_of_failed(self) -> torch.fx.Node | None:
         """The torch graph's node whose backward could not be recorded."""

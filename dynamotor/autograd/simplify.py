@@ -14,6 +14,7 @@ import torch
 from ..base.registry import Registry
 from ..graph.nodes import arguments, operand, overload
 from ..graph.op_facts import facts, is_collective
+from ..graph.shapes import infer_spec
 from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec, same_sizes
 
@@ -27,6 +28,34 @@ _ADDRESS_STORAGE = (aten.as_strided.default, aten.as_strided_scatter.default)
 # One row an op: node -> the node that it equals, or None.
 no_op_rules: Registry[Any, Any] = Registry("no-op")
 no_op = no_op_rules.register
+
+
+NO_MEMORY = aten.zeros_like.default  # all other zeros are `full` and `full_like`
+
+
+def multiply_zeros_without_memory(gm: torch.fx.GraphModule) -> None:
+    """Eager's products with zeros that have no memory (the gradient of `sgn`) are such zeros, beside NaN too:
+    what they are multiplied with, or divided by, counts as ones.
+    """
+    held = set(gm.graph.find_nodes(op="call_function", target=NO_MEMORY))
+    for node in gm.graph.nodes if held else ():
+        given = [n for n in node.all_input_nodes if isinstance(n.meta["val"], TensorSpec)]
+        others = [n for n in given if n not in held]
+        if node.op != "call_function" or len(others) == len(given):
+            continue
+        product = node.target in (aten.mul.Tensor, aten.mul.Scalar)
+        if product or (node.target in (aten.div.Tensor, aten.div.Scalar) and node.args[0] in held):
+            for other in others:
+                with gm.graph.inserting_before(node):
+                    ones = gm.graph.call_function(aten.full_like.default, (other, 1))
+                ones.meta = {
+                    **other.meta,
+                    "val": infer_spec(aten.full_like.default, (other.meta["val"], 1), {}),
+                }
+                node.replace_input_with(other, ones)
+        elif others or not (node.target is aten.add.Tensor or facts(node.target).is_view):
+            continue
+        held.add(node)
 
 
 def remove_no_ops(gm: torch.fx.GraphModule) -> None:
@@ -174,6 +203,7 @@ def _draws_dropout(node: Node) -> bool:
 
 
 PASSES = [
+    ("zeros without memory", multiply_zeros_without_memory),
     ("remove no-ops", remove_no_ops),
     ("merge views", merge_views),
     ("share common subexpressions", share_common_subexpressions),

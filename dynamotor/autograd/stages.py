@@ -15,9 +15,32 @@ import torch
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
+from ..graph.size_nodes import is_size
+from ..graph.sizes import Size, Symbol
+from ..graph.spec import TensorSpec
+from .variants import Variants
+
 Compiled = Callable[..., Any]
 Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Compiled]
-Part = tuple[Sequence[fx.Node], Backend]
+Part = tuple[Sequence[fx.Node], Backend | None]  # None: PyTorch runs it as it is
+
+
+def symbol_nodes(gm: fx.GraphModule) -> dict[Symbol, fx.Node]:
+    """The node that gives each symbol's value at a call: a placeholder, or what reads a size of data."""
+    found: dict[Symbol, fx.Node] = {}
+    for node in gm.graph.nodes:
+        if is_size(node) and len(node.meta["val"].terms) == 1:
+            (monomial,) = node.meta["val"].terms
+            if len(monomial) == 1 and type(monomial[0]) is Symbol:
+                found.setdefault(monomial[0], node)
+    return found
+
+
+def _symbols(val: Any) -> list[Symbol]:
+    """The symbols of a value's spec, in the order in which they were made."""
+    sizes = (*val.shape, *val.stride, val.offset) if type(val) is TensorSpec else (val,)
+    found = {symbol for size in sizes if type(size) is Size for symbol in size.symbols}
+    return sorted(found, key=lambda symbol: symbol.order)
 
 
 @dataclass
@@ -25,7 +48,7 @@ class _Stage:
     """A part of the graph: which values it takes and gives (numbers in the run's list of values)."""
 
     gm: fx.GraphModule
-    backend: Backend
+    backend: Backend | None
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     drops: tuple[int, ...]
@@ -76,11 +99,12 @@ class StagedCall:
         output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
         static = gm.meta.get("static_inputs", frozenset())
         numbers: dict[fx.Node, int] = {node: i for i, node in enumerate(placeholders)}
+        self.symbols, self.env = symbol_nodes(gm), gm.meta.get("shape_env")
         self.static = {numbers[node] for i, node in enumerate(placeholders) if i in static}
         last: dict[fx.Node, int] = {}  # the last stage that takes a value; values that are returned stay
+        parts = [([n for n in calls if not self._follows(n)], backend) for calls, backend in parts]
         for i, (calls, _) in enumerate(parts):
-            for node in calls:
-                last |= dict.fromkeys(node.all_input_nodes, i)
+            last |= dict.fromkeys(self._takes(calls), i)
         last |= dict.fromkeys(output.all_input_nodes, len(parts))
         modes = _Modes()
         self.stages = [self._stage(i, part, numbers, last, modes) for i, part in enumerate(parts)]
@@ -92,10 +116,7 @@ class StagedCall:
         self, i: int, part: Part, numbers: dict[fx.Node, int], last: dict[fx.Node, int], modes: _Modes
     ) -> _Stage:
         calls, backend = part
-        inside = {*calls, *modes.regions}
-        takes = list(
-            dict.fromkeys(arg for node in calls for arg in node.all_input_nodes if arg not in inside)
-        )
+        takes = self._takes(calls)
         gives = [node for node in calls if last.get(node, i) > i and node.target is not _enter_autocast]
         graph = fx.Graph()
         env: dict[fx.Node, fx.Node] = {}
@@ -104,6 +125,9 @@ class StagedCall:
             env[node].meta = dict(node.meta)
         modes.enter(graph, env)
         for node in calls:
+            for size in self._expression(node):
+                if size not in env:
+                    env[size] = graph.node_copy(size, env.__getitem__)
             env[node] = graph.node_copy(node, env.__getitem__)
             modes.follow(node)
         modes.leave(graph, env)
@@ -116,9 +140,34 @@ class StagedCall:
             k for k, node in enumerate(takes) if numbers[node] in self.static
         )
         drops = tuple(numbers[node] for node in takes if last[node] == i)
+        if any(map(is_size, takes)):
+            stage.meta["shape_env"] = self.env
         return _Stage(
             stage, backend, tuple(numbers[n] for n in takes), tuple(numbers[n] for n in gives), drops
         )
+
+    def _follows(self, node: fx.Node) -> bool:
+        """Whether a node computes a size from others: each part does that for itself."""
+        return is_size(node) and node not in self.symbols.values()
+
+    def _expression(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes that compute the sizes among a call's arguments, in order."""
+        found: list[fx.Node] = []
+        for arg in node.all_input_nodes:
+            if self._follows(arg):
+                found += [*self._expression(arg), arg]
+        return found
+
+    def _takes(self, calls: Sequence[fx.Node]) -> list[fx.Node]:
+        """What calls need of what is outside of them: symbols (for computed sizes, and for tensors' specs),
+        then tensors.
+        """
+        whole = [one for node in calls for one in (*self._expression(node), node)]
+        inside = set(whole)
+        args = dict.fromkeys(arg for node in whole for arg in node.all_input_nodes if arg not in inside)
+        args = {node: None for node in args if node.target is not _enter_autocast}
+        symbols = dict.fromkeys(self.symbols[s] for node in args for s in _symbols(node.meta.get("val")))
+        return list(dict.fromkeys([*(node for node in symbols if node not in inside), *args]))
 
     def __call__(self, *inputs: torch.Tensor) -> tuple:
         values: list[Any] = [*inputs, *[None] * (self.count - len(inputs))]
@@ -134,5 +183,12 @@ class StagedCall:
     def _compiled(self, stage: _Stage, arguments: list[torch.Tensor]) -> Compiled:
         with self.compiling:
             if stage.call is None:
-                stage.call = stage.backend(stage.gm, arguments)
+                stage.call = _call(stage, arguments)
         return stage.call
+
+
+def _call(stage: _Stage, arguments: list[Any]) -> Compiled:
+    if stage.backend is None:
+        return stage.gm.forward
+    general = "shape_env" in stage.gm.meta
+    return Variants(stage.gm, stage.backend) if general else stage.backend(stage.gm, arguments)

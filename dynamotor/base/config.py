@@ -67,6 +67,9 @@ class Config:
     # Warm calls on a GPU are replayed as CUDA graphs (mode="reduce-overhead" turns it on): less host time,
     # more memory held.
     cuda_graphs: bool = False
+    # For so many sets of sizes a compiled graph whose sizes differ between calls keeps CUDA graphs; the least
+    # recently called with makes room.
+    cuda_graph_sizes: int = 16
     # Matrix products on a GPU are timed against generated kernels that do the work around them too
     # (mode="max-autotune" turns it on): seconds more at the first call ever, kept on disk.
     max_autotune: bool = False

@@ -32,14 +32,17 @@ from ..graph.text import program_text
 from . import (
     ops_control,
     ops_stack,
+    rules_attention,
     rules_autograd,
     rules_builtins,
     rules_containers,
+    rules_control_flow,
     rules_copy,
     rules_library,
     rules_numpy,
     rules_threads,
     rules_transformers,
+    rules_transforms,
     torch_rules,
 )
 from .breaks import BreakReason, Stop, Unsupported
@@ -59,14 +62,17 @@ from .values.base import Raised, Value
 REGISTERED = (
     ops_control,
     ops_stack,
+    rules_attention,
     rules_autograd,
     rules_builtins,
     rules_containers,
+    rules_control_flow,
     rules_copy,
     rules_library,
     rules_numpy,
     rules_threads,
     rules_transformers,
+    rules_transforms,
     torch_rules,
     context,
     instances,
@@ -466,7 +472,7 @@ class Compiler:
                 raise stop.reason.error() from None
             return self._broken(stop, trace, args, kwnames, ambient)
         finally:
-            self.symbols_made = self.symbols_made or bool(trace.sizes.sources)
+            self.symbols_made = self.symbols_made or bool(trace.sizes.env.symbols)
 
     def _needed_as_numbers(
         self, stop: Unsupported, sizes: TraceSizes, args: tuple[Any, ...], kwnames: tuple[str, ...]

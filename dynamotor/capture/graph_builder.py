@@ -31,6 +31,7 @@ class GraphBuilder:
         self.recompute = (
             False  # calls belong to a checkpoint: the backward runs them again and saves nothing of them
         )
+        self.gathers = False  # numbers in tensors index other tensors without being read (`flex_attention`)
         self._where = where
         self._last_input: fx.Node | None = None
         self._names: dict[str, int] = {}

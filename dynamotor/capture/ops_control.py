@@ -187,6 +187,8 @@ def call(frame: Frame, instr: Instr, target: int) -> None:
 def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
     trace, stack = frame.trace, frame.stack
     named = stack.pop() if instr.arg & 1 else None
+    if type(stack[-1]) is Constant and not trace.has_special(stack[-1], "__iter__"):
+        raise unsupported("unsupported-call", "a call with * of what cannot be iterated")
     args = stack.pop().unpack(trace)
     fn = stack.pop()
     stack.pop()
@@ -195,6 +197,8 @@ def call_function_ex(frame: Frame, instr: Instr, target: int) -> None:
         table = DictValue([])
         trace.update_dict(table, named)
         kwargs = {k.as_constant(): v for k, v in table.load().values()}
+        if not all(isinstance(name, str) for name in kwargs):
+            raise unsupported("unsupported-call", "a call with keywords that are no strings")
     trace.tail = True
     result = fn.call(trace, args, kwargs)
     trace.tail = False
@@ -272,16 +276,17 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     if value.real() is not MISSING:
         raise unsupported("side-effect", "an exception from outside is raised", "its traceback grows")
     if cause is not None:
-        value.setattr(trace, "__cause__", _instance(frame, cause) if not _is_none(cause) else cause)
+        cause = cause if _is_none(cause) else _instance(frame, cause, "exception causes")
+        value.setattr(trace, "__cause__", cause)
     trace.link_context(value)
     raise Raised(value)
 
 
-def _instance(frame: Frame, value: Value) -> Value:
+def _instance(frame: Frame, value: Value, what: str = "exceptions") -> Value:
     if isinstance(value, ClassValue) and issubclass(value.value, BaseException):
         return frame.trace.call(value, [])
     if not issubclass(value.python_type(), BaseException):
-        raise frame.trace.error(TypeError, "exceptions must derive from BaseException")
+        raise frame.trace.error(TypeError, f"{what} must derive from BaseException")
     return value
 
 

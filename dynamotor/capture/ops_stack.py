@@ -313,6 +313,8 @@ def set_update(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("DICT_UPDATE")
 def dict_update(frame: Frame, instr: Instr, target: int) -> None:
     source = frame.stack[-1]
+    if not frame.trace.has_special(source, "keys"):
+        raise frame.trace.error(TypeError, f"'{source.python_type().__name__}' object is not a mapping")
     frame.trace.update_dict(frame.stack[-1 - instr.arg], source)
     frame.stack.pop()
 
@@ -321,12 +323,14 @@ def dict_update(frame: Frame, instr: Instr, target: int) -> None:
 def dict_merge(frame: Frame, instr: Instr, target: int) -> None:
     trace, source = frame.trace, frame.stack[-1]
     into: DictValue = frame.stack[-1 - instr.arg]
+    if not trace.has_special(source, "keys"):
+        raise unsupported("unsupported-call", "a call with ** of what is no mapping")
     before = set(into.load())
     merged = DictValue([])
     trace.update_dict(merged, source)
     twice = before & set(merged.load())
     if twice:
-        raise trace.error(TypeError, f"got multiple values for keyword argument '{next(iter(twice))}'")
+        raise unsupported("unsupported-call", f"a keyword argument is given twice: {next(iter(twice))}")
     into.update(trace, merged)
     frame.stack.pop()
 
@@ -338,6 +342,7 @@ def list_to_tuple(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(frame: Frame, instr: Instr, target: int) -> None:
+    frame.trace.must_iterate(frame.stack[-1], "cannot unpack non-iterable {} object")
     items = frame.stack[-1].unpack(frame.trace)
     if len(items) != instr.arg:
         few = len(items) < instr.arg
@@ -353,6 +358,7 @@ def unpack_sequence(frame: Frame, instr: Instr, target: int) -> None:
 
 @opcode("UNPACK_EX")
 def unpack_ex(frame: Frame, instr: Instr, target: int) -> None:
+    frame.trace.must_iterate(frame.stack[-1], "cannot unpack non-iterable {} object")
     items = frame.stack[-1].unpack(frame.trace)
     before, after = instr.arg & 255, instr.arg >> 8
     if len(items) < before + after:

@@ -14,16 +14,22 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..graph.sizes import Size, settled
+from ..graph.sizes import Size, Symbol, settled
 from .breaks import unsupported
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Value
 from .values.constant import Constant
-from .values.size import SizeValue
+from .values.size import ConditionValue, SizeValue
 from .values.tensor import tensor_values
+from .values.torch_function import HeldNumber
 
 if TYPE_CHECKING:
     from .trace import Trace
+
+
+def _bare(symbol: Symbol) -> Size:
+    return Size({(symbol,): 1}, symbol.env)
+
 
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
 
@@ -46,9 +52,9 @@ class Codegen:
     # For `Value.reconstruct` --------------------------------------------------------------------------------
     def emit(self, value: Value) -> str:
         """An expression of the object that a value stands for; one object for one value."""
-        if type(value) is SizeValue:
+        if isinstance(value, SizeValue | ConditionValue):
             return value.reconstruct(self)
-        if isinstance(value, Constant):
+        if isinstance(value, Constant) and type(value) is not HeldNumber:
             return self.constant(value.value)
         known = self.names.get(id(value))
         if known is not None:
@@ -111,9 +117,13 @@ class Codegen:
 
     def tensor(self, value: Any) -> str:
         """The graph's output that holds a tensor value made in the trace."""
-        index = self._out_index.setdefault(value.node, len(self.outputs))
+        return self.output(value.node)
+
+    def output(self, node: Any) -> str:
+        """The graph's output that a node is."""
+        index = self._out_index.setdefault(node, len(self.outputs))
         if index == len(self.outputs):
-            self.outputs.append(value.node)
+            self.outputs.append(node)
         return f"outs[{index}]"
 
     def size(self, expr: Size) -> str:
@@ -123,6 +133,11 @@ class Codegen:
             return repr(number)
         self.constants.update(floordiv=operator.floordiv, mod=operator.mod)
         for symbol in number.symbols:
+            if symbol.unbacked:
+                line = f"{symbol} = {self.output(self.trace.sizes.node(self.trace.graph, _bare(symbol)))}"
+                if line not in self.prologue:
+                    self.prologue.append(line)
+                continue
             source = self.trace.sizes.sources[symbol]
             if any(
                 v.source == source.base and v.example.spec is not self.trace.sizes.read(v.source, v.obj)

@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import _C
 from .breaks import unsupported
 from .guards import MissingTypeAttr
@@ -62,12 +64,27 @@ _SYMBOLS = {
     operator.le: "<=",
     operator.ge: ">=",
     operator.mod: "%",
-    operator.pow: "**",
+    operator.pow: "** or pow()",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+    divmod: "divmod()",
     operator.matmul: "@",
     operator.floordiv: "//",
     operator.and_: "&",
     operator.or_: "|",
 }
+
+
+def _refusal(op: Callable[..., Any], augmented: str, left: str, right: str) -> str:
+    """What CPython says of an operator that two types do not have."""
+    if op is operator.add and left in ("list", "tuple", "str"):
+        return f'can only concatenate {left} (not "{right}") to {left}'
+    if op in _COMPARE:
+        return f"'{_SYMBOLS[op]}' not supported between instances of '{left}' and '{right}'"
+    symbol = "**" if op is operator.pow and augmented else _SYMBOLS.get(op, op.__name__)
+    return f"unsupported operand type(s) for {symbol}{augmented}: '{left}' and '{right}'"
+
 
 _trusted_classes: dict[type, bool] = {object: True}
 
@@ -344,12 +361,12 @@ class Protocol:
             result = symbolic_binary(self, op, left, right)
             if result is not None:
                 return result
-        inplace = _INPLACE.get(op)
+        inplace, augmented = _INPLACE.get(op), ""
         if inplace is not None:
             result = left.binary(self, op, right)
             if result is not None:
                 return result
-            op = inplace[1]
+            op, augmented = inplace[1], "="
         lcls, rcls = left.python_type(), right.python_type()
         if lcls is not rcls and issubclass(rcls, lcls):
             result = right.binary(self, op, left, True)
@@ -363,10 +380,9 @@ class Protocol:
             return result
         if op is operator.eq or op is operator.ne:
             return Constant(self.same(left, right) == (op is operator.eq))
-        symbol = _SYMBOLS.get(op, op.__name__)
-        raise self.error(
-            TypeError, f"unsupported operand type(s) for {symbol}: '{lcls.__name__}' and '{rcls.__name__}'"
-        )
+        if torch.Tensor in (lcls, rcls):
+            raise unsupported("unsupported-call", f"{op.__name__} of {lcls.__name__} and {rcls.__name__}")
+        raise self.error(TypeError, _refusal(op, augmented, lcls.__name__, rcls.__name__))
 
     def generic_binary(
         self, value: Value, op: Callable[..., Any], other: Value, reflected: bool
@@ -380,7 +396,12 @@ class Protocol:
             name = _BINARY[op][reflected]
         cls = value.python_type()
         raw = self.type_attr(cls, name)
-        if raw is MISSING or raw is None or raw is object.__eq__ or raw in _OBJECT_ORDER:
+        if (
+            raw is MISSING
+            or raw is None
+            or raw is object.__eq__
+            or any(raw is order for order in _OBJECT_ORDER)
+        ):
             return None
         if raw is object.__ne__:
             equal = self.generic_binary(value, operator.eq, other, False)
@@ -460,7 +481,7 @@ class Protocol:
 
     def must_iterate(self, value: Value, message: str) -> None:
         """Raise with this message where a value has no way to be iterated."""
-        own = type(value).iterate is not Value.iterate
+        own = type(value).iterate is not Value.iterate and type(value) is not Constant
         if not own and not self.has_special(value, "__iter__") and not self.has_special(value, "__getitem__"):
             raise self.error(TypeError, message.format(value.python_type().__name__))
 

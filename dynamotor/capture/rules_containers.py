@@ -45,7 +45,9 @@ def method(*descriptors: Any) -> Callable[[Callable[..., Any]], Callable[..., An
             except TypeError as error:
                 if "rule" not in str(error) and rule.__name__ not in str(error):
                     raise
-                raise trace.error(TypeError, str(error)) from None
+                raise unsupported(
+                    "unsupported-call", f"{descriptors[0].__qualname__}() is called with other arguments"
+                ) from None
             return Constant(None) if result is None else result
 
         for descriptor in descriptors:
@@ -236,8 +238,12 @@ def _remove(trace: Trace, self: ListValue, item: Value) -> None:
 @method(list.index, tuple.index)
 def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO) -> Value:
     at = _position(trace, self, item, start.as_constant())
+    if at is None and self.python_type() is tuple:
+        raise trace.error(ValueError, "tuple.index(x): x not in tuple")
+    if at is None and not item.is_constant():
+        raise unsupported("unsupported-call", "index() of what is not there")
     if at is None:
-        raise trace.error(ValueError, "value is not in list")
+        raise trace.error(ValueError, f"{item.as_constant()!r} is not in list")
     return Constant(at)
 
 

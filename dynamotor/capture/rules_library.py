@@ -45,7 +45,7 @@ from .values.base import (
 )
 from .values.constant import PURE_TYPES, Constant
 from .values.containers import DictValue, TupleValue, contents_of
-from .values.function import BoundMethod, PartialValue
+from .values.function import BoundMethod, PartialValue, keywords_of
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
 
@@ -145,8 +145,8 @@ builtin_rules[operator.methodcaller] = lambda trace, args, kwargs: trace.call_py
 def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     fn = args[0]
     if isinstance(fn, PartialValue):
-        return PartialValue(fn.func, [*fn.args, *args[1:]], {**fn.kwargs, **kwargs})
-    return PartialValue(fn, args[1:], kwargs)
+        return PartialValue(fn.func, [*fn.args, *args[1:]], keywords_of({**fn.kwargs, **kwargs}))
+    return PartialValue(fn, args[1:], keywords_of(kwargs))
 
 
 @wrap_rule(functools.partial)
@@ -157,9 +157,7 @@ def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
     ]
     named = contents_of(keywords)
     assert isinstance(named, DictValue)
-    return PartialValue(
-        func, args.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}, source, obj
-    )
+    return PartialValue(func, args.unpack(trace), named, source, obj)
 
 
 @builtin_rule(functools.reduce)

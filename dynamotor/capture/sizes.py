@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..base.errors import UserLine
+from ..graph.data_sizes import DataSizes
 from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import INFINITY, Atom, ShapeEnv, Size, Symbol, hint, is_symbolic, settled
 from ..graph.sizes import Guard as Assumption
 from ..graph.spec import TensorSpec, channels_last_stride, contiguous_stride
+from .breaks import unsupported
 from .guards import ConstEquals, Guard, TensorMatch
 from .source import Const, Missing, SizeOf, Source, StrideOf
 
@@ -148,6 +150,10 @@ class TraceSizes:
         ] = {}  # as they were asked for; the symbols' own follow from the guards too
         self.facts: dict[Source, Size] = {}  # what else is read, as an expression of the symbols
         self.integers: set[Symbol] = set()  # symbols of Python integers, without bounds until they are used
+        self.env.undecided = _undecided
+        self.data = DataSizes(self.env)
+        self.on_cpu = True
+        self.in_body = False  # a function's body is traced, whose nodes move to a graph of its own
         self._specs: dict[Source, TensorSpec] = {}
         self._nodes: SizeNodes | None = None
 
@@ -170,6 +176,7 @@ class TraceSizes:
         if found is None:
             found = TensorSpec.of(tensor)
             self.symbolic = self.symbolic and self.policy.takes(tensor.device.type)
+            self.on_cpu = self.on_cpu and tensor.device.type == "cpu"
             if not static and self.symbolic and type(source) is not Const:
                 found = self._symbolic(source, tensor, found)
             self._specs[source] = found
@@ -241,6 +248,21 @@ class TraceSizes:
         if not is_symbolic(spec.shape + spec.stride):
             return row
         return replace(row, shape=_numbers(spec.shape), stride=_numbers(spec.stride))
+
+    @property
+    def data_sizes(self) -> DataSizes | None:
+        """What makes symbols of sizes that depend on data; None: such a size breaks the graph."""
+        data = self.data.begin()
+        return data if self.takes_data else None
+
+    @property
+    def takes_data(self) -> bool:
+        """Whether sizes and numbers that data decides may stay in the graph."""
+        return self.symbolic and self.on_cpu and not self.in_body
+
+    def bind(self, graph: GraphBuilder, symbol: Size, node: fx.Node) -> None:
+        """The node that gives an unbacked symbol's value."""
+        self._writer(graph).bind(symbol, node)
 
     # Use ----------------------------------------------------------------------------------------------------
     def used(self, value: Size | int) -> Size | int:
@@ -356,6 +378,15 @@ class TraceSizes:
         return found | {
             source: numbers[s] for source, fact in self.facts.items() for s in fact.symbols & numbers.keys()
         }
+
+
+def _undecided(question: str) -> Exception:
+    return unsupported(
+        "data-dependent",
+        f"whether {question} decides what the program does",
+        "the size depends on the data of a tensor",
+        cure="say what holds with torch._check(...), or keep the value in tensors",
+    )
 
 
 def _nowhere() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._functorch import apis, eager_transforms, vmap
+from torch._functorch import eager_transforms, vmap
 
 # Python functions of these modules are one node each: they are written over tensors and call no user code.
 _NODE_MODULES = frozenset(
@@ -172,17 +172,10 @@ _AUTOGRAD = (
     torch.autograd.functional.vjp,
     torch.autograd.functional.jvp,
 )
-_TRANSFORMS = (
-    torch.vmap,
-    torch.func.grad,
-    torch.func.vjp,
-    torch.func.jvp,
-    torch.func.jacrev,
-    torch.func.jacfwd,
-    torch.func.vmap,
-)
-_FUNCTORCH = tuple(module.__file__ for module in (apis, eager_transforms, vmap))
-_COMPILERS = (torch.compile, torch.jit.script, torch.jit.trace, torch.cond)
+_FUNCTORCH = eager_transforms.__file__, vmap.__file__
+# They only make functions, which have rules (rules_transforms.py).
+_INLINED_TRANSFORMS = frozenset(("jacrev", "jacfwd", "hessian", "_check_randomness_arg"))
+_COMPILERS = (torch.compile, torch.jit.script, torch.jit.trace)
 _CONVERSIONS = (
     torch.from_numpy,
     torch.frombuffer,
@@ -196,7 +189,6 @@ REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_RANDOM, ("random", "it reads or sets the state of a random number generator")),
     **dict.fromkeys(_EFFECTS, ("side-effect", "it changes PyTorch's global state or the file system")),
     **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
-    **dict.fromkeys(_TRANSFORMS, ("transform", "function transforms run as they are")),
     **dict.fromkeys(_COMPILERS, ("unsupported-call", "other compilers are not captured")),
     **dict.fromkeys(
         _CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")
@@ -214,13 +206,15 @@ _NATIVE_PACKAGES = (
     "torch.utils.tensorboard",
 )
 
+FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 # Functions of these packages call user code through a compiler or interpreter of PyTorch's own.
 _COMPILERS_PACKAGES = (
     "torch._dynamo",
     "torch._inductor",
     "torch._higher_order_ops",
-    "torch.nn.attention.flex_attention",
+    FLEX_ATTENTION,
 )
+_WITH_RULES = frozenset(("flex_attention", "associative_scan"))
 _BOOKKEEPING = (
     "torch._dynamo.mutation_guard"  # what every module's `__init__` goes through once torch.compile was used
 )
@@ -385,14 +379,17 @@ def is_query(fn: Any) -> bool:
 def refusal(fn: Any) -> tuple[str, str] | None:
     """Kind and cause of the break that a call makes, or None."""
     module = getattr(fn, "__module__", None) if isinstance(fn, types.FunctionType) else None
-    if isinstance(fn, types.FunctionType) and fn.__code__.co_filename.startswith(
-        _FUNCTORCH
-    ):  # `wraps` changes `__module__`
+    if (
+        isinstance(fn, types.FunctionType)
+        and fn.__code__.co_filename.startswith(_FUNCTORCH)  # `wraps` changes `__module__`
+        and fn.__code__.co_name not in _INLINED_TRANSFORMS
+    ):
         return "transform", "function transforms run as they are"
     if (
         isinstance(module, str)
         and module.startswith(_COMPILERS_PACKAGES)
         and module != _BOOKKEEPING
+        and fn.__name__ not in _WITH_RULES
         and ("__marked_compile_region_fn__" not in fn.__dict__)
     ):
         return "transform", f"functions of {module} compile what they are given, or run it as it is"

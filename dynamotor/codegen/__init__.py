@@ -12,7 +12,13 @@
   programs, `triton_vectors.py` lets tiles of long rows start at 16 bytes wherever the row does,
   `triton_kernel.py` and `triton_body.py` write a draft in which numbers that follow from sizes are marked,
   `triton_sizes.py` settles which of them are literals and which arguments, `triton_ops.py` has a row an op.
-  `runtime.triton_build` makes cubins in worker processes (disk cached; no worker starts and triton is not
+  `triton_batch.py` runs small maps whose drafts are equal but for those numbers (updates of parameters, casts
+  of weights) as one launch; steps move for that.
+  Where sizes differ between calls, each loop step is a `triton_family.Family` of variants: planned and written
+  with symbols when a call first needs them, chosen by what they asked of the sizes, their sizes arguments
+  and their grids expressions; a program binds them once for each set of sizes (`GpuProgram._instance`).
+  Templates and moved rows stay with fixed sizes, and `runtime.cuda_graphs.GraphedSizes` keeps recordings by
+  sizes. `runtime.triton_build` makes cubins in worker processes (disk cached; no worker starts and triton is not
   imported when all are there), `runtime.triton_launch` loads them and gives `_C.GpuKernel` callables of
   tensors and a stream; code for aligned pointers has a twin for others, built when it is first needed.
   `runtime.device_memory` keeps scratch blocks by device and stream. `runtime.cuda_graphs.GraphedCall` replays
@@ -39,8 +45,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -53,25 +58,21 @@ from ..base.events import counters, emit, timed
 from ..base.log import warn_once
 from ..graph.info import GraphInfo
 from ..graph.op_facts import meets_ranks
+from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec
+from ..lower.ir import lowering
 from ..lower.lower import lower_graph
 from ..lower.lowering import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
-from ..runtime.cuda_graphs import GraphedCall
+from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
 from .checked import Checked, checkable, copy_of
 from .folded import FoldedCall, Part
 from .gpu_program import GpuProgram
 from .program import build_program
-from .specialise import Picking, specialised
 from .triton_plan import CannotPlan
 
 Compiled = Callable[..., tuple[Any, ...]]
-# Expressions are interned, and memos are filled, for one graph at a time: backwards compile on whatever
-# thread runs them first.
-_lowering = threading.RLock()
-# The thread that held it is not in the child.
-os.register_at_fork(after_in_child=_lowering._at_fork_reinit)  # type: ignore[attr-defined]  # private
 
 
 def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False) -> Compiled:
@@ -87,7 +88,7 @@ def compile_aten(gm: fx.GraphModule, info: GraphInfo, cuda_graphs: bool = False)
     device, why_not = device_of(gm)
     if why_not:
         return _on_aten_kernels(gm, device, why_not)
-    with _lowering:
+    with lowering:
         return _checked(gm, info, device, cuda_graphs)
 
 
@@ -101,9 +102,6 @@ def _checked(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cuda_gra
 
 def _compile_aten(gm: fx.GraphModule, info: GraphInfo, device: torch.device, cuda_graphs: bool) -> Compiled:
     on_gpu = device.type == "cuda" or config.target == "triton"
-    if on_gpu and "shape_env" in gm.meta:
-        info, kept = specialised(gm, info)
-        return Picking(compile_aten(gm, info, cuda_graphs), kept)
     with timed("passes"):
         optimised = optimise(gm, info, on_gpu=on_gpu)
     with timed("lower"):
@@ -142,9 +140,10 @@ def replayed(call: Compiled, gm: fx.GraphModule, info: GraphInfo) -> Compiled:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     written = {node.args[0] for node in gm.graph.nodes if node.op == "call_function" and node.target is COPY_}
     mutated = frozenset(i for i, node in enumerate(placeholders) if node in written)
-    return GraphedCall(
-        call, info.static_inputs, mutated, device, n_copied=0 if info.kind == "backward" else info.n_outputs
-    )
+    n_copied = 0 if info.kind == "backward" else info.n_outputs
+    make = functools.partial(GraphedCall, call, info.static_inputs, mutated, device, n_copied)
+    symbols = [i for i, node in enumerate(placeholders) if is_size(node)]
+    return GraphedSizes(make, symbols, config.cuda_graph_sizes) if symbols else make()
 
 
 def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
@@ -172,10 +171,11 @@ def device_of(gm: fx.GraphModule) -> tuple[torch.device, str]:
 
 
 def _on_aten_kernels(gm: fx.GraphModule, device: torch.device, why: str) -> Compiled:
-    """The graph op by op; said once and counted."""
+    """The graph op by op; said once and counted. With symbols it is compiled with numbers instead ("graph")."""
     warn_once(f"device-{device.type}-{why}", f"{why}: such graphs run on aten kernels")
     counters["fallback"][f"device.{device.type}"] += 1
-    emit("fallback", what="device", name=device.type, reason=why)
+    what = "graph" if "shape_env" in gm.meta else "device"
+    emit("fallback", what=what, name=device.type, reason=why)
     gm.recompile()
     return gm.forward
 

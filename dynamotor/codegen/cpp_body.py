@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..graph.sizes import Dim, Size, divides, known
-from ..lower.index import Div, Index, Loaded, Var, is_one, is_zero
+from ..graph.sizes import Dim, Size, divides
+from ..lower.index import Div, Index, Loaded, Var, is_one, is_zero, may_be_negative
 from ..lower.ir import BOOL, Expr
 from .cpp_ops import ctype, literal, operation
 from .scopes import ValueScope
@@ -83,7 +83,7 @@ class Body:
                 text = self.value(atom.expr, scope, scalar=True)
             else:
                 base, n = self.index(atom.base, scope), self.number(atom.n)
-                if type(atom.n) is Size and not known(">=", atom.base.bounds[0]):
+                if may_be_negative(atom):
                     text = (
                         f"(({base})/{n}-(({base})%{n}<0))"
                         if isinstance(atom, Div)

@@ -93,8 +93,11 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     if dtype is BOOL:
         return "(-1)" if value else "0"
     if not dtype.is_floating_point:
-        if value == -(1 << 63):
-            return "(-9223372036854775807l-1)"
+        if value in (
+            -(1 << 63),
+            -(1 << 31),
+        ):  # a sign is no part of a number in C, which has no such positive one
+            return f"({value + 1}{'l' if dtype is I64 else ''}-1)"
         return _in_parentheses(f"{value}l" if dtype is I64 else str(value))
     suffix = "f" if dtype is F32 else ""
     if math.isnan(value):
@@ -156,11 +159,7 @@ def reduce_start(kind: str, dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return literal(-math.inf if low else math.inf, dtype)
     bits = 63 if dtype is I64 else 31
-    return (
-        literal(-(1 << bits) if low else (1 << bits) - 1, dtype)
-        if bits == 63
-        else ("(-2147483647-1)" if low else "2147483647")
-    )
+    return literal(-(1 << bits) if low else (1 << bits) - 1, dtype)
 
 
 COMBINE = {

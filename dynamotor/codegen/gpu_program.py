@@ -25,13 +25,17 @@ from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import counters, emit
 from ..graph.info import GraphInfo
+from ..graph.sizes import hint
 from ..lower.program import ExternStep, LoopStep, Program
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
-from .program import CallProgram, Writer, refs
+from .cpp import structure
+from .program import CallProgram, Writer, _Instance, _nbytes, refs
+from .triton_batch import batched
+from .triton_family import ROOM, Chosen, Family, Variant
 from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
-from .triton_plan import CannotPlan
+from .triton_plan import CannotPlan, is_map
 
 
 class GpuWriter(Writer):
@@ -43,35 +47,60 @@ class GpuWriter(Writer):
         self.facts: dict[
             str, dict[str, Any]
         ] = {}  # function -> what it fuses, the bytes it is given, its launch: for reports
+        self.families: dict[str, tuple[Family, tuple[int, ...]]] = {}  # name -> kernel of sizes, its streams
+        self._known: dict[str, Family] = {}
+        self.hints = tuple(
+            symbol.hint
+            for name in program.inputs
+            if name not in program.buffers
+            for symbol in (program.env.symbols if program.env is not None else ())
+            if symbol.name == name
+        )
         super().__init__(program, info, device)
         self.numbers = [
-            n for n in program.inputs if self.on_gpu and program.buffers[n].spec.device.type == "cpu"
+            n
+            for n in program.inputs
+            if self.on_gpu and n in program.buffers and program.buffers[n].spec.device.type == "cpu"
         ]
         self.static -= set(self.numbers)
 
     def loop(self, step: LoopStep) -> Iterator[str]:
         """The line that launches one kernel."""
+        if not isinstance(step, triton.TritonStep):
+            yield from self._general(step)
+            return
         assert isinstance(step, triton.TritonStep) and step.function is not None
         row = (step.function, len(step.args), step.ints)
         name = next((known for known, other in self.launches.items() if other == row), None)
         name = name or self.unique(f"k{len(self.launches)}")
         self.launches[name], self.labels[name] = row, f"dynamotor::{step.function.name}"
-        if step.function.name not in self.facts:
-            given = step.args[:-1] if step.function.scratch else step.args
-            nbytes = sum(
-                s.extent * s.dtype.itemsize
-                for s in (self.program.buffers[n].spec for n in dict.fromkeys(given))
-            )
-            self.facts[step.function.name] = {
-                "note": step.note,
-                "bytes": nbytes,
-                "grid": step.function.grid,
-                "warps": step.function.warps,
-            }
-        self.called.append(step.function)
+        self._note(step, step.function)
         arguments = (
             [*step.args, "stream"] if self.on_gpu else step.args[:-1] if step.function.scratch else step.args
         )
+        yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
+
+    def _note(self, step: LoopStep, function: TritonFunction) -> None:
+        """What reports say of a kernel."""
+        self.called.append(function)
+        if function.name not in self.facts:
+            given = step.args[:-1] if function.scratch else step.args
+            specs = [self.program.buffers[n].spec for n in dict.fromkeys(given)]
+            nbytes = sum(hint(_nbytes(spec)) for spec in specs)
+            launch = {"grid": function.grid, "warps": function.warps}
+            self.facts[function.name] = {"note": step.note, "bytes": nbytes, **launch}
+
+    def _general(self, step: LoopStep) -> Iterator[str]:
+        """The line of a kernel whose variants are chosen by the sizes of a call."""
+        names = [name for name in self.program.inputs if name not in self.program.buffers]
+        family = self._known.setdefault(structure(step.kernel), Family(step.kernel, names))
+        name = next((n for n, row in self.families.items() if row == (family, step.ints)), None)
+        name = name or self.unique(f"k{len(self.families)}")
+        self.families[name], self.labels[name] = (family, step.ints), family.title
+        variant, at = family.at(self.hints)
+        self._note(step, replace(variant.launches[0].function, grid=at.grids[0]))
+        self.seen.update(step.args)
+        arguments = [*step.args, "stream"] if self.on_gpu else step.args
         yield f"{name}({', '.join(arguments)})" + (f"  # {step.note}" if step.note else "")
 
     def extern(self, step: ExternStep) -> Iterator[str]:
@@ -130,6 +159,39 @@ def _placed(program: Program, device: torch.device) -> Program:
     return replace(program, buffers=buffers)
 
 
+def _in_any_variant(step: LoopStep | ExternStep) -> LoopStep | ExternStep:
+    """A step whose result may lie where an operand did only if each variant of it is one launch: a map."""
+    if isinstance(step, ExternStep) or is_map(step.kernel):
+        return step
+    return replace(step, inplace=())
+
+
+class _NoVariant(Exception):
+    """A kernel has no form for the sizes of a call that is about to begin."""
+
+    def __init__(self, error: BuildError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _InTurn:
+    """Launches one after the other, each with some of the arguments and of the buffers between them."""
+
+    def __init__(
+        self,
+        kernels: Sequence[tuple[Callable[..., None], tuple[int, ...]]],
+        parts: Sequence[torch.Tensor],
+        streams: bool,
+    ) -> None:
+        self.kernels, self.parts, self.streams = kernels, parts, streams
+
+    def __call__(self, *args: Any) -> None:
+        tensors, stream = (args[:-1], args[-1:]) if self.streams else (args, ())
+        tensors = (*tensors, *self.parts)
+        for kernel, picked in self.kernels:
+            kernel(*[tensors[n] for n in picked], *stream)
+
+
 def _rounds_operands(step: Any) -> bool:
     """Whether a step is a generated product that rounds float32 operands to TF32."""
     return isinstance(step, triton.TritonStep) and "tf32" in step.function.source
@@ -157,7 +219,9 @@ class GpuProgram(CallProgram):
     ) -> None:
         self.device = device
         self._rounds = False  # a template rounds float32 operands to TF32
-        if not expanded:
+        if program.env is not None:
+            program = replace(program, steps=[_in_any_variant(step) for step in program.steps])
+        elif not expanded:
             launches = triton.expand(pad_rows.pad_rows(program) if _is_gpu(device) else program)
             program = self._with_templates(launches, info)
             if program is not launches:
@@ -166,6 +230,7 @@ class GpuProgram(CallProgram):
                     lambda: GpuProgram(launches, info, device, given, expanded=True)
                 )
                 self._rounds = any(_rounds_operands(step) for step in program.steps)
+        program = batched(program)
         for name, buffer in program.buffers.items():
             if buffer.value is not None and buffer.value.device != device:
                 program.buffers[name] = replace(buffer, value=buffer.value.to(device))
@@ -209,14 +274,19 @@ class GpuProgram(CallProgram):
 
     def _start_builds(self) -> dict[str, Any]:
         functions = {f.name: f for f, _, _ in self._writer.launches.values()}
+        variants = (variant for family, _ in self._writer.families.values() for variant in family.variants)
+        functions |= {launch.function.name: launch.function for v in variants for launch in v.launches}
         self.triton_source = HELPERS + "".join(f.source for f in functions.values())
-        self.builds = {}
-        if self.device.type == "cuda":
-            arch = triton_launch.arch(self.device.index)
-            for f in functions.values():
-                job = _job(f, arch)
-                self.builds[f.name] = (job, triton_build.start_kernel(job))
+        self.builds: dict[str, Any] = {}
+        for f in functions.values():
+            self._start(f)
         return {"triton": self.triton_source, "kernels": self._writer.facts}
+
+    def _start(self, f: TritonFunction) -> None:
+        """Start to build a function, once."""
+        if self.device.type == "cuda" and f.name not in self.builds:
+            job = _job(f, triton_launch.arch(self.device.index))
+            self.builds[f.name] = (job, triton_build.start_kernel(job))
 
     def _built(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -226,16 +296,65 @@ class GpuProgram(CallProgram):
         if self.device.type == "cuda":
             found["current_stream"] = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index)
         for name, (f, n_tensors, ints) in self._writer.launches.items():
-            if self.device.type == "cuda":
-                job, pending = self.builds[f.name]
-                second = f.fallback
-                other = (_job(second, job.arch), second.grid) if second is not None else None
-                found[name] = triton_launch.make_gpu_kernel(
-                    job, pending.result(), self.device, f.grid, n_tensors, ints, other
-                )
-            else:
-                found[name] = _interpreted(f, ints)
+            found[name] = self._kernel(f, n_tensors, ints)
         return found
+
+    def _kernel(self, f: TritonFunction, n_tensors: int, ints: tuple[int, ...]) -> Callable[..., None]:
+        """A function as a callable."""
+        if self.device.type != "cuda":
+            return _interpreted(f, ints)
+        job, pending = self.builds[f.name]
+        second = f.fallback
+        other = (_job(second, job.arch), second.grid) if second is not None else None
+        code = pending.result()
+        return triton_launch.make_gpu_kernel(job, code, self.device, f.grid, n_tensors, ints, other)
+
+    # -- sizes that differ between calls ---------------------------------------------------------------------
+    def _laid_out(self, sizes: tuple[int, ...]) -> Any:
+        """Behind the planned memory is room for what launches of one step leave for the next."""
+        nbytes, places, results = super()._laid_out(sizes)
+        most = max((at.nbytes for (_, at), _ in self._chosen(sizes).values()), default=0)
+        return -(-nbytes // ROOM) * ROOM + most, places, results
+
+    def _chosen(self, sizes: tuple[int, ...]) -> dict[str, tuple[tuple[Variant, Chosen], tuple[int, ...]]]:
+        """The variants of a call's kernels, being built if they are new, and their random streams."""
+        try:
+            found = {name: (family.at(sizes), ints) for name, (family, ints) in self._writer.families.items()}
+        except CannotPlan as why:
+            cure = "report it; the graph runs on aten kernels from now on"
+            what = f"a kernel has no Triton form for the sizes {sizes}"
+            raise _NoVariant(BuildError("DM309", what, why=str(why), cure=cure)) from why
+        for (variant, _), _ in found.values():
+            for launch in variant.launches:
+                self._start(launch.function)
+        return found
+
+    def _instance(self, block: memory.Block, sizes: tuple[int, ...]) -> _Instance:
+        instance = super()._instance(block, sizes)
+        start = -(-super()._laid_out(sizes)[0] // ROOM) * ROOM if sizes else 0
+        for name, ((variant, at), ints) in self._chosen(sizes).items():
+            parts = [
+                block.tensor(start + offset, (n,), (1,), dtype)
+                for (offset, n), dtype in zip(at.parts, variant.parts, strict=True)
+            ]
+            instance.scope[name] = self._launches(variant, at, parts, ints)
+        return instance
+
+    def _launches(
+        self, variant: Variant, at: Chosen, parts: list[torch.Tensor], ints: tuple[int, ...]
+    ) -> Callable[..., None]:
+        """The launches of a kernel at some sizes as one callable of its step's arguments (and a stream)."""
+        found: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+        for launch, grid, numbers in zip(variant.launches, at.grids, at.numbers, strict=True):
+            if grid:
+                given = (*(ints[n] for n in launch.streams), *numbers)
+                function = replace(launch.function, grid=grid)
+                try:
+                    kernel = self._kernel(function, len(launch.tensors), given)
+                except BuildError as error:
+                    raise _NoVariant(error) from error
+                found.append((kernel, launch.tensors))
+        return _InTurn(found, parts, self.device.type == "cuda")
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
         if self._rounds and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
@@ -245,5 +364,8 @@ class GpuProgram(CallProgram):
                 return super()._run(inputs)
             with torch.cuda.device(self.device):
                 return super()._run(inputs)
+        except _NoVariant as why:  # the call has not begun
+            self._replacement = self._on_build_error(why.error)
+            return self._replacement(*inputs)
         except torch.OutOfMemoryError as error:
             raise device_memory.OutOfDeviceMemory(self.name, self.device, str(error)) from error

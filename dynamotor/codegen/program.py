@@ -19,7 +19,7 @@ import os
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,14 +32,13 @@ from ..base.events import counters, emit
 from ..base.log import log
 from ..graph.info import GraphInfo
 from ..graph.plain import plain
-from ..graph.sizes import Size, equal, hint, is_symbolic
+from ..graph.sizes import FUNCTIONS, Size, equal, hint, is_symbolic
 from ..graph.spec import CPU, TensorSpec
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs
 
 _view = torch._C._dynamo.guards._reinterpret_tensor
-SIZES = {"floordiv": operator.floordiv, "mod": operator.mod}  # beside min and max, what `Size`s print in
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory
 UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
 Shape = tuple[int, ...]
@@ -67,6 +66,31 @@ def _touches(step: LoopStep | ExternStep) -> set[str]:
         | {name for name in step.outs if name}
         | set(step.mutates)
     )
+
+
+def shown_by(steps: Iterable[LoopStep | ExternStep]) -> dict[str, set[str]]:
+    """For results of view-like calls, the buffers whose memory they may show."""
+    holds: dict[str, set[str]] = {}
+    for step in steps:
+        if isinstance(step, ExternStep) and step.out_variant is None and externs.may_alias(step.target):
+            shown = {ref.name for ref in refs((step.args, step.kwargs))}
+            shown = shown.union(*(holds.get(other, ()) for other in shown))
+            holds.update((name, shown) for name in step.outs if name)
+    return holds
+
+
+def step_accesses(steps: Sequence[LoopStep | ExternStep]) -> Iterator[tuple[set[str], set[str]]]:
+    """What each step touches and what it writes, memory that views show included."""
+    holds = shown_by(steps)
+
+    def memory_of(names: Iterable[str]) -> set[str]:
+        return set(names).union(*(holds.get(name, ()) for name in names))
+
+    for step in steps:
+        if isinstance(step, LoopStep):
+            yield memory_of(_touches(step)), memory_of(step.writes)
+        else:
+            yield memory_of(_touches(step)), memory_of(step.mutates) | {*filter(None, step.outs)}
 
 
 def _makes(step: LoopStep | ExternStep, name: str) -> bool:
@@ -203,7 +227,7 @@ HELPERS: dict[str, Any] = {
     "written": _written,
 }
 _LATER = ("take", "new", "check", "watch", "on_device", "current_stream", "stream", "call", "given", "_")
-_RESERVED = {*HELPERS, *SIZES, *_LATER, *keyword.kwlist, *dir(builtins)}
+_RESERVED = {*HELPERS, *FUNCTIONS, *_LATER, *keyword.kwlist, *dir(builtins)}
 
 
 def _is_whole(ref: BufRef, buffer: Buffer) -> bool:
@@ -281,17 +305,10 @@ class Writer:
     def _plan(self) -> None:
         """Which buffers lie in the scratch block, and where."""
         first: dict[str, int] = {}
-        holds: dict[
-            str, set[str]
-        ] = {}  # result of a view-like extern call -> buffers whose memory it may show
+        holds = shown_by(self.program.steps)
         for at, step in enumerate(self.program.steps):
             if isinstance(step, ExternStep) and step.out_variant is None:
-                made = {name for name in step.outs if name}
-                self._fresh |= made
-                if externs.may_alias(step.target):
-                    shown = {ref.name for ref in refs((step.args, step.kwargs))}
-                    for name in made:
-                        holds[name] = shown.union(*(holds.get(other, ()) for other in shown))
+                self._fresh |= {name for name in step.outs if name}
             for name in _touches(step):
                 for held in (name, *holds.get(name, ())):
                     first.setdefault(held, at)
@@ -650,7 +667,7 @@ class CallProgram:
             else lambda inputs: tuple([inputs[i] for i in symbols])
         )
         if listing.layout:
-            exec(compile(listing.layout, filename, "exec"), {"torch": torch, **SIZES}, scope)
+            exec(compile(listing.layout, filename, "exec"), {"torch": torch, **FUNCTIONS}, scope)
         self._nbytes: dict[tuple[int, ...], int] = {}  # of scratch memory, by the symbols' values
         self._latest: tuple[tuple[int, ...], Any] | None = None
         self._layout: Callable[..., Any] | None = scope.get("layout")
@@ -714,7 +731,7 @@ class CallProgram:
     def _prepare(self) -> None:
         """Fill the globals that all instances share; needs the built library."""
         try:
-            shared = {"__builtins__": builtins, **HELPERS, **SIZES, **self._constants(), **self._built()}
+            shared = {"__builtins__": builtins, **HELPERS, **FUNCTIONS, **self._constants(), **self._built()}
         except BuildError as error:
             self._replacement = self._on_build_error(error)
             return

@@ -38,18 +38,29 @@ _memo: dict[str, TritonFunction] = {}
 
 def emit_piece(piece: Piece) -> TritonFunction:
     """The function of one launch; launches of equal structure give the same one."""
+    return triton_sizes.settle(draft_piece(piece))
+
+
+def draft_piece(piece: Piece) -> TritonFunction:
+    """The function with its numbers between marks."""
     key = f"{_canonical(piece)}\n{piece.plan}"
     found = _memo.get(key)
     if found is None:
         if len(_memo) > 4096:
             _memo.clear()
-        emitter = (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece)
-        found = emitter.draft()
-        around = piece.plan.r.vars if piece.plan.form == "across" and not piece.plan.looped else ()
-        verify_places(piece.kernel, emitter.body.stores, around)
+        found = draft_of(piece)
         verify_triton([n for n, p in enumerate(piece.params) if p[2]], unmarked(found.source))
         _memo[key] = found
-    return triton_sizes.settle(found)
+    return found
+
+
+def draft_of(piece: Piece) -> TritonFunction:
+    """The function of one launch with its numbers between marks; each store stands in its loops."""
+    emitter = (ScanTiles if piece.plan.form == "scan" else TileEmitter)(piece)
+    around = piece.plan.r.vars if piece.plan.form == "across" and not piece.plan.looped else ()
+    draft = emitter.draft()
+    verify_places(piece.kernel, emitter.body.stores, around)
+    return draft
 
 
 def _canonical(piece: Piece) -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..graph.sizes import Dim, Size, divides, equal
 from ..graph.spec import contiguous_stride, numel
-from ..lower.index import Bounds, Div, Index, Loaded, Mod, Var
+from ..lower.index import Bounds, Div, Index, Loaded, Mod, Var, is_one, may_be_negative
 from ..lower.ir import BOOL, F32, I32, I64, Expr, Store, make
 from .scopes import ValueScope
 from .triton_ops import COMPUTE, MEMORY, literal, mark, operation, word_test
@@ -40,15 +41,15 @@ class Axis:
     run: int = 0
 
     @property
-    def size(self) -> int:
-        return int(numel(v.size for v in self.vars))
+    def size(self) -> Dim:
+        return numel(v.size for v in self.vars)
 
     @staticmethod
     def of(name: str, variables: Iterable[Var], block: int, exact: bool | None = None) -> Axis:
         """The axis over these variables, the last one fastest."""
         found = tuple(variables)
         size = numel(v.size for v in found)
-        return Axis(name, found, block, size % block == 0 if exact is None else exact)
+        return Axis(name, found, block, divides(block, size) if exact is None else exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ def _met_for(condition: Expr) -> frozenset[Var]:
             return NO_VARS
         low, high = ranges.get(v, v.bounds)
         limit = test.args[1].args[0] - index.const
+        if type(limit) is Size or type(v.size) is Size:
+            return NO_VARS
         ranges[v] = (low, min(high, limit - 1)) if test.op == "lt" else (max(low, limit), high)
     return frozenset(ranges) if all(low <= high for low, high in ranges.values()) else NO_VARS
 
@@ -184,11 +187,11 @@ class TileBody:
         name, span = axis.name, frozenset((axis.name,))
         bound = {}
         for v, step in zip(axis.vars, contiguous_stride([v.size for v in axis.vars]), strict=True):
-            if v.size == 1:
+            if v.single:
                 bound[v] = Name("0", NOTHING)
                 continue
-            text = name if step == 1 else f"({name} // {mark(step)})"
-            if numel(w.size for w in axis.vars[: axis.vars.index(v)]) > 1:
+            text = name if is_one(step) else f"({name} // {mark(step)})"
+            if any(not w.single for w in axis.vars[: axis.vars.index(v)]):
                 text = f"{text} % {mark(v.size)}"
             if text != name:
                 scope.line(f"{name}{axis.vars.index(v)} = {text}")
@@ -238,23 +241,23 @@ class TileBody:
         axes: Axes = NOTHING
         terms = dict(index.terms)
         for axis in self.axes.values():  # all of an axis in order: its flat position, which needs no division
-            loops = [v for v in axis.vars if v.size > 1]
+            loops = [v for v in axis.vars if not v.single]
             steps = contiguous_stride([v.size for v in loops])
             c = terms.get(loops[-1], 0) if loops else 0
             if (
                 len(loops) > 1
-                and c
-                and all(terms.get(v) == c * step for v, step in zip(loops, steps, strict=True))
+                and not equal(c, 0)
+                and all(equal(terms.get(v, 0), c * step) for v, step in zip(loops, steps, strict=True))
             ):
-                parts.append(axis.name if c == 1 else f"{axis.name} * {mark(c)}")
+                parts.append(axis.name if is_one(c) else f"{axis.name} * {mark(c)}")
                 axes |= {axis.name}
                 for v in loops:
                     del terms[v]
         for atom, c in terms.items():
             found = self.atom(atom, scope)
             axes |= found.axes
-            parts.append(found.text if c == 1 else f"{found.text} * {mark(c)}")
-        if index.const or not parts:
+            parts.append(found.text if is_one(c) else f"{found.text} * {mark(c)}")
+        if not equal(index.const, 0) or not parts:
             parts.append(mark(index.const))
         return Name(" + ".join(parts), axes)
 
@@ -273,9 +276,8 @@ class TileBody:
         if isinstance(atom, Loaded):
             return self.value(atom.expr, scope)
         base = self.index(atom.base, scope)
-        low = atom.base.bounds[0]
-        if low < 0:  # `//` and `%` round towards zero on a GPU
-            lift = -(low // atom.n) * atom.n
+        if may_be_negative(atom):  # `//` and `%` round towards zero on a GPU
+            lift = -(atom.base.bounds[0] // atom.n) * atom.n
             base = Name(f"{base.text} + {mark(lift)}", base.axes)
             if isinstance(atom, Div):
                 return Name(f"(({base.text}) // {mark(atom.n)} - {mark(lift // atom.n)})", base.axes)
@@ -363,13 +365,13 @@ class TileBody:
         them.
         """
         axis = self.axes[self.order[-1]]
-        loops = [v for v in axis.vars if v.size > 1]
+        loops = [v for v in axis.vars if not v.single]
         steps = contiguous_stride([v.size for v in loops])
-        along = all(linear.terms.get(v) == step for v, step in zip(loops, steps, strict=True))
+        along = all(equal(linear.terms.get(v, 0), step) for v, step in zip(loops, steps, strict=True))
         rest = Index({a: c for a, c in linear.terms.items() if a not in loops}, linear.const)
         if not loops or not along or axis.block % 4 or not rest.is_affine:
             return None
-        if rest.const % 4 or any(c % 4 for c in rest.terms.values()):
+        if not all(divides(4, n) for n in (rest.const, *rest.terms.values())):
             return None
         before = self.index(Index({a: c // 4 for a, c in rest.terms.items()}, rest.const // 4), scope)
         quarter = self.expanded(

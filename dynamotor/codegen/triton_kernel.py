@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from ..graph.sizes import Dim
 from ..lower.index import Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Reduce, Statement, Store, make, of_kind, roots, walk
 from .scopes import title
@@ -43,8 +44,8 @@ class Plan:
     x: Axis
     second: Axis | None = None
     looped: bool = False
-    chunks: int = 1
-    per_chunk: int = 0
+    chunks: Dim = 1
+    per_chunk: Dim = 0
     warps: int = 4
     wide: bool = False
     vectors: Vectors | None = None
@@ -59,12 +60,12 @@ class Plan:
         return self.second
 
     @property
-    def columns(self) -> int:
+    def columns(self) -> Dim:
         """Tiles of columns, each with programs of its own (across)."""
         return 1 if self.looped else -(-self.r.size // self.r.block)
 
     @property
-    def grid(self) -> int:
+    def grid(self) -> Dim:
         """Programs of one launch."""
         across_x = -(-self.x.size // self.x.block)
         if self.form == "across":
@@ -99,7 +100,7 @@ class TritonFunction:
     name: str
     source: str
     signature: tuple[str, ...]
-    grid: int
+    grid: Dim
     warps: int
     checks: bool = False
     stages: int = 0
@@ -283,14 +284,15 @@ class TileEmitter:
             )
             yield f"0, {mark(plan.per_chunk if shared else plan.r.size)}, {plan.r.block}", head, bound, masks
             return
-        inside, edge = vectors.steps(plan.r.size, plan.r.block, plan.chunks, plan.per_chunk)
+        size = int(plan.r.size)
+        inside, edge = vectors.steps(size, plan.r.block, int(plan.chunks), int(plan.per_chunk))
         lead = self.body.index(vectors.lead, row)
         row.line(f"lead = tl.full([1, 1], 0, {self.position_type}) + ({lead.text}) % {vectors.unit}")
         head.line(f"r = lead + (base + tl.arange(0, {plan.r.block})[None, :])")
         stages = f", num_stages={plan.stages}" if plan.stages else ""
         yield inside + stages, head, self.body.variables(plan.r, head), ()
         head = Scope(row, indent=row.indent + 1)
-        for line in vectors.edge(plan.r.size, plan.r.block):
+        for line in vectors.edge(size, plan.r.block):
             head.line(line)
         yield edge, head, self.body.variables(plan.r, head), (Name("r_in", frozenset("r")),)
 

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from ..graph.sizes import Dim
+from ..graph.sizes import Dim, Size, divides
 from ..lower.ir import BOOL, COMPUTE_TYPE, F32, F64, I32, I64, Expr
 from .scopes import no_text
 
@@ -42,6 +42,8 @@ MEMORY = {
     torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
 }
+
+ALIGNED = 16  # what Triton's code profits from knowing of an argument
 
 TEXT: dict[str, str] = {
     "add": "{0} + {1}",
@@ -214,8 +216,10 @@ def normal_cdf(x):
 
 def mark(number: Dim | str) -> str:
     """The text of a number that other sizes may change (an integer, or a float32 as text), for
-    triton_sizes.py to settle.
+    triton_sizes.py to settle. An expression of sizes stands behind `@` and what is known to divide it.
     """
+    if type(number) is Size:
+        return f"⟦@{ALIGNED if divides(ALIGNED, number) else 1} {number!r}⟧"
     return f"⟦{number}⟧"
 
 

@@ -8,13 +8,14 @@ have work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from ..graph.sizes import Dim, Size, divides, equal, hint, is_symbolic
 from ..graph.spec import TensorSpec, contiguous_stride, numel
-from ..lower.index import Index, Var, flatten
+from ..lower.index import Index, Var, flatten, is_one, is_zero
 from ..lower.ir import (
     Expr,
     Kernel,
@@ -62,14 +63,37 @@ class CannotPlan(Exception):
     """This kernel has no Triton form; the text says why."""
 
 
-def _count(loops: Iterable[Var]) -> int:
+def _count(loops: Iterable[Var]) -> Dim:
     """Iterations of a nest of loops."""
-    return int(numel(v.size for v in loops))
+    return numel(v.size for v in loops)
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not smaller."""
-    return 1 << max(n - 1, 0).bit_length()
+def power_of_two(n: Dim) -> int:
+    """The smallest power of two that is not smaller. Of a size that differs between calls: asked for."""
+    found = 1 << max(hint(n) - 1, 0).bit_length()
+    if type(n) is Size:
+        n.env.ask(">=", found - n)
+        if found > 1:
+            n.env.ask(">=", n - found // 2 - 1)
+    return found
+
+
+def _capped(n: Dim, most: int) -> int:
+    """The smaller of `most`, a power of two, and the smallest one that is not below n; one question of n as
+    a rule.
+    """
+    return most if n > most // 2 else power_of_two(n)
+
+
+def _rows_of_tile(rows: Dim, most: int, programs: int) -> int:
+    """Rows of a tile, at most so many, so that there is a tile for each program; where rows differ between
+    calls, one or the most.
+    """
+    if type(rows) is Size:
+        return most if most > 1 and rows >= most * programs else 1
+    while most > 1 and rows < most * programs:
+        most //= 2
+    return most
 
 
 def plan_kernel(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
@@ -93,17 +117,21 @@ def _plan(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     across = [s for s in reductions if s.across]
     if across:
         return _across(kernel, across, new_buffer)
-    if (
-        not reductions
-        and len(kernel.phases) == 1
-        and not kernel.phases[0].row
-        and not kernel.final
-        and not kernel.final_once
-    ):
-        return [_piece(kernel, _map(kernel))]
+    if is_map(kernel):
+        return [_piece(kernel, map_plan(kernel))]
     if kernel.template == "rows" and (kernel.final or kernel.final_once):
         return _separate_final(kernel, new_buffer)
     return _rows(kernel, new_buffer)
+
+
+def is_map(kernel: Kernel) -> bool:
+    """Whether each element is computed on its own."""
+    return (
+        kernel.template != "scan"
+        and len(kernel.phases) == 1
+        and not (kernel.phases[0].row or kernel.final or kernel.final_once)
+        and not any(isinstance(s, Reduce) for s in kernel.statements())
+    )
 
 
 def _without_scratch(kernel: Kernel) -> Kernel:
@@ -154,14 +182,15 @@ def is_wide(kernel: Kernel) -> bool:
 
 def contiguous_along(kernel: Kernel, v: Var) -> int:
     """How many wide accesses step by one along a variable."""
-    count = 0
+    return sum(is_one(index.coefficient(v)) for index in accesses(kernel))
+
+
+def accesses(kernel: Kernel) -> Iterator[Index]:
+    """Where each statement stores, and what it loads."""
     for s in kernel.statements():
-        for index in [
-            *([s.index] if isinstance(s, Store) else []),
-            *(e.args[1] for e in walk(*roots(s)) if e.op == "load"),
-        ]:
-            count += index.coefficient(v) == 1
-    return count
+        if isinstance(s, Store):
+            yield s.index
+        yield from (e.args[1] for e in walk(*roots(s)) if e.op == "load")
 
 
 def _params(
@@ -191,7 +220,7 @@ def _piece(kernel: Kernel, plan: Plan, partial: Mapping[int, tuple[str, torch.dt
 
 
 # -- maps ----------------------------------------------------------------------------------------------------
-def _map(kernel: Kernel) -> Plan:
+def map_plan(kernel: Kernel) -> Plan:
     """Elementwise: one axis, or two where some accesses are contiguous along another variable than the
     last.
     """
@@ -202,14 +231,17 @@ def _map(kernel: Kernel) -> Plan:
     if last is not None and last.size >= 16:
         others = [v for v in loops[:-1] if v.size >= 16 and _only_along(kernel, v, last)]
         if others:
-            other = max(others, key=lambda v: (contiguous_along(kernel, v), v.size))
+            other = max(others, key=lambda v: (contiguous_along(kernel, v), hint(v.size)))
             rest = [v for v in loops[:-1] if v is not other]
             x = Axis.of("x", [*rest, other], 32, exact=None)
             return Plan("map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide)
-        many = numel(v.size for v in loops[:-1]) >= 2 * PROGRAMS
-        if last.size >= LONG_ROW and many and not kernel.streams() and _reads_rows(kernel, loops[:-1], last):
-            return _by_vectors(kernel, _loop_plan(loops[:-1], loops[-1:], wide))
-    block = min(1024, max(128, power_of_two(total // (4 * PROGRAMS))))
+        if not kernel.streams() and _reads_rows(kernel, loops[:-1], last):
+            if last.size >= LONG_ROW and _count(loops[:-1]) >= 2 * PROGRAMS:
+                return _by_vectors(kernel, _loop_plan(loops[:-1], loops[-1:], wide))
+    if type(total) is Size:
+        block = 1024 if total > 256 * 4 * PROGRAMS else 128
+    else:
+        block = min(1024, max(128, power_of_two(total // (4 * PROGRAMS))))
     return Plan("map", Axis.of("x", loops, block), warps=max(1, block // 256), wide=wide)
 
 
@@ -217,19 +249,16 @@ def _reads_rows(kernel: Kernel, rows: Sequence[Var], last: Var) -> bool:
     """Whether some value belongs to a row as a whole, so that a program a row reads it once."""
     indices = [e.args[1] for e in walk(*roots(*kernel.statements())) if e.op == "load"]
     return any(
-        not i.coefficient(last) and any(i.coefficient(v) for v in rows) for i in indices if i.is_affine
+        is_zero(i.coefficient(last)) and any(_moves(i, v) for v in rows) for i in indices if i.is_affine
     )
 
 
 def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
     """Whether some access steps by one along `v` and by more along the last variable."""
-    for s in kernel.statements():
-        for index in [
-            *([s.index] if isinstance(s, Store) else []),
-            *(e.args[1] for e in walk(*roots(s)) if e.op == "load"),
-        ]:
-            if index.coefficient(v) == 1 and index.coefficient(last) not in (0, 1):
-                return True
+    for index in accesses(kernel):
+        along = index.coefficient(last)
+        if is_one(index.coefficient(v)) and not is_zero(along) and not is_one(along):
+            return True
     return False
 
 
@@ -272,14 +301,12 @@ def _tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form = "rows
     passes = sum(1 for p in kernel.phases if p.inner)
     looped = row > WHOLE_ROW or (passes == 1 and row > LOOP_TILE)
     r_block = _loop_tile(row) if looped else power_of_two(row)
-    x_block = min(power_of_two(rows), max(1, 1024 // r_block))
-    while x_block > 1 and rows // x_block < PROGRAMS:
-        x_block //= 2
+    x_block = _rows_of_tile(rows, max(1, 1024 // r_block), PROGRAMS)
     warps = min(
         32 if r_block * x_block >= WHOLE_ROW else 16,
         max(1, r_block * x_block // (LOOP_WARP if looped else 512)),
     )
-    if row % 4 and r_block <= ONE_WARP:
+    if r_block <= ONE_WARP and not divides(4, row):
         warps = 1
     return Plan(
         form, Axis.of("x", x, x_block), Axis.of("r", r, r_block), looped, warps=warps, wide=is_wide(kernel)
@@ -294,11 +321,11 @@ def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form
     each = _each(kernel, r, x) if sums else THREAD
     few = 512 if min(_places(kernel, r, x)[0], default=4) < 4 else 1024
     if sums and row <= few and rows < 64 * PROGRAMS:  # a few whole rows for each program
-        x_block, r_block = min(power_of_two(rows), 16 if row <= 512 else 8), power_of_two(row)
+        x_block, r_block = _capped(rows, 16 if row <= 512 else 8), power_of_two(row)
     else:
-        x_block = min(power_of_two(rows), 64)
-        r_block = min(power_of_two(row), max(1, LOOP_TILE * each // THREAD // x_block))
-    if passes > 1 and r_block < row and power_of_two(row) * 8 <= WHOLE_ROW:
+        x_block = _capped(rows, 64)
+        r_block = _capped(row, max(1, LOOP_TILE * each // THREAD // x_block))
+    if passes > 1 and r_block < row and row * 8 <= WHOLE_ROW:
         r_block = power_of_two(row)
         x_block = max(min(x_block, WHOLE_ROW // r_block), 1)
     warps = min(32 if r_block * x_block >= WHOLE_ROW else 16, max(1, r_block * x_block // (32 * each)))
@@ -306,7 +333,7 @@ def _strided_tile(kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form
     return Plan(form, *axes, r_block < row, warps=warps, wide=is_wide(kernel))
 
 
-def _loop_tile(row: int) -> int:
+def _loop_tile(row: Dim) -> int:
     return LONG_TILE if row > WHOLE_ROW else LOOP_TILE
 
 
@@ -322,8 +349,11 @@ def _by_vectors(kernel: Kernel, plan: Plan) -> Plan:
     """The plan of a loop over long rows with tiles that start at vectors, where rows or masks would break
     these.
     """
-    found = None if plan.x.block > 1 or kernel.streams() else vectors_of(kernel, plan.r.vars)
-    if found is None:
+    plain = type(plan.r.size) is int and not any(
+        is_symbolic(index.terms.values()) for index in accesses(kernel)
+    )
+    found = vectors_of(kernel, plan.r.vars) if plain and plan.x.block == 1 and not kernel.streams() else None
+    if found is None or type(plan.r.size) is not int:
         return plan
     if found.start == Index({}, 0) and (plan.r.exact or plan.r.size % found.unit == 0):
         return replace(plan, run=found.unit)
@@ -339,7 +369,7 @@ def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
     if not x or not r:
         return False
     along_x, along_r = contiguous_along(kernel, x[-1]), contiguous_along(kernel, r[-1])
-    return x[-1].size >= 8 and along_x > 2 * along_r
+    return along_x > 2 * along_r and x[-1].size >= 8
 
 
 def _axes(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
@@ -359,16 +389,15 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
     if plan.looped and passes > 1 and tiles * 2 < PROGRAMS and plan.r.size > 4 * LOOP_TILE:
         return _by_phases(kernel, x, new_buffer)
     single = passes == 1 and all(s.position is None for s in reductions)
-    chunks = (
-        min(PROGRAMS * 2 // tiles, -(-plan.r.size // (2 * plan.r.block))) if plan.looped and single else 1
-    )
-    if chunks < 2 or not reductions:
+    chunks = _chunks_of_rows(tiles, plan) if plan.looped and single and reductions else 1
+    if chunks < 2:
         return [_piece(kernel, _by_vectors(kernel, plan) if plan.looped else plan)]
     per = -(-plan.r.size // chunks)
     per = -(-per // plan.r.block) * plan.r.block
-    chunks = -(-plan.r.size // per)
+    if type(per) is int:
+        chunks = -(-plan.r.size // per)
     plan = replace(
-        plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=per * chunks == plan.r.size)
+        plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=equal(per * chunks, plan.r.size))
     )
     plan = _by_vectors(kernel, plan)
     partial = _room(reductions, chunks * plan.x.size, new_buffer)
@@ -386,6 +415,18 @@ def _rows(kernel: Kernel, new_buffer: NewBuffer) -> list[Piece]:
         "cols", x[:-1], (chunk,), x[-1:], _joined(reductions, found), final=rest, params=kernel.params
     )
     return [_piece(first, plan, partial), *_rows(second, new_buffer)]
+
+
+def _chunks_of_rows(tiles: Dim, plan: Plan) -> int:
+    """Programs that share a tile of rows. Where sizes differ between calls: a power of two, and the last ones
+    may get nothing.
+    """
+    each = 2 * plan.r.block
+    if type(tiles) is int and type(plan.r.size) is int:
+        return min(PROGRAMS * 2 // tiles, -(-plan.r.size // each))
+    if tiles > PROGRAMS or plan.r.size <= each:
+        return 1
+    return min(power_of_two(PROGRAMS // power_of_two(tiles)), power_of_two(-(-plan.r.size // each)))
 
 
 def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Phase, ...]:
@@ -447,7 +488,7 @@ def _by_phases(kernel: Kernel, x: Sequence[Var], new_buffer: NewBuffer) -> list[
 
 
 def _room(
-    reductions: Sequence[Reduce], count: int, new_buffer: NewBuffer
+    reductions: Sequence[Reduce], count: Dim, new_buffer: NewBuffer
 ) -> dict[int, tuple[str, torch.dtype]]:
     """Buffers for partial results."""
     return {s.id: (new_buffer(TensorSpec.dense((count,), s.expr.dtype)), s.expr.dtype) for s in reductions}
@@ -497,10 +538,13 @@ def _across(kernel: Kernel, across: Sequence[Reduce], new_buffer: NewBuffer) -> 
     if plan.looped and lanes:
         raise CannotPlan("sums over the columns of very long rows beside sums over rows")
     tiles = -(-plan.x.size // plan.x.block)
-    chunks = min(tiles, max(programs // plan.columns, 1))
+    chunks = min(tiles, max(programs // hint(plan.columns), 1))
     per = -(-tiles // chunks) * plan.x.block
-    chunks = -(-plan.x.size // per)
-    plan = replace(plan, chunks=chunks, per_chunk=per, x=replace(plan.x, exact=per * chunks == plan.x.size))
+    if type(per) is int:
+        chunks = -(-plan.x.size // per)
+    plan = replace(
+        plan, chunks=chunks, per_chunk=per, x=replace(plan.x, exact=equal(per * chunks, plan.x.size))
+    )
     partial = {**_room(lanes, chunks * plan.r.size, new_buffer), **_room(numbers, chunks, new_buffer)}
     first = replace(kernel, final=(), final_once=())
     return [_piece(first, plan, partial), *_finish(kernel, lanes, numbers, partial, chunks, new_buffer)]
@@ -511,13 +555,17 @@ def _columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[Plan, 
     other.
     """
     rows, row = _count(x), _count(r)
-    r_block = min(row & -row, COLUMNS)
+    r_block = COLUMNS
+    while not divides(r_block, row):
+        r_block //= 2
     if r_block < COLUMNS // 4:
-        r_block = min(power_of_two(row), COLUMNS)
+        r_block = _capped(row, COLUMNS)
     each = _each(kernel, x, r)
-    x_block = min(power_of_two(rows), 128 * each // r_block)
+    x_block = _capped(rows, 128 * each // r_block)
     warps = max(1, x_block * r_block // (32 * each))
-    programs = min(4 * PROGRAMS, max(min(-(-rows // (2 * x_block)), 1024), 1) * -(-row // r_block))
+    programs = 4 * PROGRAMS
+    if type(rows) is int and type(row) is int:
+        programs = min(programs, max(min(-(-rows // (2 * x_block)), 1024), 1) * -(-row // r_block))
     axes = Axis.of("x", x, x_block), _in_runs(Axis.of("r", r, r_block), *_places(kernel, x, r))
     return Plan("across", *axes, warps=warps, wide=is_wide(kernel)), programs
 
@@ -534,9 +582,7 @@ def _rows_and_columns(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tup
     run = 16 // max(loads + stores, default=4)
     warps = min(32, max(1, min(ROW_WARPS, r_block // (32 * run)), r_block // (32 * THREAD)))
     programs = max(PROGRAMS * ROW_WARPS // warps, PROGRAMS // 2, 1)
-    x_block = min(power_of_two(rows), max(1, THREAD * 32 * warps // r_block))
-    while x_block > 1 and rows < x_block * programs:
-        x_block //= 2
+    x_block = _rows_of_tile(rows, max(1, THREAD * 32 * warps // r_block), programs)
     resident = (
         x_block * r_block * max(1, 2 * ROW_WARPS // warps)
     )  # elements of the programs of one multiprocessor
@@ -552,11 +598,17 @@ def _places(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> tuple[list[in
     """
 
     def counts(index: Index) -> bool:
-        return bool(r) and index.coefficient(r[-1]) == 1 and (not x or any(index.coefficient(v) for v in x))
+        return bool(r) and is_one(index.coefficient(r[-1])) and (not x or any(_moves(index, v) for v in x))
 
     statements = list(kernel.statements())
     loads = [e.args[2].itemsize for e in walk(*roots(*statements)) if e.op == "load" and counts(e.args[1])]
     return loads, [s.memory.itemsize for s in statements if isinstance(s, Store) and counts(s.index)]
+
+
+def _moves(index: Index, v: Var) -> bool:
+    """Whether a position steps along a variable."""
+    step = index.coefficient(v)
+    return step is not None and not is_zero(step)
 
 
 def _each(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> int:
@@ -574,7 +626,7 @@ def _in_runs(axis: Axis, loads: Sequence[int], stores: Sequence[int]) -> Axis:
     Where the axis is taken apart into variables the compiler would not see runs any more.
     """
     sizes = {*loads, *stores}
-    plain = sum(v.size > 1 for v in axis.vars) == 1
+    plain = sum(not v.single for v in axis.vars) == 1
     return replace(axis, run=16 // max(sizes)) if plain and len(sizes) > 1 else axis
 
 
@@ -595,7 +647,7 @@ def _finish(
     lanes: Sequence[Reduce],
     numbers: Sequence[Reduce],
     partial: Mapping[int, tuple[str, torch.dtype]],
-    chunks: int,
+    chunks: Dim,
     new_buffer: NewBuffer,
 ) -> list[Piece]:
     """Kernels that add up what the chunks have gathered and do the final statements."""
@@ -646,7 +698,7 @@ def _maps_of(kernel: Kernel, final: Sequence[Statement], once: Sequence[Statemen
     for statements, loops in ((final, kernel.inner), (once, ())):
         if statements:
             k = Kernel("rows", loops[:-1], (), loops[-1:], (Phase(tuple(statements)),), params=kernel.params)
-            pieces.append(_piece(k, _map(k)))
+            pieces.append(_piece(k, map_plan(k)))
     return pieces
 
 

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field, replace
 from ..base.config import config
 from ..base.events import counters
 from .triton_kernel import TritonFunction
-from .triton_ops import unmarked
+from .triton_ops import ALIGNED, mark, unmarked
 
-_MARK = re.compile("⟦([^⟧]*)⟧")
+NUMBERS = re.compile("⟦([^⟧]*)⟧")
 _MOST_ARGUMENTS = 24
 _MOST_SAMPLES = 64  # of one text: beyond that numbers stay literals
-_ALIGNED = 16  # what Triton's code profits from knowing of an argument
 Numbers = tuple[str, ...]
 
 
@@ -125,7 +124,7 @@ def settle(draft: TritonFunction) -> TritonFunction:
     """The function of a draft: its numbers are literals or arguments, and its name ends in a hash of what it
     has become.
     """
-    parts = _MARK.split(draft.source)
+    parts = NUMBERS.split(draft.source)
     numbers = tuple(parts[1::2])
     key = hashlib.sha256(
         "⟦⟧".join([*parts[::2], str((draft.signature, draft.warps, draft.stages))]).encode()
@@ -139,12 +138,30 @@ def settle(draft: TritonFunction) -> TritonFunction:
     ]
     given = form.arguments(numbers)
     counters["kernels"]["with size arguments"] += bool(given)
-    text = unmarked("".join(parts)).replace("):", "".join(f", n{n}" for n in range(len(given))) + "):", 1)
-    signature = (*draft.signature, *map(_kind, given))
+    return replace(_named(draft, "".join(parts), tuple(map(_kind, given))), numbers=tuple(map(_value, given)))
+
+
+def with_arguments(draft: TritonFunction, kind: str) -> tuple[TritonFunction, tuple[str, ...]]:
+    """The function of a draft whose sizes differ between calls, and the expressions of its numbers: each is an
+    argument of a kind ("i32", "i64").
+    """
+    parts, given = NUMBERS.split(draft.source), dict[str, str]()
+    for n, text in enumerate(parts):
+        if n % 2 and text.startswith("@"):
+            parts[n] = given.setdefault(text, f"n{len(given)}")
+    known = [text[1:].split(" ", 1) for text in given]
+    kinds = tuple(kind if divisor == "1" else f"{kind}:{divisor}" for divisor, _ in known)
+    return _named(draft, "".join(parts), kinds), tuple(expression for _, expression in known)
+
+
+def _named(draft: TritonFunction, marked: str, kinds: tuple[str, ...]) -> TritonFunction:
+    """The function with its numbers' arguments, under a name that says what is in it."""
+    text = unmarked(marked).replace("):", "".join(f", n{n}" for n in range(len(kinds))) + "):", 1)
+    signature = (*draft.signature, *kinds)
     digest = hashlib.sha256(f"{text}{signature}{draft.warps}".encode()).hexdigest()[:12]
     name = f"{draft.name}_{digest}"
     text = text.replace(f"def {draft.name}(", f"def {name}(", 1)
-    return replace(draft, name=name, source=text, signature=signature, numbers=tuple(map(_value, given)))
+    return replace(draft, name=name, source=text, signature=signature)
 
 
 def _argument(place: int, number: str) -> str:
@@ -153,6 +170,11 @@ def _argument(place: int, number: str) -> str:
 
 def _is_integer(number: str) -> bool:
     return number.lstrip("-").isdecimal()
+
+
+def constant_of(number: str) -> str:
+    """An expression for the number as a value of its own."""
+    return f"tl.full((), {mark(number)}, tl.{'int32' if _is_integer(number) else 'float32'})"
 
 
 def _value(number: str) -> int:
@@ -165,7 +187,7 @@ def _kind(number: str) -> str:
     if not _is_integer(number):
         return "i32"
     kind = "i32" if -(1 << 31) <= int(number) < 1 << 31 else "i64"
-    return f"{kind}:{_ALIGNED}" if int(number) % _ALIGNED == 0 else kind
+    return f"{kind}:{ALIGNED}" if int(number) % ALIGNED == 0 else kind
 
 
 def forget() -> None:

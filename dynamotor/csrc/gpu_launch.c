@@ -21,7 +21,7 @@ typedef struct {
     int scratch; /* the last tensor is memory of the kernel's own, which it expects as the first extra parameter */
 } GpuKernel;
 
-enum { MOST_PARAMETERS = 96, INVALID_CONTEXT = 201, SCRATCH_ALIGNMENT = 128 };
+enum { MOST_PARAMETERS = 512, INVALID_CONTEXT = 201, SCRATCH_ALIGNMENT = 128 };
 
 /* kernel(*tensors, stream) */
 static PyObject *gpu_kernel_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
@@ -70,7 +70,7 @@ static PyObject *gpu_kernel_new(PyTypeObject *type, PyObject *args, PyObject *kw
         return NULL;
     Py_ssize_t n_numbers = PyTuple_GET_SIZE(numbers);
     if (launch == 0 || n_tensors < scratch || n_extra < scratch || n_tensors + n_numbers + n_extra > MOST_PARAMETERS) {
-        PyErr_SetString(PyExc_ValueError, "a kernel needs the address of a launch function and at most 96 parameters");
+        PyErr_SetString(PyExc_ValueError, "a kernel needs the address of a launch function and at most 512 parameters");
         return NULL;
     }
     GpuKernel *kernel = (GpuKernel *)type->tp_alloc(type, 0);

@@ -206,6 +206,9 @@ def _ask_fill(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         (named[name] for name in _NUMBERS if type(named.get(name)) in (int, float, bool, complex)), None
     )
     dtype = named.get("dtype") or next((t.dtype for t in _tensors(args)), None)
+    if dtype is None and type(number) in (int, float):
+        whole = type(number) is int and func is aten.full.default
+        dtype = torch.int64 if whole else torch.get_default_dtype()
     if number is not None and dtype is not None:
         _ask(
             aten.fill_.Scalar,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .sizes import Dim, Dims
+from .sizes import Dim, Dims, equal, is_unbacked
 from .spec import TensorSpec, channels_last_stride, contiguous_stride
 
 
@@ -78,6 +78,10 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
         first = operands[0].stride
         if all(op.stride == first for op in operands) and is_dense(operands[0]):
             return first
+    if is_unbacked(*shape) and all(
+        not op.shape or equal(op.shape, shape) and op.is_contiguous for op in operands
+    ):
+        return contiguous_stride(shape)  # in whatever order sizes of 0 and 1 are looked at
     return dense_in_order(_order([_broadcast_stride(op, shape) for op in operands], shape), shape)
 
 

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import kernel_checks, shape_rules  # noqa: F401  (shape_rules registers its rules)
+from .data_sizes import DataSizes, Unknown, data_rules
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
 from .spec import TensorSpec
@@ -135,7 +136,7 @@ def materialise(result: Any, memory: Memory | None = None) -> Any:
             if memory is not None
             else tuple([materialise(r) for r in result])
         )
-    return result
+    return to_torch(result)
 
 
 def _memory_of(value: Any) -> Memory | None:
@@ -207,17 +208,23 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
+            func = (
+                aten.scalar_tensor.default
+            )  # functorch casts a number, which reaches Python without its tensor
         return self.handler(func, args, kwargs or {})
 
 
 class shape_mode(_Mode):  # noqa: N801  (a context manager)
     """While on, factories give ShapeTensors too, real tensors turn into ShapeTensors when an op touches them,
-    and an op raises what eager's kernel would. `reads_settings`: an op was met for which settings choose the
+    and an op raises what eager's kernel would. data_sizes: what the sizes are that depend on data; without
+    it such ops raise DataDependent. `reads_settings`: an op was met for which settings choose the
     kernel; `reads_tf32`: a product on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_sizes: DataSizes | None = None) -> None:
         super().__init__(self._checked)
         self.reads_settings = self.reads_tf32 = False
+        self.data_sizes = data_sizes
 
     def _checked(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         kernel_checks.check(func, args, kwargs)
@@ -225,6 +232,12 @@ class shape_mode(_Mode):  # noqa: N801  (a context manager)
             self.reads_settings = True
         if func in kernel_checks.PRODUCTS and args[0].device.type == "cuda":
             self.reads_tf32 = True
+        if self.data_sizes is not None and facts(func).data_dependent and func in data_rules:
+            try:
+                specs, named = spec_of(args), {name: spec_of(v) for name, v in kwargs.items()}
+                return materialise(self.data_sizes.infer(func, args, specs, named))
+            except Unknown:
+                pass
         return infer(func, args, kwargs)
 
 

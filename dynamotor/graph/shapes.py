@@ -23,7 +23,7 @@ from ..base.errors import DynamotorError
 from ..base.registry import Registry
 from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
-from .sizes import Size, hint
+from .sizes import DataDependent, Size, hint
 from .spec import CPU, TensorSpec, device_with_index
 from .sym_int import from_torch, to_torch
 from .symbolic_demands import demands
@@ -39,10 +39,6 @@ _META = torch.device("meta")
 _onednn_is_on, _function_modes = torch._C._get_mkldnn_enabled, torch._C._len_torch_function_stack
 _MEMO_LIMIT = 20_000
 _memo: dict[Any, Any] = {}
-
-
-class DataDependent(DynamotorError):
-    """DM210: the result's shape or value depends on data that a trace does not have."""
 
 
 class UnsupportedOp(DynamotorError):

@@ -14,22 +14,35 @@ is such a question: what knows nothing of symbols stays right, with its sizes sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from ..base.errors import DynamotorError
+
+_UNBACKED_HINT = 4097  # costs are guessed for as many; no shape is of this size by chance
 Monomial = tuple["Atom", ...]  # factors, sorted by `order`; () is the constant's
 INFINITY = 1 << 62
 
 
+class DataDependent(DynamotorError):
+    """DM210: the result's shape or value, or what is asked of it, depends on data that a trace does not
+    have.
+    """
+
+
 @final
 class Symbol:
-    """A size that is known at the call: lo <= value <= hi. Compared by identity."""
+    """A size that is known at the call, or, `unbacked`, when a node of the graph has run: lo <= value <= hi.
+    Compared by identity.
+    """
 
-    __slots__ = ("name", "hint", "lo", "hi", "env", "order")
+    __slots__ = ("name", "hint", "lo", "hi", "env", "order", "unbacked")
 
-    def __init__(self, env: ShapeEnv, name: str, hint: int, lo: int, hi: int) -> None:
+    def __init__(self, env: ShapeEnv, name: str, hint: int, lo: int, hi: int, unbacked: bool = False) -> None:
         self.env, self.name, self.hint, self.lo, self.hi = env, name, hint, lo, hi
+        self.unbacked = unbacked
         self.order = (0, len(env.symbols), "")
 
     def value(self, of: Mapping[Symbol, int]) -> int:
@@ -64,11 +77,15 @@ class Derived:
 
 Atom = Symbol | Derived
 _COMPUTE: dict[str, Callable[[int, int], int]] = {
-    "floordiv": lambda a, b: a // b,
-    "mod": lambda a, b: a % b,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
     "min": min,
     "max": max,
 }
+
+
+# What the texts of expressions call beside `min` and `max`.
+FUNCTIONS = {"floordiv": _COMPUTE["floordiv"], "mod": _COMPUTE["mod"]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,13 +113,14 @@ class Guard:
 
 class ShapeEnv:
     """The symbols of one program and what it assumed of them. `where()` names the line that is being
-    traced.
+    traced. `undecided(question)` makes the error of a question about data that nothing proves.
     """
 
     def __init__(self, where: Callable[[], Any] = lambda: None) -> None:
         self.symbols: list[Symbol] = []
         self.fixed: dict[Symbol, Size | int] = {}  # symbols that were found to be a number, or another symbol
         self.where = where
+        self.undecided: Callable[[str], Exception] = _undecided
         self._guards: dict[Any, Guard] = {}
         self._derived: dict[Any, Derived] = {}
         self._answers: dict[Any, bool] = {}
@@ -115,6 +133,14 @@ class ShapeEnv:
     def symbol(self, hint: int, lo: int = 2, hi: int = INFINITY, name: str = "") -> Size:
         """A new symbol that is `hint` at this call. Sizes of 0 and 1 are programs of their own, hence lo."""
         made = Symbol(self, name or f"s{len(self.symbols)}", hint, lo, hi)
+        self.symbols.append(made)
+        return Size({(made,): 1}, self)
+
+    def unbacked(self, lo: int = 0, hi: int = INFINITY) -> Size:
+        """A new symbol that a node of the graph makes. Its hint is as good as any: nothing may follow from
+        it.
+        """
+        made = Symbol(self, f"u{len(self.symbols)}", max(min(_UNBACKED_HINT, hi), lo), lo, hi, unbacked=True)
         self.symbols.append(made)
         return Size({(made,): 1}, self)
 
@@ -146,6 +172,8 @@ class ShapeEnv:
 
     def _assume(self, kind: Literal[">=", "=="], expr: Size) -> bool:
         """Take the hint's answer and note it."""
+        if any(symbol.unbacked for symbol in expr.symbols):
+            raise self.undecided(f"{expr} {kind} 0")
         answer = expr.hint >= 0 if kind == ">=" else expr.hint == 0
         if kind == "==":
             guard = Guard("==" if answer else "!=", expr, self.where())
@@ -156,6 +184,14 @@ class ShapeEnv:
         self._guards.setdefault(key, guard)
         self._learn(guard)
         return answer
+
+    def tell(self, kind: Literal[">=", "==", "!="], expr: Size | int) -> None:
+        """`expr >= 0` (`== 0`, `!= 0`) holds from here on, since the program checks it itself or eager would
+        raise: no guard.
+        """
+        if type(expr) is Size:
+            self._answers[">=" if kind == ">=" else "==", expr] = kind != "!="
+            self._learn(Guard(kind, expr))
 
     def _learn(self, guard: Guard) -> None:
         """What a guard on one symbol, `c * symbol + number`, says of its range."""
@@ -393,6 +429,16 @@ def size(terms: dict[Monomial, int], env: ShapeEnv) -> Size | int:
     return Size(kept, env)
 
 
+def contiguous_stride(shape: Sequence[Dim]) -> Dims:
+    """Row-major strides of a shape, in elements; a dimension of size 0 counts as 1, as in PyTorch."""
+    stride: list[Dim] = []
+    step: Dim = 1
+    for n in reversed(shape):
+        stride.append(step)
+        step *= max(n, 1) if type(n) is not Size else maximum(n.env, n, 1)
+    return tuple(reversed(stride))
+
+
 def numbers(sizes: Iterable[Dim]) -> tuple[int, ...]:
     """Sizes as plain numbers; those of symbols are asked for, so the program is right for no others."""
     return tuple(map(int, sizes))
@@ -405,7 +451,7 @@ def hint(value: Size | int) -> int:
     return value.hint if type(value) is Size else value
 
 
-def evaluate(value: Any, of: Mapping[Symbol, int]) -> Any:
+def evaluate(value: Any, of: Mapping[Symbol, Any]) -> Any:
     """Arguments with each size's value in its place: lists, tuples and dicts by element."""
     kind = type(value)
     if kind is Size:
@@ -418,6 +464,19 @@ def evaluate(value: Any, of: Mapping[Symbol, int]) -> Any:
 def is_symbolic(values: Any) -> bool:
     """Whether one of these sizes is an expression."""
     return any(type(v) is Size for v in values)
+
+
+def is_unbacked(*values: Any) -> bool:
+    """Whether one of these sizes follows from data: nobody may take its hint for an answer."""
+    return any(type(value) is Size and any(s.unbacked for s in value.symbols) for value in values)
+
+
+def _undecided(question: str) -> Exception:
+    return DataDependent(
+        "DM210",
+        f"whether {question} depends on the data of a tensor",
+        cure="say what holds with torch._check(...), or let the graph break here",
+    )
 
 
 def known(kind: Literal[">=", "=="], value: Size | int) -> bool:
@@ -524,7 +583,7 @@ def maximum(env: ShapeEnv, a: Size | int, b: Size | int) -> Size | int:
     """max(a, b) without asking which; `max(size, 1)` in strides asks: sizes of 0 are programs of their
     own.
     """
-    if type(b) is not Size and b == 1:
+    if type(b) is not Size and b == 1 and not is_unbacked(a):
         return a if a >= 1 else 1
     if known(">=", a - b):
         return a
@@ -558,7 +617,9 @@ def _without_quotients(expr: Size) -> Size:
         and m[0].b.terms.keys() == {()}
         and m[0].b.terms[()] > 0
     }
-    for atom in found:
+    for atom in sorted(found, key=lambda a: (-len(repr(a)), repr(a))):  # those of others first
+        if (atom,) not in expr.terms:  # what another was written as took it away
+            continue
         k = atom.b.terms[()]
         rest = {m: c * k for m, c in expr.terms.items() if m != (atom,)}
         quotient = (atom.a - expr.env.derived("mod", atom.a, k)) * expr.terms[atom,]
@@ -574,23 +635,29 @@ def settled(expr: Size) -> Size | int:
     fixed = expr.env.fixed
     if not fixed or fixed.keys().isdisjoint(expr.symbols):
         return expr
+
+    def value(symbol: Symbol) -> Size | int:
+        found = fixed.get(symbol)
+        if found is None:
+            return Size({(symbol,): 1}, symbol.env)
+        return settled(found) if type(found) is Size else found
+
+    return rewritten(expr, value, expr.env)
+
+
+def rewritten(expr: Size, value: Callable[[Symbol], Size | int], env: ShapeEnv) -> Size | int:
+    """The expression with other sizes, which belong to `env`, in the place of its symbols."""
     total: Size | int = 0
     for monomial, c in expr.terms.items():
         product: Size | int = c
         for atom in monomial:
-            product = product * _settled_atom(atom, fixed)
+            product = product * (value(atom) if type(atom) is Symbol else _rewritten_atom(atom, value, env))
         total = total + product
     return total
 
 
-def _settled_atom(atom: Atom, fixed: dict[Symbol, Size | int]) -> Size | int:
-    if type(atom) is Symbol:
-        value = fixed.get(atom)
-        if value is None:
-            return Size({(atom,): 1}, atom.env)
-        return settled(value) if type(value) is Size else value
-    a, b = settled(atom.a), settled(atom.b)
-    env = atom.env
+def _rewritten_atom(atom: Derived, value: Callable[[Symbol], Size | int], env: ShapeEnv) -> Size | int:
+    a, b = rewritten(atom.a, value, env), rewritten(atom.b, value, env)
     if atom.kind in ("floordiv", "mod"):
         return divide(env, a, b)[atom.kind == "mod"]
     return (minimum if atom.kind == "min" else maximum)(env, a, b)

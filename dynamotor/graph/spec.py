@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .sizes import Dim, Dims, Size, Symbol, hint, is_symbolic, numbers
+from .sizes import Dim, Dims, Size, Symbol, contiguous_stride, equal, hint, is_symbolic, is_unbacked, numbers
 
 CPU = torch.device("cpu")
 
@@ -23,16 +23,6 @@ def device_with_index(device: torch.device | str) -> torch.device:
     if device.type == "cuda" and device.index is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def contiguous_stride(shape: Sequence[Dim]) -> Dims:
-    """Row-major strides of a shape, in elements; a dimension of size 0 counts as 1, as in PyTorch."""
-    stride: list[Dim] = []
-    step: Dim = 1
-    for size in reversed(shape):
-        stride.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(stride))
 
 
 def channels_last_stride(shape: Sequence[Dim]) -> Dims:
@@ -96,6 +86,8 @@ class TensorSpec:
     @property
     def is_contiguous(self) -> bool:
         """Row-major without holes, as `Tensor.is_contiguous()` says it (sizes of 1 do not count)."""
+        if is_unbacked(*self.shape) and equal(self.stride, contiguous_stride(self.shape)):
+            return True
         step: Dim = 1
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and stride != step:
@@ -115,7 +107,7 @@ class TensorSpec:
         """Whether a size, stride or the offset differs between calls."""
         return type(self.offset) is Size or is_symbolic(self.shape) or is_symbolic(self.stride)
 
-    def at(self, values: Mapping[Symbol, int]) -> TensorSpec:
+    def at(self, values: Mapping[Symbol, Any]) -> TensorSpec:
         """The spec with the symbols' values put in."""
 
         def number(size: Dim) -> int:

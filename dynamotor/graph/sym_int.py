@@ -14,7 +14,18 @@ from typing import Any
 
 import torch
 
-from .sizes import ShapeEnv, Size, divide, known, maximum, minimum, size
+from .sizes import (
+    ShapeEnv,
+    Size,
+    contiguous_stride,
+    divide,
+    equal,
+    is_unbacked,
+    known,
+    maximum,
+    minimum,
+    size,
+)
 
 
 class Condition:
@@ -35,6 +46,14 @@ class Condition:
             else _plainly(self.kind, self.expr)
         )
         return answer is not self.negated
+
+    def tell(self) -> None:
+        """Take it for true from here on (see `ShapeEnv.tell`)."""
+        if type(self.expr) is Size:
+            self.expr.env.tell("!=" if self.negated and self.kind == "==" else self.kind, self._positive())
+
+    def _positive(self) -> Size | int:
+        return -self.expr - 1 if self.negated and self.kind == ">=" else self.expr
 
     def sure(self, wanted: bool) -> bool:
         """Whether the answer is provably `wanted`."""
@@ -69,6 +88,8 @@ class _Prover:
         """`guard_or_false(x)` and its like: PyTorch falls back only where no hint is known; ours always
         is.
         """
+        if node.is_bool() and fallback_value is not None and node._is_open():
+            return fallback_value
         return node.bool_() if node.is_bool() else node.int_()
 
 
@@ -150,7 +171,33 @@ class SizeNode:
     def guard_bool(self, file: builtins.str, line: int) -> bool:
         return self.bool_()
 
-    expect_true = guard_size_oblivious = expect_size = guard_or_false = guard_or_true = guard_bool
+    guard_size_oblivious = guard_bool
+
+    def guard_or_false(self, file: builtins.str, line: int) -> bool:
+        """Asked where False is right, if slower, whatever the answer is."""
+        return self.guard_bool(file, line) if not self._is_open() else False
+
+    def guard_or_true(self, file: builtins.str, line: int) -> bool:
+        """Asked where True is right whatever the answer is."""
+        return self.guard_bool(file, line) if not self._is_open() else True
+
+    def _is_open(self) -> bool:
+        """Whether this is a question about data that nothing proves."""
+        asked = self.expr
+        return (
+            type(asked) is Condition
+            and is_unbacked(asked.expr)
+            and not (asked.sure(True) or asked.sure(False))
+        )
+
+    def expect_true(self, file: builtins.str, line: int) -> bool:
+        """What the kernel demands: of data it is not known here, and who runs the node asks again."""
+        if self._is_open() and self.expr.kind == ">=":  # an equality may also be a broadcast that is none
+            self.expr.tell()
+            return True
+        return self.guard_bool(file, line)
+
+    expect_size = expect_true
 
     def statically_known_true(self, file: builtins.str = "", line: int = 0) -> bool:
         return self.expr.sure(True) if type(self.expr) is Condition else bool(self.expr)
@@ -194,6 +241,8 @@ class SizeNode:
 
 
 def _contiguous(sizes: list[Any], strides: list[Any]) -> bool:
+    if is_unbacked(*sizes) and equal(tuple(strides), contiguous_stride(sizes)):
+        return True
     step: Any = 1
     for n, stride in zip(reversed(sizes), reversed(strides)):
         if n == 0:
@@ -240,6 +289,14 @@ _QUESTIONS = {
     "ge": _question(">=", True, False), "gt": _question(">=", True, True),
     "le": _question(">=", False, False), "lt": _question(">=", False, True),
 }  # fmt: skip
+
+
+COMPARISONS = frozenset(_QUESTIONS)
+
+
+def comparison(name: str, env: ShapeEnv, a: Size | int, b: Size | int) -> Condition:
+    """`a < b` and its like (by the operator's name), not asked yet."""
+    return _QUESTIONS[name](SizeNode(a, env), SizeNode(b, env)).expr
 
 
 def _unary(compute: Callable[[Any], Any]) -> Callable[[SizeNode], SizeNode]:

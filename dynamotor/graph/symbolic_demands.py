@@ -181,6 +181,22 @@ def _softmax_backward(grad: TensorSpec, output: TensorSpec, *args: Any) -> None:
 def _attention(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, attn_mask: Any = None, **kwargs: Any
 ) -> None:
+    _attends(q, k, attn_mask)
+
+
+@demand(aten._scaled_dot_product_efficient_attention.default)
+def _efficient_attention(
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: Any, *args: Any, **kwargs: Any
+) -> None:
+    _attends(q, k, bias)
+
+
+@demand(aten._scaled_dot_product_flash_attention.default)
+def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> None:
+    _attends(q, k, None)
+
+
+def _attends(q: TensorSpec, k: TensorSpec, attn_mask: Any) -> None:
     require(q.shape[-1] == k.shape[-1])
     if type(attn_mask) is TensorSpec:
         _fits(attn_mask.shape, (*q.shape[:3], k.shape[2]))

@@ -35,7 +35,9 @@ class Unknown(Exception):
 
 
 def completed(shapes: Any, like: Any) -> Any:
-    """Specs from what a rule gives and what is inferred at the hints; Unknown where they disagree."""
+    """Specs (and numbers) from what a rule gives and what is inferred at the hints; Unknown where they
+    disagree.
+    """
     if isinstance(like, tuple):
         several = isinstance(shapes, list)
         return tuple(
@@ -44,6 +46,9 @@ def completed(shapes: Any, like: Any) -> Any:
                 for k, spec in enumerate(like)
             ]
         )
+    if type(like) is int:
+        require(hint(shapes) == like)
+        return shapes
     spec = shapes if type(shapes) is TensorSpec else laid_out(tuple(shapes), like)
     if spec.hinted() != like:
         raise Unknown
@@ -228,16 +233,47 @@ def _batch_norm_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> list[Sh
     return [x.shape, (x.shape[1],), (x.shape[1],)]
 
 
-@symbolic_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def _attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Shape]:
+def _same_heads(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> None:
     require(
         all(a == b for a, b in zip(q.shape[:2], k.shape[:2]))
         and all(a == b for a, b in zip(k.shape[:3], v.shape[:3]))
     )
+
+
+@symbolic_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Shape]:
+    _same_heads(q, k, v)
     return [q.shape, (q.shape[0], q.shape[1], q.shape[2])]
 
 
-@symbolic_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@symbolic_rule(aten._scaled_dot_product_efficient_attention.default)
+def _efficient_attention(
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: Any, sums: bool, *args: Any, **kwargs: Any
+) -> list[Shape]:
+    """The logarithms of sums have room for a multiple of 32 positions; then two random seeds."""
+    _same_heads(q, k, v)
+    length = (q.shape[2] + 31) // 32 * 32 if sums else 0
+    return [(*q.shape[:3], v.shape[3]), (*q.shape[:2], length), (), ()]
+
+
+@symbolic_rule(aten._scaled_dot_product_efficient_attention_backward.default)
+def _efficient_attention_backward(
+    grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: Any, *args: Any, **kwargs: Any
+) -> list[Shape]:
+    return [q.shape, k.shape, v.shape, bias.shape if type(bias) is TensorSpec else ()]
+
+
+@symbolic_rule(aten._scaled_dot_product_flash_attention.default)
+def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Any]:
+    """Result, logarithms of sums, the lengths, two seeds, and what debugging would show."""
+    _same_heads(q, k, v)
+    return [q.shape, q.shape[:3], None, None, q.shape[2], k.shape[2], (2,), (), (0,)]
+
+
+@symbolic_rule(
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+)
 def _attention_backward(
     grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
 ) -> list[Shape]:

@@ -13,6 +13,7 @@ from torch import fx
 from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, operand, spec_of
 from ..graph.op_facts import facts
+from ..graph.sizes import divides, hint
 from .extern import BY_DESIGN
 from .lowering import lowerings
 from .rewrite import call
@@ -82,9 +83,13 @@ def _is_transposed_copy(node: fx.Node, factor: fx.Node) -> bool:
     ):
         return False
     spec = spec_of(operand(node, 0))
-    if len(spec.shape) < 3 or spec.shape[-2:] != spec_of(factor).shape[-2:] or min(spec.shape[-2:]) < 2:
+    if (
+        len(spec.shape) < 3
+        or spec.shape[-2:] != spec_of(factor).shape[-2:]
+        or min(map(hint, spec.shape[-2:])) < 2
+    ):
         return False
-    return spec.stride[-2] == 1 and spec.stride[-1] != 1 and spec.shape[-2] * spec.dtype.itemsize % 16 == 0
+    return spec.stride[-2] == 1 and spec.stride[-1] != 1 and divides(16, spec.shape[-2] * spec.dtype.itemsize)
 
 
 def is_fused(user: fx.Node, value: fx.Node) -> bool:

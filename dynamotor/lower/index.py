@@ -198,18 +198,26 @@ class Index:
     __rmul__ = __mul__
 
     def _split(self, n: Dim) -> tuple[Index, Index]:
-        """(q, r) with self == n * q + r, r holding what n does not divide."""
+        """(q, r) with self == n * q + r, r holding what n does not divide, and no value of it negative: C and
+        Triton round towards zero. Where that cannot be proved (`may_be_negative`), their text rounds down.
+        """
         whole = {a: c // n for a, c in self.terms.items() if divides(n, c)}
         rest = {a: c for a, c in self.terms.items() if a not in whole}
-        if type(self.const) is int and type(n) is int:
-            return Index(whole, self.const // n), Index(rest, self.const % n)
         q, r = split(self.const, n)
         low = Index(rest, r)
-        if not known(">=", low.bounds[0]) and known(
-            ">=", low.bounds[0] + n
-        ):  # as for numbers: a rest is not negative
-            return Index(whole, q - 1), Index(rest, r + n)
-        return Index(whole, q), low
+        least = low.bounds[0]  # less than 0 by steps back: `flip(x)` is at `127 - i`
+        if known(">=", least):
+            return Index(whole, q), low
+        if type(least) is int and type(n) is int:
+            lift = -(least // n)
+        elif known(">=", least + n):
+            lift = 1
+        else:
+            whole_constant = Index(rest, self.const)
+            if known(">=", whole_constant.bounds[0]):
+                return Index(whole), whole_constant
+            lift = 0
+        return Index(whole, q - lift), Index(rest, r + lift * n)
 
     def _coarse(self, n: Dim) -> tuple[Dim, Index, Index] | None:
         """(g, high, low) with self == g * high + low, 0 <= low < g, g dividing n: the low digits cannot
@@ -297,6 +305,11 @@ class Index:
 
 
 ZERO = Index({}, 0)
+
+
+def may_be_negative(atom: Div | Mod) -> bool:
+    """Whether a division's text must round down itself: what it divides is not proved to be 0 or more."""
+    return not known(">=", atom.base.bounds[0])
 
 
 def is_one(n: Dim | None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..graph.sizes import ShapeEnv, Symbol, evaluate
+from ..graph.sizes import Dim, ShapeEnv, Symbol, evaluate
 from ..graph.spec import TensorSpec
 from .index import Div, Index, Loaded, Var
 from .ir import Expr, ExternNode, Kernel, Node, Phase, Reduce, Scan, Statement, Store, index_value, make
@@ -28,9 +28,9 @@ def samples(env: ShapeEnv) -> Iterator[dict[Symbol, int]]:
 
 
 class Instance:
-    """Puts the symbols' values in."""
+    """Puts the symbols' values in: numbers, or expressions of other symbols."""
 
-    def __init__(self, of: Mapping[Symbol, int]) -> None:
+    def __init__(self, of: Mapping[Symbol, Dim]) -> None:
         self.of = of
         self._exprs: dict[Expr, Expr] = {}
 

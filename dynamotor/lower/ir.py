@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -134,6 +136,11 @@ def loaded_exprs(index: Index) -> Iterator[Expr]:
 
 
 _interned: dict[tuple[Any, ...], Expr] = {}
+# Held by who makes expressions: they are interned, and memos are filled, for one graph at a time. Backwards
+# are compiled on whatever thread runs them first.
+lowering = threading.RLock()
+# The thread that held it is not in the child.
+os.register_at_fork(after_in_child=lowering._at_fork_reinit)  # type: ignore[attr-defined]  # private
 
 
 def forget_expressions() -> None:
@@ -195,6 +202,8 @@ def round_to(x: Expr, memory: torch.dtype) -> Expr:
     """The value after a trip through a memory type (half precisions round, narrow integers wrap)."""
     if COMPUTE_TYPE[memory] is memory or (x.op == "round_to" and x.args[1] is memory):
         return x
+    if x.op == "const" and not memory.is_floating_point and memory is not BOOL:
+        return const(torch.tensor(x.args[0]).to(memory).item(), x.dtype)
     choice = _choice(x)
     if choice is not None and memory.is_floating_point:
         return _chosen(choice, lambda n: torch.tensor(n, dtype=x.dtype).to(memory).item(), x.dtype)

@@ -141,12 +141,14 @@ class Lowering:
         `dtype`.
 
         Defaults: shape and dtype of the aten result, compute type of that dtype. common: what aten converts
-        operands to first (default `dtype`): integers wrap there, as a number of another type beside a tensor
-        of uint8 does.
+        operands to first (default `dtype`): integers wrap there, as a number that is too large for a tensor of
+        uint8 does.
         """
         shape = tuple(self.spec.shape if shape is None else shape)
         dtype = dtype or self.spec.dtype
         compute = compute or COMPUTE_TYPE[dtype]
+        common = common or dtype
+        narrow = COMPUTE_TYPE[common] is not common and not common.is_floating_point
         operands: list[Value | Expr] = []
         for x in inputs:
             if isinstance(x, Value):
@@ -154,10 +156,8 @@ class Lowering:
                     self.keep_if_heavy(x)
                 operands.append(expand(x, shape))
             else:
-                operands.append(const(x, compute))
+                operands.append(round_to(const(x, compute), common) if narrow else const(x, compute))
         result = COMPUTE_TYPE[dtype]
-        common = common or dtype
-        narrow = COMPUTE_TYPE[common] is not common and not common.is_floating_point
 
         def operand(x: Value, index: tuple[Index, ...]) -> Expr:
             e = cast(x.at(index), compute)

@@ -367,7 +367,16 @@ def _isinf(ctx: Lowering, x: Value) -> Value:
 @lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 def _where(ctx: Lowering, condition: Value, x: Value | Scalar, y: Value | Scalar) -> Value:
     cond = ctx.pointwise(lambda a: a, condition, dtype=BOOL, compute=BOOL)
-    yes, no = ctx.pointwise(lambda a: a, x), ctx.pointwise(lambda a: a, y)
+    dtype = ctx.spec.dtype  # a float without dimensions beside halves is rounded before it is chosen
+    yes, no = (
+        ctx.pointwise(
+            (lambda a: round_to(a, dtype))
+            if isinstance(v, Value) and v.dtype is not dtype
+            else (lambda a: a),
+            v,
+        )
+        for v in (x, y)
+    )
     return ctx.generate(lambda index: select(cond.at(index), yes.at(index), no.at(index)))
 
 
@@ -383,11 +392,17 @@ def _masked_fill_tensor(ctx: Lowering, x: Value, mask: Value, value: Value) -> V
 
 @lowering(aten.clamp.default)
 def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | None = None) -> Value:
+    dtype = ctx.spec.dtype
+
+    def bound(number: Scalar, a: Expr) -> Expr:
+        e = like(number, a)
+        return e if dtype.is_floating_point else round_to(e, dtype)
+
     def fn(a: Expr) -> Expr:
         if min is not None:
-            a = select(compare("lt", a, like(min, a)), like(min, a), a)
+            a = select(compare("lt", a, bound(min, a)), bound(min, a), a)
         if max is not None:
-            a = select(compare("gt", a, like(max, a)), like(max, a), a)
+            a = select(compare("gt", a, bound(max, a)), bound(max, a), a)
         return a
 
     if any(isinstance(b, float) and b != b for b in (min, max)):

@@ -20,6 +20,7 @@ from torch import fx
 from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
 from ..graph.op_facts import facts
+from ..graph.sizes import hint
 from ..graph.spec import TensorSpec
 from .layout import inferred_again, restore_outputs
 from .rewrite import call, output_node
@@ -57,7 +58,7 @@ def pad_products(gm: fx.GraphModule, info: GraphInfo) -> None:
 def _missing(node: fx.Node) -> tuple[int, int, int] | None:
     """What rows, inner size and columns of a product lack to multiples of 8; None when it stays as it is."""
     a, b = (find_spec(arg) for arg in node.args[-2:])
-    if a is None or b is None or a.dtype not in HALF or min(*a.shape, *b.shape) < WORTH:
+    if a is None or b is None or a.dtype not in HALF or min(map(hint, (*a.shape, *b.shape))) < WORTH:
         return None
     if node.target is aten.addmm.default and spec_of(operand(node, 0)).shape != b.shape[1:]:
         return None
@@ -66,7 +67,7 @@ def _missing(node: fx.Node) -> tuple[int, int, int] | None:
         return None
     lacking = {(0, 1)[first], (1, 2)[second], 2}
     rows, inner, columns = (
-        int(-n % ALIGNED) if d in lacking else 0 for d, n in enumerate((*a.shape, b.shape[1]))
+        -n % ALIGNED if d in lacking and type(n) is int else 0 for d, n in enumerate((*a.shape, b.shape[1]))
     )
     return (rows, inner, columns) if rows or inner or columns else None
 

@@ -58,13 +58,22 @@ def _atom_bounds(atom: Atom, facts: Facts) -> Bounds:
             _wrong(f"nothing checks the position {atom.expr}", f"there are {atom.size}")
         return 0, atom.size - 1
     low, high = bounds(atom.base, facts)
+    if low < 0:  # `Index` lifts it: kernels round towards zero
+        _wrong(f"what {atom} divides may be {low}", facts)
     if isinstance(atom, Div):
         return low // atom.n, high // atom.n
     return (low % atom.n, high % atom.n) if low // atom.n == high // atom.n else (0, atom.n - 1)
 
 
+def _never(facts: Facts) -> bool:
+    """Whether facts contradict each other: what stands under them is not evaluated."""
+    return any(low > high for _, (low, high) in facts)
+
+
 def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
     """The facts, and those that a condition on loop variables adds where it holds (or does not)."""
+    if _never(facts):
+        return facts
     if condition.op == ("and" if holds else "or"):
         return learn(condition.args[1], holds, learn(condition.args[0], holds, facts))
     if condition.op == "not":
@@ -75,22 +84,22 @@ def learn(condition: Expr, holds: bool, facts: Facts) -> Facts:
     form, below = Index(index.terms), (condition.op == "lt") == holds
     low, high = bounds(form, facts)
     found = (low, min(high, limit - 1 - index.const)) if below else (max(low, limit - index.const), high)
-    known = {**dict(facts), form: found, **dict(_terms_between(form, found, facts))}
+    known = dict(facts)
+    if len(form.terms) > 1:
+        known[form] = found
+    known.update(_terms_between(form, found, facts))
     return tuple(sorted(known.items(), key=lambda fact: -len(fact[0].terms)))
 
 
 def _terms_between(form: Index, found: Bounds, facts: Facts) -> Iterator[tuple[Index, Bounds]]:
     """What each term lies between when the sum of all does: `8*i + j >= 64` with j < 8 says that i is at
-    least 8.
+    least 8, and `-i >= -1` that it is at most 1.
     """
-    for atom, c in form.terms.items() if len(form.terms) > 1 else ():
-        if hint(c) > 0:
-            (a, b), (low, high) = (
-                bounds(Index({t: n for t, n in form.terms.items() if t != atom}), facts),
-                found,
-            )
-            first, last = bounds(Index.of(atom), facts)
-            yield Index.of(atom), (max(first, -((b - low) // c)), min(last, (high - a) // c))
+    for atom, c in form.terms.items():
+        a, b = bounds(Index({t: n for t, n in form.terms.items() if t != atom}), facts)
+        ends = (found[0] - b, found[1] - a) if hint(c) > 0 else (found[1] - a, found[0] - b)
+        first, last = bounds(Index.of(atom), facts)
+        yield Index.of(atom), (max(first, -(-ends[0] // c)), min(last, ends[1] // c))
 
 
 def _accesses(roots: Iterable[Expr], seen: set[Any]) -> list[tuple[Expr, Facts]]:
@@ -101,7 +110,7 @@ def _accesses(roots: Iterable[Expr], seen: set[Any]) -> list[tuple[Expr, Facts]]
 
     def visit(e: Expr, facts: Facts) -> None:
         key = (e, facts) if facts else e
-        if key in seen or any(low > high for _, (low, high) in facts):
+        if key in seen or _never(facts):
             return
         seen.add(key)
         if e.op in READS:

@@ -242,6 +242,26 @@ def _forget(addresses: set[int]) -> None:
             _memory_of_graphs[address] = left
 
 
+class GraphedSizes:
+    """A graphed call for each set of sizes (inputs `symbols`); of `most` sets, the least recently called with
+    makes room. Sizes that come once or twice are not recorded.
+    """
+
+    def __init__(self, graphed: Callable[[], GraphedCall], symbols: Sequence[int], most: int) -> None:
+        self._graphed, self._symbols, self._most = graphed, tuple(symbols), most
+        self._known: dict[tuple[Any, ...], GraphedCall] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        sizes = tuple([inputs[i] for i in self._symbols])
+        with self._lock:
+            found = self._known.pop(sizes, None) or self._graphed()
+            self._known[sizes] = found  # the last one is the most recent
+            if len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+        return found(*inputs)
+
+
 class GraphedCall:
     """Calls `call(*inputs)` and, once it is warm, replays a recording of it.
 

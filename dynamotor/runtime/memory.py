@@ -267,9 +267,8 @@ class Block:
                 offset, shape, stride, dtype = place
                 base = bases.get(dtype)
                 if base is None:
-                    base = bases[dtype] = torch.empty(0, dtype=dtype).set_(
-                        self.bytes.untyped_storage(), 0, (1,), (1,)
-                    )
+                    empty = torch.empty(0, dtype=dtype, device=self.bytes.device)
+                    base = bases[dtype] = empty.set_(self.bytes.untyped_storage(), 0, (1,), (1,))
                 found[name] = reinterpret(base, shape, stride, offset // dtype.itemsize)
         return found
 

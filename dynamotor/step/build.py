@@ -24,7 +24,7 @@ from ..graph.passes import run_passes
 from ..graph.spec import TensorSpec
 from . import host
 from .numbers import Question
-from .trace import NotWhole, Path, Traced
+from .trace import Leaves, NotWhole, Path, Traced
 
 aten = torch.ops.aten
 _names = itertools.count()
@@ -59,113 +59,132 @@ class StepProgram:
     device: torch.device
 
 
+@dataclass
+class _Ends:
+    """What a traced graph gives, as it is after the passes. `new`: contents by the place that takes them."""
+
+    output: fx.Node
+    values: list[fx.Node]
+    new: dict[fx.Node, fx.Node]
+    grads: list[fx.Node]
+    numbers: list[tuple[Path, fx.Node]]
+    questions: list[tuple[Question, bool]]
+    found: fx.Node | None
+
+
 def build_step(
     traced: Traced, compile_graph: CompileGraph, static: frozenset[int], device: torch.device
 ) -> StepProgram:
     """Compile a traced step. `static`: the captured graph's inputs that are the same tensors at each call."""
-    graph, leaves = traced.recorder.graph, traced.leaves
-    questions = list(traced.recorder.questions.items())
-    places, paths, kept = list(traced.contents), list(traced.numbers), list(traced.grads)
-    asked = [(q.left, q.right) for q, _ in questions]
-    graph.output(
-        (
-            [*traced.values],
-            [traced.contents[p] for p in places],
-            [traced.grads[i] for i in kept],
-            [traced.numbers[p] for p in paths],
-            [side for pair in asked for side in pair],
-            [traced.found],
-        )
-    )
-    gm = graph_module(graph, "Step")
-    run_passes(gm, PASSES, stage="joint")
-    output = next(iter(reversed(graph.nodes)))
-    values, contents, grads, numbers, sides, (found,) = output.args[0]
-    new = dict(zip(places, contents, strict=True))
-    questions = [
-        (Question(q.kind, *sides[2 * k : 2 * k + 2]), answer) for k, (q, answer) in enumerate(questions)
-    ]
-
+    graph, leaves, ends = traced.recorder.graph, traced.leaves, _simplified(traced)
     known = traced.recorder.known  # of tensors on a GPU under a scaler nothing is
     by_node = {
         node: path
         for path, node in (*leaves.numbers.items(), *leaves.tensors.items())
         if known.get(node) is not None
     }
-    on_host = host.on_host(graph, list(by_node), new)
-    for node in [*numbers, *(side for side in sides if isinstance(side, fx.Node))]:
-        if node not in on_host:
-            raise NotWhole(
-                "DM506",
-                "the optimizer branches on, or keeps in Python, a number that only the step will know",
-            )
-    host_writes = [(by_node[place], node) for place, node in new.items() if place in on_host]
-    host_writes += zip(paths, numbers, strict=True)
-    host_writes.sort(
-        key=lambda write: (
-            write[0] in leaves.tensors and leaves.tensors[write[0]].meta["val"].device.type != "cpu"
-        )
-    )
-    crossing = _cross(graph, on_host, output, [*values, *grads], device)
+    on_host = host.on_host(graph, list(by_node), ends.new)
+    writes = _host_writes(ends, leaves, by_node, on_host)
+    crossing = _cross(graph, on_host, ends.output, [*ends.values, *ends.grads], device)
     nodes = [node for node in graph.nodes if node in on_host and node.op == "call_function"]
     reads = [node for node in graph.nodes if node in on_host and node.op == "placeholder"]
-    wanted = [*crossing.nodes, *(node for _, node in host_writes)]
-    program = host.HostProgram.of(nodes, reads, wanted, questions)
+    wanted = [*crossing.nodes, *(node for _, node in writes)]
+    program = host.HostProgram.of(nodes, reads, wanted, ends.questions)
 
-    constants = traced.recorder.constants
     tensors = {node: path for path, node in leaves.tensors.items() if node not in on_host}
     inputs = [
         *traced.placeholders,
         *(node for _, node in traced.parameters),
         *tensors,
-        *(node for node, _ in constants),
+        *(node for node, _ in traced.recorder.constants),
         *crossing.placeholders,
     ]
-    if found is not None:
-        new.update(
-            _skipping(
-                graph, output, found, {place: new[place] for place in traced.skipped if place not in on_host}
-            )
+    fixed = frozenset(
+        i
+        for i, node in enumerate(inputs)
+        if tensors.get(node, ("",))[0] != "grad" and (i >= len(traced.placeholders) or i in static)
+    )
+    main, n_results = _on_device(traced, ends, on_host, crossing, inputs)
+    info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
+    room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
+    recipe = Recipe(len(inputs), (), {}, tuple(traced.plans), len(ends.values), (), ())
+    return StepProgram(
+        _compile(main, info, compile_graph),
+        len(ends.values),
+        rebuilder(recipe),
+        tuple(k for k, _ in traced.parameters),
+        tuple(tensors.values()),
+        tuple(t for _, t in traced.recorder.constants),
+        tuple(by_node[node] for node in reads),
+        tuple(path for path, _ in writes),
+        program.code,
+        room,
+        tuple(room[:, 0].unbind()),
+        tuple(traced.grads),
+        traced.owned,
+        ends.found is not None,
+        device,
+    )
+
+
+def _simplified(traced: Traced) -> _Ends:
+    """Give the graph its outputs and run the passes over it."""
+    graph, places, paths = traced.recorder.graph, list(traced.contents), list(traced.numbers)
+    asked = list(traced.recorder.questions.items())
+    graph.output(
+        (
+            [*traced.values],
+            [*traced.contents.values()],
+            [*traced.grads.values()],
+            [*traced.numbers.values()],
+            [side for question, _ in asked for side in (question.left, question.right)],
+            [traced.found],
         )
-    results = [
-        *(crossing.of(v) for v in values),
-        *(crossing.of(g) for g in grads),
-        *([] if found is None else [found]),
-    ]
+    )
+    run_passes(graph_module(graph, "Step"), PASSES, stage="joint")
+    output = next(iter(reversed(graph.nodes)))
+    values, contents, grads, numbers, sides, (found,) = output.args[0]  # type: ignore[misc]  # as it was put in
+    questions = [(Question(q.kind, *sides[2 * k : 2 * k + 2]), answer) for k, (q, answer) in enumerate(asked)]
+    new = dict(zip(places, contents, strict=True))
+    return _Ends(output, values, new, grads, list(zip(paths, numbers, strict=True)), questions, found)
+
+
+def _host_writes(
+    ends: _Ends, leaves: Leaves, by_node: dict[fx.Node, Path], on_host: set[fx.Node]
+) -> list[tuple[Path, fx.Node]]:
+    """The numbers that the host writes, those that lie on a GPU last. NotWhole where the host cannot know
+    one, or what a branch asks.
+    """
+    asked = [side for q, _ in ends.questions for side in (q.left, q.right) if isinstance(side, fx.Node)]
+    if not on_host.issuperset([*(node for _, node in ends.numbers), *asked]):
+        raise NotWhole(
+            "DM506", "the optimizer branches on, or keeps in Python, a number that only the step will know"
+        )
+    writes = [(by_node[place], node) for place, node in ends.new.items() if place in on_host]
+
+    def on_device(write: tuple[Path, fx.Node]) -> bool:
+        return write[0] in leaves.tensors and leaves.tensors[write[0]].meta["val"].device.type != "cpu"
+
+    return sorted([*writes, *ends.numbers], key=on_device)
+
+
+def _on_device(
+    traced: Traced, ends: _Ends, on_host: set[fx.Node], crossing: _Crossing, inputs: Sequence[fx.Node]
+) -> tuple[fx.GraphModule, int]:
+    """The graph of all that the host does not do, with its writes at the end; and how many results it has."""
+    graph, new, found = traced.recorder.graph, dict(ends.new), ends.found
+    if found is not None:
+        skipped = {place: new[place] for place in traced.skipped if place not in on_host}
+        new.update(_skipping(graph, ends.output, found, skipped))
+    results = [crossing.of(node) for node in (*ends.values, *ends.grads)]
+    results += [] if found is None else [found]
     writes = [
         (place, crossing.of(node))
         for place, node in new.items()
         if place not in on_host and place is not node
     ]
     keep = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
-    main = extract(graph, inputs, results, writes=writes, keep=keep)
-    name = f"step{next(_names)}"
-    held = {node for path, node in leaves.tensors.items() if path[0] == "grad"}
-    fixed = frozenset(
-        i
-        for i, node in enumerate(inputs)
-        if node not in held and (i >= len(traced.placeholders) or i in static)
-    )
-    room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
-    compiled = _compile(main, GraphInfo("forward", name, fixed, len(results)), compile_graph)
-    recipe = Recipe(len(inputs), (), {}, tuple(traced.plans), len(values), (), ())
-    return StepProgram(
-        compiled,
-        len(values),
-        rebuilder(recipe),
-        tuple(k for k, _ in traced.parameters),
-        tuple(tensors.values()),
-        tuple(t for _, t in constants),
-        tuple(by_node[node] for node in reads),
-        tuple(path for path, _ in host_writes),
-        program.code,
-        room,
-        tuple(room[:, 0].unbind()),
-        tuple(kept),
-        traced.owned,
-        found is not None,
-        device,
-    )
+    return extract(graph, inputs, results, writes=writes, keep=keep), len(results)
 
 
 def _skipping(

@@ -17,11 +17,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ..base.config import config
-from ..base.errors import UserLine, XlaError
+from ..base.errors import XlaError
 from ..base.registry import Registry
 from . import metrics
 from .ir import Meta, Node, record, type_checks
-from .tensor import Alias, new_root
+from .tensor import Alias, new_root, value
 
 aten = torch.ops.aten
 
@@ -73,11 +73,14 @@ type_checks.append(check_types)
 
 
 class Check(NamedTuple):
-    """A pending truth value, and what it is an error of."""
+    """A pending value that is nothing but zeros where all is well, and the error that it is of else."""
 
     bad: Alias
-    what: str
-    line: UserLine | None
+    error: Callable[[np.ndarray], XlaError]
+
+
+class Unsolvable(XlaError, torch.linalg.LinAlgError):
+    """DM678: a matrix is singular, or not positive definite."""
 
 
 # Overload -> `rule(*args) -> (bad, what) of each thing that can be wrong`, on nodes.
@@ -88,14 +91,29 @@ def check_values(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
     """Record the checks of an op, whose lane keeps them."""
     rule = values.get(func) if config.xla_debug else None
     for bad, what in rule(*args, **(kwargs or {})) if rule is not None else ():
-        bad.lane.checks.append(Check(new_root(bad), what, metrics.user_line()))
+        error = XlaError("DM676", what, why="found by config.xla_debug", where=metrics.user_line())
+        bad.lane.checks.append(Check(new_root(bad), lambda found, error=error: error))
 
 
 def raise_failed(checks: Sequence[Check], results: Sequence[Any]) -> None:
-    """XlaError DM676 for the first check that came out true. `results`: their values."""
+    """The error of the first check that came out wrong. `results`: their values."""
     for check, bad in zip(checks, results):
-        if bool(np.asarray(bad)):
-            raise XlaError("DM676", check.what, why="found by config.xla_debug", where=check.line)
+        if (found := np.asarray(bad)).any():
+            raise check.error(found)
+
+
+def check_solvers(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> None:
+    """`_linalg_check_errors(info, ...)`: DM678 at the barrier, in eager's words."""
+    line, info = metrics.user_line(), record(aten.clone.default, (value(args[0]._alias),))  # never an input
+
+    def error(found: np.ndarray) -> XlaError:
+        try:
+            func(torch.from_numpy(found.copy()), *args[1:], **(kwargs or {}))
+        except RuntimeError as said:
+            return Unsolvable("DM678", str(said), where=line)
+        raise AssertionError("aten accepts it")
+
+    info.lane.checks.append(Check(new_root(info), error))
 
 
 def _outside(index: Node, size: int, dim: int, low: int) -> tuple[Node, str]:

@@ -10,7 +10,9 @@ dtype('float32')
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -46,7 +48,7 @@ def _table() -> dict[torch.dtype, np.dtype]:
 
 
 TORCH_TO_JAX = _table()
-JAX_TO_TORCH = {jax: dtype for dtype, jax in _NATIVE.items()}
+JAX_TO_TORCH = {held: dtype for dtype, held in _NATIVE.items()}
 # What aten computes in float32 and rounds once.
 LOW_PRECISION = tuple(jnp.dtype(t) for t in (jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2))
 
@@ -67,3 +69,17 @@ def is_float(dtype: np.dtype) -> bool:
 
 def is_complex(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def convert(x: jax.Array, dtype: Any) -> jax.Array:
+    """Conversion as aten's CPU kernels do it. XLA clamps floats that a small integer cannot hold, aten wraps
+    them around; and XLA makes `a * convert(mask)` the choice of `a` or 0, which hides a NaN or an infinity
+    in `a`: a mask becomes a choice of two numbers here.
+    """
+    if is_complex(x.dtype) and not is_complex(dtype):
+        x = x != 0 if dtype == jnp.bool_ else x.real
+    if x.dtype == jnp.bool_ and (is_float(dtype) or is_complex(dtype)):
+        return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
+    if is_float(x.dtype) and dtype in (jnp.uint8, jnp.int8, jnp.int16, jnp.uint16):
+        x = x.astype(jnp.int64)
+    return x.astype(dtype)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import torch
 
 from ..base.registry import Registry
-from .dtypes import is_complex, jax_dtype
+from .dtypes import convert, jax_dtype
 
 Target = Any  # torch._ops.OpOverload | torch._ops.OpOverloadPacket
 
@@ -155,8 +155,4 @@ def _conform(func: torch._ops.OpOverload, value: Any, spec: Spec) -> jax.Array:
     if value.shape != tuple(spec.shape):
         raise WrongResult(f"the lowering of {func} gives shape {value.shape}, aten gives {tuple(spec.shape)}")
     dtype = jax_dtype(spec.dtype)
-    if value.dtype == dtype:
-        return value
-    if is_complex(value.dtype) and not is_complex(dtype):
-        value = value.real
-    return value.astype(dtype)
+    return value if value.dtype == dtype else convert(value, dtype)

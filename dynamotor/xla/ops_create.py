@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from .dtypes import LOW_PRECISION, is_complex, is_float, jax_dtype
+from .dtypes import LOW_PRECISION, convert, is_complex, is_float, jax_dtype
 from .lowering import Spec, op
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def _zeros(*args, dtype=None, out: Spec):
 op(aten.ones, aten.ones_like, aten.new_ones, out=True)(
     lambda *args, dtype=None, out: jnp.ones(out.shape, jax_dtype(out.dtype))
 )
-op(aten.eye, out=True)(lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jax_dtype(out.dtype)))
+op(aten.eye, out=True)(lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jnp.bool_))
 
 
 @op(aten.arange, out=True)
@@ -115,14 +115,3 @@ def _to_copy(x, *, dtype=None, out: Spec):
 op(aten.copy, out=True)(
     lambda x, src, *, out: jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape)
 )
-
-
-def convert(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Conversion as aten's CPU kernels do it: XLA clamps floats that a small integer cannot hold, aten wraps
-    them around.
-    """
-    if is_complex(x.dtype) and not is_complex(dtype):
-        x = x != 0 if dtype == jnp.bool_ else x.real
-    if is_float(x.dtype) and dtype in (jnp.uint8, jnp.int8, jnp.int16, jnp.uint16):
-        x = x.astype(jnp.int64)
-    return x.astype(dtype)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from .dtypes import convert
 from .lowering import Refusal, Spec, Unsupported, op
 from .promotion import cast, compute_dtype, elementwise, in_type, is_array
 
@@ -47,7 +48,7 @@ def sgn(x: jax.Array) -> jax.Array:
         return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
     if x.dtype == jnp.bool_:
         return x
-    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+    return convert(x > 0, x.dtype) - convert(x < 0, x.dtype)
 
 
 def unless_integer(fn: Any) -> Any:

@@ -223,18 +223,24 @@ def _dropout(key, x, p, train):
     if train is False or p == 0:
         return x, jnp.ones(x.shape, jnp.bool_)
     if p == 1:
-        return jnp.zeros_like(x), jnp.zeros(x.shape, jnp.bool_)
+        return x * 0, jnp.zeros(x.shape, jnp.bool_)
     kept = _chance(key, x.shape, 1 - p)
-    return jnp.where(kept, wide(x) * (1 / (1 - p)), 0), kept
+    return _kept(x, kept, 1 / (1 - p)), kept
 
 
-op(aten.native_dropout_backward)(lambda grad, mask, scale: jnp.where(mask, wide(grad) * scale, 0))
+def _kept(x: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
+    """A product: what is NaN or infinite shows also where it is dropped."""
+    x = wide(x)
+    return x * jnp.where(mask, jnp.asarray(scale, x.dtype), 0)
+
+
+op(aten.native_dropout_backward)(_kept)
 
 
 @random_op(aten._fused_dropout)
 def _fused_dropout(key, x, p, generator=None):
     kept = _chance(key, x.shape, p)
-    return jnp.where(kept, wide(x) / p, 0), kept
+    return _kept(x, kept, 1 / p), kept
 
 
 @random_op(aten.rrelu_with_noise_functional)

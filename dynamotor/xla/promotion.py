@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .dtypes import LOW_PRECISION, jax_dtype, torch_dtype
+from .dtypes import LOW_PRECISION, convert, jax_dtype, torch_dtype
 from .lowering import Spec, Target, op
 
 _WRAPPED = {bool: torch.bool, int: torch.int64}
@@ -84,11 +84,7 @@ def cast(value: Any, dtype: np.dtype) -> Any:
     else as it is.
     """
     if is_array(value):
-        if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(
-            dtype, jnp.complexfloating
-        ):
-            value = value.real
-        return value if value.dtype == dtype else jnp.asarray(value).astype(dtype)
+        return value if value.dtype == dtype else convert(jnp.asarray(value), dtype)
     if isinstance(value, (bool, int, float, complex)):
         with np.errstate(all="ignore"):
             return np.asarray(value).astype(dtype)[()]

@@ -15,6 +15,7 @@ import torch
 from ..base.config import config
 from ..graph.shapes import infer_spec
 from . import dispatch, fallback, layout, metrics, sync, transfer
+from .checks import check_solvers
 from .conversion import mark
 from .device import lane_of
 from .dispatch import specials, to_nodes
@@ -23,6 +24,9 @@ from .ir import Node, Refused, XlaError, record, unpack
 from .tensor import Alias, XLATensor, new_root, value, wrap, wrap_view, write
 
 aten = torch.ops.aten
+
+
+specials.add(aten._linalg_check_errors.default, check_solvers)
 
 
 @specials.register(aten.detach.default, aten.lift_fresh.default, aten.lift.default, aten._to_dense.default)

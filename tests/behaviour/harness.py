@@ -17,6 +17,7 @@ import sys
 import textwrap
 import types
 import warnings
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,11 +58,12 @@ class Theme:
 
     def __init__(self, prelude: str, table: str) -> None:
         self.cases = list(cases(table))
-        self.spaces = [self._space(prelude), self._space(prelude)]
+        # Eager `cond` compiles, and finds globals by the module's name: that of eager stays known by it.
+        self.name = f"behaviour_of_programs_{zlib.crc32(prelude.encode())}"
+        self.spaces = [self._space(prelude), self._space(prelude)][::-1]
 
-    @staticmethod
-    def _space(prelude: str) -> dict[str, Any]:
-        module = types.ModuleType("behaviour_of_programs")
+    def _space(self, prelude: str) -> dict[str, Any]:
+        module = types.ModuleType(self.name)
         sys.modules[module.__name__] = module  # dataclasses look there
         torch.manual_seed(0)
         exec(compile(textwrap.dedent(prelude), "<prelude>", "exec", dont_inherit=True), module.__dict__)
@@ -142,9 +144,9 @@ def same(a: Any, b: Any) -> bool:
         return same(a.args, b.args)
     if isinstance(a, (type, types.FunctionType, types.BuiltinFunctionType)):
         return a.__qualname__ == b.__qualname__
-    if (type(a).__module__ == "behaviour_of_programs" or type(a) is types.SimpleNamespace) and not hasattr(
-        a, "_value_"
-    ):
+    if (
+        type(a).__module__.startswith("behaviour_of_programs") or type(a) is types.SimpleNamespace
+    ) and not hasattr(a, "_value_"):
         return same(members(a), members(b))
     return a == b or repr(a) == repr(b)
 

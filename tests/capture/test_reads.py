@@ -65,6 +65,7 @@ FIXED = "CPython fixes it when the object is made"
 LIBRARY = "descriptions of code by the standard library are taken as constant"
 MEMBERS = "the members of an enum are fixed"
 STAYS = {
+    "bodies.py _is_back": "a key that was written has been looked up before, which guards it",
     "frontend.py InnerCompiler._split": FIXED,
     "values/function.py FunctionValue.globals": FIXED,
     "values/function.py FunctionValue.closure": "the cells are the code's; their contents are guarded when they are read",

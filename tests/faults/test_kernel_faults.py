@@ -47,6 +47,10 @@ def picked(a, rows):
     return a[rows] * 2
 
 
+def read_backwards(a, b):
+    return (a * b).view(3, 64).flip(0).cumsum(0)
+
+
 def flipped_in_place(a):
     total = a.sum()
     a.copy_(a.flip(0).tanh())
@@ -298,6 +302,16 @@ def a_store_stands_behind_its_loop(plant):
 @faults.add("DM914", scaled, A[:, :21].contiguous(), B[:21].contiguous())
 def the_rest_of_a_vector_loop_is_missing(plant):
     emitted(plant, lambda text: re.sub(r"for\(;n0<21;n0\+\+\)\{[^}]*\}", "", text))
+
+
+@faults.add("DM913", read_backwards, torch.randn(64, 3), torch.randn(64, 1))
+def what_is_negative_is_divided(plant):
+    def split(self, n):
+        whole = {a: c for a, c in self.terms.items() if c % n == 0}
+        rest = {a: c for a, c in self.terms.items() if c % n}
+        return Index({a: c // n for a, c in whole.items()}, self.const // n), Index(rest, self.const % n)
+
+    plant.setattr(Index, "_split", split)
 
 
 @faults.add("DM914", scaled, A, B)

@@ -4,11 +4,16 @@ to.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+import torch.nn.functional as F
 
-from dynamotor.codegen import cpp, cpp_kernel
-from fuzz import fusion, fuzzers, report
+from dynamotor.codegen import cpp, cpp_body, cpp_kernel
+from dynamotor.lower import index, verify
+from fuzz import bounds, fusion, fuzzers, ops, report
+from fuzz.compare import Outcome, differences, observe
 from fuzz.generate import Generator
 from fuzz.program import Input, Program, Step
 from fuzz.reduce import kind, reduce
@@ -98,3 +103,66 @@ def test_problems_of_the_same_kind_differ_in_numbers_only():
     assert kind("eager raised nothing, compiled raised ValueError: 3") != kind(
         "eager raised nothing, compiled raised KeyError: 3"
     )
+
+
+def made_of(kind, seed):
+    """A program of one line of a kind, over an input that asks for a gradient."""
+    generator = Generator(seed)
+    generator.trains = True
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        generator.new_input(generator._space(), "float32", "random")
+        for _ in range(20):
+            if not generator.steps and not generator.spoilt:
+                generator._try(kind)
+    return generator._finish()
+
+
+def test_positions_that_are_rounded_towards_zero_are_found_behind_regroupings(monkeypatch):
+    def split(self, n):
+        whole = {a: c // n for a, c in self.terms.items() if index.divides(n, c)}
+        rest = {a: c for a, c in self.terms.items() if a not in whole}
+        return index.Index(whole, self.const // n), index.Index(rest, self.const % n)
+
+    programs = [made_of(ops.regrouped, seed) for seed in range(60)]
+    assert not any(fusion.problems(programs, "portable"))
+    monkeypatch.setattr(index.Index, "_split", split)
+    monkeypatch.setattr(cpp_body, "may_be_negative", lambda atom: False)
+    monkeypatch.setattr(verify, "_atom_bounds", lambda atom, facts: atom.bounds)
+    monkeypatch.setattr(cpp, "_memo", {})
+    assert any(fusion.problems(programs, "portable"))
+
+
+def test_a_write_through_a_regrouping_that_is_lost_is_found(monkeypatch):
+    programs = [made_of(ops.write_regrouped, seed) for seed in range(12)]
+    assert any(program.steps for program in programs) and not any(fusion.problems(programs, "portable"))
+    dropped_stores(monkeypatch)
+    assert any(fusion.problems(programs, "portable"))
+
+
+def normed(x):
+    """What hangs on zeros of a norm: numbers that are their row's mean."""
+    y = F.layer_norm(x, (8,))
+    return y.count_nonzero(1), torch.copysign(torch.ones(3, 8), y), y
+
+
+def test_what_hangs_on_a_rounded_norm_is_not_called_wrong_and_what_does_not_is():
+    x = torch.tensor([[2.0, -2, 1, 0, 0, -1, 1, 0], [0.1] * 8, [0, 1, 2, 3, 4, 5, 6, 7]])
+
+    def judged(got):
+        run = functools.partial(observe, normed, [x], ())
+        return differences(run(), got, lambda *runs: bounds.spread(run, *runs))
+
+    exact = (x.double() - x.double().mean(1, keepdim=True)) / (x.double().var(1, correction=0) + 1e-5).sqrt()[
+        :, None
+    ]
+    y = exact.float().masked_fill(exact.abs() < 1e-6, 0)
+    plain = Outcome([y.count_nonzero(1), torch.copysign(torch.ones(3, 8), y), y], [x])
+    assert judged(plain) == []
+    y = y.clone()
+    y[2, 3] *= -1
+    y[2, 5] += 1e-4
+    wrong = judged(
+        Outcome([plain.outputs[0] - torch.tensor([0, 0, 1]), torch.copysign(torch.ones(3, 8), y), y], [x])
+    )
+    assert len(wrong) == 3

@@ -33,6 +33,10 @@ def _join_with_its_transpose(x, y):
     return torch.cat([x.flatten(), x.T.flatten()]), F.mse_loss(x, y)
 
 
+def _end_of_a_join(x, y):
+    return torch.cat([x, y], 0)[-2:], x.diff(dim=-1)
+
+
 # Parts of these lie behind conditions that never hold, or that say something of each loop.
 CONDITIONS = {
     "pad": (_pad_of_a_row, (2, 2)),
@@ -52,6 +56,12 @@ def test_conditions_that_say_where_a_part_is_read(name):
     with dynamotor.config.patch(verify=True):
         got = dynamotor.compile(function)(*inputs)
     torch.testing.assert_close(got, function(*inputs))
+
+
+def test_a_part_that_is_never_read_where_its_loop_runs():
+    x, y = torch.randn(2, requires_grad=True), torch.randn(2)
+    torch.autograd.backward(dynamotor.compile(_end_of_a_join)(x, y), [torch.ones(2), torch.ones(1)])
+    assert x.grad.tolist() == [-1.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

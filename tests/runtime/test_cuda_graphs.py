@@ -11,7 +11,15 @@ import torch
 
 from dynamotor.base.events import counters
 from dynamotor.runtime import cuda_graphs
-from dynamotor.runtime.cuda_graphs import ALTERNATES, RECORDINGS, SMALL, WARM_UP, GraphedCall, in_graph_memory
+from dynamotor.runtime.cuda_graphs import (
+    ALTERNATES,
+    RECORDINGS,
+    SMALL,
+    WARM_UP,
+    GraphedCall,
+    GraphedSizes,
+    in_graph_memory,
+)
 
 
 def at_its_address(value):
@@ -64,6 +72,17 @@ def warm(call, *inputs):
     for _ in range(WARM_UP):
         call(*inputs)
     return call
+
+
+def test_recordings_are_kept_by_sizes_and_made_for_those_that_come_again():
+    call = GraphedSizes(lambda: graphed(lambda n, x: (x * n,)), symbols=[0], most=2)
+    for n in (2, 3, 2, 3, 2, 3, 2):
+        x = torch.randn(n)
+        assert torch.equal(call(n, x)[0], x * n)
+    assert counters["cudagraphs"] == {"recorded": 2, "replayed": 3}
+    for n in (4, 3, 2):  # the least recent ones make room, and come back as new
+        call(n, torch.randn(n))
+    assert counters["cudagraphs"] == {"recorded": 2, "replayed": 3}
 
 
 def test_replays_follow_new_inputs_and_the_parameters_contents():

@@ -44,6 +44,22 @@ def test_memory_is_reused_and_taken_over():
     assert plan_offsets(chain, {f"b{i}": [f"b{i - 1}"] for i in range(1, 10)})[1] == 1024
 
 
+def test_an_arena_is_emptied_with_its_last_program():
+    class Program:
+        pass
+
+    arena, first, second = memory.Arena(), Program(), Program()
+    arena.register(first)
+    arena.register(second)
+    arena.release(arena.acquire(100))
+    del first
+    gc.collect()
+    assert arena.nbytes() >= 100
+    del second
+    gc.collect()
+    assert arena.nbytes() == 0
+
+
 def pool(limit=8):
     return ResultPool({KIND: limit})
 

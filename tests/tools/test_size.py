@@ -9,14 +9,14 @@ import pytest
 from bench import size
 
 LIMITS = {
-    ".": 360,
-    "autograd": 2440,  # views that come several at once, holes of results
+    ".": 390,  # sizes of torch.compile's graphs
+    "autograd": 2700,  # views that come several at once; zeros without memory; parts of graphs with symbols (180)
     "base": 560,
-    "capture": 9500,
-    "codegen": 5130,  # the checker asks for statements that narrow
+    "capture": 9750,  # functions that transforms and control flow are given: 250
+    "codegen": 5540,  # small maps in one launch (170), variants of GPU kernels for sizes (230)
     "distributed": 1250,
-    "graph": 2500,  # 14 statements over at the landing of interpolation with symbols
-    "lower": 5100,  # annotations of locals are statements too; 60 write contents of inputs in place
+    "graph": 2950,  # control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120)
+    "lower": 5110,  # annotations of locals are statements too; 60 write contents of inputs in place
     "runtime": 1250,
     "step": 1350,
     "tools": 1750,  # packages
@@ -34,7 +34,9 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 
 def test_the_package_keeps_to_its_limit() -> None:
-    assert sum(size.rooms().values()) <= 40_600  # the aim is 34,000; packages are 250
+    assert (
+        sum(size.rooms().values()) <= 42_550
+    )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400
 
 
 def test_statements_are_counted_and_not_their_lines() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import step
+from bench import step, step_check
+from bench.gpu_programs import kind_of
 
 
 def test_a_small_model_two_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,3 +35,32 @@ def test_a_small_model_two_ways(tmp_path: Path, capsys: pytest.CaptureFixture[st
         for way in row["ways"].values()
     )
     assert "resnet18" in capsys.readouterr().out
+
+
+def test_a_check_sees_a_missed_step_and_lets_roundings_pass() -> None:
+    losses = [9.0, 8.5, 8.0, 7.5]
+    seeds = {"mean": 7.6, "deviation": 0.02}
+    right = {
+        "losses": {
+            "float32": losses,
+            "eager": [x + 1e-3 for x in losses],
+            "step": [x - 2e-3 for x in losses],
+        },
+        "weights": {"eager": {"all": 0.02, "worst": 0.3}, "step": {"all": 0.025, "worst": 0.35}},
+        "seeds": {"eager": seeds, "step": {"mean": 7.61, "deviation": 0.02}},
+    }
+    assert not step_check.wrong(right)
+    late = {**right, "losses": {**right["losses"], "step": [9.0, 9.0, 8.5, 8.0]}}
+    far = {**right, "weights": {**right["weights"], "step": {"all": float("nan"), "worst": 0.9}}}
+    noisy = {**right, "seeds": {"eager": seeds, "step": {"mean": 7.85, "deviation": 0.02}}}
+    assert [len(step_check.wrong(row)) for row in (late, far, noisy)] == [1, 2, 1]
+
+
+def test_kernels_are_told_apart_by_what_they_fuse() -> None:
+    facts = {
+        name: {"note": note} for name, note in {"dm_a_1": "copy__default_3", "dm_copy_2": "clone"}.items()
+    }
+    kinds = [
+        kind_of(name, facts) for name in ("dm_a_1", "dm_copy_2", "nvjet_hsh_64", "multi_tensor_apply_kernel")
+    ]
+    assert kinds == ["ours: update", "ours: copies", "matmul", "optimizer"]

@@ -10,6 +10,7 @@ tested without the device.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -155,9 +156,9 @@ class LoweringMode(TorchDispatchMode):
         self._right: set[str] = set()
         self._pending: list[tuple[str, Case, list[torch.Tensor | None]]] = []
 
-    refused = property(lambda self: self._settled()._refused)
-    wrong = property(lambda self: self._settled()._wrong)
-    right = property(lambda self: self._settled()._right)
+    refused = property(lambda self: settled([self])[0]._refused)
+    wrong = property(lambda self: settled([self])[0]._wrong)
+    right = property(lambda self: settled([self])[0]._right)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -178,16 +179,13 @@ class LoweringMode(TorchDispatchMode):
                 self._pending.append((str(func), Case(func, rule, *inputs, out), [_kept(r) for r in flat]))
         return result
 
-    def _settled(self) -> LoweringMode:
-        pending, self._pending = self._pending, []
-        for (name, case, wanted), found in zip(pending, run_all([case for _, case, _ in pending])):
-            if isinstance(found, Unsupported):
-                self._refused[name] = str(found)
-            elif isinstance(found, Exception):
-                self._wrong.setdefault(name, f"{type(found).__name__}: {str(found)[:300]}")
-            else:
-                self._compare(name, case, found, wanted)
-        return self
+    def _judge(self, name: str, case: Case, wanted: list[torch.Tensor | None], found: Any) -> None:
+        if isinstance(found, Unsupported):
+            self._refused[name] = str(found)
+        elif isinstance(found, Exception):
+            self._wrong.setdefault(name, f"{type(found).__name__}: {str(found)[:300]}")
+        else:
+            self._compare(name, case, found, wanted)
 
     def _compare(self, name: str, case: Case, found: Any, wanted: list[torch.Tensor | None]) -> None:
         for got, want in zip(found if isinstance(found, (tuple, list)) else (found,), wanted):
@@ -206,10 +204,58 @@ class LoweringMode(TorchDispatchMode):
         self._right.add(name)
 
 
-def check(fn, *args, **kwargs) -> LoweringMode:
-    """Run `fn` and assert that every aten op with a rule agreed; returns the mode for further questions."""
+def settled(modes: list[LoweringMode]) -> list[LoweringMode]:
+    """The same modes, after the lowerings that they wait for were run, those of all of them together."""
+    pending = [(mode, *one) for mode in modes for one in mode._pending]
+    for mode in modes:
+        mode._pending = []
+    for (mode, name, case, wanted), found in zip(pending, run_all([case for _, _, case, _ in pending])):
+        mode._judge(name, case, wanted, found)
+    return modes
+
+
+_COMPANY = 16
+_made: dict[str, LoweringMode | Exception] = {}
+
+
+def company(request: pytest.FixtureRequest, collect: Callable[..., LoweringMode]) -> LoweringMode:
+    """`collect(**parameters)` of this test, whose lowerings are compiled with those of the next tests of the
+    same function: XLA's time is mostly one of programs. Nothing is wrong in it."""
+    item = request.node
+    if item.nodeid not in _made:
+        alike = [other for other in request.session.items if other.function is item.function]
+        place = alike.index(item)
+        found = {
+            other.nodeid: _collected(collect, other.callspec.params)
+            for other in alike[place : place + _COMPANY]
+        }
+        settled([mode for mode in found.values() if isinstance(mode, LoweringMode)])
+        _made.update(found)
+    mode = _made.pop(item.nodeid)
+    if isinstance(mode, Exception):
+        raise mode
+    assert not mode.wrong, mode.wrong
+    return mode
+
+
+def _collected(collect: Callable[..., LoweringMode], parameters: dict[str, Any]) -> LoweringMode | Exception:
+    torch.manual_seed(0)
+    try:
+        return collect(**parameters)
+    except Exception as error:  # noqa: BLE001 - raised in the test that it belongs to
+        return error
+
+
+def gather(fn, *args, **kwargs) -> LoweringMode:
+    """Run `fn`, and remember what its ops' lowerings are to be compared with."""
     with LoweringMode() as mode:
         fn(*args, **kwargs)
+    return mode
+
+
+def check(fn, *args, **kwargs) -> LoweringMode:
+    """Run `fn` and assert that every aten op with a rule agreed; returns the mode for further questions."""
+    mode = gather(fn, *args, **kwargs)
     assert not mode.wrong, mode.wrong
     return mode
 

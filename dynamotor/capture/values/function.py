@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
@@ -102,6 +102,21 @@ class CellValue(Value):
 def _wrap_cell(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(TypeIs(source, types.CellType))
     return CellValue(MISSING, source, CellContents(source), obj)
+
+
+# Rules of library functions of which there are many, made inside of others: by the id of their code.
+CodeRule = Callable[["Trace", "FunctionValue", list[Value], dict[str, Value]], Value]
+code_rules: dict[int, CodeRule] = {}
+
+
+def code_rule(code: types.CodeType) -> Callable[[CodeRule], CodeRule]:
+    """Register the rule of all functions with this code, which lives as long as the process."""
+
+    def add(rule: CodeRule) -> CodeRule:
+        code_rules[id(code)] = rule
+        return rule
+
+    return add
 
 
 class FunctionValue(Value):
@@ -212,12 +227,12 @@ class FunctionValue(Value):
 
     @property
     def kwdefaults(self) -> dict[str, Value]:
-        if self._kwdefaults is None:
-            value = self._slot("__kwdefaults__")
-            self._kwdefaults = (
-                {k: v for k, (_, v) in value.load().items()} if isinstance(value, DictValue) else {}
-            )  # type: ignore[misc]
-        return self._kwdefaults
+        if self._kwdefaults is not None:
+            return self._kwdefaults
+        if self.fn is MISSING:
+            return {}
+        value = self._slot("__kwdefaults__")  # a dict that the program may have written just now
+        return {k: v for k, (_, v) in value.load().items()} if isinstance(value, DictValue) else {}  # type: ignore[misc]
 
     @property
     def dict(self) -> DictValue:
@@ -247,14 +262,12 @@ class FunctionValue(Value):
             return trace.make(self.code)
         if name == "__globals__":
             return self.globals
+        if name in ("__defaults__", "__kwdefaults__") and self.fn is not MISSING:
+            return self._slot(name)
         if name == "__defaults__":
             return TupleValue(self.defaults) if self.defaults else Constant(None)
         if name == "__kwdefaults__":
-            return (
-                DictValue([(k, Constant(k), v) for k, v in self.kwdefaults.items()])
-                if self.kwdefaults
-                else Constant(None)
-            )
+            return keywords_of(self.kwdefaults) if self.kwdefaults else Constant(None)
         if name == "__closure__":
             return TupleValue(self.closure) if self.closure else Constant(None)
         found = self.dict.lookup(name)
@@ -281,6 +294,10 @@ class FunctionValue(Value):
         self.dict.remove(trace, name)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        by_code = code_rules.get(id(self.code))
+        if by_code is not None:
+            trace.tail = False
+            return by_code(trace, self, args, kwargs)
         if self.fn is not MISSING:
             rule = find_rule(self.fn, args)
             if rule is not None:
@@ -399,15 +416,20 @@ def _wrap_method(trace: Trace, source: Any, obj: types.MethodType) -> Value:
     )
 
 
+def keywords_of(named: Mapping[str, Value]) -> DictValue:
+    """A new dict of keyword arguments."""
+    return DictValue([(name, Constant(name), value) for name, value in named.items()])
+
+
 class PartialValue(Value):
     """`functools.partial`."""
 
-    __slots__ = ("func", "args", "kwargs", "obj", "_dict")
+    __slots__ = ("func", "args", "keywords", "obj", "_dict")
 
     def __init__(
-        self, func: Value, args: list[Value], kwargs: dict[str, Value], source: Any = None, obj: Any = MISSING
+        self, func: Value, args: list[Value], keywords: DictValue, source: Any = None, obj: Any = MISSING
     ) -> None:
-        self.source, self.func, self.args, self.kwargs, self.obj = source, func, args, kwargs, obj
+        self.source, self.func, self.args, self.keywords, self.obj = source, func, args, keywords, obj
         self._dict: DictValue | None = DictValue([]) if obj is MISSING else None
 
     def python_type(self) -> type:
@@ -428,9 +450,14 @@ class PartialValue(Value):
         if name == "args":
             return TupleValue(self.args)
         if name == "keywords":
-            return DictValue([(k, Constant(k), v) for k, v in self.kwargs.items()])
+            return self.keywords
         found = self.instance_attr(trace, name)
         return found if found is not None else super().getattr(trace, name)
+
+    @property
+    def kwargs(self) -> Mapping[str, Value]:
+        """What the dict of keywords holds now."""
+        return {key.as_constant(): value for key, value in self.keywords.load().values()}
 
     def dict(self, trace: Trace) -> DictValue:
         """The partial's own attributes."""
@@ -481,24 +508,27 @@ def bind_arguments(
             i = names.index(name, code.co_posonlyargcount, n_named)
         except ValueError:
             if not flags & inspect.CO_VARKEYWORDS:
+                ahead = [name for name in names[: code.co_posonlyargcount] if name in kwargs]
+                if ahead:
+                    told = f"some positional-only arguments passed as keyword arguments: '{', '.join(ahead)}'"
+                    raise trace.error(TypeError, f"{_called(trace, func)} got {told}") from None
                 raise trace.error(
-                    TypeError, f"{code.co_qualname}() got an unexpected keyword argument '{name}'"
+                    TypeError, f"{_called(trace, func)} got an unexpected keyword argument '{name}'"
                 ) from None
             extra[name] = value
             continue
         if slots[i] is not None:
-            raise trace.error(TypeError, f"{code.co_qualname}() got multiple values for argument '{name}'")
+            raise trace.error(TypeError, f"{_called(trace, func)} got multiple values for argument '{name}'")
         slots[i] = value
     if len(args) > n_positional and not flags & inspect.CO_VARARGS:
-        raise trace.error(
-            TypeError, _too_many(func, len(args), sum(slot is not None for slot in slots[n_positional:]))
-        )
+        named = sum(slot is not None for slot in slots[n_positional:])
+        raise trace.error(TypeError, f"{_called(trace, func)} {_too_many(func, len(args), named)}")
     if None in slots:
         _fill_defaults(trace, func, slots, n_positional)
     if flags & inspect.CO_VARARGS:
         slots.append(TupleValue(args[n_positional:]))
     if flags & inspect.CO_VARKEYWORDS:
-        slots.append(DictValue([(k, Constant(k), v) for k, v in extra.items()]))
+        slots.append(keywords_of(extra))
     return slots
 
 
@@ -521,13 +551,18 @@ def _fill_defaults(trace: Trace, func: FunctionValue, slots: list[Any], n_positi
         positional = [name for name in unbound if name in names[:n_positional]]
         raise trace.error(
             TypeError,
-            f"{func.code.co_qualname}() missing "
+            f"{_called(trace, func)} missing "
             + (
                 _listed(positional, "required positional")
                 if positional
                 else _listed(unbound, "required keyword-only")
             ),
         )
+
+
+def _called(trace: Trace, func: FunctionValue) -> str:
+    """How CPython names a called function: by what it is called now, not as its code was written."""
+    return f"{func.getattr(trace, '__qualname__').as_constant()}()"
 
 
 def _listed(names: list[str], kind: str) -> str:
@@ -543,7 +578,7 @@ def _counted(n: int, kind: str) -> str:
 
 
 def _too_many(func: FunctionValue, given: int, keywords: int) -> str:
-    """What CPython says of a call with too many positional arguments."""
+    """What CPython says of a call with too many positional arguments, after the function's name."""
     most, optional = func.code.co_argcount, len(func.defaults)
     takes = _counted(most, "positional")
     if optional:
@@ -553,4 +588,4 @@ def _too_many(func: FunctionValue, given: int, keywords: int) -> str:
         if keywords
         else ""
     )
-    return f"{func.code.co_qualname}() takes {takes} but {given} {also}{'was' if given == 1 and not keywords else 'were'} given"
+    return f"takes {takes} but {given} {also}{'was' if given == 1 and not keywords else 'were'} given"

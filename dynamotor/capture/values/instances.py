@@ -11,6 +11,7 @@ from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from ..breaks import unsupported
+from .arguments import refuse_misfits
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
@@ -182,6 +183,7 @@ def call_builtin(
     trace.tail = False  # a rule works on with what it calls
     rule = find_rule(fn, args)
     if rule is not None:
+        refuse_misfits(fn, args, kwargs)
         return rule(trace, args, kwargs)
     constant = all(a.is_constant() for a in args) and all(v.is_constant() for v in kwargs.values())
     named = {k: v.as_constant() for k, v in kwargs.items()} if constant else {}

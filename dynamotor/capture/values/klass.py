@@ -18,6 +18,7 @@ from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
 from ..source import Const, InstanceDict
 from ..trust import trusted_module
+from .arguments import refuse_misfits
 from .base import MISSING, Value, binders, find_rule, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant
 from .containers import DictValue, TupleValue
@@ -144,6 +145,7 @@ class ClassValue(Constant):
         trace.tail = False
         rule = find_rule(self.value, args)
         if rule is not None:
+            refuse_misfits(self.value, args, kwargs)
             return rule(trace, args, kwargs)
         return trace.instantiate(self.value, args, kwargs)
 

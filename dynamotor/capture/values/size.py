@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...graph.sizes import Size, maximum, minimum
-from ...graph.sym_int import from_torch, to_torch
+from ...graph.data_sizes import holds
+from ...graph.sizes import Size, is_unbacked, maximum, minimum
+from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
 from .base import CallRule, Value, find_rule, size_rules
 from .constant import Constant
 from .containers import SequenceValue, SliceValue, TupleValue
@@ -72,6 +73,8 @@ class SizeValue(Constant):
             and type(b) is Size
         ):
             return super().binary(trace, op, other, reflected)
+        if op.__name__ in COMPARISONS and is_unbacked(a, b):
+            return condition_value(trace, comparison(op.__name__, self.expr.env, a, b))
         result = op(a, b)
         return (
             TupleValue([size_value(trace, r) for r in result]) if op is divmod else size_value(trace, result)
@@ -100,6 +103,45 @@ class SizeValue(Constant):
 
     def describe(self) -> str:
         return f"the size {self.expr}"
+
+
+class ConditionValue(Constant):
+    """A comparison of sizes that only data decides: whoever needs the answer breaks the graph."""
+
+    __slots__ = ("trace", "condition")
+    symbolic = True
+
+    def __init__(self, trace: Trace, condition: Condition) -> None:
+        self.source, self.trace, self.condition = None, trace, condition
+
+    @property
+    def value(self) -> bool:  # type: ignore[override]
+        return self.condition.ask()
+
+    @property
+    def is_plain(self) -> bool:
+        return True
+
+    def python_type(self) -> type:
+        return bool
+
+    def truth(self, trace: Trace) -> bool:
+        return self.value
+
+    def reconstruct(self, cg: Codegen) -> str:
+        asked = self.condition
+        assert type(asked.expr) is Size
+        return f"(({cg.size(asked.expr)} {asked.kind} 0) is {not asked.negated})"
+
+    def describe(self) -> str:
+        return f"whether {self.condition}"
+
+
+def condition_value(trace: Trace, condition: Condition) -> Value:
+    """The value of a comparison: the answer where it is provable."""
+    if condition.sure(True) or condition.sure(False):
+        return Constant(condition.sure(True))
+    return ConditionValue(trace, condition)
 
 
 class SizesValue(TupleValue):
@@ -240,6 +282,27 @@ size_rule(torch.sym_sum)(_folding(lambda env, a, b: a + b))
 def _product(trace: Trace, args: list[Value]) -> Value | None:
     numbers = _numbers(trace, args) if isinstance(args[0], SequenceValue) else None
     return None if numbers is None else size_value(trace, math.prod(numbers))
+
+
+@size_rule(torch._check)
+def _check(trace: Trace, args: list[Value]) -> Value | None:
+    return _demanded(trace, args[0].condition) if type(args[0]) is ConditionValue else None
+
+
+@size_rule(torch._check_is_size)
+def _check_is_size(trace: Trace, args: list[Value]) -> Value | None:
+    if type(args[0]) is not SizeValue or not is_unbacked(args[0].expr):
+        return None
+    return _demanded(trace, Condition(">=", args[0].expr))
+
+
+def _demanded(trace: Trace, condition: Condition) -> Value:
+    """A node that raises where it does not hold; what follows relies on it."""
+    if not condition.sure(True):
+        node = trace.sizes.node(trace.graph, trace.sizes.used(condition.expr))
+        trace.graph.call_function(holds, (condition.kind, node, condition.negated), {})
+        condition.tell()
+    return Constant(None)
 
 
 @size_rule(torch.Size)

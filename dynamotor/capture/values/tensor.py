@@ -19,6 +19,7 @@ from ... import _C
 from ...base.errors import DynamotorError
 from ...graph.kernel_checks import tf32
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
+from ...graph.sizes import Size
 from ...graph.spec import TensorSpec
 from ..breaks import Unsupported, unsupported
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
@@ -92,6 +93,12 @@ class TensorValue(Value):
     def node(self) -> fx.Node:
         """The fx node."""
         if self._node is None:
+            if self.source is None:
+                raise unsupported(
+                    "transform",
+                    "a tensor made in a function that a transform called is used outside of it",
+                    cure="return it from the function",
+                )
             if self.pinned:
                 self.trace.reader.guard(IdIs(self.source, self.obj))
             spec = self.trace.sizes.read(self.source, self.obj, static=self.pinned)
@@ -201,6 +208,10 @@ class TensorValue(Value):
         return constant_result(trace, self.example.shape[0])
 
     def getitem(self, trace: Trace, key: Value) -> Value:
+        if trace.graph.gathers:
+            places = key.items if isinstance(key, SequenceValue) else [key]
+            if all(isinstance(place, TensorValue) for place in places):
+                return torch_call(trace, torch.ops.aten.index.Tensor, [self, ListValue(places)], {})
         return torch_call(trace, operator.getitem, [self, key], {})
 
     def setitem(self, trace: Trace, key: Value, value: Value) -> None:
@@ -551,11 +562,14 @@ def torch_call(
     written = before != _versions(trial_args, trial_kwargs)
     if written and any(version(data) != then for data, then in trace.__dict__.get("_data_of_tensors", ())):
         raise _data_written()
-    if not written:
+    data = trace.sizes.data
+    if not written and not data.met:
         if isinstance(result, ShapeTensor) and id(result) in known:
             return known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
         if not _holds_tensor(result):
             return _answer(trace, target, args, result)
+    if data.met and not data.made and type(result) is torch.SymInt:
+        return constant_result(trace, result)  # a number that was read before
     if (
         function_name(target) in ADDRESSING
         and _guard_offsets(trace, args)
@@ -574,19 +588,44 @@ def torch_call(
         node = trace.graph.call_method(target, node_args, node_kwargs, val)
     else:
         node = trace.graph.call_function(target, node_args, node_kwargs, val)
-    return result_value(trace, node, result)
+    found = result_value(trace, node, result)
+    if data.met:
+        node.meta["data_dependent"] = True
+        if type(val) is Size:
+            trace.sizes.bind(trace.graph, val, node)
+        _bind(trace, data.made, found)
+    return found
+
+
+def _bind(trace: Trace, made: list[Size], result: Value) -> None:
+    """Nodes for the sizes that a result was the first to have."""
+    for value in result.items if isinstance(result, SequenceValue) else [result]:
+        for dim, n in enumerate(value.example.spec.shape if type(value) is TensorValue else ()):
+            if type(n) is Size and any(map(n.same, made)):
+                made = [symbol for symbol in made if not n.same(symbol)]
+                trace.sizes.bind(trace.graph, n, trace.graph.call_method("size", (value.node, dim), {}, n))
+        if type(value) is TensorValue and any(n.symbols & s.symbols for n in _sizes_of(value) for s in made):
+            raise unsupported(
+                "data-dependent", f"no dimension of {value.describe()} is the size that it depends on"
+            )
+
+
+def _sizes_of(value: TensorValue) -> list[Size]:
+    return [n for n in value.example.spec.shape if type(n) is Size]
 
 
 def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a torch function on ShapeTensors. What cannot be run there breaks the graph."""
     try:
-        with shape_mode() as mode:
+        with shape_mode(trace.sizes.data_sizes) as mode:
             result = run(*args, **kwargs)
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
         if mode.reads_tf32:
             trace.reader.ask(Const(tf32, "TF32"), tf32, "the setting", lambda ask: ask())
         return result
+    except Unsupported:
+        raise
     except DataDependent as error:
         raise unsupported(
             "data-dependent",

@@ -21,12 +21,13 @@ from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
 from .base import CallRule, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant
-from .containers import SequenceValue
+from .containers import ListValue, SequenceValue
 from .klass import Builtin
 from .tensor import TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
 
 if TYPE_CHECKING:
+    from ..output import Codegen
     from ..trace import Trace
 
 _DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -79,7 +80,8 @@ def _method(descr: Any, name: str) -> CallRule:
     refused = REFUSED_METHODS.get(name)
     if refused is not None:
         kind, cause = refused
-        return _refusing(f"Tensor.{name}", kind, cause)
+        refuse = _refusing(f"Tensor.{name}", kind, cause)
+        return _reading(name, refuse) if name in _READ else refuse
     target: Any = _OPERATORS.get(name, name)
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -91,6 +93,66 @@ def _method(descr: Any, name: str) -> CallRule:
         return torch_call(trace, target, args, kwargs)
 
     return rule
+
+
+_READ = ("item", "tolist", "__int__", "__float__")
+_LONGEST_LIST = 32
+
+
+def _reading(name: str, refuse: CallRule) -> CallRule:
+    """Numbers of a tensor stay in the graph: integers as unbacked sizes, others as values that nobody looks
+    at.
+    """
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        x = args[0]
+        if len(args) != 1 or kwargs or type(x) is not TensorValue or not trace.sizes.takes_data:
+            return refuse(trace, args, kwargs)
+        shape, dtype = x.example.spec.shape, x.example.dtype
+        if name == "tolist" and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_LIST:
+            return ListValue([rule_of_item(trace, [part], {}) for part in x.unpack(trace)])
+        whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+        if {"__int__": whole, "__float__": dtype.is_floating_point}.get(name, not shape or name == "item"):
+            if whole:
+                return torch_call(trace, "item", args, {})
+            if all(type(n) is int and n == 1 for n in shape):
+                return HeldNumber(trace, x)
+        return refuse(trace, args, kwargs)
+
+    rule_of_item = rule if name == "item" else _reading("item", refuse)
+    return rule
+
+
+class HeldNumber(Constant):
+    """A float or bool of a tensor: it is handed on, read from an output of the graph, and who looks at it
+    breaks the graph.
+    """
+
+    __slots__ = ("tensor", "kind")
+
+    def __init__(self, trace: Trace, tensor: TensorValue) -> None:
+        self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
+        self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
+
+    @property
+    def value(self) -> Any:  # type: ignore[override]
+        raise unsupported(
+            "data-dependent",
+            f"a {self.kind.__name__} that was read from a tensor decides what the program does",
+            cure="keep the value in tensors (torch.where, masks)",
+        )
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def truth(self, trace: Trace) -> bool:
+        return self.value
+
+    def reconstruct(self, cg: Codegen) -> str:
+        return f"{cg.emit(self.tensor)}.item()"
+
+    def describe(self) -> str:
+        return f"a {self.kind.__name__} of a tensor"
 
 
 def _query(fn: Callable[..., Any]) -> CallRule:
@@ -187,6 +249,8 @@ def _one_hot(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value
         and tensor.example.dtype is torch.int64
         and isinstance(classes, Constant)
     )
+    if known and type(classes.value) is int and classes.value == 0:  # type: ignore[union-attr]
+        raise unsupported("unsupported-call", "one_hot without classes, which eager refuses")
     if known and type(classes.value) is int and classes.value > 0:  # type: ignore[union-attr]
         return trace.call_python(tensors.one_hot, [tensor, classes])  # type: ignore[list-item]
     return torch_call(trace, torch.nn.functional.one_hot, args, kwargs)

@@ -1,0 +1,186 @@
+"""A function that the program hands to a transform or to control flow: interpreted once on fresh examples, its
+nodes moved into a graph of its own.
+
+>>> body, free = interpret(trace, fn, (example,), {})
+>>> body.gm          # takes the example's tensors, then those of `free`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ..graph.bodies import Body, Leaf
+from ..graph.modes import preserved_modes
+from ..graph.module import graph_module
+from ..graph.shape_tensor import ShapeTensor
+from ..graph.spec import TensorSpec
+from .breaks import Unsupported, unsupported
+from .values.base import Raised, Value
+from .values.containers import DictValue, ListValue, TupleValue
+from .values.context import ModeEffect
+from .values.tensor import TensorValue, tensor_values
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+def template_of(value: Value, leaves: list[TensorValue]) -> Any:
+    """A value as a template; its tensors are appended to `leaves`."""
+    if type(value) is TensorValue:
+        leaves.append(value)
+        return Leaf(len(leaves) - 1)
+    if type(value) is TupleValue or type(value) is ListValue:
+        return value.kind([template_of(item, leaves) for item in value.items])
+    if type(value) is DictValue and value.kind is dict:
+        return {key.as_constant(): template_of(item, leaves) for key, item in value.load().values()}
+    if value.is_constant():
+        return value.as_constant()
+    raise unsupported("transform", f"a function transform meets {value.describe()}")
+
+
+def value_of(trace: Trace, template: Any, leaves: Sequence[Value]) -> Value:
+    """The value of a template, in new containers."""
+    kind = type(template)
+    if kind is Leaf:
+        return leaves[template.index]
+    if kind is tuple:
+        return TupleValue([value_of(trace, item, leaves) for item in template])
+    if kind is list:
+        return ListValue([value_of(trace, item, leaves) for item in template])
+    if kind is dict:
+        return DictValue([(key, trace.make(key), value_of(trace, v, leaves)) for key, v in template.items()])
+    return trace.make(template)
+
+
+def interpret(
+    trace: Trace, fn: Value, arguments: tuple[Any, Any], examples: Sequence[torch.Tensor], *, name: str
+) -> tuple[Body, list[TensorValue]]:
+    """A function's body, and the values that it reads from outside. arguments: template of its positional and
+    named ones; examples: what their tensors look like. Raises Unsupported for effects."""
+    ModeEffect.of(trace)  # so that the body's `no_grad` is no effect that is new
+    region = _Region(trace, name)
+    stand_ins = [region.stand_in(example) for example in examples]
+    region.begin()
+    args, kwargs = arguments
+    in_body, trace.sizes.in_body = trace.sizes.in_body, True
+    with preserved_modes():
+        try:
+            result = trace.call(
+                fn,
+                [value_of(trace, arg, stand_ins) for arg in args],
+                {key: value_of(trace, arg, stand_ins) for key, arg in kwargs.items()},
+            )
+        except Raised as raised:
+            raise unsupported(
+                "transform", f"a function given to {name} raises {raised.value.describe()}"
+            ) from None
+        finally:
+            trace.sizes.in_body = in_body
+    outputs: list[TensorValue] = []
+    template = template_of(result, outputs)
+    return region.cut_out([value.node for value in stand_ins], outputs, template)
+
+
+def _stand_in(index: int) -> None:
+    raise AssertionError("the argument of a body stands in its own graph")
+
+
+class _Region:
+    """The part of the outer graph in which a body is interpreted."""
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self.trace, self.name = trace, name
+        self.known = set(trace.graph.graph.nodes)
+        self.n_calls = trace.graph.n_calls
+        self.values = set(tensor_values(trace))
+
+    def stand_in(self, example: torch.Tensor) -> TensorValue:
+        spec = example.spec if isinstance(example, ShapeTensor) else TensorSpec.of(example)
+        spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+        made = ShapeTensor.make(spec, requires_grad=example.requires_grad)
+        return TensorValue(self.trace, self.trace.graph.call_function(_stand_in, (0,), {}, spec), made)
+
+    def begin(self) -> None:
+        trace = self.trace
+        self.touched, self.n_effects = dict(trace.effects.touched), len(trace.effects.calls)
+        self.versions = _versions(trace)
+
+    def cut_out(
+        self, arguments: list[fx.Node], outputs: list[TensorValue], template: Any
+    ) -> tuple[Body, list[TensorValue]]:
+        """Move the new nodes; what they read of the others are further inputs."""
+        trace, outer = self.trace, self.trace.graph
+        changed = [
+            value for value in trace.effects.touched if value not in self.touched and not _is_back(value)
+        ]
+        if changed or len(trace.effects.calls) != self.n_effects:
+            raise self.refused("it has side effects")
+        if any(value.example._version != version for value, version in self.versions):
+            raise self.refused("it writes a tensor of outside in place")
+        moved = [node for node in outer.graph.nodes if node not in self.known and node.op != "placeholder"]
+        inside, ends = set(moved), [value.node for value in outputs]
+        free = dict.fromkeys(n for node in moved for n in node.all_input_nodes if n not in inside)
+        free |= dict.fromkeys(node for node in ends if node not in inside)
+        by_node = {v._node: v for v in tensor_values(trace).values() if v._node in free}
+        if len(by_node) != len(free):
+            raise self.refused("it reads a size that changes from call to call")
+        graph = fx.Graph()
+        new = {node: _placeholder(graph, f"a{i}", node) for i, node in enumerate([*arguments, *free])}
+        for node in moved:
+            if node not in new:
+                new[node] = graph.node_copy(node, new.__getitem__)
+        graph.output(tuple([new[node] for node in ends])).meta["val"] = tuple(n.meta["val"] for n in ends)
+        for node in reversed(moved):
+            outer.graph.erase_node(node)
+        outer.n_calls = self.n_calls
+        for key, value in tensor_values(trace).items():
+            if key not in self.values and value.source is None:
+                value._node = None  # nobody outside may read it
+        return Body(graph_module(graph, "Body"), len(free), template), [by_node[node] for node in free]
+
+    def refused(self, cause: str) -> Unsupported:
+        return unsupported(
+            "transform", f"a function is given to {self.name}", cause, "keep the function free of effects"
+        )
+
+
+def _is_back(value: Value) -> bool:
+    """Whether a dict from outside holds what it held (`functional_call` puts parameters in and out)."""
+    return isinstance(value, DictValue) and all(
+        key in value.table and key in value.obj and value.table[key][1].real() is value.obj[key]
+        for key in value.changed
+    )
+
+
+def _placeholder(graph: fx.Graph, name: str, like: fx.Node) -> fx.Node:
+    node = graph.placeholder(name)
+    node.meta["val"] = like.meta["val"]
+    return node
+
+
+def _versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
+    return [(v, v.example._version) for v in tensor_values(trace).values() if not v.example.is_inference()]
+
+
+class _Asked(Exception):
+    """Ends a transform when it calls its function: what it calls it with is all that is asked."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args_of_call, self.kwargs_of_call, self.grad = args, kwargs, torch.is_grad_enabled()
+
+
+def called_with(run: Callable[[Callable[..., Any]], Any]) -> _Asked | None:
+    """What `run` calls the function with that it is given; None if it does not call it."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise _Asked(args, kwargs)
+
+    try:
+        run(function)
+    except _Asked as asked:
+        return asked
+    return None

@@ -1,0 +1,118 @@
+"""`flex_attention` in the graph: `score_mod` and `mask_mod` are interpreted as functions of numbers, and one node
+takes them. What PyTorch refuses breaks the graph, so that eager says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..graph.bodies import Body, Leaf
+from ..graph.flex import FlexAttention
+from ..graph.shape_tensor import ShapeTensor
+from ..graph.spec import TensorSpec
+from .bodies import interpret
+from .breaks import unsupported
+from .torch_rules import FLEX_ATTENTION
+from .values.base import CallRule, Value, call_finder
+from .values.constant import Constant
+from .values.containers import TupleValue
+from .values.tensor import TensorValue, torch_call
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+_NAMES = [
+    "query",
+    "key",
+    "value",
+    "score_mod",
+    "block_mask",
+    "scale",
+    "enable_gqa",
+    "return_lse",
+    "kernel_options",
+    "return_aux",
+]
+
+
+@call_finder
+def _find_flex(fn: Any) -> CallRule | None:
+    found = getattr(fn, "__name__", None) == "flex_attention" and fn.__module__ == FLEX_ATTENTION
+    return _flex_attention if found else None
+
+
+def _none(value: Value | None) -> bool:
+    return value is None or value.is_constant() and value.as_constant() is None
+
+
+def _flex_attention(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given: dict[str, Value] = dict(zip(_NAMES, args, strict=False)) | kwargs
+    query, key, value = [given[name] for name in _NAMES[:3]]
+    if not all(isinstance(v, TensorValue) for v in (query, key, value)) or not _none(given.get("return_aux")):
+        raise unsupported("unsupported-call", "flex_attention is called with other arguments")
+    mask = given.get("block_mask")
+    mask_mod = None if mask is None or _none(mask) else mask.getattr(trace, "mask_mod")
+    gqa = given.get("enable_gqa", Constant(False)).as_constant()
+    _check(trace, [v.example for v in (query, key, value)], gqa, None if mask_mod is None else mask)  # type: ignore[attr-defined]
+    exact = torch.float64 if query.example.dtype == torch.float64 else torch.float32  # type: ignore[attr-defined]
+    bodies: list[Body | None] = []
+    free: list[TensorValue] = []
+    for fn, first in ((given.get("score_mod"), [exact]), (mask_mod, [])):
+        body, read = (None, []) if fn is None or _none(fn) else _pointwise(trace, fn, first, query)  # type: ignore[arg-type]
+        bodies.append(body)
+        free += read
+    scale = given.get("scale")
+    factor = query.example.size(-1) ** -0.5 if scale is None or _none(scale) else scale.as_constant()  # type: ignore[attr-defined]
+    result = torch_call(trace, FlexAttention(bodies[0], bodies[1], factor), [query, key, value, *free], {})
+    if given.get("return_lse", Constant(False)).as_constant():
+        return TupleValue(result.unpack(trace))
+    return result.unpack(trace)[0]
+
+
+def _check(trace: Trace, tensors: list[torch.Tensor], gqa: bool, mask: Value | None) -> None:
+    query, key, value = tensors
+    fits = (
+        all(tensor.dim() == 4 for tensor in tensors)
+        and query.device == key.device == value.device
+        and key.shape[:3] == value.shape[:3]
+        and query.size(-1) == key.size(-1)
+        and (query.size(1) % key.size(1) == 0 if gqa else query.size(1) == key.size(1))
+        and (query.size(0) == key.size(0) or mask is not None and query.size(0) > 1 and key.size(0) == 1)
+        and not torch.is_autocast_enabled(query.device.type)
+    )
+    if fits and mask is not None:
+        block = mask.getattr(trace, "BLOCK_SIZE").as_constant()
+        lengths: Any = mask.getattr(trace, "seq_lengths").as_constant()
+        module = importlib.import_module(FLEX_ATTENTION)
+        whole = block == (module._LARGE_SPARSE_BLOCK_SIZE,) * 2
+        rows = mask.getattr(trace, "kv_num_blocks")
+        fits = whole or lengths == (query.size(2), key.size(2))
+        fits = fits and rows.example.device == query.device  # type: ignore[attr-defined]
+        fits = fits and (query.size(0) == key.size(0) or rows.example.size(0) == query.size(0))  # type: ignore[attr-defined]
+    if not fits:
+        raise unsupported(
+            "unsupported-call", "flex_attention is called with tensors that do not fit, or under autocast"
+        )
+
+
+def _pointwise(
+    trace: Trace, fn: Value, first: list[torch.dtype], query: TensorValue
+) -> tuple[Body, list[TensorValue]]:
+    """The body of a function of numbers: 0-d tensors, which index other tensors without being read."""
+    dtypes = [*first, *[torch.int64] * 4]
+    specs = [TensorSpec.dense((), dtype, query.example.device) for dtype in dtypes]
+    examples = [
+        ShapeTensor.make(spec, spec.dtype.is_floating_point and query.example.requires_grad) for spec in specs
+    ]
+    outer, trace.graph.gathers = trace.graph.gathers, True
+    try:
+        arguments = tuple([Leaf(i) for i in range(len(examples))])
+        body, free = interpret(trace, fn, (arguments, {}), examples, name="flex_attention")
+    finally:
+        trace.graph.gathers = outer
+    if type(body.result) is not Leaf:
+        raise unsupported("transform", "a function given to flex_attention does not return a tensor")
+    return body, free

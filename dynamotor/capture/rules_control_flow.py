@@ -1,0 +1,236 @@
+"""`torch.cond`, `while_loop`, `scan` and `map` in the graph: their functions are interpreted, each on fresh examples,
+and one node runs them. What PyTorch refuses (results that differ, effects, results that are arguments)
+breaks the graph, so that eager says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..graph.bodies import Body, Leaf
+from ..graph.control_flow import Cond, ControlFlow, Scan, WhileLoop
+from ..graph.shape_tensor import ShapeTensor
+from ..graph.spec import TensorSpec
+from .bodies import interpret, template_of, value_of
+from .breaks import unsupported
+from .values.base import Value, builtin_rule
+from .values.constant import Constant
+from .values.containers import ListValue, TupleValue
+from .values.tensor import TensorValue, lower, torch_call
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+def _operator(name: str) -> Any:
+    """A function of the module of the same name, which a package of PyTorch may hide behind it."""
+    return getattr(importlib.import_module(f"torch._higher_order_ops.{name}"), name)
+
+
+def _arguments(fn: Any, args: list[Value], kwargs: dict[str, Value], names: str) -> list[Value | None]:
+    """The arguments in the order of the names; None for those that are not given."""
+    words = names.split()
+    given: dict[str, Value] = dict(zip(words, args, strict=False)) | kwargs
+    if len(args) > len(words) or given.keys() - set(words):
+        raise unsupported("unsupported-call", f"{fn.__name__} is called with other arguments")
+    return [given.get(word) for word in words]
+
+
+def _tensors(value: Value, name: str) -> tuple[Any, list[TensorValue]]:
+    """Template and tensors of an operand, which holds nothing else."""
+    leaves: list[TensorValue] = []
+    template = template_of(value, leaves)
+    if not leaves or not _only_leaves(template):
+        raise unsupported("transform", f"{name} is given other operands than tensors")
+    return template, leaves
+
+
+def _only_leaves(template: Any) -> bool:
+    if isinstance(template, dict):
+        return all(map(_only_leaves, template.values()))
+    return type(template) is Leaf or isinstance(template, tuple | list) and all(map(_only_leaves, template))
+
+
+def _shifted(template: Any, by: int) -> Any:
+    """The template with its leaves counted on from `by`."""
+    kind = type(template)
+    if kind is Leaf:
+        return Leaf(template.index + by)
+    if kind is dict:
+        return {key: _shifted(item, by) for key, item in template.items()}
+    return kind([_shifted(item, by) for item in template])
+
+
+def _body(
+    trace: Trace, name: str, fn: Value, arguments: Sequence[Any], examples: Sequence[torch.Tensor]
+) -> tuple[Body, list[TensorValue], tuple[TensorSpec, ...]]:
+    """A function's graph, what it reads, and the specs of its results, which are new tensors."""
+    body, free = interpret(trace, fn, (tuple(arguments), {}), examples, name=name)
+    *_, output = body.gm.graph.nodes
+    graph = body.gm.graph
+    trial = [ShapeTensor.make(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"]
+    results = body.gm.forward(*trial)
+    memories = [tensor.memory for tensor in (*trial, *results)]
+    if len(set(memories)) != len(memories) or not _only_leaves(body.result):
+        raise unsupported("transform", f"a function given to {name} returns what is no new tensor")
+    return body, free, output.meta["val"]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two templates are nested alike."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is Leaf:
+        return True
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    return len(one) == len(other) and all(map(_alike, one, other))
+
+
+def _same(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> bool:
+    return [(a.shape, a.dtype, a.device) for a in ours] == [(b.shape, b.dtype, b.device) for b in theirs]
+
+
+def _laid_out_alike(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> bool:
+    return _same(ours, theirs) and [a.stride for a in ours] == [b.stride for b in theirs]
+
+
+def _call(
+    trace: Trace, target: ControlFlow, own: list[TensorValue], free: list[TensorValue], result: Any
+) -> Value:
+    return value_of(trace, result, _results(trace, target, [*own, *free]))
+
+
+def _results(trace: Trace, target: ControlFlow, tensors: list[TensorValue]) -> list[Value]:
+    memories = [value.example.memory for value in {id(value): value for value in tensors}.values()]
+    if len(set(memories)) != len(memories):
+        raise unsupported("transform", f"tensors that {target.operator} takes share memory")
+    return torch_call(trace, target, list(tensors), {}).unpack(trace)
+
+
+def _differ(name: str) -> Exception:
+    return unsupported("transform", f"the functions given to {name} do not give tensors of one kind")
+
+
+@builtin_rule(torch.cond)
+def _cond(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    flag, true, false, operands = _arguments(torch.cond, args, kwargs, "pred true_fn false_fn operands")
+    if flag is None or true is None or false is None:
+        raise unsupported("unsupported-call", "cond is called with too few arguments")
+    given = operands or TupleValue([])
+    if not isinstance(flag, TensorValue):
+        return trace.call(true if trace.truth(flag) else false, given.unpack(trace), {})
+    if flag.example.numel() != 1:
+        raise unsupported("transform", "cond is given a predicate of several elements")
+    template, leaves = _tensors(given, "cond") if given.unpack(trace) else ((), [])
+    examples = [lower(leaf, False) for leaf in leaves]
+    bodies, free, specs = [], [], []
+    for fn in (true, false):
+        body, read, spec = _body(trace, "cond", fn, template, examples)
+        bodies.append(body)
+        free += read
+        specs.append(spec)
+    if not _alike(bodies[0].result, bodies[1].result) or not _laid_out_alike(*specs):
+        raise _differ("cond")
+    return _call(trace, Cond(bodies, specs[0], 1 + len(leaves)), [flag, *leaves], free, bodies[0].result)
+
+
+@builtin_rule(_operator("while_loop"))
+def _while_loop(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    condition, step, carried, more = _arguments(
+        _operator("while_loop"), args, kwargs, "cond_fn body_fn carried_inputs additional_inputs"
+    )
+    if condition is None or step is None or carried is None or more is not None and more.unpack(trace):
+        raise unsupported("unsupported-call", "while_loop is called with other arguments")
+    template, leaves = _tensors(carried, "while_loop")
+    if any(leaf.example.requires_grad for leaf in leaves) and torch.is_grad_enabled():
+        raise unsupported("transform", "while_loop carries a tensor that requires a gradient")
+    examples = [lower(leaf, False) for leaf in leaves]
+    test, test_reads, (flag,) = _body(trace, "while_loop", condition, template, examples)
+    body, reads, specs = _body(trace, "while_loop", step, template, examples)
+    if flag.shape or flag.dtype != torch.bool or not _same(specs, [example.spec for example in examples]):
+        raise _differ("while_loop")
+    if not _alike(tuple(template), body.result if type(body.result) is not list else tuple(body.result)):
+        raise _differ("while_loop")
+    target = WhileLoop([test, body], tuple(example.spec for example in examples), len(leaves))
+    return _call(trace, target, leaves, [*test_reads, *reads], body.result)
+
+
+def _row(example: torch.Tensor) -> torch.Tensor:
+    spec = example.spec if isinstance(example, ShapeTensor) else TensorSpec.of(example)
+    return ShapeTensor.make(
+        TensorSpec(spec.shape[1:], spec.stride[1:], spec.dtype, spec.device),
+        requires_grad=example.requires_grad,
+    )
+
+
+def _rows(trace: Trace, name: str, leaves: list[TensorValue]) -> int:
+    """How many rows they have, as a number; they have as many."""
+    counts = {leaf.example.shape[0] if leaf.example.dim() else 0 for leaf in leaves}
+    if len(counts) != 1 or type(next(iter(counts))) is not int or 0 in counts:
+        raise unsupported("transform", f"{name} goes through tensors of different or no length")
+    return counts.pop()
+
+
+def _stacked(spec: TensorSpec, rows: int) -> TensorSpec:
+    return TensorSpec.dense((rows, *spec.shape), spec.dtype, spec.device)
+
+
+@builtin_rule(_operator("scan"))
+def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    step, init, xs, dim, reverse = _arguments(
+        _operator("scan"), args, kwargs, "combine_fn init xs dim reverse"
+    )
+    if step is None or init is None or xs is None or type(init) is type(xs) is Constant:
+        raise unsupported("unsupported-call", "scan is called with other arguments")
+    at, back = [0 if v is None else v.as_constant() for v in (dim, reverse)]
+    carry, carried = _tensors(init, "scan")
+    through, leaves = _tensors(xs, "scan")
+    at = at % leaves[0].example.dim() if leaves[0].example.dim() else 0
+    if at:
+        leaves = [torch_call(trace, torch.movedim, [leaf, Constant(at), Constant(0)], {}) for leaf in leaves]  # type: ignore[misc]
+    if back:
+        leaves = [torch_call(trace, torch.flip, [leaf, ListValue([Constant(0)])], {}) for leaf in leaves]  # type: ignore[misc]
+    rows = _rows(trace, "scan", leaves)
+    examples = [*[lower(leaf, False) for leaf in carried], *[_row(lower(leaf, False)) for leaf in leaves]]
+    body, free, specs = _body(trace, "scan", step, (carry, _shifted(through, len(carried))), examples)
+    n = len(carried)
+    if type(body.result) not in (tuple, list) or len(body.result) != 2 or not _alike(carry, body.result[0]):
+        raise _differ("scan")
+    if not _same(specs[:n], [leaf.example.spec for leaf in carried]):
+        raise _differ("scan")
+    kept = [leaf.example.spec for leaf in carried]
+    target = Scan(
+        [body], (*kept, *[_stacked(spec, rows) for spec in specs[n:]]), n + len(leaves), n, len(leaves)
+    )
+    results = _results(trace, target, [*carried, *leaves, *free])
+    made = results[n:]
+    if back:
+        made = [torch_call(trace, torch.flip, [value, ListValue([Constant(0)])], {}) for value in made]
+    if at:
+        made = [
+            torch_call(trace, torch.movedim, [value, Constant(0), Constant(at)], {})
+            if at < value.example.dim()  # type: ignore[attr-defined]
+            else value
+            for value in made
+        ]
+    return value_of(trace, tuple(body.result), [*results[:n], *made])
+
+
+@builtin_rule(_operator("map"))
+def _map(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) < 2 or kwargs:
+        raise unsupported("unsupported-call", "map is called with other arguments")
+    through, leaves = _tensors(args[1], "map")
+    rows = _rows(trace, "map", leaves)
+    whole, others = _tensors(TupleValue(args[2:]), "map") if args[2:] else ((), [])
+    examples = [*[_row(lower(leaf, False)) for leaf in leaves], *[lower(leaf, False) for leaf in others]]
+    arguments = (through, *_shifted(whole, len(leaves)))
+    body, free, specs = _body(trace, "map", args[0], arguments, examples)
+    own = [*leaves, *others]
+    target = Scan([body], tuple(_stacked(spec, rows) for spec in specs), len(own), 0, len(leaves))
+    return _call(trace, target, own, free, body.result)

@@ -1,0 +1,222 @@
+"""Function transforms in the graph: `vmap`, `grad`, `vjp`, `jvp`, `jacrev`, `jacfwd` and what is made of them are
+nodes that call the real transform on a function whose body is a graph of its own.
+
+PyTorch's wrappers are inlined down to the functions that have rules here. What the user's function is called
+with is asked of the transform itself, so that `in_dims`, `argnums` and their errors need no rules.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch import eager_transforms, vmap
+
+from ..graph.bodies import Transformed, fill, flatten
+from ..graph.op_facts import facts
+from ..graph.shape_tensor import ShapeTensor, infer, recording
+from .bodies import called_with, interpret, template_of, value_of
+from .breaks import unsupported
+from .polyfills import transforms as polyfills
+from .values.base import Value, builtin_rule
+from .values.containers import TupleValue
+from .values.function import FunctionValue, code_rule
+from .values.tensor import TensorValue, lower, torch_call, trial
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+Transform = Callable[..., Callable[..., Any]]
+
+
+class Applied:
+    """A transform of a function, applied to arguments: asked for the examples, interpreted, ready for
+    nodes."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        name: str,
+        transform: Transform,
+        fn: Value,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> None:
+        self.trace, self.name = trace, name
+        self.leaves: list[TensorValue] = []
+        named = {key: template_of(value, self.leaves) for key, value in kwargs.items()}
+        self.arguments = tuple([template_of(value, self.leaves) for value in args]), named
+        examples = [lower(leaf, False) for leaf in self.leaves]
+
+        def ask(*tensors: Any) -> Any:
+            plain, words = fill(self.arguments, tensors)
+            return called_with(lambda function: transform(function)(*plain, **words))
+
+        asked = trial(trace, name, ask, examples, {})
+        if asked is None:
+            raise unsupported("transform", f"{name} does not call its function")
+        inner: list[torch.Tensor] = []
+        template = flatten((asked.args_of_call, asked.kwargs_of_call), inner)
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(asked.grad)
+        try:
+            self.body, self.free = interpret(trace, fn, template, inner, name=name)
+        finally:
+            torch._C._set_grad_enabled(grad)
+
+    def node(self, transform: Transform, args: list[Value] | None = None) -> Value:
+        """The value of a call `transform(function)(*args)`; the arguments are those of the beginning unless
+        given."""
+        leaves, arguments = self.leaves, self.arguments
+        if args is not None:
+            leaves = []
+            arguments = tuple([template_of(value, leaves) for value in args]), {}
+        target = Transformed(self.name, transform, self.body, arguments)
+        result = torch_call(self.trace, target, [*leaves, *self.free], {})
+        assert isinstance(result, TupleValue)
+        return value_of(self.trace, target.result, result.items)
+
+
+def _constants(values: dict[str, Value]) -> dict[str, Any]:
+    return {name: value.as_constant() for name, value in values.items()}
+
+
+@builtin_rule(vmap.vmap_impl)
+def _vmap(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    fn, *rest = args
+    in_dims, out_dims, randomness, chunk_size = [value.as_constant() for value in rest[:4]]
+
+    def transform(function: Any) -> Any:
+        return torch.vmap(function, in_dims, out_dims, randomness, chunk_size=chunk_size)
+
+    return Applied(trace, "vmap", transform, fn, rest[4:], kwargs).node(transform)
+
+
+def _gradient(name: str, make: Callable[..., Any]) -> Callable[..., Value]:
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        fn, argnums, has_aux, given, words = args
+        options = argnums.as_constant(), has_aux.as_constant()
+
+        def transform(function: Any) -> Any:
+            return make(function, *options)
+
+        named = {key.as_constant(): value for key, value in words.load().values()}
+        return Applied(trace, name, transform, fn, given.unpack(trace), named).node(transform)
+
+    return rule
+
+
+builtin_rule(eager_transforms.grad_impl)(_gradient("grad", torch.func.grad))
+builtin_rule(eager_transforms.grad_and_value_impl)(_gradient("grad_and_value", torch.func.grad_and_value))
+
+
+@builtin_rule(eager_transforms.jvp)
+def _jvp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    fn, primals, tangents = args
+    options = _constants(kwargs)
+
+    def transform(function: Any) -> Any:
+        return lambda primals, tangents: torch.func.jvp(function, primals, tangents, **options)
+
+    return Applied(trace, "jvp", transform, fn, [primals, tangents], {}).node(transform)
+
+
+@builtin_rule(eager_transforms.vjp)
+def _vjp(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The outputs are a node; the pullback, when it is called, another one, which runs the function again."""
+    options = _constants(kwargs)
+    has_aux = bool(options.get("has_aux"))
+
+    def forward(function: Any) -> Any:
+        return lambda *primals: torch.func.vjp(function, *primals, **options)[:: 2 if has_aux else 3]
+
+    applied = Applied(trace, "vjp", forward, args[0], args[1:], {})
+    _refuse_random(applied)
+    results = applied.node(forward).unpack(trace)
+    pullback = trace.call_python(polyfills.pullback, [PullbackValue(applied, args[1:], has_aux)])
+    return TupleValue([results[0], pullback, *results[1:]])
+
+
+class PullbackValue(Value):
+    """What `vjp` gives besides the outputs."""
+
+    __slots__ = ("applied", "primals", "has_aux")
+
+    def __init__(self, applied: Applied, primals: list[Value], has_aux: bool) -> None:
+        super().__init__()
+        self.applied, self.primals, self.has_aux = applied, primals, has_aux
+
+    def python_type(self) -> type:
+        return type(_vjp)
+
+    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        has_aux = self.has_aux
+
+        def pull(function: Any) -> Any:
+            return lambda primals, cotangents: torch.func.vjp(function, *primals, has_aux=has_aux)[1](
+                cotangents
+            )
+
+        return self.applied.node(pull, [TupleValue(self.primals), args[0]])
+
+
+def _refuse_random(applied: Applied) -> None:
+    """A function that draws may not be run twice."""
+    drawn = []
+
+    class Watch:
+        def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+            drawn.extend([func] if facts(func).random else [])
+            return infer(func, args, kwargs)
+
+    gm = applied.body.gm
+    examples = [ShapeTensor.make(node.meta["val"]) for node in gm.graph.nodes if node.op == "placeholder"]
+    with recording(Watch()):
+        gm.forward(*examples)
+    if drawn:
+        raise unsupported("transform", "a function given to vjp draws random numbers")
+
+
+_associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan").associative_scan
+
+
+@builtin_rule(_associative_scan)
+def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Pairs are combined in parallel, by `vmap`."""
+    given: dict[str, Value] = dict(zip(("combine_fn", "xs", "dim", "reverse", "combine_mode"), args)) | kwargs
+    fn, xs = given.pop("combine_fn"), given.pop("xs")
+    options = {"combine_mode": "pointwise"} | _constants(given)
+    leaves: list[TensorValue] = []
+    template_of(xs, leaves)
+    if options["combine_mode"] != "generic" and any(leaf.example.device.type != "cuda" for leaf in leaves):
+        raise unsupported("transform", "associative_scan is called with a mode that is for GPUs")
+    options["combine_mode"] = "generic"
+
+    def transform(function: Any) -> Any:
+        return lambda xs: _associative_scan(function, xs, **options)
+
+    return Applied(trace, "associative_scan", transform, fn, [xs], {}).node(transform)
+
+
+def _jacobian(name: str, make: Callable[..., Any]) -> Callable[..., Value]:
+    def rule(trace: Trace, fn: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        free = dict(zip(fn.code.co_freevars, fn.closure, strict=True))
+        func = free.pop("func").load(trace)
+        options = {
+            option: free[option].load(trace).as_constant()
+            for option in ("argnums", "has_aux", "chunk_size", "randomness", "_preallocate_and_copy")
+            if option in free
+        }
+
+        def transform(function: Any) -> Any:
+            return make(function, **options)
+
+        return Applied(trace, name, transform, func, args, kwargs).node(transform)
+
+    return rule
+
+
+for _make in (eager_transforms.jacrev, eager_transforms.jacfwd):
+    code_rule(_make(torch.sin).__code__)(_jacobian(_make.__name__, _make))

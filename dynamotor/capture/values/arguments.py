@@ -1,0 +1,71 @@
+"""Calls that a C function refuses, which its rule need not know: the function raises in its own words.
+
+>>> refuse_misfits(len, args=[], kwargs={})
+Unsupported: len() is called with 0 arguments
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import itertools
+import math
+import operator
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from ..breaks import unsupported
+
+_MANY = math.inf
+_WITHOUT_SIGNATURE: dict[Any, tuple[float, float]] = {
+    **dict.fromkeys((max, min, operator.itemgetter, operator.attrgetter, functools.partial), (1, _MANY)),
+    **dict.fromkeys((bool, dict, set, frozenset, vars, dir, collections.OrderedDict), (0, 1)),
+    **dict.fromkeys((int, super, collections.deque), (0, 2)),
+    **dict.fromkeys((iter, next, dict.update), (1, 2)),
+    **dict.fromkeys((range, slice, type), (1, 3)),
+    **dict.fromkeys((getattr, functools.reduce, dict.pop), (2, 3)),
+    map: (2, _MANY),
+    filter: (2, 2),
+    set.add: (2, 2),
+    str: (0, 3),
+    itertools.islice: (2, 4),
+}
+_FROM_C = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+_MODULES = frozenset(("builtins", "_operator", "operator", "functools", "itertools", "collections", "math"))
+
+
+def refuse_misfits(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Break the graph where `fn` is written in C and takes no such number of arguments or no such names."""
+    signature = _signature(fn)
+    if signature is None:
+        return
+    if type(signature) is tuple:
+        fits = signature[0] <= len(args) and (len(args) <= signature[1])
+    else:
+        try:
+            signature.bind(*args, **kwargs)
+            fits = True
+        except TypeError:
+            fits = False
+    if not fits and not (kwargs and type(signature) is tuple):
+        raise unsupported("unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments")
+
+
+@functools.cache
+def _signature(fn: Any) -> inspect.Signature | tuple[float, float] | None:
+    if fn in _WITHOUT_SIGNATURE:
+        return _WITHOUT_SIGNATURE[fn]
+    of_c = isinstance(fn, _FROM_C) or isinstance(fn, type) and fn.__module__ in _MODULES
+    if not of_c or getattr(fn, "__module__", None) not in (None, *_MODULES):
+        return None
+    try:
+        return inspect.signature(fn)
+    except (ValueError, TypeError):
+        return None

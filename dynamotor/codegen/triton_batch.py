@@ -1,0 +1,233 @@
+"""Equal maps over small buffers as one launch: updates of parameters, casts of weights, counters.
+
+Maps whose drafts have the same text but for marked numbers become one function: each program finds its item
+by a tree of comparisons, which gives it the item's pointers and numbers, and runs the text once. Steps move
+for that: a map waits until somebody needs what it makes, or overwrites what it reads; the others of its kind
+that can run by then run with it.
+
+>>> program = batched(expand(lowered))
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..base.events import counters
+from ..graph.spec import numel
+from ..lower.ir import Store, of_kind
+from ..lower.program import Program, Step
+from .program import step_accesses
+from .triton import TritonStep, draft_piece
+from .triton_body import Axis
+from .triton_kernel import Piece, Plan, TritonFunction
+from .triton_ops import mark
+from .triton_plan import is_map, is_wide, map_plan
+from .triton_sizes import NUMBERS, constant_of, settle
+
+SMALL = 1 << 20  # elements up to which a launch costs a map as much as its memory does
+FEWEST = 4  # maps of a kind for which it pays to build another function
+BLOCK = 1024  # elements that a program takes
+MOST_POINTERS = 480  # parameters of a launch are 4 kB
+MOST_BYTES = 64 << 20  # of intermediates that wait for a batch, or that a batch makes early
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A map that may be part of a batch: its step, its draft, and what tells kinds apart."""
+
+    step: TritonStep
+    draft: TritonFunction
+    kind: tuple[object, ...]
+    numbers: tuple[str, ...]
+    nbytes: int
+
+
+def batched(program: Program) -> Program:
+    """The program with maps that are equal but for sizes run together."""
+    found = [_item(step, program) for step in program.steps]
+    counts = Counter(item.kind for item in found if item is not None)
+    items = [item if item is not None and counts[item.kind] >= FEWEST else None for item in found]
+    if not any(items):
+        return program
+    steps: list[Step] = []
+    for group in _in_order(program, items):
+        batch = [item for n in group if (item := items[n]) is not None]
+        steps += [_one_launch(batch)] if len(batch) > 1 else [program.steps[n] for n in group]
+    return replace(program, steps=steps)
+
+
+def _item(step: Step, program: Program) -> _Item | None:
+    """What a step is as part of a batch; None where it is to stay as it is."""
+    if not isinstance(step, TritonStep) or step.function is None or step.partial:
+        return None
+    function, kernel = step.function, step.kernel
+    if function.checks or function.scratch or function.fallback or kernel is None or not is_map(kernel):
+        return None
+    loops = (*kernel.outer, *kernel.middle, *kernel.inner)
+    if kernel.streams() or numel(v.size for v in loops) > SMALL or is_wide(kernel):
+        return None
+    if any(of_kind(s, Store).scatters for s in kernel.statements()) or map_plan(kernel).second is not None:
+        return None
+    draft = draft_piece(
+        Piece(kernel, Plan("map", Axis.of("x", loops, BLOCK, exact=False)), {}, kernel.params)
+    )
+    parts = NUMBERS.split(draft.source)
+    buffers = (program.buffers[name] for name in step.args)
+    nbytes = sum(b.spec.extent * b.spec.dtype.itemsize for b in buffers if b.kind == "temp")
+    kind = (*parts[::2], draft.signature)
+    return _Item(step, draft, kind, tuple(parts[1::2]), nbytes)
+
+
+# -- order ---------------------------------------------------------------------------------------------------
+def _needs(program: Program) -> list[set[int]]:
+    """For each step those before it that it may not overtake: makers of what it reads, and whoever touches
+    what it writes.
+    """
+    needs: list[set[int]] = []
+    writer: dict[str, int] = {}
+    readers: dict[str, set[int]] = {}
+    for n, (reads, writes) in enumerate(step_accesses(program.steps)):
+        found = {writer[name] for name in reads | writes if name in writer}
+        found = found.union(*(readers.get(name, ()) for name in writes))
+        for name in reads:
+            readers.setdefault(name, set()).add(n)
+        for name in writes:
+            writer[name], readers[name] = n, set()
+        needs.append(found - {n})
+    return needs
+
+
+class _Room:
+    """What is left of a launch's parameters, and of the memory that may wait for it."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.nbytes = 0
+
+    def takes(self, item: _Item) -> bool:
+        """Whether the item fits, and is counted."""
+        names, nbytes = self.names | set(item.step.args), self.nbytes + item.nbytes
+        if self.names and (len(names) > MOST_POINTERS or nbytes > MOST_BYTES):
+            return False
+        self.names, self.nbytes = names, nbytes
+        return True
+
+
+def _in_order(program: Program, items: Sequence[_Item | None]) -> Iterator[list[int]]:
+    """The steps in an order that keeps their needs, batches together."""
+    needs = _needs(program)
+    done: set[int] = set()
+    waiting: dict[tuple[object, ...], list[int]] = {}
+    rooms: dict[tuple[object, ...], _Room] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for n, item in enumerate(items):
+        if item is not None:
+            alike.setdefault(item.kind, []).append(n)
+
+    def launch(kind: tuple[object, ...]) -> list[int]:
+        group, room = waiting.pop(kind), rooms.pop(kind)
+        for n in alike[kind]:
+            item = items[n]
+            if (
+                item is not None
+                and n not in done
+                and n not in group
+                and needs[n] <= done
+                and room.takes(item)
+            ):
+                group.append(n)
+        done.update(group)
+        alike[kind] = [n for n in alike[kind] if n not in done]
+        return group
+
+    for n, item in enumerate(items):
+        if n in done:
+            continue
+        for other in sorted(needs[n] - done):
+            before = items[other]
+            if before is not None and other not in done:
+                yield launch(before.kind)
+        if item is None:
+            done.add(n)
+            yield [n]
+            continue
+        if item.kind in waiting and not rooms[item.kind].takes(item):
+            yield launch(item.kind)
+        if item.kind not in waiting:
+            waiting[item.kind], rooms[item.kind] = [], _Room()
+            rooms[item.kind].takes(item)
+        waiting[item.kind].append(n)
+    for kind in list(waiting):
+        yield launch(kind)
+
+
+# -- one launch ----------------------------------------------------------------------------------------------
+def _one_launch(items: Sequence[_Item]) -> TritonStep:
+    """The step that runs these maps."""
+    steps, draft = [item.step for item in items], items[0].draft
+    pointers: dict[str, str] = {}
+    kinds: list[str] = []
+    for step in steps:
+        for name, kind in zip(step.args, draft.signature, strict=True):
+            if name not in pointers:
+                pointers[name] = f"a{len(pointers)}"
+                kinds.append(kind)
+    columns, texts = _columns(items)
+    chosen = {
+        f"p{k}": [pointers[name] for name in names]
+        for k, names in enumerate(zip(*(step.args for step in steps), strict=True))
+    } | columns
+    grids = [int(item.draft.grid) for item in items]
+    starts = [sum(grids[:n]) for n in range(len(grids) + 1)]
+    lines = ["at = tl.program_id(0)"]
+    lines += [f"{name} = {values[0]}" for name, values in chosen.items() if len(set(values)) == 1]
+    several = {name: values for name, values in chosen.items() if len(set(values)) > 1}
+    lines += _tree(starts, several, 0, len(items))
+    parts = NUMBERS.split(draft.source)
+    parts[1::2] = texts
+    body = "".join(parts).split("\n", 3)[3]  # behind the decorator, the head, and the number of the program
+    head = f"@triton.jit\ndef {draft.name}({', '.join(pointers.values())}):\n"
+    text = head + "".join(f"    {line}\n" for line in lines) + body
+    whole = replace(draft, source=text, signature=tuple(kinds), grid=starts[-1])
+    function = settle(whole)
+    counters["kernels"]["in batches"] += len(items)
+    used = Counter(name for step in steps for name in dict.fromkeys(step.args))
+    return replace(
+        steps[0],
+        args=tuple(pointers),
+        reads=tuple(dict.fromkeys(name for step in steps for name in step.reads)),
+        writes=tuple(dict.fromkeys(name for step in steps for name in step.writes)),
+        inplace=tuple(pair for step in steps for pair in step.inplace if used[pair[1]] == 1),
+        ints=function.numbers,
+        note=f"{len(items)} times: {steps[0].note}",
+        function=function,
+    )
+
+
+def _columns(items: Sequence[_Item]) -> tuple[dict[str, list[str]], list[str]]:
+    """Numbers that differ between the items, by name; and what stands at each number of the text."""
+    names: dict[tuple[str, ...], str] = {}
+    texts = []
+    for column in zip(*(item.numbers for item in items), strict=True):
+        same = len(set(column)) == 1
+        texts.append(mark(column[0]) if same else names.setdefault(column, f"m{len(names)}"))
+    return {name: [constant_of(n) for n in column] for column, name in names.items()}, texts
+
+
+def _tree(starts: Sequence[int], several: dict[str, list[str]], low: int, high: int) -> list[str]:
+    """Lines that give each program the pointers and numbers of its item, one of those from `low` to `high`:
+
+    if at < ⟦3⟧: pid, p0, m0 = at - ⟦0⟧, a0, ⟦2304⟧
+    else:        pid, p0, m0 = at - ⟦3⟧, a1, ⟦768⟧
+    """
+    if high - low == 1:
+        return [f"pid = at - {mark(starts[low])}", *(f"{name} = {v[low]}" for name, v in several.items())]
+    middle = (low + high) // 2
+    return [
+        f"if at < {mark(starts[middle])}:",
+        *("    " + line for line in _tree(starts, several, low, middle)),
+        "else:",
+        *("    " + line for line in _tree(starts, several, middle, high)),
+    ]

@@ -1,0 +1,124 @@
+"""Trials on the lazy xla device, or through its bridge, against eager's CPU. Lazily, all trials of a call are
+one graph: XLA's time is mostly one of programs.
+
+>>> examine([fusion.trial(Generator(1).program())], "xla")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dynamotor import DynamotorError, config
+
+from .bounds import spread
+from .compare import AROUND, PLACES, Outcome, differences, observe
+from .trial import Trial, Verdict, backend, reasons
+from .trial import compiled as tried
+
+
+def examine(trials: Sequence[Trial], way: str) -> list[Verdict]:
+    """Run each trial on the CPU and on xla (`way`: lazily, or compiled by the bridge), and compare."""
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # a third of the time is LLVM's
+    from dynamotor.xla.sync import sync
+
+    eager = [trial.prepare(False) for trial in trials]
+    wanted = [run() for run in eager]
+    with on_xla(), config.patch(fallback_random=True), backend("xla"):
+        runs = [_run(trial, want, way) for trial, want in zip(trials, wanted, strict=True)]
+        try:
+            sync()
+        except DynamotorError as error:
+            if len(trials) > 1:  # whose graph XLA refuses is seen alone
+                return [verdict for trial in trials for verdict in examine([trial], way)]
+            runs[0][0].error = error
+    return [_judged(*case) for case in zip(trials, eager, wanted, runs, strict=True)]
+
+
+def problems(
+    function: Callable[..., Any],
+    inputs: Callable[[], list[torch.Tensor]],
+    cotangents: Sequence[int] = (),
+    way: str = "xla",
+) -> list[str]:
+    """What a function of these inputs does otherwise on xla: for tests."""
+
+    def prepare(compiled: bool) -> Callable[[], Outcome]:
+        call = tried(function) if compiled else function
+        return lambda: observe(call, inputs(), cotangents)
+
+    return examine([Trial("", prepare)], way)[0].problems
+
+
+@contextlib.contextmanager
+def on_xla() -> Iterator[None]:
+    """Within this, what is observed runs on xla."""
+    PLACES.append(placed)
+    AROUND.append(lambda: torch.device("xla"))  # of what programs make themselves
+    try:
+        yield
+    finally:
+        PLACES.pop()
+        AROUND.pop()
+
+
+def placed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers on xla, laid out in memory as they are, and a leaf where the tensor is one."""
+    given = tensor.detach()
+    if given.layout is torch.strided and given.numel():
+        memory = given.as_strided((_extent(given),), (1,)).to("xla")
+        moved = memory.as_strided(given.shape, given.stride())
+        moved = moved.conj() if given.is_conj() else moved
+    else:
+        moved = given.to("xla")
+    return moved.requires_grad_(tensor.requires_grad)
+
+
+def _run(trial: Trial, want: Outcome, way: str) -> tuple[Outcome, list[str]]:
+    """What the trial did on xla, still to be computed, and why parts of it ran elsewhere."""
+    if want.error is not None:
+        return want, []
+    before = reasons()
+    got = trial.prepare(way == "xla-bridge")()
+    return got, sorted(reasons() - before)
+
+
+def _judged(
+    trial: Trial, eager: Callable[[], Outcome], want: Outcome, run: tuple[Outcome, list[str]]
+) -> Verdict:
+    if want.error is not None:
+        return Verdict(trial, skipped=True)
+    got, refused = run
+    problems = differences(want, _on_cpu(got), functools.partial(spread, eager), trial.settled)
+    return Verdict(trial, problems, refused)
+
+
+def _on_cpu(seen: Outcome) -> Outcome:
+    """The outcome with its tensors on the CPU, laid out as they say that they are."""
+
+    return replace(seen, **{name: [_back(v) for v in getattr(seen, name)] for name in _VALUES})
+
+
+def _back(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.device.type != "xla":
+        return value
+    numbers = value.detach() if value.is_leaf else value
+    numbers = numbers.cpu()
+    if numbers.layout is torch.strided and numbers.numel():
+        places = torch.arange(_extent(value)).as_strided(value.shape, value.stride())
+        memory = numbers.new_zeros(_extent(value)).index_put((places.flatten(),), numbers.flatten())
+        numbers = memory.as_strided(value.shape, value.stride())
+    return numbers.requires_grad_(value.requires_grad) if value.is_leaf else numbers
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+_VALUES = ("outputs", "written", "gradients")

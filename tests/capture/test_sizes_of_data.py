@@ -1,0 +1,220 @@
+"""Sizes and numbers that data decides stay in the graph: one capture serves every count, 0 and 1 among them,
+and gradients flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynamotor
+from dynamotor.base.events import counters
+
+T = torch.tensor
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+COUNTS = (3, 5, 0, 1, 6, 2)
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    dynamotor.reset()
+
+
+def _first(n: int) -> torch.Tensor:
+    return torch.arange(6) < n
+
+
+def masked(x: Any, m: Any) -> Any:
+    y = (x.sin() * 2)[m & (x[:, 0] < 9)]
+    return torch.relu(y @ x.new_ones(3, 4)) + 1, y.shape[0] * 2 + 1, y.sum(0), y.stride()
+
+
+def masked_twice(x: Any, m: Any) -> Any:
+    a, b = x[m], x.cos()[m]
+    return ((a - b) ** 2).sum(), torch.cat([a, b]).sum(1), len(b)
+
+
+def positions(x: Any) -> Any:
+    i, j = torch.where(x > 0)
+    k = (x > 0).nonzero()
+    return x[i, j] * 2, i.float().sum(), k[:, 1] + k.size(0), k.t().shape
+
+
+def selected(x: Any, m: Any) -> Any:
+    return torch.masked_select(x * 2, m[:, None]).cumsum(0)
+
+
+def repeated(x: Any, n: Any) -> Any:
+    return x.sin().repeat_interleave(n, 0) * 2
+
+
+def different(x: Any) -> Any:
+    values, places = torch.unique(x, return_inverse=True)
+    return values * 2, places + 1, values.shape[0], torch.bincount(x) + 1
+
+
+def written(x: Any, m: Any) -> Any:
+    y = x.clone()
+    y[m] = 0.5
+    return y[m] + 1, (y + 1).sum(1)
+
+
+def number(x: Any, n: Any) -> Any:
+    k = n.item()
+    return x * k + 1, k + 2, x + int(n), k > 4, k // 2
+
+
+def size(x: Any, n: Any) -> Any:
+    k = n.item()
+    torch._check(k >= 0)
+    torch._check(k <= x.shape[0], lambda: f"{k} rows")
+    return x[:k] * 2, torch.zeros(k) + 1, torch.arange(k).sum()
+
+
+def held(x: Any) -> Any:
+    loss = (x * 0.5).amax()
+    return x * 2, {"loss": loss.item(), "large": (loss > 3).item()}, float(loss)
+
+
+def listed(n: Any) -> Any:
+    a, b = n.tolist()
+    return torch.zeros(2, 3) + b * a, a - b
+
+
+CASES: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
+    masked: [(X, _first(n)) for n in COUNTS],
+    masked_twice: [(X, _first(n)) for n in COUNTS],
+    positions: [(X - n,) for n in (0, 5, -5, 1, 0.5)],
+    selected: [(X, _first(n)) for n in COUNTS],
+    repeated: [(X, T([n, 1, 2, 0, 1, 1])) for n in COUNTS],
+    different: [(T(v),) for v in ([1, 2, 1], [3, 3, 3], [1, 7, 6], [0, 0, 0])],
+    written: [(X, _first(n)) for n in COUNTS],
+    number: [(X, T(n)) for n in (5, 3, 0, 1, -4, 1 << 40)],
+    size: [(X, T(n)) for n in (5, 3, 0, 1, 6, 7, -1)],
+    held: [(X,), (X * 90,)],
+    listed: [(T([3, 4]),), (T([0, -1]),)],
+}
+
+
+def _outcome(fn: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return fn(*args)
+    except RuntimeError as error:
+        return str(error)
+
+
+def _same(want: Any, got: Any) -> None:
+    if isinstance(want, torch.Tensor):
+        assert want.stride() == got.stride()
+        torch.testing.assert_close(got, want)
+    elif isinstance(want, tuple):
+        for a, b in zip(want, got, strict=True):
+            _same(a, b)
+    else:
+        assert type(got) is type(want) and got == want
+
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
+def test_one_capture_serves_every_count(fn: Callable[..., Any]) -> None:
+    for backend in ("eager", "native"):
+        compiled = dynamotor.compile(fn, backend=backend, fullgraph=True)
+        for args in CASES[fn]:
+            _same(_outcome(fn, *args), _outcome(compiled, *args))
+        assert len(compiled.entries) == 1
+    assert counters["frames"]["parts compiled"] <= 6  # at most one for 0, for 1 and for all others
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(4, 8), nn.Linear(8, 5), nn.LayerNorm(8)
+
+    def forward(self, x: Any, m: Any, target: Any) -> Any:
+        h = torch.relu(self.norm(self.a(x)))
+        y = self.b(torch.tanh(h)[m] * 2)
+        z = h.masked_select(h > 0.5)
+        many = self.a(x).repeat_interleave(m.long() * 2, 0)
+        loss = nn.functional.cross_entropy(y, target[m], reduction="sum")
+        return loss + (z * z).sum() + self.b(many).cos().sum(), y
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_gradients_flow_through_what_was_chosen(backend: str) -> None:
+    net = Net()
+    compiled = dynamotor.compile(net, backend=backend, fullgraph=True)
+    for n, batch in ((3, 7), (4, 9), (0, 7), (1, 9), (6, 8)):
+        x, m, target = torch.randn(batch, 4), torch.arange(batch) < n, torch.randint(0, 5, (batch,))
+        found = []
+        for run in (net, compiled):
+            net.zero_grad()
+            leaf = x.clone().requires_grad_()
+            loss, y = run(leaf, m, target)
+            (loss + y.sum() * 0.3).backward()
+            found.append([loss.detach(), y.detach(), leaf.grad, *[p.grad for p in net.parameters()]])
+        torch.testing.assert_close(found[1], found[0])
+    assert counters["frames"]["captured"] == 2  # the batch is a number, then a symbol
+
+
+def _decides(x: Any, m: Any) -> Any:
+    y = x[m]
+    if y.shape[0] > 2:
+        return y * 2
+    return y - 1
+
+
+def _broadcast(x: Any, m: Any) -> Any:
+    return x[m] + x.new_ones(4, 3)  # right for 1 and for 4
+
+
+def test_what_nothing_proves_breaks_the_graph_at_its_line() -> None:
+    for fn in (_decides, _broadcast):
+        compiled = dynamotor.compile(fn)
+        for n in (4, 1):
+            _same(fn(X, _first(n)), compiled(X, _first(n)))
+        (reason,) = {e.info.data.reason for e in compiled.entries}
+        assert reason.code == "DM210" and reason.where.filename == __file__
+    _same(_decides(X, _first(3)), dynamotor.compile(_decides)(X, _first(3)))
+
+
+def test_what_a_check_says_is_proved() -> None:
+    def checked(x: Any, n: Any) -> Any:
+        k = n.item()
+        torch._check(k > 3)
+        return x * 2 if k > 2 else x
+
+    compiled = dynamotor.compile(checked, fullgraph=True)
+    for n in (4, 9):
+        _same(checked(X, T(n)), compiled(X, T(n)))
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):
+        compiled(X, T(3))
+
+
+def test_numbers_for_all_sizes_break_as_before() -> None:
+    compiled = dynamotor.compile(masked, dynamic=False)
+    _same(masked(X, _first(2)), compiled(X, _first(2)))
+    assert compiled.entries[0].info.data.reason.code == "DM210"
+
+
+def test_a_number_is_that_of_the_moment_when_it_was_read() -> None:
+    def reads(x: Any, total: Any) -> Any:
+        before = float(total)
+        total += x.sum()
+        return before, total.item(), x * 2
+
+    compiled = dynamotor.compile(reads, fullgraph=True)
+    for _ in range(2):
+        _same(reads(X, T(3.0)), compiled(X, T(3.0)))
+    assert not counters["frames"]["parts compiled"]
+
+
+def test_bodies_of_transforms_hold_no_such_sizes() -> None:
+    def outer(x: Any, m: Any) -> Any:
+        return torch.func.grad(lambda y: (y[m] * y[m].shape[0]).sum())(x)
+
+    compiled = dynamotor.compile(outer)
+    for n in (3, 0, 1):
+        _same(outer(X, _first(n)), compiled(X, _first(n)))

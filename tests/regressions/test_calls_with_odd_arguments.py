@@ -1,0 +1,137 @@
+"""Defaults and names of called functions are what they are now, and wrong calls say what CPython says."""
+
+import functools
+
+import pytest
+import torch
+
+import dynamotor
+
+
+def test_defaults_are_the_functions_own_objects():
+    def callee(x, *, k=1):
+        return x * k
+
+    def program(x):
+        first = callee(x)
+        callee.__kwdefaults__["k"] += 4
+        return first, callee(x), callee.__kwdefaults__, callee.__defaults__
+
+    x = torch.ones(2)
+    compiled = dynamotor.compile(program, backend="eager")
+    for n in (1, 5):
+        first, second, named, positional = compiled(x)
+        assert (first[0], second[0]) == (n, n + 4)
+        assert named is callee.__kwdefaults__ and positional is None
+    callee.__defaults__ = ()
+    assert compiled(x)[3] == ()
+    callee.__kwdefaults__ = {"k": 2, "other": 3}
+    assert compiled(x)[2] == {"k": 6, "other": 3}
+
+
+def test_an_empty_dict_of_defaults_is_not_none():
+    def callee():
+        pass
+
+    def program(x):
+        return x + 1, str(callee.__kwdefaults__)
+
+    compiled = dynamotor.compile(program, backend="eager")
+    assert compiled(torch.ones(1))[1] == "None"
+    callee.__kwdefaults__ = {}
+    assert compiled(torch.ones(1))[1] == "{}"
+
+
+def _message(program, x):
+    try:
+        program(x)
+    except Exception as error:
+        return x * 2, type(error), str(error)
+    return x, None, None
+
+
+def _function():
+    def named(x, k):
+        return x * k
+
+    return named
+
+
+exchanged, renamed = _function(), _function()
+exchanged.__code__ = (lambda x, k, z: x).__code__
+renamed.__qualname__ = "some.other"
+CALLS = [
+    lambda x: exchanged(x),
+    lambda x: exchanged(x, 1, 2, 3),
+    lambda x: exchanged(x, foo=2),
+    lambda x: exchanged(x, x=2),
+    lambda x: renamed(x),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
+def test_wrong_calls_say_what_eager_says(call):
+    x = torch.ones(2)
+    want, got = _message(call, x), dynamotor.compile(_message, backend="eager")(call, x)
+    assert want[1:] == got[1:] and want[1] is not None
+
+
+def test_members_of_classes_from_c_are_compared():
+    library = torch.backends.cuda.preferred_linalg_library()
+
+    def program(x):
+        return x * 2 if library == torch._C._LinalgBackend.Default else x * 3
+
+    with dynamotor.config.patch(verify=True):
+        x = torch.ones(1)
+        assert dynamotor.compile(program, backend="eager")(x) == program(x)
+
+
+def _positional_only(a, b, /, c=1):
+    return a
+
+
+REFUSED = [
+    lambda x: max(),
+    lambda x: len(x, 3),
+    lambda x: bool(1, 2),
+    lambda x: map(len),
+    lambda x: abs(x, 1),
+    lambda x: super(1, 2, 3),
+    lambda x: [].append(),
+    lambda x: {}.pop(),
+    lambda x: [].index(3),
+    lambda x: ().index(3),
+    lambda x: [*3],
+    lambda x: {**3},
+    lambda x: [] + (),
+    lambda x: [] + x,
+    lambda x: object() < 3,
+    lambda x: x < "a",
+    lambda x: divmod(x, "a"),
+    lambda x: _positional_only(x, b=2),
+    lambda x: _positional_only(*3),
+    lambda x: _positional_only(**3),
+    lambda x: _positional_only(x, 2, **{"c": 1}, **{"c": 2}),
+    lambda x: [a for a, b in [1]],
+]
+
+
+def test_what_functions_and_operators_refuse_they_refuse_in_their_own_words():
+    x = torch.ones(2)
+    for call in REFUSED:
+        want, got = _message(call, x), dynamotor.compile(_message, backend="eager")(call, x)
+        assert want[1:] == got[1:] and want[1] is not None
+
+
+def test_keywords_of_a_partial_are_its_own_dict():
+    part = functools.partial(torch.add, alpha=1)
+
+    def program(x):
+        part.keywords["alpha"] += 1
+        return part(x, x), part.keywords
+
+    compiled, x = dynamotor.compile(program, backend="eager"), torch.ones(1)
+    for n in (3, 4):
+        result, keywords = compiled(x)
+        assert result == n and keywords is part.keywords
