@@ -119,8 +119,8 @@ def _touch(path: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(kind: str, key: str, seconds: float) -> Iterator[bool]:
-    """One process at a time makes this entry; gives whether another was waited for (at most so long): then it
-    may be there.
+    """One process at a time makes this entry, the others wait (at most so long); gives whether it may be there
+    now: another process was waited for, or made it after this one had looked and before it asked.
     """
     path = entry_path(kind, key).with_suffix(".making")
     handle = -1
@@ -133,7 +133,7 @@ def exclusive(kind: str, key: str, seconds: float) -> Iterator[bool]:
         while handle >= 0 and not _locked(handle) and time.monotonic() < deadline:
             waited = True
             time.sleep(0.02)
-        yield waited
+        yield waited or entry_path(kind, key).exists()
     finally:
         if handle >= 0:
             with contextlib.suppress(OSError):
@@ -240,6 +240,8 @@ def store(kind: str, key: str, payload: bytes) -> bool:
         counters["cache"]["store_failed"] += 1
         warn_once(
             "cache-store",
-            f"the cache at {config.cache_dir} cannot be written ({error}); compiling without it",
+            f"[DM310] the cache at {config.cache_dir} cannot be written: {error}\n"
+            f"  what happens: programs are compiled anew in each process\n"
+            f"  what to do: free disk space there, or point DYNAMOTOR_CACHE_DIR at a folder that can be written",
         )
         return False

@@ -33,6 +33,7 @@ from ..base.log import log
 BASE_FLAGS = ("-shared", "-fPIC")
 TIMEOUT_SECONDS = 300.0
 WAIT_SECONDS = 60.0  # for another process that builds the same source
+_NO_SPACE = ("No space left on device", "Disk quota exceeded", "File size limit exceeded")  # compilers' words
 _CURE = "install g++ (or clang++), set $CXX or dynamotor.config.cxx"
 
 
@@ -151,6 +152,8 @@ def _run_compiler(source: str, flags: Sequence[str], key: str) -> bytes:
             if done.returncode == 0:
                 counters["build"]["compiled"] += 1
                 return Path(out).read_bytes()
+            if any(text in done.stderr for text in _NO_SPACE):
+                raise OSError(done.stderr.strip().splitlines()[0])
             errors = [line for line in done.stderr.splitlines() if "error" in line][
                 :5
             ] or done.stderr.splitlines()[:5]

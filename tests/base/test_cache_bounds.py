@@ -16,6 +16,7 @@ from dynamotor.__main__ import main
 from dynamotor.base import cache
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
+from dynamotor.base.log import forget_warnings
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path):
     counters.clear()
+    forget_warnings()
     with config.patch(cache_dir=str(tmp_path / "cache"), disk_cache=True):
         yield
 
@@ -100,8 +102,10 @@ def test_processes_that_are_killed_leave_whole_entries_or_none(tmp_path):
         for k in range(8):
             assert cache.load("program", key(k)) in (None, bytes([k]) * 300_000)
     assert not counters["cache"]["program.damaged"] and counters["cache"]["program.hit"]
-    with cache.exclusive("program", key(0), 1) as waited:  # the dead hold no lock
-        assert not waited
+    cache.prune(0)
+    for k in range(8):
+        with cache.exclusive("program", key(k), 1) as waited:  # the dead hold no lock
+            assert not waited
 
 
 def test_a_full_disk_is_no_entry_and_no_error(monkeypatch, capsys):
@@ -111,3 +115,11 @@ def test_a_full_disk_is_no_entry_and_no_error(monkeypatch, capsys):
     monkeypatch.setattr(os, "fsync", full)
     assert not cache.store("program", key(1), b"x")
     assert cache.load("program", key(1)) is None and not list(cache.entries())
+    assert "DM310" in capsys.readouterr().err
+
+
+def test_an_entry_made_between_the_look_and_the_lock_is_looked_for_again():
+    assert cache.load("program", key(1)) is None
+    cache.store("program", key(1), b"x")  # by another process, whose lock is gone again
+    with cache.exclusive("program", key(1), 5) as may_be_there:
+        assert may_be_there

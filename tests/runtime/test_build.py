@@ -3,10 +3,6 @@
 import contextvars
 import ctypes
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,28 +72,6 @@ def test_an_entry_that_is_no_library_is_rebuilt():
     cache.store("build", library.key, b"not a library")
     forget()
     assert run(build.load_library(TWO % 7)) == 7
-
-
-def test_a_killed_writer_leaves_nothing_that_loads(tmp_path):
-    script = textwrap.dedent("""
-        import os, time
-        from dynamotor.base import cache
-        from dynamotor.base.config import config
-        config.cache_dir = os.environ["WHERE"]
-        os.fsync = lambda fd: (print("half", flush=True), time.sleep(60))
-        cache.store("build", "ab" * 32, b"x" * 100)
-    """)
-    child = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "WHERE": config.cache_dir},
-    )
-    assert child.stdout.readline().strip() == "half"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert cache.load("build", "ab" * 32) is None
 
 
 def test_a_full_disk_builds_without_the_cache(monkeypatch):
@@ -187,44 +161,6 @@ def test_threads_build_different_sources_at_once():
             pool.map(lambda c, n: c.run(lambda: run(build.load_library(TWO % n))), inside, [20, 21, 20, 21])
         )
     assert values == [20, 21, 20, 21] and counters["build"]["compiled"] == 2
-
-
-def test_two_processes_share_one_cache():
-    script = textwrap.dedent("""
-        import ctypes, os, sys
-        from dynamotor.base.config import config
-        config.cache_dir = os.environ["WHERE"]
-        from dynamotor.runtime import build
-        for n in range(3):
-            lib = build.load_library('extern "C" __attribute__((visibility("default"))) int two() { return %d; }' % n)
-            assert ctypes.CFUNCTYPE(ctypes.c_int)(lib.address("two"))() == n
-    """)
-    env = {**os.environ, "WHERE": config.cache_dir}
-    children = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(2)]
-    assert [child.wait(timeout=60) for child in children] == [0, 0]
-    for n in range(3):
-        assert run(build.load_library(TWO % n)) == n
-    assert counters["cache"]["build.hit"] == 3
-
-
-def test_processes_that_build_the_same_at_once_build_it_once(tmp_path):
-    slow, log = tmp_path / "slow++", tmp_path / "log"
-    slow.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo slow && exit 0\necho run >> {log}\nsleep 1\nexec g++ "$@"\n'
-    )
-    slow.chmod(0o755)
-    script = textwrap.dedent("""
-        import ctypes, os
-        from dynamotor.base.config import config
-        config.cache_dir, config.cxx = os.environ["WHERE"], os.environ["SLOW"]
-        from dynamotor.runtime import build
-        library = build.load_library('extern "C" __attribute__((visibility("default"))) int two() { return 5; }')
-        assert ctypes.CFUNCTYPE(ctypes.c_int)(library.address("two"))() == 5
-    """)
-    env = {**os.environ, "WHERE": config.cache_dir, "SLOW": str(slow)}
-    children = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(3)]
-    assert [child.wait(timeout=60) for child in children] == [0, 0, 0]
-    assert log.read_text() == "run\n"
 
 
 def test_a_link_in_the_temporary_folder_is_not_written_through(tmp_path, monkeypatch):
