@@ -101,7 +101,8 @@ def measured(name: str, compiler: str, seconds: float, device: str) -> dict[str,
         "eager_error": eagers,
     }
     if compiler == "ours":
-        row["left_to_eager"] = {k: n for k, n in counters["fallback"].items() if k.startswith("aot.")}
+        row["left_to_eager"] = dict(counters["fallback"])
+        row["specialised_by"] = dict(counters["specialised"])
         row["parts"], row["breaks"] = counters["frames"]["parts compiled"], sum(counters["break"].values())
         row["recompiles"] = [event.data["reasons"] for event in events]
     if not seconds:

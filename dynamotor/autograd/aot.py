@@ -23,7 +23,7 @@ from ..base.collector import collector_paused
 from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
-from ..base.log import log
+from ..base.log import log, warn_once
 from ..graph.control_flow import ControlFlow
 from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
@@ -32,7 +32,7 @@ from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
-from ..graph.sizes import DataDependent, Size
+from ..graph.sizes import DataDependent, Guard, Size
 from ..graph.spec import TensorSpec
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
@@ -572,9 +572,21 @@ def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: C
 
     def run(*inputs: Any) -> Any:
         values = {symbol: inputs[i] for i, symbol in symbols}
-        return compiled(*inputs) if all(guard.holds(values) for guard in own) else graph(*inputs)
+        unmet = next((guard for guard in own if not guard.holds(values)), None)
+        if unmet is None:
+            return compiled(*inputs)
+        _note_unmet(info.name, unmet)
+        return graph(*inputs)
 
     return run
+
+
+def _note_unmet(name: str, guard: Guard) -> None:
+    """A backward that was compiled for fewer sizes than its forward runs op by op."""
+    reason = f"the backward was compiled for sizes with {guard}"
+    counters["fallback"]["backward.sizes"] += 1
+    emit("fallback", what="call", name=name, reason=reason, code="sizes")
+    warn_once(f"backward-{name}-{guard}", f"{name}: {reason}; at others it runs op by op")
 
 
 def _copy_of(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:

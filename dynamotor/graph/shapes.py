@@ -20,6 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from ..base.errors import DynamotorError
+from ..base.events import counters
 from ..base.registry import Registry
 from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
@@ -71,6 +72,7 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not has_symbols((args, kwargs)):
             raise
         result = infer(func, *_specialised((args, kwargs)))  # a kernel that takes plain numbers only
+        counters["specialised"][str(func)] += 1
     if key is not None:
         if len(_memo) >= _MEMO_LIMIT:
             _memo.clear()

@@ -59,7 +59,7 @@ def add_embedding_rows(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False
                 keep = call(
                     graph, aten.ne.Scalar, call(graph, aten.unsqueeze.default, flat_index, 1), padding
                 )
-                flat = call(graph, aten.where.ScalarOther, keep, flat, 0)
+                flat = call(graph, aten.where.ScalarOther, keep, flat, 0, spec=dense[1])
             if base is None:
                 spec = node.meta["val"]
                 base = call(
