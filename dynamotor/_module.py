@@ -9,6 +9,7 @@ True
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,9 @@ def _itself(module: torch.nn.Module) -> torch.nn.Module:
 def _entry(module: torch.nn.Module, dispatcher: Callable[..., Any]) -> dict[str, Any]:
     """The method through which the compiled code is reached."""
     if not isinstance(module, DistributedDataParallel):
-        return {"__call__": staticmethod(dispatcher)}
+        warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)  # type: ignore[attr-defined]
+        own = {} if hasattr(module, "warm_up") else {"warm_up": staticmethod(warm_up)}
+        return {"__call__": staticmethod(dispatcher), **own}
 
     def run(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         with self._inside_ddp_forward():

@@ -68,7 +68,10 @@ def compile(
       that mean the same set ours, others change nothing and say so once.
     disable: return `model` unchanged.
 
-    Raises UsageError for a bad argument; compilation itself happens at the first call.
+    Raises UsageError for a bad argument; compilation itself happens at the first call, or in
+    `compiled.warm_up(*args, **kwargs)`, which takes a call's arguments and builds, for the grad mode that
+    holds, what the call and its backward need, without running any of it. It gives a list of what has to be
+    built later and why: what follows a graph break depends on what ran before.
     """
     options = own_options(options or {})
     settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(options))
@@ -106,6 +109,7 @@ def compile(
     dispatcher = make_dispatcher(model, settings, backend_call, symbolic)
     _dispatchers.add(dispatcher)
     functools.update_wrapper(dispatcher, model, updated=())
+    dispatcher.warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)
     dispatcher.compiled_again = functools.partial(
         compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
     )

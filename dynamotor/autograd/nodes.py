@@ -8,6 +8,7 @@ those outputs alone that use it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from ..base.errors import BackendError
+from ..base.events import emit
 from ..graph.spec import TensorSpec
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
@@ -286,6 +288,7 @@ def _compiled_when_called(
                         del compile_backward  # and the graph with it
         return compiled[absent]
 
+    emit("late", build=functools.partial(backward_for, frozenset()))
     return backward_for
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
+from ..base.events import emit
 from ..graph.size_nodes import is_size
 from ..graph.sizes import Size, Symbol
 from ..graph.spec import TensorSpec
@@ -111,6 +112,7 @@ class StagedCall:
         self.result = tuple(numbers[node] for node in output.args[0])
         self.count = len(numbers)
         self.compiling = threading.Lock()
+        emit("late", waits="parts of a graph around what eager PyTorch runs are compiled when they first run")
 
     def _stage(
         self, i: int, part: Part, numbers: dict[fx.Node, int], last: dict[fx.Node, int], modes: _Modes

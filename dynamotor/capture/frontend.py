@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import sys
 import threading
@@ -83,33 +85,16 @@ REGISTERED = (
 )
 
 
-class _Compiling:
-    """One thread captures and compiles at a time: captures change PyTorch's modes and settings of the
-    process.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.waited = False  # whether the thread that holds the lock had to wait for it
-
-    def __enter__(self) -> None:
-        waited = not self.lock.acquire(blocking=False)
-        if waited:
-            self.lock.acquire()
-        self.waited = waited
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-
-
-_compiling = _Compiling()
+# One thread captures and compiles at a time: captures change PyTorch's modes and settings of the process.
+_compiling = threading.RLock()
 
 
 def _in_child() -> None:
     """After a fork: whoever held the lock is not in the child, nor are the threads of the parent's OpenMP
     pool, for which a parallel kernel would wait for ever: such a child computes on one thread, as
     DataLoader's workers do."""
-    _compiling.__init__()  # type: ignore[misc]
+    global _compiling
+    _compiling = threading.RLock()
     if counters["capture"]["graphs"] and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
 
@@ -137,6 +122,7 @@ class Captured:
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
+    late: list[Event] = field(default_factory=list)  # what is built when it is first needed
     lines: dict[AnyGuard, UserLine | None] = field(
         default_factory=dict
     )  # the line that made each guard, for who listens
@@ -202,10 +188,10 @@ class Compiler:
     def entry_for(
         self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
     ) -> Any:
-        """An entry for the call and the tensors that it takes, compiled now or by another thread; None: run
-        it eager.
+        """An entry for the call and the tensors that it takes, compiled now or by another thread meanwhile;
+        None: run it eager.
         """
-        found = self.entry_of_another_thread(dispatcher, args, n_positional, kwnames)
+        found = self.served(dispatcher, args, n_positional, kwnames)
         if found is not None:
             return found
         if dispatcher.entries and not self.may_add(dispatcher, args, n_positional, kwnames):
@@ -271,25 +257,39 @@ class Compiler:
         """A call's trace and its compiled graph."""
         captured = self.capture(args, kwnames)
         fallbacks = counters["fallback"].copy()
-        with config.patch(size_arguments=vary), collect("fallback") as events:
+        with config.patch(size_arguments=vary), collect("fallback") as events, collect("late") as late:
             run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
         captured.fallbacks, captured.eager = counters["fallback"] - fallbacks, eager_texts(events)
+        captured.late = late
         captured.left_to_eager = [str(e.data["reason"]) for e in events if e.data.get("what") == "graph"]
         return captured, run
 
-    def entry_of_another_thread(
+    def served(
         self, dispatcher: Any, args: tuple[Any, ...], n_positional: int, kwnames: tuple[str, ...]
     ) -> tuple[Any, Any] | None:
-        """The entry that was added for such a call while this thread waited, and the tensors that it
-        takes.
-        """
-        if _compiling.waited:
-            for entry in dispatcher.entries:
-                if entry.n_positional == n_positional and entry.kwnames == kwnames:
-                    tensors = entry.program.check(args)
-                    if tensors is not None:
-                        return entry, tensors
+        """The entry that is there for such a call, and the tensors that it takes."""
+        for entry in dispatcher.entries:
+            if entry.n_positional == n_positional and entry.kwnames == kwnames:
+                tensors = entry.program.check(args)
+                if tensors is not None:
+                    return entry, tensors
         return None
+
+    def warm_up(self, dispatcher: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """Capture and build for such a call, its backward too, and run nothing of it; gives what a call will
+        still have to build, and why.
+        """
+        call = (dispatcher, (*args, *kwargs.values()), len(args), tuple(kwargs))
+        with _compiling:
+            found = self.entry_for(*call)
+        if found is None:
+            return [f"{self.name} runs in eager PyTorch"]
+        captured = found[0].info.data
+        with collect("late") as late:
+            for event in itertools.chain(captured.late, late):  # what is built may have something left itself
+                event.data.get("build", _nothing)()
+        left = [*captured.left_to_eager, *(e.data["waits"] for e in captured.late if "waits" in e.data)]
+        return [*left, f"what follows {captured.reason}"] if captured.reason else left
 
     def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """The graph of an entry raised (an index out of range): the call runs eager from its start, where all
@@ -402,14 +402,9 @@ class Compiler:
         n = len(args) - len(kwnames)
         return self.fn(*args[:n], **dict(zip(kwnames, args[n:])))
 
-    def native(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
-        """Run the original, whose calls of other user functions are captured one by one."""
-        return self.inner.call(self.eager, args, kwnames)
-
     def inner_dispatcher(self, function: types.FunctionType) -> Any:
         """The dispatcher of a user function that is entered while a graph break runs natively."""
-        compiler = InnerCompiler(function, self)
-        return compiler.dispatcher()
+        return InnerCompiler(function, self).dispatcher()
 
     # Capture ------------------------------------------------------------------------------------------------
     def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:
@@ -553,7 +548,10 @@ class Compiler:
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
-        run = self.eager if stop.reason.kind in ("disabled", "transform") else self.native
+        alone = stop.reason.kind in ("disabled", "transform")
+        run = (
+            self.eager if alone else functools.partial(self.inner.call, self.eager)
+        )  # what it calls is captured
         return Captured(
             None, [], [], guards, lambda outs, args: run(args, kwnames), failed.sizes, "", stop.reason
         )
@@ -562,8 +560,7 @@ class Compiler:
         """The dispatcher of a place in the middle of a function, one for each place."""
         found = self.resumes.get(point.key)
         if found is None:
-            compiler = ResumeCompiler(point, self)
-            found = self.resumes[point.key] = compiler.dispatcher()
+            found = self.resumes[point.key] = ResumeCompiler(point, self).dispatcher()
         return found
 
     def _run(self, trace: Trace, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Value:
@@ -705,8 +702,7 @@ def make_dispatcher(
     symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors (asked at each
     capture).
     """
-    compiler = Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic))
-    return compiler.dispatcher()
+    return Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic)).dispatcher()
 
 
 def eager_texts(events: Iterable[Event]) -> list[str]:

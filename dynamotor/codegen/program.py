@@ -682,6 +682,7 @@ class CallProgram:
         self._replacement: Callable[..., Any] | None = None
         self._arena = self._memory()
         self._arena.register(self)
+        emit("late", build=self.prepare)
 
     # -- what depends on the target (C++ on a CPU here) ------------------------------------------------------
     def _write(self, program: Program, info: GraphInfo) -> Writer:
@@ -728,8 +729,10 @@ class CallProgram:
         ]
 
     # -- calls -----------------------------------------------------------------------------------------------
-    def _prepare(self) -> None:
-        """Fill the globals that all instances share; needs the built library."""
+    def prepare(self) -> None:
+        """Fill the globals that all instances share, once; waits for the built library."""
+        if self._globals is not None or self._replacement is not None:
+            return
         try:
             shared = {"__builtins__": builtins, **HELPERS, **FUNCTIONS, **self._constants(), **self._built()}
         except BuildError as error:
@@ -789,8 +792,7 @@ class CallProgram:
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
         if self._globals is None:
-            if self._replacement is None:
-                self._prepare()
+            self.prepare()
             if self._replacement is not None:
                 return self._replacement(*inputs)
         sizes: tuple[int, ...] = ()

@@ -278,6 +278,7 @@ def _shared(node: Node) -> Node:
 def program_of(gm: torch.fx.GraphModule, device: torch.device) -> Program:
     """Record a graph and make its program."""
     recording, leaves, results = record_graph(gm, device)
+    emit("late", waits="XLA compiles a graph when it first runs")
     updates = [
         (index, tensor._alias.node)
         for index, tensor in enumerate(leaves)
