@@ -4,6 +4,9 @@ frames.
 
 from __future__ import annotations
 
+import ctypes
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +69,40 @@ def test_a_break_inside_goes_on_under_torch_compile():
     before = len(frames)
     torch.testing.assert_close(outside(x), x.tan())
     assert len(frames) == before + 1  # torch.compile's own frame hook is still there
+
+
+def test_a_function_of_torch_compile_is_captured_as_what_it_was():
+    inner = torch.compile(lambda x: x.cos() * 2, backend="eager", fullgraph=True)
+    compiled = dynamotor.compile(lambda x: inner(x + 1).sin(), fullgraph=True)
+    torch.testing.assert_close(compiled(x), ((x + 1).cos() * 2).sin())
+
+
+def test_a_break_while_another_thread_is_in_torch_compile():
+    """torch.compile's frame hook is on then; used again inside of ours, it took ours for the one below it, each
+    handed frames to the other, and the call did not end."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def waits(x):
+        torch._dynamo.graph_break()
+        inside.set()
+        leave.wait(60)
+        return x
+
+    inner = torch.compile(lambda x: x * 2, backend="eager")
+    call = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(lambda x: inner(x))  # breaks the graph
+
+    def outer(x):
+        y = x + 1
+        return call(y) + y.sin()
+
+    thread = threading.Thread(target=torch.compile(waits, backend="eager"), args=(x,))
+    thread.start()
+    try:
+        assert inside.wait(60)
+        torch.testing.assert_close(dynamotor.compile(outer)(x), (x + 1) * 2 + (x + 1).sin())
+    finally:
+        leave.set()
+        thread.join()
 
 
 def test_under_compiled_autograd():

@@ -154,14 +154,16 @@ def _find_compiled(fn: Any) -> CallRule | None:
 
 
 @call_finder
-def _find_region(fn: Any) -> CallRule | None:
-    """What `torch.compiler.nested_compile_region` marked."""
-    inner = fn.__dict__.get("__marked_compile_region_fn__") if isinstance(fn, types.FunctionType) else None
-    return (
-        None
-        if inner is None
-        else lambda trace, args, kwargs: trace.tail_call(trace.make(inner), args, kwargs)
-    )
+def _find_wrapped(fn: Any) -> CallRule | None:
+    """What `torch.compile` or `torch.compiler.nested_compile_region` made is captured as what it was."""
+    if not isinstance(fn, types.FunctionType) or is_disabled(fn):
+        return None
+    made = fn.__globals__.get("__name__") == "torch._dynamo.eval_frame"  # `functools.wraps` copies marks
+    mark = "_torchdynamo_orig_callable" if made else "__marked_compile_region_fn__"
+    inner = fn.__dict__.get(mark)
+    if inner is None:
+        return None
+    return lambda trace, args, kwargs: trace.tail_call(trace.make(inner), args, kwargs)
 
 
 @call_finder

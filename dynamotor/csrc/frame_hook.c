@@ -107,10 +107,21 @@ static PyObject *end_frame(PyThreadState *tstate, _PyInterpreterFrame *frame, Py
     return _PyEval_EvalFrameDefault(tstate, frame, 0);
 }
 
+/* To the hook below ours. torch.compile's, put on again above ours, takes ours for the one below it: what comes back is CPython's. */
+static PyObject *pass_on(PyThreadState *tstate, _PyInterpreterFrame *frame, int throwing) {
+    static __thread _PyInterpreterFrame *passed;
+    _PyInterpreterFrame *before = passed;
+    if (below == _PyEval_EvalFrameDefault || passed == frame) return _PyEval_EvalFrameDefault(tstate, frame, throwing);
+    passed = frame;
+    PyObject *result = below(tstate, frame, throwing);
+    passed = before;
+    return result;
+}
+
 static PyObject *evaluate(PyThreadState *tstate, _PyInterpreterFrame *frame, int throwing) {
     FrameHook *hook = active;
     PyObject *function = FRAME_FUNCTION(frame);
-    if (hook == NULL) return below(tstate, frame, throwing);
+    if (hook == NULL) return pass_on(tstate, frame, throwing);
     if (throwing || !is_hookable(frame->f_code) || !PyFunction_Check(function) ||
         ((PyFunctionObject *)function)->func_code != (PyObject *)frame->f_code || !frame_concerns(hook, frame))
         return _PyEval_EvalFrameDefault(tstate, frame, throwing);
