@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from .base.errors import UsageError
 from .base.options import CompileOptions
 from .base.registry import Registry
 from .codegen import compile_aten, replayed, stored
-from .graph.control_flow import with_operators
+from .foreign import call_backend
 from .graph.info import GraphInfo
 from .torch_compile_adapter import torch_backend, torch_backends
 
@@ -80,19 +81,26 @@ def _elsewhere(name: str) -> Backend | None:
 
 def resolve(backend: str | Backend) -> Backend:
     """The function behind a name, or the callable itself. UsageError (DM106, DM107) for anything else."""
-    found: Any = backend
-    if isinstance(backend, str):
-        found = backends.get(backend) or _elsewhere(backend) or torch_backend(backend)
-    elif not callable(backend):
+    if not isinstance(backend, str) and not callable(backend):
         raise UsageError("DM107", f"a backend is a name or a callable, not {backend!r}")
-    ours = (getattr(found, "__module__", None) or "").startswith("dynamotor.")
-    return found if ours else lambda gm, inputs: found(with_operators(gm), inputs)
+    found = _named(backend)
+    return found if _is_ours(found) else functools.partial(call_backend, found)
+
+
+def _named(backend: Any) -> Any:
+    if not isinstance(backend, str):
+        return backend
+    return backends.get(backend) or _elsewhere(backend) or torch_backend(backend)
+
+
+def _is_ours(backend: Any) -> bool:
+    return (getattr(backend, "__module__", None) or "").startswith("dynamotor.")
 
 
 def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str) -> bool:
     """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls."""
     wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
-    return wanted and backend in ("native", "eager", "aot_eager")
+    return wanted and (backend in ("native", "eager", "aot_eager") or not _is_ours(_named(backend)))
 
 
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:

@@ -24,6 +24,7 @@ RANK = {
     "xla": 4,
     "distributed": 4,
     "torch_compile_adapter": 4,
+    "foreign": 4,
     "torch_compile_xla": 5,
     "backends": 6,
     "_module": 6,
@@ -40,7 +41,10 @@ FORBIDDEN = (
     "torch._functorch._aot_autograd",
     "torch_xla",
 )
-MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
+MAY_IMPORT_FORBIDDEN = {
+    "torch_compile_adapter.py",
+    "foreign.py",
+}  # what hands graphs from and to PyTorch's compiler
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
