@@ -24,6 +24,7 @@ from ..base.config import config
 from ..base.errors import BackendError, DynamotorError, InternalError
 from ..base.events import counters, emit, timed
 from ..base.log import log, warn_once
+from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
 from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
@@ -206,8 +207,8 @@ def _regions(
     gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], ats: Sequence[Node] | None
 ) -> list[tuple[int, int]] | None:
     """The calls around those that failed that eager PyTorch is to run; None: all of them."""
-    if "on_backward" in gm.meta:
-        return None
+    if "on_backward" in gm.meta or any(isinstance(node.target, Hook) for node in gm.graph.nodes):
+        return None  # one backward is wanted; a hook is to see the whole gradient
     try:
         with preserved_modes():
             return regions_around(gm, example_inputs, _specs(gm, example_inputs), ats)

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
+from torch.utils.hooks import RemovableHandle
 
+from ..graph.bodies import GRADIENT, Hook
 from ..graph.modes import preserved_modes
+from .bodies import interpret
 from .breaks import Unsupported, unsupported
 from .polyfills import autograd_function as polyfills
 from .values.base import MISSING, Raised, Value, builtin_rule
@@ -213,3 +216,40 @@ def _grad(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
                 "compile what calculates it too, or call it outside the compiled function",
             )
     return torch_call(trace, torch.autograd.grad, args, kwargs)
+
+
+# Hooks on gradients -----------------------------------------------------------------------------------------
+class HandleValue(Value):
+    """What `register_hook` gives; nothing is to be done with it in the trace."""
+
+    __slots__ = ()
+
+    def python_type(self) -> type:
+        return RemovableHandle
+
+
+@builtin_rule(torch.Tensor.register_hook)
+def _register_hook(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A node that hooks the function's body on to the tensor; autograd calls it in the recording too."""
+    tensor = args[0]
+    if (  # an output that is a view of another one gets its gradient around the compiled graph
+        len(args) != 2
+        or kwargs
+        or not isinstance(tensor, TensorValue)
+        or tensor.obj is not MISSING
+        or not tensor.example.requires_grad
+        or tensor.example._is_view()
+        or trace.sizes.in_body
+        or trace.graph.recompute
+    ):
+        raise unsupported("autograd", "Tensor.register_hook is called", "it changes the tensor's state")
+    with preserved_modes():
+        torch._C._set_grad_enabled(False)
+        gradient = tensor.example.detach()
+        body, free = interpret(trace, args[1], (GRADIENT, {}), [gradient], name="register_hook")
+    results = next(iter(reversed(body.gm.graph.nodes))).meta["val"]
+    spec = tensor.example.spec
+    if body.result is not None and [(r.shape, r.dtype) for r in results] != [(spec.shape, spec.dtype)]:
+        raise unsupported("autograd", "a hook gives something other than the tensor's gradient")
+    torch_call(trace, Hook(body), [tensor, *free], {})
+    return HandleValue()

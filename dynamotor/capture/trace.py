@@ -52,6 +52,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         fixed: Mapping[Source, Any] = _NONE,
     ) -> None:
         self.frames: list[Frame] = []
+        self.graded = torch.is_grad_enabled()  # at the start
         self.sizes = TraceSizes(policy or SizePolicy(dynamic=False), self.where, fixed)
         self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)

@@ -87,3 +87,21 @@ class Transformed:
 
     def __repr__(self) -> str:
         return f"{self.__name__}({self.body.gm.graph})"
+
+
+GRADIENT = (Leaf(0),)
+
+
+class Hook(Transformed):
+    """The target of a node that hooks a function on to the gradient of its first tensor."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__("register_hook", _hooked, body, (GRADIENT, {}))
+
+
+def _hooked(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.register_hook(function)
+        return tensor
+
+    return register

@@ -46,9 +46,9 @@ class ModeEffect(Value):
 
     __slots__ = ("grad", "autocast", "regions")
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace) -> None:
         super().__init__()
-        self.grad = torch.is_grad_enabled()
+        self.grad = trace.graded
         self.autocast = autocast_state()
         self.regions: dict[Value, tuple[Any, torch.autocast]] = {}  # autocast value -> node, real region
 
@@ -57,7 +57,7 @@ class ModeEffect(Value):
         """The one of a trace, registered as an effect."""
         effect = trace.__dict__.get("mode_effect")
         if effect is None:
-            effect = trace.__dict__["mode_effect"] = ModeEffect()
+            effect = trace.__dict__["mode_effect"] = ModeEffect(trace)
             trace.effects.touch(effect)
         return effect
 
