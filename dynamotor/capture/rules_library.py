@@ -8,6 +8,8 @@ import collections
 import contextvars
 import dataclasses
 import functools
+import heapq
+import importlib.util
 import inspect
 import itertools
 import json
@@ -30,7 +32,7 @@ from .breaks import unsupported
 from .guards import IdIs
 from .polyfills import getters
 from .polyfills import itertools as polyfills
-from .source import Const
+from .source import Called, Const
 from .trust import trusted_module
 from .values.base import (
     MISSING,
@@ -44,8 +46,8 @@ from .values.base import (
     wrap_rule,
 )
 from .values.constant import PURE_TYPES, Constant
-from .values.containers import DictValue, TupleValue, contents_of
-from .values.function import BoundMethod, PartialValue, keywords_of
+from .values.containers import DictValue, ListValue, TupleValue, contents_of
+from .values.function import BoundMethod, FunctionValue, PartialValue, code_rule, keywords_of
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
 
@@ -451,6 +453,68 @@ class Held(Builtin):
         if isinstance(self.value, inspect.Signature | inspect.Parameter | dataclasses.Field):
             return trace.real_call(getattr, self.value, name)
         return trace.generic_getattr(self, name)
+
+    def call(self, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        if type(self.value) is not weakref.ref or args or kwargs:
+            return super().call(trace, args, kwargs)
+        source = self.source if self.source is not None else Const(self.value, "weakref")
+        return trace.wrap(Called(source, _TARGET), self.value())
+
+
+_TARGET = weakref.ref.__call__
+
+
+@builtin_rule(weakref.ref)
+def _weak(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    """The one reference without a callback that an object from outside has."""
+    value = args[0]
+    if len(args) > 1 or kwargs or value.source is None or value.real() is MISSING:
+        raise unsupported("unsupported-call", f"a weak reference to {value.describe()} is made")
+    found = weakref.ref(value.real())
+    return trace.wrap(Called(value.source, weakref.ref), found)
+
+
+# Dispatch by class ------------------------------------------------------------------------------------------
+@code_rule(functools.singledispatch(len).dispatch.__code__)  # type: ignore[attr-defined]
+def _dispatch(trace: Trace, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Value:
+    """`singledispatch` is asked at each call which function it has for a class."""
+    cls = args[0]
+    if fn.fn is MISSING or not isinstance(cls, ClassValue):
+        raise unsupported("unsupported-call", "a singledispatch function made in the trace is called")
+    source = fn.source if fn.source is not None else Const(fn.fn, "dispatch")
+    return trace.make(trace.reader.ask(source, fn.fn, f"for {cls.value}", lambda f: f(cls.value)))
+
+
+# heapq ------------------------------------------------------------------------------------------------------
+def _heap_rules() -> None:
+    """The module's own Python functions stand for those written in C."""
+    spec = importlib.util.find_spec("heapq")
+    assert spec is not None and spec.loader is not None
+    pure = importlib.util.module_from_spec(spec)
+    accelerated = sys.modules.pop("_heapq", None)
+    sys.modules["_heapq"] = None  # type: ignore[assignment]
+    try:
+        spec.loader.exec_module(pure)
+    finally:
+        del sys.modules["_heapq"]
+        if accelerated is not None:
+            sys.modules["_heapq"] = accelerated
+    for name in "heappush heappop heapify heapreplace heappushpop _heapify_max _heapreplace_max".split():
+        builtin_rules.setdefault(getattr(heapq, name), _heap_rule(getattr(pure, name)))
+
+
+def _heap_rule(function: types.FunctionType) -> CallRule:
+    def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        heap = args[0] if args else None
+        empty = isinstance(heap, ListValue) and not heap.items
+        if not isinstance(heap, ListValue) or empty and function.__name__ in ("heappop", "heapreplace"):
+            raise unsupported("unsupported-call", f"{function.__name__} is called, which raises")
+        return trace.call_python(function, args, kwargs)
+
+    return rule
+
+
+_heap_rules()
 
 
 # Messages ---------------------------------------------------------------------------------------------------

@@ -148,6 +148,21 @@ class Attr(Source):
         return f"{self.base}.{self.key}"
 
 
+class Called(Source):
+    """What a C function (the key) answers about the base, asked again at every call: a weak reference's
+    object.
+    """
+
+    __slots__ = ()
+    step_kind = "getattr"
+
+    def step(self, parent: Any) -> Any:
+        return self.key(parent)
+
+    def __str__(self) -> str:
+        return f"{self.base}()"
+
+
 class InstanceDict(Source):
     """The `__dict__` of an instance or module."""
 

@@ -89,7 +89,7 @@ PyObject *step_value(const Node *node, PyObject *parent) {
     }
     case STEP_GETATTR: {
         Py_INCREF(parent); /* user code may run */
-        PyObject *result = PyObject_GetAttr(parent, node->key);
+        PyObject *result = PyUnicode_Check(node->key) ? PyObject_GetAttr(parent, node->key) : PyObject_CallOneArg(node->key, parent);
         Py_DECREF(parent);
         if (result == NULL) PyErr_Clear();
         return result;

@@ -1,4 +1,4 @@
-"""Grad mode and autocast, which a trace changes for real: read, and put back.
+"""Grad mode and autocast, which a trace changes for real: read, and put back. And settings that go with a call.
 
 >>> with preserved_modes():
 ...     torch._C._set_grad_enabled(False)
@@ -7,11 +7,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
+# The settings that choose attention's kernels: what sets each, and what reads it.
+ATTENTION_SETTINGS: dict[Any, Any] = {
+    getattr(torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
+    for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+} | {torch._C._set_sdp_priority_order: torch._C._get_sdp_priority_order}
+
+
+class UnderSettings:
+    """The target of a node that calls a function of attention under settings of the program's."""
+
+    def __init__(self, function: Callable[..., Any], settings: dict[Any, Any]) -> None:
+        self.__name__ = self.__qualname__ = getattr(function, "__name__", "attention")
+        self.function, self.settings = function, dict(settings)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = {setter: ATTENTION_SETTINGS[setter]() for setter in self.settings}
+        try:
+            self._set(self.settings)
+            return self.function(*args, **kwargs)
+        finally:
+            self._set(before)
+
+    @staticmethod
+    def _set(settings: dict[Any, Any]) -> None:
+        for setter, value in settings.items():
+            setter(value if type(value) is bool else list(value))
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{setter.__name__}={value}" for setter, value in self.settings.items())
+        return f"{self.__name__} under {settings}"
 
 
 @contextlib.contextmanager

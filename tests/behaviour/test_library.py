@@ -47,9 +47,7 @@ TABLE = r"""
 reduce(operator.add, [1, 2, 3]), reduce(lambda a, b: a * b, [1, 2, 3], 10), reduce(lambda a, b: a + b, [x, x, x])
 reduce(operator.add, [])
 cached(3), cached(3) + cached(4), fib(10), TO(1) > TO(0), TO(1) >= TO(1), max(TO(1), TO(2)).v
-sd("z") #2
-sd([]) #2
-sd(3) #2
+sd("z"), sd([]), sd(3)
 partial(max, 3)(5), partial(sorted, reverse=True)([1, 3, 2]), partial(int, base=2)("101"), pm.g()[1:], partial(torch.add, x)(1)
 pm.h(3) #2
 list(itertools.chain([1], "ab", (2,))), list(itertools.chain.from_iterable([[1], [2, 3]])), list(itertools.islice(range(10), 2, 8, 3)), list(itertools.islice("abc", 2))
@@ -63,8 +61,8 @@ list(itertools.repeat(1, 3)), list(itertools.islice(itertools.count(5, 2), 3)), 
 copy.copy([1, [2]]), copy.deepcopy([1, [2]]), copy.copy({"a": [1]}), copy.deepcopy({"a": (1, [2])}), copy.copy(Cp()).a, copy.deepcopy(Deep()).a, copy.copy((1, 2))
 copy.deepcopy(x) #2
 heapq.nlargest(1, [3, 1]), bisect.bisect([1, 2, 3], 2), bisect.bisect_left([1, 2, 3], 2)
-list(heapq.merge([1, 3], [2])) #2
-heapq.nsmallest(2, [3, 1, 2]) #2
+list(heapq.merge([1, 3], [2])), heapq.nsmallest(2, [3, 1, 2]), heapq.heappushpop([], 3), heapq.nlargest(2, [3, 1, 2], key=lambda v: -v)
+heapq.heappop([]), heapq.heappush((), 1) #2
 statistics.mean([1, 2, 3]), statistics.median([3, 1, 2]), struct.pack("<i", 3), struct.unpack("<h", b"\x01\x00"), struct.calcsize("iq")
 os.path.join("a", "b"), os.path.basename("a/b.c"), os.path.splitext("a.b"), os.sep, os.path.dirname("a/b"), os.environ.get("NOPE_X", "d"), os.getenv("NOPE_X")
 str(pathlib.Path("a") / "b"), pathlib.PurePath("a/b.txt").suffix, pathlib.Path("a/b").name, pathlib.Path("a") == pathlib.Path("a")
@@ -74,7 +72,7 @@ typing.cast(int, "a"), typing.get_origin(list[int]), typing.get_args(dict[str, i
 list[int] == list[int] #2
 inspect.signature(cached.__wrapped__).parameters["n"].name, inspect.isfunction(cached), inspect.isclass(PM), inspect.ismethod(pm.f), list(inspect.signature(PM.f).parameters)
 cv.get(), cv.get(9), local.v, getattr(local, "nope", 5), hasattr(local, "v")
-ref() is pm #2
+ref() is pm, weakref.ref(pm) is ref
 datetime.timedelta(seconds=90).total_seconds(), datetime.date(2020, 1, 2).isoformat(), datetime.datetime(2020, 1, 1).year, datetime.timedelta(1) + datetime.timedelta(2) #2
 np.float64(2.5) * 2, x * np.float32(2), np.prod([2, 3]), np.sqrt(4.0), np.pi, x * np.pi, np.int64(3) + 1, int(np.ceil(2.2)), np.prod(x.shape), np.log2(8)
 x + np.array([1., 2., 3., 4.]), torch.from_numpy(np.arange(3)), torch.tensor(np.ones(2)), torch.as_tensor(np.zeros(2)), np.arange(3).tolist(), np.array([1, 2]).sum() #9
@@ -87,7 +85,7 @@ io.StringIO("a\nb").read() #2
 
     h = [3, 1, 2]
     heapq.heapify(h); heapq.heappush(h, 0); a = heapq.heappop(h)
-    return h, a #2
+    return h, a, heapq.heapreplace(h, x.shape[0] + 9), h, heapq.heappushpop(h, -1)
 
     a = [1, 3]; bisect.insort(a, 2)
     return a #2

@@ -9,6 +9,7 @@ from .harness import Theme
 PRELUDE = r"""
 import math, torch
 import torch.nn as nn, torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 lin = nn.Linear(4, 4); par = nn.Parameter(torch.ones(4)); idx = torch.tensor([0, 2]); const = torch.arange(12.).view(3, 4)
 buf = torch.zeros(3)
 """
@@ -130,6 +131,23 @@ torch.ops.aten.add(x, 1), torch.ops.aten.relu.default(x), torch._C._nn.gelu(x), 
 
     t = torch.utils._pytree.tree_map(lambda v: v * 2, {"a": x, "b": [x, 3]})
     return t
+
+    q = x.view(1, 3, 4)
+    with sdpa_kernel(SDPBackend.MATH): return F.scaled_dot_product_attention(q, q, q), torch._C._get_flash_sdp_enabled()
+
+    q = x.view(1, 3, 4)
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True), sdpa_kernel(SDPBackend.FLASH_ATTENTION): a = F.scaled_dot_product_attention(q, q, q)
+    return a, torch._C._get_sdp_priority_order(), torch._C._get_flash_sdp_enabled()
+
+    q = x.view(1, 3, 4)
+    with sdpa_kernel(SDPBackend.MATH):
+        print(torch._C._get_flash_sdp_enabled())
+        q = F.scaled_dot_product_attention(q, q, q)
+    return q, torch._C._get_flash_sdp_enabled() #2
+
+    try:
+        with sdpa_kernel(SDPBackend.MATH): raise KeyError
+    except KeyError: return x + torch._C._get_flash_sdp_enabled()
 """
 
 theme = Theme(PRELUDE, TABLE)

@@ -716,6 +716,39 @@ def a_hash_that_changes():
     return lambda x: x + hash(thing), [lambda: setattr(Thing, "h", 2)]
 
 
+@fact
+def a_weakly_held_object():
+    class Thing:
+        value = 1.0
+
+    things = [Thing(), Thing()]
+    refs = [weakref.ref(things[0]), weakref.ref(things[1])]
+    return lambda x: x + refs[0]().value, [
+        lambda: setattr(things[0], "value", 2.0),
+        lambda: refs.reverse(),
+        lambda: things.clear() or gc.collect(),
+    ]
+
+
+@fact
+def a_value_under_a_weak_key():
+    class Thing:
+        pass
+
+    thing, table = Thing(), weakref.WeakKeyDictionary()
+    table[thing] = 1.0
+    return lambda x: x + table[thing], [lambda: table.update({thing: 2.0}), lambda: table.clear()]
+
+
+@fact
+def what_a_class_is_dispatched_to():
+    @functools.singledispatch
+    def twice(value):
+        return value * 2
+
+    return lambda x: twice(x), [lambda: twice.register(torch.Tensor, lambda value: value + 1)]
+
+
 @pytest.mark.parametrize("name", FACTS)
 def test_a_changed_fact_is_seen(name):
     check(*FACTS[name]())

@@ -462,7 +462,16 @@ def _class(trace: Trace, value: TensorValue) -> Value:
 
 # Immutable torch objects that are plain data for a trace, made freely at trace time and compared by value.
 DATA_TYPES = frozenset(
-    (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
+    (
+        torch.Size,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.finfo,
+        torch.iinfo,
+        torch._C._SDPBackend,
+    )
 )
 PURE_TYPES.update(DATA_TYPES)
 
