@@ -7,6 +7,7 @@ the graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .breaks import unsupported
@@ -28,13 +29,16 @@ class Effects:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.touched: dict[Any, None] = {}
+        self.settings: dict[
+            Callable[..., Any], Value
+        ] = {}  # what sets a state that differs now -> its argument
         self.calls: list[tuple[Value, list[Value], dict[str, Value]]] = []
         self.shown: list[
             tuple[TensorValue, Any]
         ] = []  # tensors that deferred calls take, and their versions then
 
     def __bool__(self) -> bool:
-        return bool(self.touched or self.calls)
+        return bool(self.touched or self.settings or self.calls)
 
     @property
     def changes_objects(self) -> bool:
@@ -101,6 +105,8 @@ class Effects:
             )
         for value in self.touched:
             value.replay(cg)
+        for setter, value in self.settings.items():
+            cg.statement(f"{cg.constant(setter)}({cg.emit(value)})")
         for fn, args, kwargs in self.calls:
             words = [cg.emit(a) for a in args] + [f"{k}={cg.emit(v)}" for k, v in kwargs.items()]
             cg.statement(f"{cg.emit(fn)}({', '.join(words)})")

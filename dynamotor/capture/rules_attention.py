@@ -24,10 +24,9 @@ from .torch_rules import FLEX_ATTENTION
 from .values.base import CallRule, Value, builtin_rule, call_finder
 from .values.constant import Constant
 from .values.containers import ListValue, TupleValue
-from .values.tensor import TensorValue, torch_call
+from .values.tensor import TensorValue, lower, torch_call
 
 if TYPE_CHECKING:
-    from .output import Codegen
     from .trace import Trace
 
 _NAMES = [
@@ -125,71 +124,33 @@ def _pointwise(
 
 
 # Settings of attention's kernels ----------------------------------------------------------------------------
-class SettingsEffect(Value):
-    """What the program has set, by the function that sets it."""
-
-    __slots__ = ("written",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: dict[Any, Any] = {}
-
-    @staticmethod
-    def of(trace: Trace) -> SettingsEffect:
-        """The one of a trace."""
-        effect = trace.__dict__.get("attention_settings")
-        if effect is None:
-            effect = trace.__dict__["attention_settings"] = SettingsEffect()
-            trace.effects.touch(effect)
-        return effect
-
-    def replay(self, cg: Codegen) -> None:
-        """Set what is no longer what it was before the call."""
-        for setter, value in self.written.items():
-            if value != _now(cg.trace, ATTENTION_SETTINGS[setter]):
-                given = value if type(value) is bool else list(value)
-                cg.statement(f"{cg.constant(setter)}({given!r})")
-
-
-def _now(trace: Trace, getter: Any) -> Any:
-    return trace.reader.ask(Const(getter, getter.__name__), getter, "the setting", _ask)
-
-
-def _ask(getter: Any) -> Any:
-    found = getter()
-    return tuple(found) if type(found) is list else found
-
-
 def _setting(setter: Any, getter: Any) -> None:
+    def outside(trace: Trace) -> Value:
+        found = trace.reader.ask(Const(getter, getter.__name__), getter, "the setting", lambda ask: ask())
+        return trace.fresh(found)
+
     @builtin_rule(getter)
     def read(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        written = SettingsEffect.of(trace).written
-        value = written[setter] if setter in written else _now(trace, getter)
-        return ListValue([Constant(item) for item in value]) if type(value) is tuple else Constant(value)
+        return trace.effects.settings.get(setter) or outside(trace)
 
     @builtin_rule(setter)
     def write(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        value = args[0]
-        written: Any = (
-            tuple([item.as_constant() for item in value.items])
-            if isinstance(value, ListValue)
-            else value.as_constant()
-        )
-        SettingsEffect.of(trace).written[setter] = written
+        settings = trace.effects.settings
+        settings[setter] = ListValue(args[0].unpack(trace)) if isinstance(args[0], ListValue) else args[0]
+        if lower(args[0], False) == lower(outside(trace), False):
+            del settings[setter]
         return Constant(None)
-
-
-for _setter, _getter in ATTENTION_SETTINGS.items():
-    _setting(_setter, _getter)
 
 
 def _attention(fn: Any) -> None:
     @builtin_rule(fn)
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        written = SettingsEffect.of(trace).written if "attention_settings" in trace.__dict__ else {}
+        written = {s: lower(v, False) for s, v in trace.effects.settings.items() if s in ATTENTION_SETTINGS}
         return torch_call(trace, UnderSettings(fn, written) if written else fn, args, kwargs)
 
 
+for _setter, _getter in ATTENTION_SETTINGS.items():
+    _setting(_setter, _getter)
 for _fn in (
     torch.nn.functional.scaled_dot_product_attention,
     torch.nn.functional.multi_head_attention_forward,

@@ -162,19 +162,6 @@ def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
     return PartialValue(func, args.unpack(trace), named, source, obj)
 
 
-@builtin_rule(functools.reduce)
-def _reduce(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    items = args[1].unpack(trace)
-    if len(args) > 2:
-        items.insert(0, args[2])
-    if not items:
-        raise trace.error(TypeError, "reduce() of empty iterable with no initial value")
-    total = items[0]
-    for item in items[1:]:
-        total = trace.call(args[0], [total, item])
-    return total
-
-
 @call_finder
 def _find_cached(fn: Any) -> CallRule | None:
     """A function under lru_cache: run for real on constants when its module is a library's, inlined
@@ -366,32 +353,9 @@ class TokenValue(Value):
         return contextvars.Token
 
 
-class ContextVarEffect(Value):
-    """The contextvars that the trace has set; those still set at its end are set after the graph."""
-
-    __slots__ = ("table",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table: dict[Any, Value] = {}
-
-    def replay(self, cg: Any) -> None:
-        """Set what is still set."""
-        for var, value in self.table.items():
-            cg.statement(f"{cg.constant(var)}.set({cg.emit(value)})")
-
-
-def _context_vars(trace: Trace) -> ContextVarEffect:
-    effect = trace.__dict__.get("context_vars")
-    if effect is None:
-        effect = trace.__dict__["context_vars"] = ContextVarEffect()
-        trace.effects.touch(effect)
-    return effect
-
-
 def _read_var(trace: Trace, var: Any) -> Any:
     """The variable's value: from the trace, else the real one under a guard; MISSING when unset."""
-    written = _context_vars(trace).table.get(var)
+    written = trace.effects.settings.get(var.set)
     if written is not None:
         return written
     found = trace.reader.ask(Const(var, f"contextvar {var.name}"), var, "the value", lambda v: v.get(MISSING))
@@ -413,19 +377,19 @@ def _var_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _var_set(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     var = args[0].as_constant()
     token = TokenValue(var, _read_var(trace, var))
-    _context_vars(trace).table[var] = args[1]
+    trace.effects.settings[var.set] = args[1]
     return token
 
 
 @builtin_rule(contextvars.ContextVar.reset)
 def _var_reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    token, table = args[1], _context_vars(trace).table
+    token, settings = args[1], trace.effects.settings
     if not isinstance(token, TokenValue):
         raise unsupported("unsupported-call", "a contextvar is reset with a token from outside")
     if token.before is MISSING or token.before.source is not None:
-        table.pop(token.var, None)
+        settings.pop(token.var.set, None)
     else:
-        table[token.var] = token.before
+        settings[token.var.set] = token.before
     return Constant(None)
 
 
@@ -485,22 +449,18 @@ def _dispatch(trace: Trace, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Va
     return trace.make(trace.reader.ask(source, fn.fn, f"for {cls.value}", lambda f: f(cls.value)))
 
 
-# heapq ------------------------------------------------------------------------------------------------------
-def _heap_rules() -> None:
-    """The module's own Python functions stand for those written in C."""
-    spec = importlib.util.find_spec("heapq")
+# Modules that are also written in Python --------------------------------------------------------------------
+def _in_python(name: str) -> types.ModuleType:
+    """The module without the functions that C has for it."""
+    spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None
-    pure = importlib.util.module_from_spec(spec)
-    accelerated = sys.modules.pop("_heapq", None)
-    sys.modules["_heapq"] = None  # type: ignore[assignment]
+    pure, accelerated = importlib.util.module_from_spec(spec), sys.modules.get(f"_{name}")
+    sys.modules[f"_{name}"] = None  # type: ignore[assignment]
     try:
         spec.loader.exec_module(pure)
     finally:
-        del sys.modules["_heapq"]
-        if accelerated is not None:
-            sys.modules["_heapq"] = accelerated
-    for name in "heappush heappop heapify heapreplace heappushpop _heapify_max _heapreplace_max".split():
-        builtin_rules.setdefault(getattr(heapq, name), _heap_rule(getattr(pure, name)))
+        sys.modules[f"_{name}"] = accelerated  # type: ignore[assignment]
+    return pure
 
 
 def _heap_rule(function: types.FunctionType) -> CallRule:
@@ -514,7 +474,18 @@ def _heap_rule(function: types.FunctionType) -> CallRule:
     return rule
 
 
-_heap_rules()
+_heapq = _in_python("heapq")
+for _name in [
+    "heappush",
+    "heappop",
+    "heapify",
+    "heapreplace",
+    "heappushpop",
+    "_heapify_max",
+    "_heapreplace_max",
+]:
+    builtin_rules[getattr(heapq, _name)] = _heap_rule(getattr(_heapq, _name))
+_polyfill(functools.reduce, _in_python("functools").reduce)
 
 
 # Messages ---------------------------------------------------------------------------------------------------

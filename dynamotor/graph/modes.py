@@ -30,15 +30,12 @@ class UnderSettings:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = {setter: ATTENTION_SETTINGS[setter]() for setter in self.settings}
         try:
-            self._set(self.settings)
+            for setter, value in self.settings.items():
+                setter(value)
             return self.function(*args, **kwargs)
         finally:
-            self._set(before)
-
-    @staticmethod
-    def _set(settings: dict[Any, Any]) -> None:
-        for setter, value in settings.items():
-            setter(value if type(value) is bool else list(value))
+            for setter, value in before.items():
+                setter(value)
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{setter.__name__}={value}" for setter, value in self.settings.items())
