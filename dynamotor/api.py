@@ -52,7 +52,8 @@ def compile(
     model: a function, method, `torch.nn.Module` or any callable. Returns a callable of the same kind: a
     module gives a module
       that shares parameters, buffers, hooks and `state_dict` keys with it.
-    backend: "native", "aot_eager", "eager", any backend of `torch.compile` by name, or `(gm, example_inputs)
+    backend: "native", "auto" (measures several for each graph, see docs/backends.md), "aot_eager",
+     "eager", any backend of `torch.compile` by name, or `(gm, example_inputs)
     -> callable`. fullgraph: raise CaptureError instead of breaking the graph. dynamic: None: the first
     program is special to the sizes that it sees; sizes and integers that differ at a later call become
         symbols, and one general program serves all sizes that its guards admit (0 and 1 are programs of their
@@ -62,7 +63,8 @@ def compile(
         further shapes build few or none (True: from the first, and eight times as many shapes are kept;
         False: never).
     mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
-      "max-autotune-no-cudagraphs" time matrix products there against generated kernels. "default" is None.
+      "max-autotune-no-cudagraphs" time matrix products there against generated kernels, and choose the
+      backend as "auto" does. "default" is None.
     options: fields of `dynamotor.config` that hold for this callable. Those of torch.compile's inductor are
     accepted: the few
       that mean the same set ours, others change nothing and say so once.
@@ -73,6 +75,8 @@ def compile(
     holds, what the call and its backward need, without running any of it. It gives a list of what has to be
     built later and why: what follows a graph break depends on what ran before.
     """
+    if backend == "native" and (mode or "").startswith("max-autotune"):
+        backend = "auto"
     options = own_options(options or {})
     settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(options))
     if model is None:

@@ -59,8 +59,9 @@ def list_backends() -> list[str]:
     return own + [n for n in torch_backends() if n not in own]
 
 
-# Backends of rooms that need a library which not everybody has: imported when they are asked for.
+# Backends that not everybody needs, or whose library not everybody has: imported when they are asked for.
 LATE = {
+    "auto": "dynamotor.autobackend:auto",
     "xla": "dynamotor.xla.bridge:trace_once",
     "xla_trace_once": "dynamotor.xla.bridge:trace_once",
     "xla_trace_everytime": "dynamotor.xla.bridge:trace_everytime",
@@ -100,7 +101,7 @@ def _is_ours(backend: Any) -> bool:
 def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str) -> bool:
     """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls."""
     wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
-    return wanted and (backend in ("native", "eager", "aot_eager") or not _is_ours(_named(backend)))
+    return wanted and (backend in ("native", "auto", "eager", "aot_eager") or not _is_ours(_named(backend)))
 
 
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:

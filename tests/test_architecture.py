@@ -27,6 +27,7 @@ RANK = {
     "foreign": 4,
     "torch_compile_xla": 5,
     "backends": 6,
+    "autobackend": 7,
     "_module": 6,
     "api": 7,
     "step": 8,

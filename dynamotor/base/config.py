@@ -73,6 +73,9 @@ class Config:
     # Matrix products on a GPU are timed against generated kernels that do the work around them too
     # (mode="max-autotune" turns it on): seconds more at the first call ever, kept on disk.
     max_autotune: bool = False
+    # What backend="auto" (and mode="max-autotune") measures for each graph; "inductor" and other backends may
+    # be named too.
+    auto_backends: str = "eager,native,native_cudagraphs,xla"
     # Sizes that differ from those of an earlier kernel with the same text are arguments of a GPU's kernel
     # instead of numbers in it: further shapes build few kernels or none (turned on by a second shape, or
     # dynamic=True; dynamic=False keeps it off).

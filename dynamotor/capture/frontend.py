@@ -122,7 +122,9 @@ class Captured:
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
-    late: list[Event] = field(default_factory=list)  # what is built when it is first needed
+    events: list[Event] = field(
+        default_factory=list
+    )  # "auto": backends measured; "late": what is built at need
     lines: dict[AnyGuard, UserLine | None] = field(
         default_factory=dict
     )  # the line that made each guard, for who listens
@@ -257,10 +259,10 @@ class Compiler:
         """A call's trace and its compiled graph."""
         captured = self.capture(args, kwnames)
         fallbacks = counters["fallback"].copy()
-        with config.patch(size_arguments=vary), collect("fallback") as events, collect("late") as late:
+        with config.patch(size_arguments=vary), collect("fallback", "auto", "late") as events:
             run = _nothing if captured.gm is None else self.backend(captured.gm, captured.examples)
         captured.fallbacks, captured.eager = counters["fallback"] - fallbacks, eager_texts(events)
-        captured.late = late
+        captured.events = events
         captured.left_to_eager = [str(e.data["reason"]) for e in events if e.data.get("what") == "graph"]
         return captured, run
 
@@ -286,9 +288,11 @@ class Compiler:
             return [f"{self.name} runs in eager PyTorch"]
         captured = found[0].info.data
         with collect("late") as late:
-            for event in itertools.chain(captured.late, late):  # what is built may have something left itself
+            for event in itertools.chain(
+                captured.events, late
+            ):  # what is built may have something left itself
                 event.data.get("build", _nothing)()
-        left = [*captured.left_to_eager, *(e.data["waits"] for e in captured.late if "waits" in e.data)]
+        left = [*captured.left_to_eager, *(e.data["waits"] for e in captured.events if "waits" in e.data)]
         return [*left, f"what follows {captured.reason}"] if captured.reason else left
 
     def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:

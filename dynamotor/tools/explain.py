@@ -33,6 +33,9 @@ class Explanation:
     gradients: list[str] = field(
         default_factory=list
     )  # inside DistributedDataParallel: how each graph's are reduced
+    choices: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # backend="auto": the chosen backend of each graph, and all times
     seconds: dict[str, float] = field(default_factory=dict)
     sizes: list[list[str]] = field(
         default_factory=list
@@ -60,6 +63,9 @@ class Explanation:
         lines += [f"sizes of capture {i + 1}: {line}" for i, found in enumerate(self.sizes) for line in found]
         lines += [f"gradients are reduced {text}" for text in self.gradients]
         lines += [f"in eager PyTorch: {text}" for text in self.eager]
+        for i, choice in enumerate(self.choices):
+            lines += [f"backends of graph {i + 1}, the quickest is {choice['chosen']}:"]
+            lines += [f"  {one}" for one in choice["times"]]
         if self.fallbacks:
             lines.append(
                 "aten kernels used for lack of a lowering: "
@@ -85,7 +91,7 @@ def explain(fn: Callable[..., Any], **compile_options: Any) -> Callable[..., Exp
         )
         before, seconds_before = Counter(counters["fallback"]), dict(phase_seconds)
         hits = {} if dispatcher is None else {entry: entry.hits for entry in served_entries(dispatcher)}
-        with collect("capture", "break", "ddp", "fallback") as events:
+        with collect("capture", "break", "ddp", "fallback", "auto") as events:
             compiled(*args, **kwargs)
         found = Explanation()
         more = Counter(counters["fallback"]) - before
@@ -117,6 +123,7 @@ def _note_entry(found: Explanation, captured: Any) -> Counter[str]:
         found.graphs.append(captured.gm)
         found.guards.append([str(g) for g in captured.guards])
     found.eager += captured.eager
+    found.choices += [event.data for event in captured.events if event.kind == "auto"]
     found.sizes.append(captured.sizes.report())
     return captured.fallbacks
 
@@ -126,6 +133,8 @@ def _note(found: Explanation, event: Event) -> None:
         found.break_reasons.append(event.data.get("reason"))
     elif event.kind == "fallback":
         found.eager += eager_texts([event])
+    elif event.kind == "auto":
+        found.choices.append(event.data)
     elif event.kind == "ddp":
         plan = event.data.get("plan")
         found.gradients.append(f"{event.data['mode']}: {plan.summary if plan else event.data['reason'].text}")

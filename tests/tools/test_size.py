@@ -9,7 +9,7 @@ import pytest
 from bench import size
 
 LIMITS = {
-    ".": 465,  # sizes of torch.compile's graphs, and of graphs for its backends (60)
+    ".": 655,  # sizes of torch.compile's graphs, and of graphs for its backends (60); backend="auto" (185)
     "autograd": 2700,  # views that come several at once; zeros without memory; parts of graphs with symbols (180)
     "base": 560,
     "capture": 9825,  # functions that transforms and control flow are given: 250; hooks, attention's settings, weak references: 70
@@ -35,8 +35,8 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 42_750
-    )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160
+        sum(size.rooms().values()) <= 42_960
+    )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210
 
 
 def test_statements_are_counted_and_not_their_lines() -> None:
