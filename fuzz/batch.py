@@ -39,7 +39,7 @@ class Batch:
         self._saved: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Batch:
-        batch, built, prepare = self, CallProgram._built, CallProgram._prepare
+        batch, built, prepare = self, CallProgram._built, CallProgram.prepare
 
         def start_builds(call: Any) -> dict[str, str]:
             functions = list(call._writer.functions.values())
@@ -58,7 +58,7 @@ class Batch:
             return {**found, **{name: poisoned(found[name]) for name in ("take", "new") if name in found}}
 
         self._put(CallProgram, "_start_builds", start_builds)
-        self._put(CallProgram, "_prepare", wait_or_prepare)
+        self._put(CallProgram, "prepare", wait_or_prepare)
         self._put(CallProgram, "_built", poisoned_globals)
         self._put(memory.Arena, "acquire", _poisoned_block(memory.Arena.acquire))
         return self

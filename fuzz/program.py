@@ -26,7 +26,7 @@ _FLOAT_FILLS = {
     "positive": "(torch.rand({shape}) + 0.5).to({dtype})",
     "equal": "torch.full({shape}, 0.5, dtype={dtype})",
     "zeros": "torch.zeros({shape}, dtype={dtype})",
-    "ties": "torch.randint(-2, 3, {shape}).to({dtype})",
+    "ties": "torch.randint(-3, 4, {shape}).to({dtype})",
     "infinite": "torch.randn({shape}).masked_fill(torch.rand({shape}) < 0.2, float('inf')).to({dtype})",
     "nan": "torch.randn({shape}).masked_fill(torch.rand({shape}) < 0.2, float('nan')).to({dtype})",
 }

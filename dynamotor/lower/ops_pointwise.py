@@ -573,7 +573,7 @@ _backward(aten.silu_backward.default, _silu_backward)
 
 def _hardswish_backward(g: Expr, x: Expr) -> Expr:
     middle = mul(g, add(div(x, like(3, x)), like(0.5, x)))
-    return select(compare("lt", x, like(-3, x)), like(0, g), select(compare("gt", x, like(3, x)), g, middle))
+    return select(compare("le", x, like(-3, x)), like(0, g), select(compare("ge", x, like(3, x)), g, middle))
 
 
 _backward(aten.hardswish_backward.default, _hardswish_backward)
