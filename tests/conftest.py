@@ -5,6 +5,7 @@ in files.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ _cache = tempfile.mkdtemp(prefix="dynamotor-test-cache-")
 os.environ.setdefault("DYNAMOTOR_CACHE_DIR", _cache)
 os.environ.setdefault("DYNAMOTOR_VERIFY", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Hundreds of processes import the package and these tests: their bytecode is kept, whatever the environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if not os.path.exists("/dev/nvidia0"):  # without a GPU, kernels for one run in the interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import linecache
 import types
 from collections.abc import Callable
@@ -61,7 +62,8 @@ def _standard() -> types.ModuleType:
 def _libdevice() -> types.SimpleNamespace:
     """CUDA's mathematical library by way of torch: the interpreter has none."""
     import triton.language as tl
-    from triton.runtime.interpreter import InterpreterOptions, ReduceOps, TensorHandle, interpreter_builder
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpreterOptions, TensorHandle, interpreter_builder
 
     interpreter_builder.options = InterpreterOptions(
         debug=True, sanitize_overflow=False
@@ -69,7 +71,10 @@ def _libdevice() -> types.SimpleNamespace:
     interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
     interpreter_builder.create_splat = _splat
     interpreter_builder.create_dot = _dot
-    ReduceOps.generic_reduce = _in_halves(ReduceOps.generic_reduce)
+    interpreter.ReduceOps.generic_reduce = _in_halves(interpreter.ReduceOps.generic_reduce)
+    interpreter.ScanOps.generic_scan = _by_doubling
+    interpreter._patch_builtin = _patch_builtin
+    interpreter._patch_lang = _where_unpatched(interpreter._patch_lang)
 
     def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -116,6 +121,51 @@ def _in_halves(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         return [ops.to_tensor(data if ops.keep_dims else data.squeeze(ops.axis), dtype)]
 
     return in_halves
+
+
+def _by_doubling(ops: Any, given: Any) -> Any:
+    """Running results by a function of ours: of 2 places, then 4, ... The interpreter's own takes a place at a time."""
+    tiles, dtypes = [x.handle.data for x in given], [x.dtype for x in given]
+    size = tiles[0].shape[ops.axis]
+    place = np.arange(size).reshape([-1 if n == ops.axis else 1 for n in range(tiles[0].ndim)])
+    step = 1
+    while step < size:
+        before = [np.roll(tile, step, ops.axis) for tile in tiles]
+        both = ops.combine_fn.fn(
+            *(ops.to_tensor(x, t) for x, t in zip([*before, *tiles], [*dtypes, *dtypes]))
+        )
+        joined = [x.handle.data for x in (both if isinstance(both, tuple) else (both,))]
+        tiles = [np.where(place >= step, new, old) for new, old in zip(joined, tiles)]
+        step *= 2
+    return [ops.to_tensor(tile, dtype) for tile, dtype in zip(tiles, dtypes)]
+
+
+@functools.cache
+def _builtins(package: Any) -> list[tuple[str, Any]]:
+    import triton.language as tl
+
+    return [(name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
+
+
+def _patch_builtin(package: Any, *rest: Any) -> None:
+    """The interpreter's own looks through all members of the language at each launch."""
+    from triton.runtime.interpreter import _patch_attr
+
+    for name, member in _builtins(package):
+        _patch_attr(package, name, member, *rest)
+
+
+def _where_unpatched(patch: Callable[..., Any]) -> Callable[..., Any]:
+    """Functions that a running kernel calls find the language patched already: once a launch is enough."""
+    import triton.language as tl
+
+    def patch_lang(function: Any) -> Any:
+        modules = [m for m in function.__globals__.values() if m is tl or m is tl.core]
+        if any(tl.core.is_builtin(m.load) for m in modules):
+            return patch(function)
+        return types.SimpleNamespace(restore=lambda: None)
+
+    return patch_lang
 
 
 def _program_range(*bounds: Any, **hints: Any) -> range:

@@ -31,7 +31,7 @@ print(json.dumps([dict(dynamotor.counters["cache"]), dict(dynamotor.counters["bu
 """
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_processes_that_begin_together_build_once(count: int, tmp_path: Path) -> None:
     env = {
         **os.environ,

@@ -58,8 +58,10 @@ class Pair:
     """The two processes. `run` gives both ranks' results; an error on either is raised here."""
 
     def __init__(self, group_timeout: float = 20.0, device: str = "cpu") -> None:
-        context = multiprocessing.get_context("forkserver")  # torch is imported once for all pairs
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context = multiprocessing.get_context(
+            "forkserver"
+        )  # torch and the package are imported once for all pairs
+        context.set_forkserver_preload(["torch", "torch.distributed", "dynamotor"])
         port = free_port()
         self.pipes, self.processes = [], []
         for rank in range(2):
