@@ -26,7 +26,7 @@ from .base.errors import BackendError, DynamotorError, InternalError, UsageError
 from .base.events import counters, emit, phase_seconds, timed
 from .base.log import forget_warnings
 from .base.options import CompileOptions
-from .capture.frontend import make_dispatcher, no_symbols
+from .capture.frontend import make_dispatcher
 from .capture.marks import disable
 from .distributed.data_parallel import data_parallel
 from .runtime import device_memory, memory
@@ -58,10 +58,7 @@ def compile(
     program is special to the sizes that it sees; sizes and integers that differ at a later call become
         symbols, and one general program serves all sizes that its guards admit (0 and 1 are programs of their
         own). True: symbols from the first call on. False: never. `mark_dynamic` and `mark_static` choose
-        single dimensions. Graphs on a GPU, of other backends and inside DDP hold numbers: each shape is
-        captured anew, and a GPU's kernels take sizes as arguments from a callable's second shape on, so that
-        further shapes build few or none (True: from the first, and eight times as many shapes are kept;
-        False: never).
+        single dimensions. XLA compiles each size.
     mode: "reduce-overhead" and "max-autotune" replay warm calls on a GPU as CUDA graphs; "max-autotune" and
       "max-autotune-no-cudagraphs" time matrix products there against generated kernels, and choose the
       backend as "auto" does. "default" is None.
@@ -100,8 +97,6 @@ def compile(
     if isinstance(model, torch.nn.Module):
         plain = _uncompiled(model)
         inside = _uncompiled(plain.module) if isinstance(plain, DistributedDataParallel) else plain
-        if inside is not plain:  # a plan of buckets is settled for sizes that every rank knows
-            symbolic = no_symbols
         dispatcher = make_dispatcher(
             types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic
         )

@@ -561,7 +561,8 @@ def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: C
     before = 0 if env is None else len(env.guards)
     as_it_is = None if env is None else _copy_of(graph)
     try:
-        compiled = _compile(graph, info, compile_graph)
+        with contextlib.nullcontext() if env is None else env.reopened():
+            compiled = _compile(graph, info, compile_graph)
     except InternalError as error:  # its forward has run: there is no going back to a program with numbers
         if as_it_is is None or config.verify or config.strict:
             raise

@@ -324,7 +324,7 @@ class TraceSizes:
     # What was assumed ---------------------------------------------------------------------------------------
     def row(self) -> SizesHold | None:
         """The guard of the symbols' ranges, of what else must equal them, and of all that was assumed."""
-        guards = tuple(self.env.guards)
+        guards, self.env.settled = tuple(self.env.guards), True
         needed = {s for g in guards for s in g.expr.symbols} | {
             s for fact in self.facts.values() for s in fact.symbols
         }

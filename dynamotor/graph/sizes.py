@@ -14,12 +14,13 @@ is such a question: what knows nothing of symbols stays right, with its sizes sp
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from ..base.errors import DynamotorError
+from ..base.errors import DynamotorError, InternalError
 
 _UNBACKED_HINT = 4097  # costs are guessed for as many; no shape is of this size by chance
 Monomial = tuple["Atom", ...]  # factors, sorted by `order`; () is the constant's
@@ -121,6 +122,7 @@ class ShapeEnv:
         self.fixed: dict[Symbol, Size | int] = {}  # symbols that were found to be a number, or another symbol
         self.where = where
         self.undecided: Callable[[str], Exception] = _undecided
+        self.settled = False  # whether the entry is guarded already: what is assumed now, nobody would check
         self._guards: dict[Any, Guard] = {}
         self._derived: dict[Any, Derived] = {}
         self._answers: dict[Any, bool] = {}
@@ -174,6 +176,8 @@ class ShapeEnv:
         """Take the hint's answer and note it."""
         if any(symbol.unbacked for symbol in expr.symbols):
             raise self.undecided(f"{expr} {kind} 0")
+        if self.settled:
+            raise _too_late(f"{expr} {kind} 0")
         answer = expr.hint >= 0 if kind == ">=" else expr.hint == 0
         if kind == "==":
             guard = Guard("==" if answer else "!=", expr, self.where())
@@ -184,6 +188,15 @@ class ShapeEnv:
         self._guards.setdefault(key, guard)
         self._learn(guard)
         return answer
+
+    @contextlib.contextmanager
+    def reopened(self) -> Iterator[None]:
+        """For who checks what is assumed within by itself."""
+        before, self.settled = self.settled, False
+        try:
+            yield
+        finally:
+            self.settled = before
 
     def tell(self, kind: Literal[">=", "==", "!="], expr: Size | int) -> None:
         """`expr >= 0` (`== 0`, `!= 0`) holds from here on, since the program checks it itself or eager would
@@ -469,6 +482,15 @@ def is_symbolic(values: Any) -> bool:
 def is_unbacked(*values: Any) -> bool:
     """Whether one of these sizes follows from data: nobody may take its hint for an answer."""
     return any(type(value) is Size and any(s.unbacked for s in value.symbols) for value in values)
+
+
+def _too_late(question: str) -> Exception:
+    return InternalError(
+        "DM919",
+        "a size was asked for something after the program's guards were made",
+        why=f"whether {question} was to be taken for true at each call",
+        cure="report it; the graph runs op by op",
+    )
 
 
 def _undecided(question: str) -> Exception:

@@ -18,13 +18,13 @@ from dynamotor.distributed.averager import averager_of
 class Twins:
     """The same model under eager DDP and under compiled DDP."""
 
-    def __init__(self, rank: int, **ddp: Any) -> None:
+    def __init__(self, rank: int, dynamic: bool | None = None, **ddp: Any) -> None:
         dynamotor.reset()
         torch.manual_seed(0)
         model = Plain().double()
         self.rank = rank
         self.eager, self.inner = (DDP(copy.deepcopy(model), bucket_cap_mb=CAP, **ddp) for _ in range(2))
-        self.ours = dynamotor.compile(self.inner, backend="aot_eager")
+        self.ours = dynamotor.compile(self.inner, backend="aot_eager", dynamic=dynamic)
 
     def data(self, step: int, rows: int = 6) -> torch.Tensor:
         return _data(self.rank, step, torch.float64, rows)
@@ -95,13 +95,22 @@ def autograd_grad(rank: int, late: bool) -> tuple[float, float]:
 
 def many_shapes(rank: int) -> tuple[float, int]:
     """More batch sizes than are compiled: the rest runs eager and is reduced all the same."""
-    twins = Twins(rank)
+    twins = Twins(rank, dynamic=False)
     worst = 0.0
     with dynamotor.config.patch(cache_size_limit=3):
         for step in range(6):
             twins.step(step, rows=2 + step)
             worst = max(worst, twins.apart())
     return worst, dynamotor.counters["frames"]["cache_limit"]
+
+
+def changing_rows(rank: int) -> tuple[float, int, dict[str, int]]:
+    """Batches that differ from step to step and from rank to rank, none but the first of a size of its own."""
+    twins, worst = Twins(rank), 0.0
+    for step, rows in enumerate([(6, 6), (4, 6), (7, 3), (9, 9), (5, 12)]):
+        twins.step(step, rows=rows[rank])
+        worst = max(worst, twins.apart())
+    return worst, dynamotor.counters["frames"]["captured"], dict(dynamotor.counters["ddp"])
 
 
 def copies(rank: int) -> list[float]:

@@ -28,6 +28,11 @@ def test_calls_beyond_the_cache_limit_are_reduced_too(pair: Pair) -> None:
         assert worst <= 1e-12 and uncompiled > 0
 
 
+def test_batches_of_changing_sizes_are_two_programs(pair: Pair) -> None:
+    for worst, captured, modes in pair.run(ddp_more.changing_rows):
+        assert worst <= 1e-12 and captured == 2 and modes == {"ingraph": 2}
+
+
 def test_copies_train_like_the_original(pair: Pair) -> None:
     for differences in pair.run(ddp_more.copies):
         assert max(differences) <= 1e-12

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dynamotor.base.errors import InternalError
 from dynamotor.graph.sizes import ShapeEnv, Size, divides, hint, known, maximum, minimum
 
 ARITHMETIC = {
@@ -124,3 +125,16 @@ def test_a_size_is_hashed_by_its_form_and_never_equals_a_number_by_chance() -> N
     assert (
         memo.get(n * 2) == "twice" and memo.get(n + n) == "twice" and memo.get(n) is None and env.guards == []
     )
+
+
+def test_nothing_is_assumed_after_the_guards_were_made() -> None:
+    env = ShapeEnv()
+    n = env.symbol(7)
+    assert n >= 2  # proved
+    env.settled = True
+    assert n >= 2
+    with pytest.raises(InternalError, match="DM919"):
+        bool(n >= 5)
+    with env.reopened():
+        assert n >= 5
+    assert len(env.guards) == 1
