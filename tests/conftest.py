@@ -4,6 +4,7 @@ in files.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -32,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return request.config.getoption("--update-golden")
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: no garbage collection of a test looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -235,11 +235,11 @@ def nones(a, b=None):
 CASES = [
     (straight, (1,)),
     (straight, (5,)),
-    (loops, (5,)),
+    (loops, (3,)),
     (comprehensions, ([0, 1, 2],)),
     (unbound, (True,)),
     (unbound, (False,)),
-    (handlers, (4,)),
+    (handlers, (3,)),
     (reraises, (0,)),
     (reraises, (2,)),
     (bare_raise, ()),
