@@ -7,12 +7,23 @@ Writing it takes 100 ms for a 12-layer BERT, and most graphs here are only read 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
+
+
+class _OnDemand(_LazyGraphModule):
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The first call; `self(...)`, which FX runs, would print an error of the user's."""
+        self.real_recompile()
+        return self.forward(*args, **kwargs)
+
+    forward = _lazy_forward
 
 
 def graph_module(
     graph: torch.fx.Graph, name: str = "Graph", root: torch.nn.Module | None = None
 ) -> torch.fx.GraphModule:
     """A `GraphModule` over the graph (and the root's attributes, if it has `get_attr` nodes)."""
-    return _LazyGraphModule({} if root is None else root, graph, name)
+    return _OnDemand({} if root is None else root, graph, name)

@@ -74,3 +74,9 @@ def test_a_random_function_draws_anew_for_each_row() -> None:
     )
     out = compiled(torch.ones(64, 64))
     assert set(out.unique().tolist()) == {0.0, 2.0} and not out[0].equal(out[1])
+
+
+def test_an_error_in_a_transformed_function_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="randomness"):
+        dynamotor.compile(lambda x: vmap(lambda row: torch.rand(3))(x))(torch.ones(2, 3))
+    assert not capfd.readouterr().err
