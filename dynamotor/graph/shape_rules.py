@@ -229,13 +229,17 @@ for _func in (
     shape_rules.add(_func, _ask_eager(_func))
 
 
-def _of_its_input(func: OpOverload) -> ShapeRule:
-    """The type of the input, also beside a wider target."""
-    return lambda x, *args: replace(infer_by_meta_kernel(func, (x, *args), {}), dtype=x.dtype)
+def _of_operand(func: OpOverload, at: int) -> ShapeRule:
+    """The type of that operand, also beside a wider one: the kernels compute in place."""
+    return lambda *args, **kwargs: replace(infer_by_meta_kernel(func, args, kwargs), dtype=args[at].dtype)
 
 
-for _func in (aten.huber_loss.default, aten.soft_margin_loss.default):
-    shape_rules.add(_func, _of_its_input(_func))
+for _func, _at in (
+    (aten.huber_loss.default, 0),
+    (aten.soft_margin_loss.default, 0),
+    (aten.binary_cross_entropy_with_logits.default, 1),
+):
+    shape_rules.add(_func, _of_operand(_func, _at))
 
 
 @shape_rule(aten.smooth_l1_loss_backward.default, aten.soft_margin_loss_backward.default)

@@ -452,3 +452,33 @@ def test_strides_and_types_of_odd_operands(func, args):
     assert [s for n, s in zip(want.shape, got.stride, strict=True) if n > 1] == [
         s for n, s in zip(want.shape, want.stride(), strict=True) if n > 1
     ]
+
+
+LOSSES = {
+    "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
+    "weighted": lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight=y, pos_weight=x.detach()[0]),
+    "each": lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+    "cross_entropy": F.cross_entropy,
+    "smoothed": lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1, reduction="none"),
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth_l1": F.smooth_l1_loss,
+    "huber": F.huber_loss,
+    "kl_div": F.kl_div,
+    "poisson": F.poisson_nll_loss,
+    "soft_margin": F.soft_margin_loss,
+    "cosine": lambda x, y: F.cosine_embedding_loss(x, y, y.sign()[:, 0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_two_types_have_the_kernels(name):
+    """By PyTorch's version, the meta kernel says another type than the kernel has."""
+    floats = torch.float32, torch.float64, torch.bfloat16, torch.float16
+    for mine, other in itertools.product(floats, floats):
+        x, y = torch.rand(3, 4).to(mine), torch.rand(3, 4).to(other)
+        want = LOSSES[name](x, y)
+        with shape_mode():
+            got = LOSSES[name](*[ShapeTensor.make(TensorSpec.of(value)) for value in (x, y)])
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), (mine, other)
