@@ -28,7 +28,9 @@ aten = torch.ops.aten
 # -- types ---------------------------------------------------------------------------------------------------
 
 _SMALL = 1 << 16  # elements up to which an op is tried with all of its types equal
-_TYPES = re.compile(r"dtype|scalar type|data type|type|implemented for|Long|Double", re.IGNORECASE)
+_TYPES = re.compile(
+    r"type|implemented for|Long|Double|bool (tensor|input)|Boolean inputs|Integers to negative", re.IGNORECASE
+)
 # Of types that are the device's own affair, of kernels that are missing, of the strides of our ones.
 _OTHER = re.compile(
     r"not implemented for '(Half|BFloat16|Float8\w*|UInt(16|32|64)|ComplexHalf)'|Could not run|stride\("
@@ -60,11 +62,10 @@ def check_types(func: Any, args: tuple, kwargs: dict[str, Any], inputs: Sequence
 
 
 def _ones(arg: Any) -> Any:
-    return (
-        torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
-        if isinstance(arg, Node)
-        else arg
-    )
+    if not isinstance(arg, Node):
+        return arg
+    ones = torch.ones((), dtype=arg.meta.dtype, device="cpu").expand(arg.meta.shape)
+    return ones.contiguous() if ones.numel() <= _SMALL else ones
 
 
 type_checks.append(check_types)

@@ -49,12 +49,31 @@ def _dropout(input, p, train):  # noqa: A002 - aten's name
     return aten.native_dropout(input, p, True)[0]
 
 
+def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+    """Lengths may be on the CPU, which aten's composite, once it has the losses, divides them by."""
+    lengths = [
+        torch.as_tensor(n, dtype=torch.int64, device=log_probs.device)
+        for n in (input_lengths, target_lengths)
+    ]
+    rows = log_probs if log_probs.dim() == 3 else log_probs[:, None]
+    loss = aten._ctc_loss(rows, targets, *lengths, blank, zero_infinity)[0]
+    loss = torch.where(loss == float("inf"), 0, loss) if zero_infinity else loss
+    if reduction == 1:
+        return (loss / lengths[1].reshape(-1).clamp(min=1)).mean()
+    return loss.sum() if reduction == 2 else loss.reshape(log_probs.shape[1:-1])
+
+
 def install() -> torch.library.Library:
     """Register the rows for tensors with and without autograd. The kernels live as long as the result."""
     library = torch.library.Library("aten", "IMPL")
-    for packet, rule in ((aten.scaled_dot_product_attention, _attention), (aten.dropout, _dropout)):
-        library.impl(packet.default, rule, "AutogradXLA")
-        decomposition(packet.default)(rule)  # in inference mode no autograd key is asked
+    rules = {
+        aten.scaled_dot_product_attention.default: _attention,
+        aten.dropout.default: _dropout,
+        aten.ctc_loss.Tensor: _ctc_loss,
+    }
+    for func, rule in rules.items():
+        library.impl(func, rule, "AutogradXLA")
+        decomposition(func)(rule)  # in inference mode no autograd key is asked
     return library
 
 

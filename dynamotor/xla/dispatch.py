@@ -419,8 +419,9 @@ def _functional_of_out(func: Any) -> Any:
 
 def classify(func: Any) -> Handler:
     """The handler of an overload."""
-    if func in specials:
-        return specials[func]
+    special = specials.get(func) or specials.get(func._schema.name)  # the name of an op of a library
+    if special is not None:
+        return special
     if func in inverses:
         return view
     schema = func._schema

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_map
 
 from ..base.errors import XlaError
 from ..base.log import warn_once
-from ..graph.shape_rules import STATISTICS
-from ..graph.shapes import infer_spec
-from ..graph.spec import TensorSpec
+from ..graph.shapes import UnsupportedOp, infer_spec
+from ..graph.sizes import DataDependent
+from ..graph.spec import CPU, TensorSpec
 from . import metrics, rng
 from .dtypes import TORCH_TO_JAX, jax_dtype, torch_dtype
 from .lowering import Lowering, Refusal, Spec, Unsupported, WrongResult, apply, find, on_registration
@@ -278,10 +278,12 @@ def record(
         raise Refused(instruction)
     if inputs:
         lane = inputs[0].lane
+    if instruction.rule.random:  # before the node, which must not be there without its key
+        given = (arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, torch.Generator))
+        key_of_draw = rng.draw(lane.device, next(given, None))
     node = append(lane, instruction, inputs, lifted)
     if instruction.rule.random:
-        given = (arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, torch.Generator))
-        lane.draws.append(rng.draw(lane.device, next(given, None)))
+        lane.draws.append(key_of_draw)
     return node
 
 
@@ -393,9 +395,7 @@ def _infer(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> 
         return Instruction(func, None, template, inputs, None, "no lowering")
     try:
         metas, unknown = _shapes(func, args, kwargs), None
-    except (
-        NotImplementedError
-    ) as error:  # also torch's DataDependentOutputException and DynamicOutputShapeException
+    except (NotImplementedError, DataDependent, UnsupportedOp) as error:
         metas, unknown = None, f"its result's shape depends on data or is unknown ({type(error).__name__})"
     instruction = Instruction(func, rule, template, inputs, metas, None)
     instruction.scalars = len(scalars)
@@ -452,38 +452,27 @@ def _template(args: tuple, kwargs: dict[str, Any], lift: bool) -> tuple[Any, tup
 
 
 def _shapes(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Meta, or tuple of Meta | None, of the results, from the op's meta kernel (or the rule for where that is
-    not the CPU's).
-    """
-    if func in STATISTICS:
-        result = infer_spec(func, tree_map(_spec_of, args), tree_map(_spec_of, kwargs))
-        return tuple([Meta.of(spec.shape, spec.dtype) for spec in result])
-
-    def meta_tensor(arg: Any) -> Any:
-        if isinstance(arg, torch.Generator):
-            return None
-        return (
-            torch.empty(arg.meta.shape, dtype=arg.meta.dtype, device="meta") if isinstance(arg, Node) else arg
-        )
-
-    kwargs = dict(kwargs)
+    """Meta, or tuple of Meta | None, of the results: those that the CPU gives."""
+    named = tree_map(_spec_of, kwargs)
     if any(a.name == "device" for a in func._schema.arguments):
-        kwargs["device"] = torch.device("meta")
-    result = func(*tree_map(meta_tensor, args), **tree_map(meta_tensor, kwargs))
-    if isinstance(result, torch.Tensor):
+        named["device"] = CPU
+    result = infer_spec(func, tree_map(_spec_of, args), named)
+    if isinstance(result, TensorSpec):
         return _meta_of(result)
     flat = [item for value in result for item in (value if isinstance(value, (list, tuple)) else (value,))]
-    return tuple(_meta_of(item) if isinstance(item, torch.Tensor) else None for item in flat)
+    return tuple(_meta_of(item) if isinstance(item, TensorSpec) else None for item in flat)
 
 
 def _spec_of(arg: Any) -> Any:
-    return TensorSpec.dense(arg.meta.shape, arg.meta.dtype) if isinstance(arg, Node) else arg
+    if isinstance(arg, Node):
+        return TensorSpec.dense(arg.meta.shape, arg.meta.dtype)
+    return None if isinstance(arg, torch.Generator) else arg
 
 
-def _meta_of(tensor: torch.Tensor) -> Meta:
-    if tensor.dtype not in TORCH_TO_JAX:
-        raise NotImplementedError(f"XLA has no type for {tensor.dtype}")
-    return Meta.of(tensor.shape, tensor.dtype)
+def _meta_of(spec: TensorSpec) -> Meta:
+    if spec.dtype not in TORCH_TO_JAX:
+        raise NotImplementedError(f"XLA has no type for {spec.dtype}")
+    return Meta.of(spec.shape, spec.dtype)
 
 
 def _is_double(metas: Any) -> bool:

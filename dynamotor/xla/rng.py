@@ -9,6 +9,7 @@ same numbers, bit for bit, and a state that is read or set between two draws hol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,6 +53,19 @@ def set_state_all(seed: int) -> None:
     """Set the state of every device, each to another one."""
     for index in range(max(len(_states), len(jax.local_devices()))):
         set_state(seed + index, index)
+
+
+def _follow_manual_seed(seed_others: Callable[[int], None]) -> None:
+    """`torch.manual_seed` seeds every device, each to another state; PyTorch tells one other backend of it."""
+
+    def seed_custom_device(seed: int) -> None:
+        seed_others(seed)
+        _states.clear()  # the next look takes torch's seed
+
+    torch.random._seed_custom_device = seed_custom_device
+
+
+_follow_manual_seed(torch.random._seed_custom_device)
 
 
 def get_state_tensor(device: Any = None) -> torch.Tensor:

@@ -15,6 +15,7 @@ from . import (  # noqa: F401  (imported for their rows)
     autocast,
     composites,
     conversion,
+    ctc,
     device,
     dispatch,
     execute,

@@ -33,6 +33,11 @@ REFUSED = {
     "index_add of another type": lambda d: ones(2)(d).index_add(
         0, torch.zeros(1, dtype=torch.long, device=d), ones(1, dtype=torch.double)(d)
     ),
+    "group norm of two types": lambda d: F.group_norm(ones(1, 2, 3)(d), 2, ones(2, dtype=torch.double)(d)),
+    "relu of booleans": lambda d: ones(2, dtype=torch.bool)(d).relu(),
+    "argmax of booleans": lambda d: ones(2, dtype=torch.bool)(d).argmax(),
+    "1 - booleans": lambda d: 1 - ones(2, dtype=torch.bool)(d),
+    "integers to a negative power": lambda d: ones(2, dtype=torch.long)(d) ** -1,
     "softmax of integers": lambda d: ones(2, dtype=torch.long)(d).softmax(0),
     "and of floats": lambda d: ones(2)(d) & 1,
     "bce with integers": lambda d: F.binary_cross_entropy(ones(2)(d), ones(2, dtype=torch.long)(d)),

@@ -193,6 +193,12 @@ def statistics_of_half_precision_normalisations(device):
     return [t.dtype for t in found]
 
 
+@case
+def shifts_of_booleans(device):
+    x = torch.tensor([True, False], device=device)
+    return x << 2, x >> 1, 1 << x
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_device_does_what_the_cpu_does(name: str) -> None:
     assert_same(outcome(CASES[name], "cpu"), outcome(CASES[name], "xla"))

@@ -127,3 +127,18 @@ def test_generators_draw_by_themselves_and_can_be_saved():
 def drawn_half(seed):
     generator = torch.Generator(device="xla").manual_seed(seed)
     return torch.rand(64, generator=generator, device="xla").cpu() < 0.5
+
+
+def test_torch_manual_seed_seeds_the_device() -> None:
+    first = [(torch.manual_seed(3), torch.rand(4, device="xla"))[1] for _ in range(2)]
+    torch.manual_seed(4)
+    assert torch.equal(*first) and not torch.equal(first[0], torch.rand(4, device="xla"))
+
+
+def test_a_draw_that_is_refused_moves_no_other() -> None:
+    torch.manual_seed(3)
+    wanted = torch.rand(4, device="xla").cpu()
+    torch.manual_seed(3)
+    with pytest.raises(RuntimeError, match="DM614"):
+        torch.rand(4, device="xla", generator=torch.Generator())
+    assert torch.equal(torch.rand(4, device="xla").cpu(), wanted)

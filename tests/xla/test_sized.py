@@ -29,6 +29,20 @@ CASES = {
     "mask and positions": lambda d: torch.arange(6.0, device=d).view(2, 3)[
         torch.tensor([True, True], device=d), torch.tensor([2, 0], device=d)
     ],
+    "unique_consecutive": lambda d: torch.unique_consecutive(
+        torch.tensor([1, 1, 2, 1], device=d), return_inverse=True, return_counts=True
+    ),
+    "unique_consecutive columns": lambda d: torch.unique_consecutive(
+        torch.tensor([[1, 1, 2], [3, 3, 3]], device=d), return_inverse=True, dim=1
+    ),
+    "unique_consecutive of nothing": lambda d: torch.unique_consecutive(torch.zeros(0, device=d)),
+    "histogram": lambda d: torch.histogram(torch.tensor([0.5, 2, 1, 1, NAN], device=d), 3, range=(0.5, 2.0)),
+    "histogram of its own range": lambda d: torch.histogram(torch.ones(3, device=d), 2, density=True),
+    "histogram between edges": lambda d: torch.histogram(
+        torch.tensor([[0.0, 1], [2, 5]], device=d),
+        torch.tensor([0.0, 1.0, 2.0], device=d),
+        weight=torch.tensor([[1.0, 2], [3, 4]], device=d),
+    ),
     "bincount": lambda d: torch.bincount(torch.tensor([1, 4, 1], device=d)),
     "bincount of bytes": lambda d: torch.bincount(
         torch.tensor([1, 200, 1], dtype=torch.uint8, device=d), minlength=2
@@ -84,3 +98,14 @@ def test_gradients_and_compiled_graphs_go_through():
         mine = x.to("xla").requires_grad_()
         g(mine).backward()
         torch.testing.assert_close(mine.grad.cpu(), wanted)
+
+
+def test_torchvisions_nms_keeps_its_boxes() -> None:
+    if not hasattr(torch.ops.torchvision, "nms"):
+        torch.library.define(
+            "torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+    boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 1.9], [5, 5, 6, 6], [0, 0, 1, 1]], device="xla")
+    scores = torch.tensor([0.5, 0.9, 0.9, -float("inf")], device="xla")
+    assert torch.ops.torchvision.nms(boxes, scores, 0.5).tolist() == [1, 2, 3]
+    assert torch.ops.torchvision.nms(boxes[:0], scores[:0], 0.5).tolist() == []
