@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from .backends import get_mat_mul_precision as _xla_get_mat_mul_precision  # noqa: F401
@@ -36,54 +33,26 @@ from .sync import sync
 from .tensor import node_of
 from .toplevel import device_count as _xla_num_devices  # noqa: F401
 
-
-def _get_xla_sharding_spec(t: torch.Tensor) -> str:
-    """How a tensor lies on the devices, in XLA's words; "" for one that is on a single device."""
-    return XLAShardedTensor(t).hlo_sharding if XLAShardedTensor(t).sharding_spec else ""
-
-
-def _get_xla_sharding_type(t: torch.Tensor) -> str | None:
-    """The `ShardingType` of a tensor; None for one that is on a single device."""
-    return XLAShardedTensor(t).sharding_type if XLAShardedTensor(t).sharding_spec else None
-
-
-def _xla_sync_multi(
-    tensors: Sequence[torch.Tensor], devices: Any = (), wait: bool = False, sync_xla_data: bool = True
-) -> None:
-    """Compute tensors, and all that is pending beside them."""
-    sync(wait=wait)
-
-
-def _xla_step_marker(
-    device: str = "", devices: Any = (), wait: bool = True, reset_scope: bool = True
-) -> None:
-    """The barrier at the end of a step, of one device where it is named."""
-    sync(wait=wait, device=device or None)
-
-
-def _xla_tensors_from_aten(
-    tensors: Sequence[torch.Tensor], devices: Sequence[str], shardings: Any = None
-) -> list[torch.Tensor]:
-    """Copies of CPU tensors, each on its device."""
-    return [tensor.to(device) for tensor, device in zip(tensors, devices)]
-
-
-def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """A size as a tensor of the device."""
-    return torch.tensor(tensor.shape[dim], dtype=torch.int32, device=tensor.device)
-
-
-def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
-    """A number that is the tensor's value's own, while it lives."""
-    return id(node_of(tensor))
-
-
-def _check_tensor_need_materialization(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """Which tensors have not been computed."""
-    return [node_of(tensor).data is None for tensor in tensors]
-
-
-def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> str:
-    """A text that is equal for equal pending graphs of tensors of one device."""
-    nodes = [node_of(tensor) for tensor in tensors]
-    return str(Graph.of(nodes[0].lane, [node.position for node in nodes]))
+_ROWS = {
+    # How a tensor lies on the devices, in XLA's words; "" and None for one that is on a single device.
+    "_get_xla_sharding_spec": lambda t: (
+        XLAShardedTensor(t).hlo_sharding if XLAShardedTensor(t).sharding_spec else ""
+    ),
+    "_get_xla_sharding_type": lambda t: (
+        XLAShardedTensor(t).sharding_type if XLAShardedTensor(t).sharding_spec else None
+    ),
+    "_xla_sync_multi": lambda tensors, devices=(), wait=False, sync_xla_data=True: sync(wait=wait),
+    "_xla_step_marker": lambda device="", devices=(), wait=True, reset_scope=True: sync(wait, device or None),
+    "_xla_tensors_from_aten": lambda tensors, devices, shardings=None: [
+        t.to(d) for t, d in zip(tensors, devices)
+    ],
+    "_get_xla_tensor_dimension_size": lambda t, dim: torch.tensor(
+        t.shape[dim], dtype=torch.int32, device=t.device
+    ),
+    "_xla_get_tensor_id": lambda tensor: id(node_of(tensor)),  # its value's own, while it lives
+    "_check_tensor_need_materialization": lambda tensors: [node_of(t).data is None for t in tensors],
+    "_get_graph_hash": lambda tensors: str(
+        Graph.of(node_of(tensors[0]).lane, [node_of(t).position for t in tensors])
+    ),
+}
+globals().update(_ROWS)

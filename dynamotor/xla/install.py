@@ -67,6 +67,7 @@ _ELSEWHERE = {
     "experimental.distributed_checkpoint.planners": "experimental.distributed_checkpoint",
     "experimental.distributed_checkpoint.util": "experimental.distributed_checkpoint",
     "experimental.eager": "regions",
+    "experimental.gru": "recurrent",
     "experimental.pjrt": "runtime",
     "experimental.pjrt_backend": "distributed.xla_backend",
     "experimental.xla_sharding": "distributed.spmd.xla_sharding",

@@ -96,10 +96,3 @@ def _gelu_backward(grad, x, *, approximate="none"):
         return grad * (0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * slope)
     area = 0.5 * (1 + lax.erf(x * sqrt(0.5)))
     return grad * (area + x * jnp.exp(-0.5 * x * x) * (1 / sqrt(2 * pi)))
-
-
-@op(aten.glu_backward)
-def _glu_backward(grad, x, dim):
-    value, gate = jnp.split(wide(x), 2, dim)
-    grad, gate = wide(grad), lax.logistic(gate)
-    return jnp.concatenate([grad * gate, grad * value * gate * (1 - gate)], dim)

@@ -1,4 +1,4 @@
-"""Complex numbers: made of parts and of polar coordinates, conjugated, negated.
+"""Complex numbers: made of parts and of polar coordinates, conjugated, negated; Fourier transforms.
 
 `view_as_real` and `view_as_complex` are with the views, in `ops_view.py`.
 
@@ -8,8 +8,10 @@ tensor([2.+0.j], device='xla:0')
 
 from __future__ import annotations
 
-from math import pi
+import math
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -41,4 +43,44 @@ def _angle(x):
     if is_complex(x):
         return jnp.angle(x)
     x = widened_float(x)
-    return jnp.where(x != x, x, jnp.where(x < 0, pi, 0).astype(x.dtype))
+    return jnp.where(x != x, x, jnp.where(x < 0, math.pi, 0).astype(x.dtype))
+
+
+# -- Fourier transforms: `normalization` is 0 (none), 1 (by the root of n) or 2 (by n) -------------------------
+
+
+_NONE, _BY_ROOT, _BY_SIZE = 0, 1, 2
+
+
+def _normalised(x: jax.Array, sizes: Sequence[int], normalization: int) -> jax.Array:
+    count = math.prod(sizes)
+    if normalization == _NONE or not count:
+        return x
+    return x * jnp.asarray(1 / (math.sqrt(count) if normalization == _BY_ROOT else count), x.real.dtype)
+
+
+def _complex(x: jax.Array, dims: Sequence[int], forward: bool) -> jax.Array:
+    """Transforms without a factor, one dimension after the other."""
+    for dim in dims:
+        x = jnp.fft.fft(x, axis=dim) if forward else jnp.fft.ifft(x, axis=dim, norm="forward")
+    return x
+
+
+@op(aten._fft_c2c)
+def _fft_c2c(x, dim, normalization, forward):
+    return _normalised(_complex(x, dim, forward), [x.shape[d] for d in dim], normalization)
+
+
+@op(aten._fft_r2c)
+def _fft_r2c(x, dim, normalization, onesided):
+    sizes = [x.shape[d] for d in dim]
+    if onesided:
+        return _normalised(_complex(jnp.fft.rfft(x, axis=dim[-1]), dim[:-1], True), sizes, normalization)
+    return _normalised(_complex(x, dim, True), sizes, normalization)
+
+
+@op(aten._fft_c2r)
+def _fft_c2r(x, dim, normalization, last_dim_size):
+    sizes = [*(x.shape[d] for d in dim[:-1]), last_dim_size]
+    result = jnp.fft.irfft(_complex(x, dim[:-1], False), n=last_dim_size, axis=dim[-1], norm="forward")
+    return _normalised(result, sizes, normalization)

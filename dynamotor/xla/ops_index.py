@@ -96,14 +96,6 @@ def _spread(x: jax.Array, mask: jax.Array, lead: int, values: jax.Array) -> tupl
     return wide_mask, values.at[at_dim(lead, rank, values.ndim)].get(**WITHIN)
 
 
-def _clamped(x: jax.Array, indices: Sequence[jax.Array | None]) -> Index:
-    places = _places(indices)
-    return tuple(
-        p if isinstance(p, slice) else p.clip(-n, n - 1) + jnp.where(p < 0, n, 0)
-        for p, n in zip(places, x.shape)
-    )
-
-
 @op(aten.index_copy)
 def _index_copy(x, dim, index, source):
     """Where an index occurs twice, the last row stays: a small scatter finds each row's source, then one
@@ -162,12 +154,3 @@ def _nonzero_static(x, *, size, fill_value=-1):
 @op(aten.repeat_interleave.Tensor)
 def _repeat_interleave(repeats, *, output_size):
     return jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)
-
-
-@op(aten.index_fill)
-def _index_fill(x, dim, index, value):
-    value = jnp.asarray(value).astype(x.dtype)
-    if x.ndim == 0:
-        return value if index.size else x
-    touched = jnp.zeros(x.shape[dim], bool).at[index].set(True, **WITHIN)
-    return jnp.where(_in_dim(touched, dim, x.ndim), value, x)

@@ -1,4 +1,5 @@
-"""Losses and their gradients; `reduction` is 0 (none), 1 (mean) or 2 (sum), as aten numbers them.
+"""Losses and their gradients, and the scale of losses that torch.amp keeps. `reduction` is 0
+(none), 1 (mean) or 2 (sum), as aten numbers them.
 
 >>> torch.nn.functional.cross_entropy(logits, target)  # _log_softmax and nll_loss_forward
 """
@@ -128,3 +129,30 @@ def _multilabel_margin_backward(grad, x, target, reduction, is_target):
     slope = jnp.sum(active, axis=1) - jnp.sum(own, axis=1)
     each = _spread(grad, slope[:, 0], reduction)
     return (slope * (each.reshape(-1, 1) if each.ndim else each)).reshape(x.shape)
+
+
+# -- torch.amp.GradScaler: unscale gradients, look for what is not finite, move the scale ----------------------
+
+
+@op(aten._amp_foreach_non_finite_check_and_unscale)
+def _unscale(gradients, found_inf, inv_scale):
+    """(*unscaled, found): found is 1 as soon as one element is infinite or NaN."""
+    bad = found_inf != 0
+    for gradient in gradients:
+        bad = bad | ~jnp.isfinite(gradient).all()
+    return *(wide(gradient) * inv_scale for gradient in gradients), jnp.where(bad, 1.0, found_inf)
+
+
+@op(aten._amp_update_scale)
+def _update_scale(
+    scale, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval
+):
+    """Shrink after a bad step; grow after `growth_interval` good ones, unless the scale would overflow."""
+    bad, good_steps = found_inf != 0, growth_tracker + 1
+    due = good_steps == growth_interval
+    grown = scale * jnp.asarray(scale_growth_factor, scale.dtype)
+    kept = jnp.where(due & jnp.isfinite(grown), grown, scale)
+    return (
+        jnp.where(bad, scale * jnp.asarray(scale_backoff_factor, scale.dtype), kept),
+        jnp.where(bad | due, 0, good_steps),
+    )

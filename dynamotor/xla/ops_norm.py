@@ -176,22 +176,6 @@ def _batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum
     )  # never read; aten's kernels differ in their size
 
 
-_RESERVE = (0,)  # the reserve of `_batch_norm_with_update`: cudnn's own notes, nothing here
-
-
-@op(aten._batch_norm_with_update_functional)
-def _batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
-    output, mean, variance = _batch_norm(x, weight, bias, running_mean, running_var, True, eps)
-    moved = _running(x, mean, variance, running_mean, running_var, True, momentum)
-    return output, *_saved(mean, variance, True, eps), jnp.zeros(_RESERVE, jnp.uint8), *moved
-
-
-@op(aten._batch_norm_no_update)
-def _batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, eps):
-    output, mean, variance = _batch_norm(x, weight, bias, running_mean, running_var, False, eps)
-    return output, *_saved(mean, variance, False, eps), jnp.zeros(_RESERVE, jnp.uint8)
-
-
 @op(aten.native_batch_norm_backward)
 def _batch_norm_backward(
     grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
@@ -209,15 +193,6 @@ def _batch_norm_backward(
     else:
         dx = grad
     return dx * _scale(rstd, _per_channel(weight, x)), (slope * rstd).reshape(-1), jnp.sum(grad, axis=axes)
-
-
-@op(aten.batch_norm_backward)
-def _batch_norm_backward_reserve(
-    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, _
-):
-    return _batch_norm_backward(
-        grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
-    )
 
 
 @op(aten.batch_norm_update_stats)

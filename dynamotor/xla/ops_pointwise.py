@@ -9,7 +9,7 @@ tensor([3], device='xla:0')
 
 from __future__ import annotations
 
-from math import log2, pi
+from math import pi
 from typing import Any
 
 import jax
@@ -33,12 +33,6 @@ def is_integer(x: Any) -> bool:
 def is_complex(x: Any) -> bool:
     """True for complex arrays."""
     return jnp.issubdtype(x.dtype, jnp.complexfloating)
-
-
-def sinc(x: jax.Array) -> jax.Array:
-    """sin(πx) / (πx), 1 at 0."""
-    safe = jnp.where(x == 0, 1, x) * pi
-    return jnp.where(x == 0, 1, jnp.sin(safe) / safe)
 
 
 def sgn(x: jax.Array) -> jax.Array:
@@ -96,7 +90,6 @@ UNARY = {
     aten.sgn: sgn,
     aten.sign: sgn,
     aten.sin: jnp.sin,
-    aten.sinc: sinc,
     aten.sinh: jnp.sinh,
     aten.sqrt: square_root,
     aten.tan: jnp.tan,
@@ -285,14 +278,6 @@ def logaddexp(x, y):
     together = jnp.where(low.real < 0, low, jnp.log(jnp.exp(low) + jnp.exp(high)))
     unknown = jnp.isnan(x) | jnp.isnan(y)
     return jnp.where(unknown, complex("nan+nanj"), jnp.where(same, together, apart))
-
-
-@elementwise(aten.logaddexp2)
-def _logaddexp2(x, y):
-    """log2(2^x + 2^y) without overflow."""
-    high, low = jnp.maximum(x, y), jnp.minimum(x, y)
-    same = jnp.isinf(high) & (x == y)
-    return jnp.where(same, high, high + jnp.log1p(jnp.exp2(jnp.where(same, 0, low - high))) * log2(np.e))
 
 
 elementwise(aten.gcd)(lambda x, y: jnp.gcd(*jnp.broadcast_arrays(x, y)))

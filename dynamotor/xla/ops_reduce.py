@@ -43,28 +43,19 @@ def in_dtype(x: jax.Array, out: Spec) -> jax.Array:
 # -- sums, products, truth -----------------------------------------------------------------------------------
 
 
-@op(aten.sum, out=True)
-def _sum(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
-    return jnp.sum(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
-
-
-@op(aten.prod, out=True)
-def _prod(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
-    return jnp.prod(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
-
-
-@op(aten.mean, out=True)
-def _mean(x, dim=None, keepdim=False, *, dtype=None, out: Spec):
-    return jnp.mean(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
-
-
+for _target, _fn in {
+    aten.sum: jnp.sum,
+    aten.prod: jnp.prod,
+    aten.mean: jnp.mean,
+    aten.logsumexp: special.logsumexp,
+}.items():
+    op(_target, out=True)(
+        lambda x, dim=None, keepdim=False, *, dtype=None, out, fn=_fn: fn(
+            in_dtype(x, out), axes(x, dim), keepdims=keepdim
+        )
+    )
 op(aten.any)(lambda x, dim=None, keepdim=False: jnp.any(truth(x), axes(x, dim), keepdims=keepdim))
 op(aten.all)(lambda x, dim=None, keepdim=False: jnp.all(truth(x), axes(x, dim), keepdims=keepdim))
-
-
-@op(aten.logsumexp, out=True)
-def _logsumexp(x, dim, keepdim=False, *, out: Spec):
-    return special.logsumexp(in_dtype(x, out), axes(x, dim), keepdims=keepdim)
 
 
 # -- extrema -------------------------------------------------------------------------------------------------

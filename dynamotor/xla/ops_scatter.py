@@ -68,24 +68,6 @@ def _slice_inverse(x, src, dim=0, start=None, end=None, step=1):
     return _slice_scatter(src, x, dim, start, end, step)
 
 
-@op(aten.slice_backward)
-def _slice_backward(grad, input_sizes, dim, start, end, step):
-    dim %= len(input_sizes)
-    start, _ = slice_bounds(input_sizes[dim], start, end)
-    return strided_place(grad, dim, start, input_sizes[dim], step)
-
-
-@op(aten.select_backward)
-def _select_backward(grad, input_sizes, dim, index):
-    dim %= len(input_sizes)
-    return strided_place(jnp.expand_dims(grad, dim), dim, index % input_sizes[dim], input_sizes[dim], 1)
-
-
-@op(aten.diagonal_backward)
-def _diagonal_backward(grad, input_sizes, offset, dim1, dim2):
-    return _diagonal_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, offset, dim1, dim2)
-
-
 @op(aten.unfold_backward)
 def _unfold_backward(grad, input_sizes, dim, size, step):
     if not input_sizes:

@@ -1,16 +1,21 @@
 """softmax and log_softmax, their gradients, and the masked and safe forms; sums in float32 for low precision.
+Scaled dot product attention in aten's CPU form, which composites.py calls: (output, log of the sum of
+exponentials of each row).
 
 >>> torch.softmax(x.half(), -1)
 """
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import torch
 
-from .lowering import op
-from .numerics import wide
+from .lowering import Unsupported, op
+from .numerics import contract, wide
 
 aten = torch.ops.aten
 
@@ -61,13 +66,6 @@ def _total(x: jax.Array, dim: int) -> jax.Array:
     return jnp.sum(x, axis=dim, keepdims=True) if x.ndim else x
 
 
-@op(aten._safe_softmax)
-def _safe_softmax(x, dim, dtype=None):
-    x = wide(x)
-    masked = x == -jnp.inf
-    return jnp.where(jnp.all(masked, axis=dim, keepdims=True) if x.ndim else masked, 0, softmax(x, dim))
-
-
 _SOURCE_MASK, _PADDING_MASK = 0, 1
 
 
@@ -90,3 +88,67 @@ def _masked_softmax_backward(grad, output, mask, dim=None):
     dim = -1 if dim is None else dim
     weighted = jnp.where(mask, 0, grad * output)
     return jnp.where(mask, 0, weighted - output * jnp.sum(weighted, axis=dim, keepdims=True))
+
+
+# -- scaled dot product attention -----------------------------------------------------------------------------
+
+
+def _einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return contract(partial(jnp.einsum, subscripts), x, y)
+
+
+def _scores(
+    query: jax.Array, key: jax.Array, mask: jax.Array | None, is_causal: bool, scale: float
+) -> jax.Array:
+    """(B, H, L, S): scaled products, -inf where hidden. A boolean mask shows where it is True, another one is
+    added.
+    """
+    scores = _einsum("bhld,bhsd->bhls", query, key) * scale
+    if is_causal:
+        shown = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
+        scores = jnp.where(shown, scores, -jnp.inf)
+    if mask is None:
+        return scores
+    return jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + wide(mask)
+
+
+def _scale(query: jax.Array, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _check(dropout_p: float, query: jax.Array, key: jax.Array) -> None:
+    if dropout_p:
+        raise Unsupported("aten's CPU attention has no dropout")
+    if query.shape[1] != key.shape[1]:
+        raise Unsupported("key and value have fewer heads than query")
+
+
+@op(aten._scaled_dot_product_flash_attention_for_cpu)
+def _attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    """Rows that see nothing give zero, and 0 as their log-sum."""
+    _check(dropout_p, query, key)
+    scores = _scores(query, key, attn_mask, is_causal, _scale(query, scale))
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    blind = top == -jnp.inf
+    weights = jnp.exp(scores - jnp.where(blind, 0, top))
+    total = jnp.where(blind, 1, jnp.sum(weights, axis=-1, keepdims=True))
+    output = _einsum("bhls,bhsd->bhld", weights.astype(value.dtype), value) / total
+    return output, jnp.where(blind, 0, top + jnp.log(total))[..., 0]
+
+
+@op(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+def _attention_backward(
+    grad, query, key, value, output, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
+    """The weights are calculated again from the log-sums, as in FlashAttention (Dao et al., 2022)."""
+    _check(dropout_p, query, key)
+    scale = _scale(query, scale)
+    weights = jnp.exp(_scores(query, key, attn_mask, is_causal, scale) - logsumexp[..., None])
+    delta = jnp.sum(wide(grad) * wide(output), axis=-1, keepdims=True)
+    slope = weights * (_einsum("bhld,bhsd->bhls", grad, value) - delta) * scale
+    weights, slope = weights.astype(query.dtype), slope.astype(query.dtype)
+    return (
+        _einsum("bhls,bhsd->bhld", slope, key),
+        _einsum("bhls,bhld->bhsd", slope, query),
+        _einsum("bhls,bhld->bhsd", weights, grad),
+    )

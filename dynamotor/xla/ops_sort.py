@@ -1,4 +1,4 @@
-"""Sorting and order statistics.
+"""Sorting and order statistics; running sums, products and extrema along one dimension.
 
 Every sort here is stable and puts nan last (first when descending). Where values are equal, aten's `topk`,
 `median`, `kthvalue` and unstable `sort` may name another of the equal positions than these rules; the values
@@ -10,12 +10,17 @@ tensor([0, 2, 1], device='xla:0')
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
 
 from .lowering import op
+from .ops_pointwise import is_complex, logaddexp
+from .ops_reduce import in_dtype
+from .promotion import widened_float
 
 aten = torch.ops.aten
 
@@ -110,3 +115,42 @@ def _mode(x, dim=-1, keepdim=False):
     before = jnp.roll(values, 1, dim)
     start = lax.cummax(jnp.where((rank == 0) | (values != before), rank, 0), dim)
     return _pick(values, places, jnp.argmax(rank - start, dim, keepdims=True), dim, keepdim)
+
+
+# -- running ---------------------------------------------------------------------------------------------------
+
+
+for _target, _fn in ((aten.cumsum, jnp.cumsum), (aten.cumprod, jnp.cumprod)):
+    op(_target, out=True)(
+        lambda x, dim, *, dtype=None, out, fn=_fn: fn(in_dtype(x, out), dim) if x.ndim else in_dtype(x, out)
+    )
+
+
+@op(aten._logcumsumexp, aten.logcumsumexp)
+def _logcumsumexp(x, dim):
+    x = widened_float(x)
+    if x.ndim == 0:
+        return x
+    return (
+        lax.associative_scan(logaddexp, x, axis=dim % x.ndim)
+        if is_complex(x)
+        else lax.cumlogsumexp(x, dim % x.ndim)
+    )
+
+
+op(aten.cummax)(lambda x, dim: _running(lambda new, old: new >= old, x, dim))
+op(aten.cummin)(lambda x, dim: _running(lambda new, old: new <= old, x, dim))
+
+
+def _running(wins: Any, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+    """The running extremum and its position: the last of equal ones; once nan, always nan."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+
+    def later(left, right):
+        (old, old_at), (new, new_at) = left, right
+        take = (new != new) | ((old == old) & wins(new, old))
+        return jnp.where(take, new, old), jnp.where(take, new_at, old_at)
+
+    return lax.associative_scan(later, (x, lax.broadcasted_iota(jnp.int64, x.shape, dim)), axis=dim)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from torch.nn import GRU  # noqa: F401  (what torch_xla.experimental.gru is)
 
 from . import jax_call
 from .lowering import decomposition

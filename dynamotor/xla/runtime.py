@@ -99,14 +99,7 @@ def local_ordinal() -> int:
     return replication.place().local_rank
 
 
-def process_index() -> int:
-    """The index of this process among all processes: one replica is one process."""
-    return replication.rank()
-
-
-def process_count() -> int:
-    """The number of processes."""
-    return replication.size()
+process_index, process_count = global_ordinal, world_size  # one replica is one process
 
 
 def local_process_count() -> int:
@@ -141,9 +134,7 @@ def addressable_runtime_device_count() -> int:
     return len(jax.local_devices())
 
 
-def global_runtime_device_count() -> int:
-    """The number of physical devices of all processes, also in SPMD mode."""
-    return len(jax.devices())
+global_runtime_device_count = global_device_count
 
 
 def runtime_device_attributes(device: str) -> dict[str, Any]:
@@ -160,12 +151,9 @@ def global_runtime_device_attributes() -> list[dict[str, Any]]:
 
 
 def _attributes(device: jax.Device) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": f"{device_type()}:{device.id}", "kind": device.device_kind}
-    found["process_index"] = device.process_index
-    for name in ("coords", "core_on_chip", "num_cores"):
-        if hasattr(device, name):
-            found[name] = getattr(device, name)
-    return found
+    names = [n for n in ("process_index", "coords", "core_on_chip", "num_cores") if hasattr(device, n)]
+    found = {"name": f"{device_type()}:{device.id}", "kind": device.device_kind}
+    return found | {name: getattr(device, name) for name in names}
 
 
 def use_spmd(auto: bool | None = False) -> None:

@@ -19,6 +19,13 @@ def attend(x, mask):
 
 
 CASES = {
+    "glu": lambda x: F.glu(x, 1),
+    "logaddexp2": lambda x: torch.logaddexp2(x, x.flip(0)),
+    "sinc": lambda x: torch.sinc(x),
+    "softmax of rows that see nothing": lambda x: torch.ops.aten._safe_softmax(
+        x.masked_fill(x > 0, -1e999), 0
+    ),
+    "gradients of views": lambda x: x[1:, ::2] * x[0, 1] + x.diagonal(1)[0],
     "col2im": lambda x: F.fold(x.view(1, 12, 4)[:, :8], (3, 3), 2),
     "im2col": lambda x: F.unfold(x.view(1, 3, 4, 4), (2, 1), dilation=(2, 1), padding=(1, 2), stride=(1, 3)),
     "chunk_cat": lambda x: torch._chunk_cat([x, x], 0, 2),

@@ -15,7 +15,6 @@ from dynamotor.xla import (  # noqa: E402, F401
     ops_create,
     ops_embedding,
     ops_index,
-    ops_pad,
     ops_reduce_at,
     ops_scatter,
     ops_shape,

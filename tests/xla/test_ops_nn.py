@@ -15,10 +15,9 @@ pytest.importorskip("jax", reason="jax is not installed")
 from lowering_harness import check, company, gather  # noqa: E402
 
 from dynamotor.xla import (  # noqa: E402, F401
-    ops_attention,
+    ops_complex,
     ops_conv,
     ops_distance,
-    ops_fft,
     ops_grid,
     ops_loss,
     ops_matmul,
@@ -214,7 +213,6 @@ def test_batch_norm(training, shape):
 def test_softmax_of_rows_that_are_hidden():
     x = torch.tensor([[1.0, -float("inf")], [-float("inf"), -float("inf")]])
     mode = check(lambda: (torch.softmax(x, -1), torch.log_softmax(x, -1), aten._safe_softmax(x, -1)))
-    lowered(mode, "_safe_softmax.default")
     check(lambda: torch.softmax(torch.randn(3, 0), 1))
 
 

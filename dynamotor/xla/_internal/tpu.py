@@ -1,4 +1,4 @@
-"""What a program asks about a TPU host, answered by jax; 0 and "" where there is none."""
+"""What a program asks about a TPU host, answered by jax and the environment; 0 and "" where there is none."""
 
 from __future__ import annotations
 
@@ -11,55 +11,33 @@ def _tpus() -> list[jax.Device]:
     return [d for d in jax.local_devices() if d.platform == "tpu"]
 
 
-def num_available_devices() -> int:
-    """How many TPU devices this host has."""
-    return len(_tpus())
+def _chips() -> int:
+    return len({tuple(getattr(d, "coords", (d.id,))) for d in _tpus()})
 
 
-def num_available_chips() -> int:
-    """How many TPU chips this host has."""
-    return len({getattr(d, "coords", d.id) and tuple(d.coords) for d in _tpus()})
-
-
-def num_logical_cores_per_chip() -> int:
-    """Devices a chip; 1 without TPUs."""
-    return num_available_devices() // num_available_chips() if _tpus() else 1
-
-
-def num_expected_global_devices() -> int:
-    """The number of devices of all hosts."""
-    return jax.device_count() if _tpus() else 0
-
-
-def version() -> int:
-    """The generation: 4 for "TPU v4"; 0 without TPUs."""
-    digits = [c for c in (_tpus()[0].device_kind if _tpus() else "") if c.isdigit()]
-    return int(digits[0]) if digits else 0
-
-
-def get_tpu_type() -> str:
-    """The kind of TPU as jax names it; "" without one."""
+def _kind() -> str:
     return _tpus()[0].device_kind if _tpus() else ""
 
 
-def task_id() -> int:
-    """This host's number, as the environment gives it."""
-    return int(os.environ.get("CLOUD_TPU_TASK_ID", os.environ.get("TPU_WORKER_ID", jax.process_index())))
-
-
-worker_id = task_id
-
-
-def get_worker_ips() -> list[str]:
-    """The addresses of the hosts, as the environment gives them (TPU_WORKER_HOSTNAMES)."""
+def _hosts() -> list[str]:
     return os.environ.get("TPU_WORKER_HOSTNAMES", "localhost").split(",")
 
 
-def num_tpu_workers() -> int:
-    """How many hosts there are."""
-    return len(get_worker_ips())
+def _host() -> int:
+    return int(os.environ.get("CLOUD_TPU_TASK_ID", os.environ.get("TPU_WORKER_ID", jax.process_index())))
 
 
-def discover_master_worker_ip() -> str:
-    """The address of the first host."""
-    return get_worker_ips()[0]
+_ROWS = {
+    "num_available_devices": lambda: len(_tpus()),
+    "num_available_chips": _chips,
+    "num_logical_cores_per_chip": lambda: len(_tpus()) // _chips() if _tpus() else 1,
+    "num_expected_global_devices": lambda: jax.device_count() if _tpus() else 0,
+    "get_tpu_type": _kind,
+    "version": lambda: int("".join(c for c in _kind() if c.isdigit())[:1] or 0),  # 4 for "TPU v4"
+    "task_id": _host,
+    "worker_id": _host,
+    "get_worker_ips": _hosts,
+    "num_tpu_workers": lambda: len(_hosts()),
+    "discover_master_worker_ip": lambda: _hosts()[0],
+}
+globals().update(_ROWS)
