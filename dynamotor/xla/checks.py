@@ -133,20 +133,17 @@ def _index(x: Node, indices: Sequence[Node | None], *rest: Any, **_: Any) -> Ite
         dim += len(index.meta.shape) if masks and index is not None else 1
 
 
-def _along(*overloads: Any) -> None:
-    @values.register(*overloads)
-    def rule(x: Node, dim: int, index: Node, *rest: Any, **_: Any) -> Iterator[tuple[Node, str]]:
-        shape = x.meta.shape or (1,)
-        yield _outside(index, shape[dim], dim % len(shape), 0)
-
-
-_along(aten.index_select.default, aten.gather.default, aten.index_add.default, aten.index_copy.default)
-_along(
-    *(getattr(aten.scatter, o) for o in ("src", "value", "reduce", "value_reduce")), aten.scatter_add.default
+@values.register(
+    *(getattr(aten.scatter, o) for o in ("src", "value", "reduce", "value_reduce")),
+    *(
+        getattr(aten, n).default
+        for n in ["index_select", "gather", "index_add", "index_copy", "scatter_add", "index_reduce"]
+    ),
+    aten.scatter_reduce.two,
 )
-_along(
-    aten.scatter_reduce.two, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.index_reduce.default
-)
+def _along(x: Node, dim: int, index: Node, *rest: Any, **_: Any) -> Iterator[tuple[Node, str]]:
+    shape = x.meta.shape or (1,)
+    yield _outside(index, shape[dim], dim % len(shape), 0)
 
 
 @values.register(aten.take.default)

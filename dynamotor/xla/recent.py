@@ -11,11 +11,13 @@ from typing import Any
 
 
 class Recent(dict):
-    """A dict of at most `limit` entries; what was read or written longest ago goes first."""
+    """A dict of at most `limit` entries; what was read or written longest ago goes first. `forgotten`: how
+    many went.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
-        self.limit = limit
+        self.limit, self.forgotten = limit, 0
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The entry, which is now the latest."""
@@ -30,3 +32,4 @@ class Recent(dict):
         super().__setitem__(key, value)
         while len(self) > self.limit:
             del self[next(iter(self))]
+            self.forgotten += 1

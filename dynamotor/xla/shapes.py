@@ -33,7 +33,6 @@ def _batch_statistics(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Ten
 SHAPES: dict[str, Callable[..., Any]] = {
     "multi_margin_loss_backward": _like(1),
     "multilabel_margin_loss_backward": _like(1),
-    "fractional_max_pool3d_backward": _like(1),
     "binomial": _like(0),
     "_standard_gamma_grad": _like(0),
     "_sample_dirichlet": _like(0),

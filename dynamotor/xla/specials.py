@@ -29,13 +29,14 @@ aten = torch.ops.aten
 specials.add(aten._linalg_check_errors.default, check_solvers)
 
 
-@specials.register(aten.detach.default, aten.lift_fresh.default, aten.lift.default, aten._to_dense.default)
+@specials.register(
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh.default,
+    aten.lift.default,
+    aten._to_dense.default,
+)
 def _same(func: Any, args: tuple, kwargs: Any) -> XLATensor:
-    return wrap_view(args[0]._alias, args[0])
-
-
-@specials.register(aten.alias.default)
-def _alias(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return wrap_view(args[0]._alias, args[0])
 
 
@@ -120,9 +121,7 @@ def _copy(func: Any, args: tuple, kwargs: Any) -> XLATensor:
     return result
 
 
-@specials.register(aten._copy_from.default)
-def _copy_from(func: Any, args: tuple, kwargs: Any) -> torch.Tensor:
-    return _copy_(func, (args[1], args[0]), None)
+specials.add(aten._copy_from.default, lambda func, args, kwargs: _copy_(func, (args[1], args[0]), None))
 
 
 @specials.register(aten._local_scalar_dense.default)
@@ -318,14 +317,8 @@ def _repeat_interleave(func: Any, args: tuple, kwargs: dict[str, Any] | None) ->
     return dispatch.plain(func, args, {"output_size": size})
 
 
-@specials.register(aten.record_stream.default)
-def _record_stream(func: Any, args: tuple, kwargs: Any) -> None:
-    return None
-
-
-@specials.register(aten.is_pinned.default)
-def _is_pinned(func: Any, args: tuple, kwargs: Any) -> bool:
-    return False
+specials.add(aten.record_stream.default, lambda func, args, kwargs: None)
+specials.add(aten.is_pinned.default, lambda func, args, kwargs: False)
 
 
 @specials.register(aten.t.default)

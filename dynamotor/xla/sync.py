@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,12 @@ from .recent import Recent
 
 # As many as torch_xla keeps; its variable sets another number.
 _executables = Recent(int(os.environ.get("XLA_COMPILATION_CACHE_SIZE", 2048)))
+metrics.sources.append(
+    (
+        lambda: Counter(ForgottenExecutable=_executables.forgotten) if _executables.forgotten else Counter(),
+        lambda: setattr(_executables, "forgotten", 0),
+    )
+)
 _reasons = Reasons()
 # Added to every key: SPMD puts the shardings of the leaves here.
 key_extras: list[Callable[[list[Node]], Any]] = []

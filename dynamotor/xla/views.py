@@ -35,40 +35,22 @@ def _alias(base: Node, new: Node) -> Node:
     return new
 
 
-@inverses.register(aten.t.default)
-def _t(base: Node, new: Node) -> Node:
-    return record(aten.t.default, (new,))
-
-
-@inverses.register(aten.transpose.int)
-def _transpose(base: Node, new: Node, dim0: int, dim1: int) -> Node:
-    return record(aten.transpose.int, (new, dim0, dim1))
+# Views that one op on the new value undoes, with the view's own arguments.
+for _view, _undo in {
+    aten.t.default: aten.t.default,
+    aten.transpose.int: aten.transpose.int,
+    aten._conj.default: aten.conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+    aten.view_as_real.default: aten.view_as_complex.default,
+    aten.view_as_complex.default: aten.view_as_real.default,
+}.items():
+    inverses.add(_view, lambda base, new, *args, undo=_undo: record(undo, (new, *args)))
 
 
 @inverses.register(aten.permute.default)
 def _permute(base: Node, new: Node, dims: list[int]) -> Node:
     order = [dim % len(dims) for dim in dims]
     return record(aten.permute.default, (new, sorted(range(len(order)), key=order.__getitem__)))
-
-
-@inverses.register(aten._conj.default)
-def _conj(base: Node, new: Node) -> Node:
-    return record(aten.conj_physical.default, (new,))
-
-
-@inverses.register(aten._neg_view.default)
-def _neg_view(base: Node, new: Node) -> Node:
-    return record(aten.neg.default, (new,))
-
-
-@inverses.register(aten.view_as_real.default)
-def _view_as_real(base: Node, new: Node) -> Node:
-    return record(aten.view_as_complex.default, (new,))
-
-
-@inverses.register(aten.view_as_complex.default)
-def _view_as_complex(base: Node, new: Node) -> Node:
-    return record(aten.view_as_real.default, (new,))
 
 
 @inverses.register(aten.view.dtype)

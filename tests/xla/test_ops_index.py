@@ -174,7 +174,7 @@ def test_zero_dimensional_tensors() -> None:
     x, zero = torch.randn(()), torch.zeros((), dtype=torch.int64)
     for call in (
         lambda: aten.gather(x, 0, zero), lambda: aten.scatter(x, 0, zero, torch.ones(())), lambda: aten.index_select(x, 0, zero),
-        lambda: aten.index_fill(x, 0, zero, 2.0), lambda: aten.take(x, zero), lambda: aten.index_add(x, 0, zero, torch.ones(())),
+        lambda: aten.take(x, zero), lambda: aten.index_add(x, 0, zero, torch.ones(())),
         lambda: aten.scatter_add(x, 0, zero, torch.ones(())), lambda: aten.index_copy(x, 0, zero, torch.ones(())),
     ):  # fmt: skip
         assert check(call).right

@@ -94,6 +94,7 @@ def test_executables_that_were_not_used_lately_are_forgotten(monkeypatch):
         for size in range(1, 6):
             assert (torch.ones(size, device="xla") + round_).tolist() == [1.0 + round_] * size
             assert len(kept) <= 3
+    assert metrics.all_counters()["ForgottenExecutable"] == kept.forgotten > 2
     table = Recent(2)
     table["a"], table["b"] = 1, 2
     assert table.get("a") == 1

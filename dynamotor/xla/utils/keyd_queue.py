@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 
@@ -33,10 +34,21 @@ class _Closable:
             self._writable = False
             self._ready.notify_all()
 
-    def _room(self) -> bool:
-        """Wait for a free place; False where the queue was closed."""
-        self._ready.wait_for(lambda: not self._writable or len(self._items) < self._maxsize)
-        return self._writable
+    def _put(self, add: Callable[[], None]) -> bool:
+        """Add an item when there is a free place; False where the queue was closed."""
+        with self._ready:
+            self._ready.wait_for(lambda: not self._writable or len(self._items) < self._maxsize)
+            if self._writable:
+                add()
+            self._ready.notify_all()
+            return self._writable
+
+    def _get(self, there: Callable[[], Any], take: Callable[[], Any]) -> Any:
+        """Take an item when it comes; None where the queue was closed without it."""
+        with self._ready:
+            self._ready.wait_for(lambda: not self._writable or there())
+            self._ready.notify_all()
+            return take() if self._open and there() else None
 
 
 class KeydQueue(_Closable):
@@ -48,19 +60,11 @@ class KeydQueue(_Closable):
 
     def put(self, key: Any, item: Any) -> bool:
         """Add an item when there is a place; False where the queue was closed."""
-        with self._ready:
-            if not self._room():
-                return False
-            self._items[key] = item
-            self._ready.notify_all()
-            return True
+        return self._put(lambda: self._items.__setitem__(key, item))
 
     def get(self, key: Any) -> Any:
         """The item of a key, when it comes; None where the queue was closed without it."""
-        with self._ready:
-            self._ready.wait_for(lambda: not self._open or not self._writable or key in self._items)
-            self._ready.notify_all()
-            return self._items.pop(key, None) if self._open else None
+        return self._get(lambda: key in self._items, lambda: self._items.pop(key))
 
 
 class Queue(_Closable):
@@ -68,16 +72,8 @@ class Queue(_Closable):
 
     def put(self, item: Any) -> bool:
         """Add an item when there is a place; False where the queue was closed."""
-        with self._ready:
-            if not self._room():
-                return False
-            self._items.append(item)
-            self._ready.notify_all()
-            return True
+        return self._put(lambda: self._items.append(item))
 
     def get(self) -> Any:
         """The oldest item, when there is one; None where the queue was closed and nothing is left."""
-        with self._ready:
-            self._ready.wait_for(lambda: not self._open or not self._writable or self._items)
-            self._ready.notify_all()
-            return self._items.popleft() if self._open and self._items else None
+        return self._get(lambda: self._items, lambda: self._items.popleft())
