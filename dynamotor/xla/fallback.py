@@ -1,8 +1,8 @@
 """Ops without a lowering run on the CPU: flush, copy to the CPU, aten's kernel, copy back. Each is counted as
 `aten::op`.
 
->>> torch.unique_consecutive(torch.tensor([2, 1, 2], device="xla"))     # its shape depends on data
->>> metrics.counters["aten::unique_consecutive"]
+>>> torch.unique(torch.tensor([2, 1, 2], device="xla"), dim=0)     # its shape depends on data
+>>> metrics.counters["aten::unique_dim"]
 1
 """
 

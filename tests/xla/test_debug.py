@@ -23,9 +23,9 @@ def test_counters_and_times():
     assert met.counter_names() == [] and met.metric_names() == [] and met.metrics_report() == ""
     x = torch.randn(3, 5, device="xla")
     (x @ x.T).cpu()
-    torch.unique_consecutive(x)
+    torch.unique(x, dim=0)
     assert met.counter_value("xla::mm") == 1 and met.counter_value("nothing") is None
-    assert met.executed_fallback_ops() == ["aten::unique_consecutive"]
+    assert met.executed_fallback_ops() == ["aten::unique_dim"]
     total, accumulated, samples = met.metric_data("ExecuteTime")
     assert (
         total == len(samples) >= 1
@@ -77,7 +77,7 @@ def test_analysis_says_what_compiled_and_what_cut():
         f(17)
         x = f(18)
         (x + 1).sum().item()
-        torch.unique_consecutive(x)
+        torch.unique(x, dim=0)
     kinds = [finding.kind for finding in found]
     compiled = [f for f in found if f.kind == "Compilation"]
     assert (
@@ -92,9 +92,7 @@ def test_analysis_says_what_compiled_and_what_cut():
         and "step closure" in str(cut)
         and cut.line.function == "test_analysis_says_what_compiled_and_what_cut"
     )
-    assert "Fallback" in kinds and "aten.unique_consecutive" in next(
-        str(f) for f in found if f.kind == "Fallback"
-    )
+    assert "Fallback" in kinds and "aten.unique_dim" in next(str(f) for f in found if f.kind == "Fallback")
     assert all(str(f) for f in found)
 
 

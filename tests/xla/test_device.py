@@ -92,11 +92,11 @@ def test_scalars_that_change_do_not_compile_again():
 
 def test_an_op_of_unknown_shape_runs_on_the_cpu_counted_or_refused_when_strict():
     x = torch.tensor([3, 0, 2], device="xla")
-    before = metrics.counters["aten::unique_consecutive"]
-    assert torch.unique_consecutive(x).tolist() == [3, 0, 2]
-    assert metrics.counters["aten::unique_consecutive"] == before + 1
+    before = metrics.counters["aten::unique_dim"]
+    assert torch.unique(x, dim=0).tolist() == [0, 2, 3]
+    assert metrics.counters["aten::unique_dim"] == before + 1
     with config.patch(xla_strict=True), pytest.raises(XlaError, match="DM610") as caught:
-        torch.unique_consecutive(x)
+        torch.unique(x, dim=0)
     assert caught.value.where.filename == __file__
 
 
