@@ -152,7 +152,7 @@ def _while_loop(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
     examples = [lower(leaf, False) for leaf in leaves]
     test, test_reads, (flag,) = _body(trace, "while_loop", condition, template, examples)
     body, reads, specs = _body(trace, "while_loop", step, template, examples)
-    if flag.shape or flag.dtype != torch.bool or not _same(specs, [example.spec for example in examples]):
+    if flag.shape or flag.dtype != torch.bool or not _laid_out_alike(specs, [e.spec for e in examples]):
         raise _differ("while_loop")
     if not _alike(tuple(template), body.result if type(body.result) is not list else tuple(body.result)):
         raise _differ("while_loop")

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from .bodies import Body
 from .shape_tensor import ShapeTensor
+from .sizes import Size, evaluate
 from .spec import TensorSpec
 
 Tensors = Sequence[torch.Tensor]
@@ -81,9 +82,14 @@ class ControlFlow:
 
 def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The tensor with the strides of the spec: what follows was captured for these."""
-    if tensor.stride() == spec.stride or spec.is_symbolic:
+    sizes = [pair for pair in zip(spec.shape, tensor.shape, strict=True) if type(pair[0]) is Size]
+    known = {s: n for size, n in sizes for s in size.symbols if size.terms == {(s,): 1}}
+    if any(not known.keys() >= s.symbols for s in spec.stride if type(s) is Size):
+        return tensor  # a part that takes it is compiled for the strides that arrive
+    stride = evaluate(spec.stride, known)
+    if tensor.stride() == stride:
         return tensor
-    return spec.empty().copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
 
 
 class Cond(ControlFlow):

@@ -124,3 +124,25 @@ def test_flex_attention_is_one_graph_with_gradients() -> None:
         strict=True,
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("shapes", [[(3, 3), (4, 3), (5, 2)], [(4, 3), (2, 5)]])
+def test_a_loop_over_other_layouts_at_other_sizes(shapes: list[tuple[int, int]]) -> None:
+    """Strides that were captured are expressions then: comparing them with those that came out asked a
+    question after the guards were made (DM919)."""
+
+    def swaps(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return while_loop(
+            lambda i, a, b: i < 3, lambda i, a, b: (i + 1, b * 1, a + 1), (torch.tensor(0), x, x * 2)
+        )
+
+    def scans(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return scan(lambda c, row: (c + row, (c * row).t().contiguous().t()), x, torch.stack([x, x + 1]))
+
+    loops, goes_through = dynamotor.compile(swaps), dynamotor.compile(scans)
+    for shape in shapes:
+        for x in (torch.randn(shape), torch.randn(shape[::-1]).t()):
+            _, a, b = loops(x)
+            torch.testing.assert_close((a, b), (x * 2 + 1, x + 2))
+            carried, rows = goes_through(x)
+            torch.testing.assert_close((carried, rows[1]), (x * 3 + 1, x * 2 * (x + 1)))
