@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from bench.turns import geometric_mean
 from dynamotor.base.errors import UsageError
-from dynamotor.tools.measure import geometric_mean
 from dynamotor.tools.numerics import Errors
 from dynamotor.tools.tables import render
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamotor.tools.measure import geometric_mean
+from bench.turns import geometric_mean
 
 from .gpu_programs import BATCH
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from bench.turns import turns
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import collect
-from dynamotor.tools.measure import quartiles, turns
+from dynamotor.tools.measure import quartiles
 
 from .gpu_programs import BATCH, Job, Workload, compiler
 

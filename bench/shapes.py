@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
+from bench.turns import turns
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import collect, counters
-from dynamotor.tools.measure import turns
 
 from .shape_cases import CASES, Case, case_of, names_of
 

@@ -28,9 +28,10 @@ from typing import Any
 
 import torch
 
+from bench.turns import geometric_mean, turns
 from dynamotor.api import compile as compile_
 from dynamotor.step import compile_step
-from dynamotor.tools.measure import geometric_mean, quartiles, turns
+from dynamotor.tools.measure import quartiles
 from dynamotor.tools.tables import render
 
 from . import models, step_check, step_profile

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import sys
 import time
@@ -107,7 +108,7 @@ def time_task(job: dict[str, Any], steady: bool) -> dict[str, Any]:
         timing = interleave(
             lambda: program.step(program.model), lambda: program.step(compiled), seconds=job["seconds"]
         )
-        result["timing"] = timing.as_dict()
+        result["timing"] = dataclasses.asdict(timing)
         result |= graph_counts(job["compiler"])
     return result
 

@@ -24,10 +24,11 @@ from typing import Any
 import jax
 import torch
 
+from bench.turns import geometric_mean
 from dynamotor.api import compile as dynamotor_compile
 from dynamotor.api import reset
 from dynamotor.base.events import collect
-from dynamotor.tools.measure import geometric_mean, once, quartiles
+from dynamotor.tools.measure import once, quartiles
 from dynamotor.xla import execute, metrics, rng, transfer
 from dynamotor.xla.device import platform as platform_name
 from dynamotor.xla.step import compile_optimizer, compile_step

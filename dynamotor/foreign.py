@@ -80,7 +80,7 @@ class _TorchSizes:
     def fake(self, spec: TensorSpec, example: torch.Tensor) -> torch.Tensor:
         """The fake tensor of an example, which the mode knows for it from now on."""
         with self.mode:
-            made = torch.empty_strided(
+            made: Any = torch.empty_strided(
                 [self.of(n) for n in spec.shape],
                 [self.of(n) for n in spec.stride],
                 dtype=spec.dtype,

@@ -66,7 +66,7 @@ def extract(
         env[node] = graph.node_copy(node, env.__getitem__)
     written = {target for target, _ in writes}
     result = _own_memory(graph, inputs, outputs, env)
-    contents = [_apart(graph, target, value, env, written) for target, value in writes]
+    contents = [_apart(graph, value, env, written) for _, value in writes]
     for (target, _), value in zip(writes, contents, strict=True):
         copied = graph.call_function(aten.copy_.default, (env[target], value))
         copied.meta["val"] = target.meta["val"]
@@ -168,9 +168,7 @@ def _own_memory(
     return result
 
 
-def _apart(
-    graph: torch.fx.Graph, target: Node, value: Node, env: dict[Node, Node], written: set[Node]
-) -> Node:
+def _apart(graph: torch.fx.Graph, value: Node, env: dict[Node, Node], written: set[Node]) -> Node:
     """New contents that do not look at an input which an earlier `copy_` may have overwritten."""
     copied = env[value]
     root = memory_root(copied)

@@ -19,7 +19,7 @@ from ..base.errors import UserLine
 from ..base.registry import Registry
 from ..graph.kernel_checks import sees_twice
 from ..graph.layout import is_dense
-from ..graph.op_facts import VIEW_FORMS, OpFacts, facts
+from ..graph.op_facts import VIEW_FORMS, facts
 from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infer, set_spec
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
@@ -210,7 +210,7 @@ class GraphRecorder:
         if about.changes_metadata:
             return self._record_new_metadata(func, args, kwargs)
         if about.writes:
-            return self._record_write(func, about, args, kwargs)
+            return self._record_write(func, args, kwargs)
         if about.is_view:
             return self._record_view(func, args, kwargs)
         return self.plain(func, args, kwargs)
@@ -286,7 +286,7 @@ class GraphRecorder:
         args[0].note = view.note
         return set_spec(args[0], view.spec)
 
-    def _record_write(self, func: OpOverload, about: OpFacts, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _record_write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         form = functional_form(func)
         self.refuse_overlap(form, args)
         result = self.record(form, _with_defaults(form, args), kwargs)

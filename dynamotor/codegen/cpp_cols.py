@@ -48,7 +48,7 @@ class ColsEmitter(Emitter):
         chunks, head = self._chunks(outer, outer * per_outer, first)
         text = self._tasks(outer, blocks, unroll, tail, chunks, first)
         if chunks != "1":
-            text = head + self._room(outer, chunks) + text + self._finish(outer, chunks)
+            text = head + self._room(chunks) + text + self._finish(outer, chunks)
         once = Scope(self.top, [(ONCE, "")])
         for s in self.kernel.final_once:
             self.store(of_kind(s, Store), once)
@@ -169,7 +169,7 @@ class ColsEmitter(Emitter):
     def _kept(self) -> str:
         return self.number(numel(v.size for v in self.outer) * self.columns)
 
-    def _room(self, outer: Dim, chunks: str) -> str:
+    def _room(self, chunks: str) -> str:
         text, offset = "", "0"
         for s in self.reductions:
             t = ctype(s.expr.dtype, 1)

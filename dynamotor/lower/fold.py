@@ -118,7 +118,7 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
     graph = gm.graph
     inputs = placeholders(graph)
     static = static_nodes(graph, info) - set(inputs)
-    wanted = [node for node in _boundary(graph, static) if _pays(node, inputs)]
+    wanted = [node for node in _boundary(graph, static) if _pays(node)]
     if not wanted:
         return None, info
     needed = _needed(wanted)
@@ -179,7 +179,7 @@ def _needed(wanted: list[fx.Node]) -> set[fx.Node]:
     return needed
 
 
-def _pays(node: fx.Node, inputs: list[fx.Node]) -> bool:
+def _pays(node: fx.Node) -> bool:
     """Whether reading the sources at each call (to see that they are the same) is cheap beside what is
     saved.
     """

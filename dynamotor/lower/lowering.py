@@ -628,7 +628,7 @@ def _mutate(ctx: Lowering, copies: list[fx.Node], env: dict[fx.Node, Any], targe
         value = ctx.pointwise(lambda e, dtype=ctx.spec.dtype: round_to(e, dtype), source)
         if any(
             e.args[0] in targets and e.args[0] != own for e in loads_of(ctx.probe(value))
-        ) or _reads_elsewhere(ctx, value, env[written]):
+        ) or _reads_elsewhere(value, env[written]):
             ctx.realize(value)
         values.append(value)
     for node, value in zip(copies, values, strict=True):
@@ -656,7 +656,7 @@ def _is_left_to_aten(copy: fx.Node) -> bool:
     return any(spec_of(node).dtype not in COMPUTE_TYPE for node in copy.args[:2])
 
 
-def _reads_elsewhere(ctx: Lowering, value: Value, target: Value) -> bool:
+def _reads_elsewhere(value: Value, target: Value) -> bool:
     """Whether the new value reads the old one at another element than the one it replaces."""
     index = tuple(Index.of(Var(f"p{d}", n)) for d, n in enumerate(value.shape))
     own = target.at(index)

@@ -177,7 +177,7 @@ def moments(ctx: Lowering, x: Value, dims: Sequence[int]) -> tuple[Value, Value]
 
 
 def _variance(
-    ctx: Lowering, x: Value, dim: Any, correction: Scalar | None, keepdim: bool, root: bool, spec: Any
+    ctx: Lowering, x: Value, dim: Any, correction: Scalar | None, root: bool, spec: Any
 ) -> tuple[Value, Value]:
     if not x.dtype.is_floating_point:
         raise Decline("complex operand")
@@ -200,21 +200,21 @@ def _variance(
 def _var(
     ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
 ) -> Value:
-    return _variance(ctx, x, dim, correction, keepdim, False, ctx.spec)[0]
+    return _variance(ctx, x, dim, correction, False, ctx.spec)[0]
 
 
 @lowering(aten.std.correction)
 def _std(
     ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
 ) -> Value:
-    return _variance(ctx, x, dim, correction, keepdim, True, ctx.spec)[0]
+    return _variance(ctx, x, dim, correction, True, ctx.spec)[0]
 
 
 @lowering(aten.var_mean.correction)
 def _var_mean(
     ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    return _variance(ctx, x, dim, correction, keepdim, False, ctx.spec[0])
+    return _variance(ctx, x, dim, correction, False, ctx.spec[0])
 
 
 # -- softmax -------------------------------------------------------------------------------------------------

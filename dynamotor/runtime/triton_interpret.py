@@ -126,17 +126,16 @@ def _in_halves(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
 def _by_doubling(ops: Any, given: Any) -> Any:
     """Running results by a function of ours: of 2 places, then 4, ... The interpreter's own takes a place at a time."""
     tiles, dtypes = [x.handle.data for x in given], [x.dtype for x in given]
-    size = tiles[0].shape[ops.axis]
-    place = np.arange(size).reshape([-1 if n == ops.axis else 1 for n in range(tiles[0].ndim)])
-    step = 1
-    while step < size:
+    place = np.arange(tiles[0].shape[ops.axis]).reshape(
+        [-1 if n == ops.axis else 1 for n in range(tiles[0].ndim)]
+    )
+    for step in (1 << power for power in range((place.size - 1).bit_length())):
         before = [np.roll(tile, step, ops.axis) for tile in tiles]
         both = ops.combine_fn.fn(
             *(ops.to_tensor(x, t) for x, t in zip([*before, *tiles], [*dtypes, *dtypes]))
         )
         joined = [x.handle.data for x in (both if isinstance(both, tuple) else (both,))]
         tiles = [np.where(place >= step, new, old) for new, old in zip(joined, tiles)]
-        step *= 2
     return [ops.to_tensor(tile, dtype) for tile, dtype in zip(tiles, dtypes)]
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from bench.ddp_fit import Sample, calibrate
 from dynamotor import DynamotorError, UsageError, compile, explain
 from dynamotor.distributed.plan import make_plan
 from dynamotor.distributed.rewrite import gradient_nodes
-from dynamotor.distributed.simulate import Link, Profile, Sample, calibrate, simulate
+from dynamotor.distributed.simulate import Link, Profile, simulate
 from dynamotor.distributed.split import stage_borders
 from dynamotor.distributed.step import Step
 from dynamotor.graph.spec import TensorSpec

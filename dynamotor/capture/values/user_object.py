@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..output import Codegen
     from ..trace import Trace
 
-CONTAINERS: tuple[type, ...] = (dict, list, tuple, set, frozenset)
-
 
 class UserObject(Value):
     """An instance of any class. `obj` is the outside object or MISSING; `slots` holds C members and the like
