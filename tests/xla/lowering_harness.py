@@ -9,6 +9,7 @@ tested without the device.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -264,14 +265,22 @@ def check(fn, *args, **kwargs) -> LoweringMode:
 FEW_OR_MORE = [2, pytest.param(6, marks=pytest.mark.slow)]
 
 
+@functools.cache
+def _op_db() -> list[Any]:
+    """torch's OpInfo database, without its look through the sources of the stack for a unittest at each sample."""
+    from torch.testing._internal import common_methods_invocations, common_utils
+    from torch.testing._internal.opinfo import core
+
+    core.extract_test_fn = common_utils.extract_test_fn = lambda: None
+    return common_methods_invocations.op_db
+
+
 def check_opinfo(name: str, dtype: torch.dtype, samples: int = 3, gradient: bool = True) -> LoweringMode:
     """Run an op of torch's OpInfo database (`torch.testing._internal.common_methods_invocations.op_db`),
     forward and gradient.
     """
-    from torch.testing._internal.common_methods_invocations import op_db
-
     mode = LoweringMode()
-    for info in (o for o in op_db if o.name == name):
+    for info in (o for o in _op_db() if o.name == name):
         if dtype not in info.dtypes:
             continue
         wants_grad = gradient and dtype.is_floating_point and info.supports_autograd
