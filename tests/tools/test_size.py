@@ -15,7 +15,7 @@ LIMITS = {
     "capture": 9825,  # functions that transforms and control flow are given: 250; hooks, attention's settings, weak references: 70
     "codegen": 5540,  # small maps in one launch (170), variants of GPU kernels for sizes (230)
     "distributed": 1140,
-    "graph": 2960,  # control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120)
+    "graph": 2985,  # what a loop and the guards know of sizes, shapes of xla (25); control flow and flex_attention (200); interpolation with symbols; bodies of functions; sizes that data decides (120)
     "lower": 5110,  # annotations of locals are statements too; 60 write contents of inputs in place
     "runtime": 1250,
     "step": 1260,
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 42_880
+        sum(size.rooms().values()) <= 42_900
     )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210
 
 
