@@ -8,7 +8,7 @@ SECONDS ?= 600
 SEED ?= 1
 SOURCES := $(wildcard dynamotor/csrc/*.c dynamotor/csrc/*.h)
 
-.PHONY: all setup demo test test-report test-quick test-isa test-all fuzz sanitize lint docs wheel bench clean
+.PHONY: all setup demo test test-report test-quick test-isa test-all test-libraries fuzz sanitize lint docs wheel bench clean
 all: test
 
 $(VENV)/.packages: requirements-dev.txt Makefile
@@ -41,6 +41,19 @@ test-report: setup
 
 test-all: setup
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal -m "slow or not slow"
+
+# Other people's libraries, in an environment of their own over this one: their packages are no part of `make test`.
+LIBRARIES := build/libraries
+SITE := 'import site; print(site.getsitepackages()[0])'
+$(LIBRARIES)/.installed: tests/libraries/requirements.txt $(VENV)/.installed
+	$(BIN)/python -m venv $(LIBRARIES)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" > "$$($(LIBRARIES)/bin/python -c $(SITE))/project.pth"
+	$(PIP) freeze --exclude-editable > $(LIBRARIES)/constraints.txt
+	$(LIBRARIES)/bin/python -m pip --disable-pip-version-check -q install -c $(LIBRARIES)/constraints.txt -r $<
+	touch $@
+
+test-libraries: $(LIBRARIES)/.installed
+	DYNAMOTOR_LIBRARIES=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(LIBRARIES)/bin/python -m pytest tests/libraries -n $(JOBS) --dist worksteal
 
 # The inner loop, within a minute: something of every room.
 QUICK := tests/test_architecture.py tests/test_api.py tests/test_soundness.py tests/base/test_base.py tests/graph/test_sizes.py \

@@ -21,9 +21,12 @@ from dynamotor.base.errors import UsageError
 from dynamotor.tools import torchvision_stub
 from dynamotor.tools.numerics import output_tensors
 
+from .family_configs import FAMILIES
 from .model_configs import HUGGING_FACE, TIMM_IMAGE, TIMM_SMALL, HuggingFace
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+CLASSES = HUGGING_FACE | FAMILIES
 
 TWELVE = (
     "resnet18",
@@ -78,9 +81,7 @@ def load(
     batch = batch or (2 if small else 4)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        case = (
-            _load_hf(name, small, batch, dropout) if name in HUGGING_FACE else _load_timm(name, small, batch)
-        )
+        case = _load_hf(name, small, batch, dropout) if name in CLASSES else _load_timm(name, small, batch)
         _wake_zero_weights(case.model)
     if not dropout:
         _silence_dropout(case.model)
@@ -156,7 +157,7 @@ def _load_timm(name: str, small: bool, batch: int) -> ModelCase:
 
 def _load_hf(name: str, small: bool, batch: int, dropout: bool) -> ModelCase:
     transformers = _library("transformers")
-    row: HuggingFace = HUGGING_FACE[name]
+    row: HuggingFace = CLASSES[name]
     options = {**row.full, **(row.small if small else {})}
     config = _hf_config(transformers, row, options, dropout)
     model = getattr(transformers, name)(config)

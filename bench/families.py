@@ -1,0 +1,109 @@
+"""The families of transformers in families.txt, small and with random weights: inference, training and
+generate beside eager in float64 and beside torch.compile's counts of graphs.
+
+python -m bench families --json docs/results/families.json [--names A,B] [--phases infer,train,generate]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from . import models
+from .beside import (
+    Row,
+    Tensors,
+    Way,
+    gradients_of,
+    in_child,
+    measure,
+    named,
+    output_tensors,
+    printed,
+    state_of,
+)
+
+LIST = Path(__file__).with_name("families.txt")
+PHASES = ("infer", "train", "generate")
+REASONS: dict[str, str] = {}  # why a family takes more graphs than with torch.compile
+
+
+def infer(case: models.ModelCase, way: Way) -> Tensors:
+    """Two calls on different inputs of one size."""
+    compiled = way.compile(way.cast(copy.deepcopy(case.model)).eval())
+    found: Tensors = {}
+    with torch.no_grad():
+        for seed in (0, 1):
+            _, inputs = case.make_inputs(seed)
+            out = compiled(**{k: way.cast(v) for k, v in inputs.items()})
+            found |= named(**{f"out{seed}": output_tensors(out)})
+    return found
+
+
+def train(case: models.ModelCase, way: Way) -> Tensors:
+    """Two steps of SGD: losses, the first gradients, and what is left in parameters and buffers."""
+    model = way.cast(copy.deepcopy(case.model)).train()
+    compiled, optimizer = way.compile(model), torch.optim.SGD(model.parameters(), lr=1e-2)
+    found: Tensors = {}
+    for seed in (0, 1):
+        _, inputs = case.make_inputs(seed, train=True)
+        optimizer.zero_grad()
+        loss = case.loss(
+            compiled(**{k: v if isinstance(v, bool) else way.cast(v) for k, v in inputs.items()})
+        )
+        loss.backward()
+        found |= named(**{f"loss{seed}": [loss]})
+        if seed == 0:
+            found |= gradients_of(model)
+        optimizer.step()
+    return found | state_of(model)
+
+
+def generate(case: models.ModelCase, way: Way) -> Tensors:
+    """Four tokens by greedy choice, with the compiled forward, as transformers' own pages do it."""
+    model = copy.deepcopy(case.model).eval()
+    model.forward = way.compile(model.forward)
+    _, inputs = case.make_inputs(0)
+    first = {k: v for k, v in inputs.items() if not k.startswith("decoder_")}
+    return {"tokens": model.generate(**first, max_new_tokens=4, min_new_tokens=4, do_sample=False)}
+
+
+def one(name: str, phase: str) -> Row:
+    """A phase of a family."""
+    case = models.load(name, small=True, dropout=False)
+    if phase == "generate" and not (hasattr(case.model, "can_generate") and case.model.can_generate()):
+        return Row(name, error="no generate")
+    program = partial({"infer": infer, "train": train, "generate": generate}[phase], case)
+    return measure(name, program, exact=phase != "generate")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", default="families.json")
+    parser.add_argument("--names", default="")
+    parser.add_argument("--phases", default=",".join(PHASES))
+    parser.add_argument("--timeout", type=float, default=120.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    path, found = Path(options.json), {}
+    if path.exists():
+        found = json.loads(path.read_text())  # rows that are asked for again are replaced
+    listed = models.names(LIST)
+    models.load(listed[0], small=True)  # the children begin with transformers imported
+    for name in options.names.split(",") if options.names else listed:
+        for phase in options.phases.split(","):
+            row = in_child(name, partial(one, name, phase), options.timeout)
+            if row.error != "no generate":
+                found.setdefault(phase, {})[name] = asdict(row)
+                print(phase, printed(row), flush=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
