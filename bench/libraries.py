@@ -64,7 +64,14 @@ def more_graphs(row: dict[str, Any]) -> bool:
 def page() -> str:
     """docs/libraries.md, from the committed figures."""
     rows = list(read("libraries.json").values())
-    lines = [ABOUT, summary(rows), "", table(rows, {name: case.reason for name, case in CASES.items()}), ""]
+    lines = [
+        ABOUT,
+        f"{len(rows)} of the {len(CASES)} cases have been measured so far.",
+        summary(rows),
+        "",
+        table(rows, {name: case.reason for name, case in CASES.items()}),
+        "",
+    ]
     lines += ["## Families of transformers", ""]
     lines += [
         "Small configurations with random weights (`bench/family_configs.py`, `bench/model_configs.py`)."

@@ -511,7 +511,10 @@ def solve(way: Way, solver: str, whole: bool) -> Tensors:
     return named(out=[out], grad=[y0.grad, *(p.grad for p in field.parameters())])
 
 
-@case("torchdiffeq: rk4, the whole solver compiled")
+@case(
+    "torchdiffeq: rk4, the whole solver compiled",
+    reason="open: more breaks (DM210) than there; not looked into yet",
+)
 def rk4(way: Way) -> Tensors:
     return solve(way, "rk4", whole=True)
 
