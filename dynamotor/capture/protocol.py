@@ -187,7 +187,8 @@ class Protocol:
 
     def bind(self, raw: Any, name: str, instance: Value, cls: type) -> Value:
         """`raw.__get__(instance, cls)` for something found on the class of an instance."""
-        binder = binders.get(type(raw))
+        owner = next((cls for cls in type(raw).__mro__ if "__get__" in vars(cls)), object)
+        binder = binders.get(owner)
         if binder is not None:
             return binder(self, raw, name, instance, cls)
         value = self.type_attr_value(cls, name, raw)

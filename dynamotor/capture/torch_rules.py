@@ -183,12 +183,14 @@ _CONVERSIONS = (
     torch.from_file,
     torch.utils.dlpack.from_dlpack,
 )
+_QUANTISERS = torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic
 
 # Function -> (kind of break, why).
 REFUSED: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(_RANDOM, ("random", "it reads or sets the state of a random number generator")),
     **dict.fromkeys(_EFFECTS, ("side-effect", "it changes PyTorch's global state or the file system")),
     **dict.fromkeys(_AUTOGRAD, ("autograd", "it runs autograd inside the forward")),
+    **dict.fromkeys(_QUANTISERS, ("unsupported-op", "it gives a quantised tensor")),
     **dict.fromkeys(_COMPILERS, ("unsupported-call", "other compilers are not captured")),
     **dict.fromkeys(
         _CONVERSIONS, ("unsupported-call", "it shares memory with an object that the graph cannot hold")
