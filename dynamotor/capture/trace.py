@@ -57,6 +57,7 @@ class Trace(Inlining, Instances, Text, Protocol):
         self.graph = GraphBuilder(self.user_line)
         self.reader = Reader(self)
         self.effects = Effects(self)
+        self.plain_calls = 0  # open regions in which no `__torch_function__` is asked
         # Tangents of forward-mode differentiation hang on tensors without a trace in their dispatch keys.
         self.reader.guard(
             ConstEquals(DictItem(Const(vars(forward_ad), "torch.autograd.forward_ad"), "_current_level"), -1)

@@ -749,6 +749,29 @@ def what_a_class_is_dispatched_to():
     return lambda x: twice(x), [lambda: twice.register(torch.Tensor, lambda value: value + 1)]
 
 
+@fact
+def what_takes_over_a_call_of_pytorch():
+    class Scaled(torch.Tensor):
+        by = 1.0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            result = super().__torch_function__(func, types, args, kwargs or {})
+            return result * cls.by if func is torch.Tensor.add else result
+
+    def other(cls, func, types, args=(), kwargs=None):
+        return "other"
+
+    held = [X.as_subclass(Scaled)]
+    return lambda x: x + held[0], [
+        lambda: setattr(Scaled, "by", 3.0),
+        lambda: held.__setitem__(0, X * 2),
+        lambda: held.__setitem__(0, (X * 3).as_subclass(Scaled)),
+        lambda: held.__setitem__(0, X.double().as_subclass(Scaled)),
+        lambda: setattr(Scaled, "__torch_function__", classmethod(other)),
+    ]
+
+
 @pytest.mark.parametrize("name", FACTS)
 def test_a_changed_fact_is_seen(name):
     check(*FACTS[name]())

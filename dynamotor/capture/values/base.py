@@ -51,6 +51,7 @@ class Value:
 
     __slots__ = ("source", "__weakref__")
     source: Source | None
+    takes_over = False  # calls of PyTorch go to its class (rules_overrides.py), or to that of an item
     symbolic = False  # a size that is an expression, or a sequence that holds one (values/size.py)
 
     def __init__(self, source: Source | None = None) -> None:
@@ -242,6 +243,8 @@ CallRule = Callable[["Trace", list[Value], dict[str, Value]], Value]
 builtin_rules: dict[Any, CallRule] = {}
 # What goes before when an argument is symbolic.
 size_rules: dict[Any, CallRule] = {}
+# What goes before when an argument takes over: (fn, its rule) -> rule.
+overrides: list[Callable[[Any, CallRule | None], CallRule | None]] = []
 # Finders answer for families of callables (all of torch.*, ...): obj -> rule or None; asked in order, answers
 # memoised.
 call_finders: list[Callable[[Any], CallRule | None]] = []
@@ -286,4 +289,6 @@ def find_rule(fn: Any, args: Sequence[Value] = ()) -> CallRule | None:
             if rule is not None:
                 builtin_rules[fn] = rule
                 break
+    if any(a.takes_over for a in args):
+        return overrides[0](fn, rule)
     return rule

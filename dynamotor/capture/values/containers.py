@@ -54,6 +54,11 @@ class SequenceValue(Value):
         return self._items
 
     @property
+    def takes_over(self) -> bool:  # type: ignore[override]
+        items = self._items or ()
+        return any(item.takes_over for item in items if not isinstance(item, SequenceValue))
+
+    @property
     def symbolic(self) -> bool:  # type: ignore[override]
         """Whether an item that was read is a size that is an expression."""
         return self._items is not None and any(item.symbolic for item in self._items)

@@ -516,7 +516,7 @@ def _bind_getset(trace: Trace, raw: Any, name: str, instance: Value, cls: type) 
                 return attrs
         if issubclass(instance.cls, BaseException) and instance.obj is MISSING:
             return instance.slots.get(name) or trace.make(() if name == "args" else None)
-        if instance.obj is not MISSING:
+        if instance.obj is not MISSING or instance.takes_over:
             return instance.load_slot(trace, raw)
     if isinstance(instance, Constant):
         return _constant_member(trace, instance, raw, name)

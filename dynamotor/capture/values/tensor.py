@@ -186,6 +186,8 @@ class TensorValue(Value):
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         if type(other) is not TensorValue and not _is_number(other):
+            if issubclass(other.python_type(), torch.Tensor):
+                return None  # a subclass's own method takes the call
             if other.is_constant() or isinstance(other, SequenceValue | DictValue):
                 return None  # NotImplemented: a TypeError, or identity for == and !=
             raise unsupported("unsupported-value", f"{op.__name__} of a tensor and {other.describe()}")
@@ -349,15 +351,6 @@ def wrap_tensor(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
     spec = trace.sizes.read(source, obj, static=is_static(source))
     trace.reader.guard(trace.sizes.guard(source, obj))
     return TensorValue(trace, None, _example(obj, spec), source, obj, type(obj))
-
-
-@wrap_rule(torch.Tensor, subclasses=True)
-def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
-    raise unsupported(
-        "tensor-subclass",
-        f"{type(obj).__name__} (from {source}) is a tensor subclass",
-        cure="pass plain tensors, or keep this part outside the compiled function",
-    )
 
 
 def _refuse_exotic(obj: torch.Tensor) -> None:

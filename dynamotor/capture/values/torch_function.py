@@ -19,11 +19,11 @@ from ..guards import AmbientState, IdIs
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
-from .base import CallRule, Value, builtin_rule, call_finder, wrap_rule
+from .base import CallRule, Iterator, Value, builtin_rule, call_finder, wrap_rule
 from .constant import Constant
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
-from .tensor import TensorValue, constant_result, lower, torch_call
+from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def _find_torch(fn: Any) -> CallRule | None:
         return _refusing(_name(fn), *refused)
     if is_query(fn):
         return _query(fn)
+    if isinstance(fn, type) and fn.__module__ == "torch.return_types":
+        return lambda trace, args, kwargs: ReturnTypeValue(fn, args[0].unpack(trace))
     if is_graph_function(fn):
         return graph_function(fn)
     if isinstance(fn, _DESCRIPTORS) and fn in TENSOR_METHODS:
@@ -206,9 +208,13 @@ def _query_argument(trace: Trace, fn: Callable[..., Any], value: Value) -> Any:
     """
     if value.is_constant() and not isinstance(value, TensorValue):
         return value.as_constant()
+    if isinstance(value, Iterator):
+        value = ListValue(value.unpack(trace))
     if isinstance(value, SequenceValue):
         return value.kind([_query_argument(trace, fn, item) for item in value.items])
     if isinstance(value, UserObject):
+        if fn is torch.is_tensor and issubclass(value.cls, torch.Tensor):
+            return lower(value.tensor, False)  # type: ignore[attr-defined]
         if fn not in _OF_ANYTHING or trace.has_special(value, "__torch_function__"):
             raise unsupported("unsupported-value", f"{_name(fn)} is asked about {value.describe()}")
         return object()

@@ -42,6 +42,10 @@ class UserObject(Value):
     def real(self) -> Any:
         return self.obj
 
+    @property
+    def takes_over(self) -> bool:  # type: ignore[override]
+        return hasattr(self.cls, "__torch_function__")
+
     def hash_key(self, trace: Trace) -> Hashable:
         hasher = trace.type_attr(self.cls, "__hash__")
         if hasher is object.__hash__ or isinstance(hasher, types.FunctionType) and _identity_hash(self.cls):

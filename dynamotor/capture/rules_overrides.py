@@ -1,0 +1,265 @@
+"""`__torch_function__`: a call of PyTorch with an object that takes such calls over goes to the object's class, as
+in eager. Tensors of subclasses are plain tensors of the graph behind an object of the program's.
+
+What the class is called with is asked of PyTorch: the call is made with stand-ins that raise what they get.
+
+>>> class Sub(torch.Tensor): ...
+>>> torch.sin(sub)      # Sub.__torch_function__(Tensor.sin, (Sub,), (sub,)) is interpreted
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .breaks import unsupported
+from .source import Called
+from .torch_rules import METADATA, TENSOR_METHODS, is_graph_function
+from .values.base import MISSING, CallRule, Value, builtin_rule, call_finder, overrides, wrap_rule
+from .values.constant import Constant
+from .values.containers import DictValue, ListValue, SequenceValue, TupleValue
+from .values.klass import ClassValue
+from .values.tensor import TensorValue, lower, torch_call
+from .values.user_object import UserObject
+
+if TYPE_CHECKING:
+    from .output import Codegen
+    from .trace import Trace
+
+_Switch = torch._C.DisableTorchFunctionSubclass
+_NONE = torch._C._disabled_torch_function_impl
+
+
+class SubclassValue(UserObject):
+    """A tensor of a class with `__torch_function__`; `tensor` is what the graph knows of it."""
+
+    __slots__ = ("tensor",)
+    takes_over = True
+
+    def __init__(self, cls: type, tensor: TensorValue, source: Any = None, obj: Any = MISSING) -> None:
+        super().__init__(cls, source, obj)
+        self.tensor = tensor
+
+    def hash_key(self, trace: Trace) -> Any:
+        return self if self.obj is MISSING else self.obj
+
+    def load_slot(self, trace: Trace, descr: Any) -> Value:
+        return _take_over(trace, descr.__get__, [self], {})
+
+    def store_slot(self, trace: Trace, descr: Any, value: Value | None) -> None:
+        raise unsupported("unsupported-mutation", f"attribute {descr.__name__!r} of a tensor is set")
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        own = self.cls.__mro__[: self.cls.__mro__.index(torch.Tensor)]
+        name = f"__r{op.__name__.strip('_')}__"
+        if reflected and isinstance(other, TensorValue) and not any(name in vars(cls) for cls in own):
+            return _take_over(trace, op, [other, self], {})
+        return super().binary(trace, op, other, reflected)
+
+    def _new(self, cg: Codegen) -> str:
+        return f"{cg.emit(self.tensor)}.as_subclass({cg.constant(self.cls)})"
+
+    def describe(self) -> str:
+        return f"a {self.cls.__name__}"
+
+
+@wrap_rule(torch.Tensor, subclasses=True)
+def _wrap_subclass(trace: Trace, source: Any, obj: torch.Tensor) -> Value:
+    cls = type(obj)
+    trace.reader.guard_type(source, cls)
+    _check_class(trace, cls)
+    tensor = trace.wrap(Called(source, _plain_tensor), _plain_tensor(obj))
+    assert isinstance(tensor, TensorValue)
+    return SubclassValue(cls, tensor, source, obj)
+
+
+def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_subclass(torch.Tensor)
+
+
+def _check_class(trace: Trace, cls: Any) -> None:
+    """Refuse what takes over below PyTorch's functions, or takes nothing over."""
+    trace.type_attr(cls, "__torch_function__")
+    if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or cls.__torch_function__ is _NONE:
+        raise unsupported(
+            "tensor-subclass",
+            f"{cls.__name__} is a tensor subclass without __torch_function__, or with __torch_dispatch__",
+            cure="pass plain tensors, or keep this part outside the compiled function",
+        )
+
+
+@builtin_rule(torch.Tensor.as_subclass)
+def _as_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value, cls = args
+    tensor = value.tensor if isinstance(value, SubclassValue) else value
+    if not isinstance(tensor, TensorValue) or not isinstance(cls, ClassValue):
+        raise unsupported("tensor-subclass", "as_subclass is called with other arguments")
+    kind: Any = cls.value
+    if kind is torch.Tensor or tensor.source is not None:
+        tensor = torch_call(trace, torch.ops.aten.alias.default, [tensor], {})  # type: ignore[assignment]
+    if kind is torch.Tensor:
+        return tensor
+    _check_class(trace, kind)
+    return SubclassValue(kind, tensor)
+
+
+# The switch that `Tensor.__torch_function__` sets ------------------------------------------------------------
+class _SwitchValue(Value):
+    """`DisableTorchFunctionSubclass()`; it cannot leave the trace."""
+
+    __slots__ = ()
+
+    def python_type(self) -> type:
+        return _Switch
+
+
+builtin_rule(_Switch)(lambda trace, args, kwargs: _SwitchValue())
+
+
+def _switch(by: int) -> CallRule:
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        trace.plain_calls += by
+        return Constant(None)
+
+    return rule
+
+
+builtin_rule(vars(_Switch)["__enter__"])(_switch(1))
+builtin_rule(vars(_Switch)["__exit__"])(_switch(-1))
+
+
+# Calls ------------------------------------------------------------------------------------------------------
+def _is_getter(fn: Any) -> bool:
+    if type(fn) is not types.MethodWrapperType or fn.__name__ != "__get__":
+        return False
+    owner = getattr(fn.__self__, "__objclass__", None)
+    return owner is not None and issubclass(torch.Tensor, owner)
+
+
+@call_finder
+def _find_getter(fn: Any) -> CallRule | None:
+    """`Tensor.shape.__get__` and the like: how a class is asked for an attribute."""
+    if not _is_getter(fn):
+        return None
+    name = fn.__self__.__name__
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if METADATA.get(name) == "asked":  # of the plain tensor the answer is another one
+            raise unsupported("tensor-subclass", f"{name} of a subclass's tensor is read")
+        return args[0].getattr(trace, name)
+
+    return rule
+
+
+@overrides.append
+def _override(fn: Any, rule: CallRule | None) -> CallRule | None:
+    """The rule of a call whose arguments may take it over."""
+    described = isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.FunctionType)
+    if fn is torch.Tensor.as_subclass or not (
+        described and fn in TENSOR_METHODS or is_graph_function(fn) or _is_getter(fn)
+    ):
+        return rule
+
+    def call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not trace.plain_calls:
+            return _take_over(trace, fn, args, kwargs)
+        if rule is None:
+            raise unsupported("tensor-subclass", f"{fn} is called with a subclass")
+        return _plainly(trace, rule, args, kwargs)
+
+    return call
+
+
+def _plainly(trace: Trace, rule: CallRule, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The call on the graph's tensors; a result that is an argument stays the object it was."""
+    met: list[SubclassValue] = []
+
+    def plain(value: Value) -> Value:
+        if isinstance(value, SubclassValue):
+            met.append(value)
+            return value.tensor
+        if type(value) in (TupleValue, ListValue) and value.takes_over:
+            return type(value)([plain(item) for item in value.items])  # type: ignore[attr-defined]
+        return value
+
+    given, named = [plain(a) for a in args], {name: plain(v) for name, v in kwargs.items()}
+    specs = [value.tensor.example.spec for value in met]
+    result = rule(trace, given, named)
+    if any(value.tensor.example.spec != spec for value, spec in zip(met, specs)):
+        raise unsupported("tensor-subclass", "the shape of a subclass's tensor is changed in place")
+    return next((value for value in met if value.tensor is result), result)
+
+
+class _Asked(Exception):
+    """What a stand-in is given."""
+
+
+class _StandIn:
+    @classmethod
+    def __torch_function__(cls, *given: Any) -> Any:
+        raise _Asked(*given)
+
+
+class _TensorStandIn(_StandIn, torch.Tensor):
+    pass
+
+
+def _take_over(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call `__torch_function__` of the arguments' classes as eager does, until one answers."""
+    known: dict[int, Value] = {}
+    kept, classes = [], []
+
+    def stand(value: Value) -> Any:
+        if isinstance(value, SequenceValue) and value.takes_over:
+            return value.kind([stand(item) for item in value.items])
+        if isinstance(value, UserObject) and value.takes_over:
+            made: Any = _StandIn()
+            if isinstance(value, SubclassValue):
+                made = torch.empty(0).as_subclass(_TensorStandIn)
+            if value.cls not in [carrier.cls for carrier in classes]:
+                classes.append(value)
+        elif isinstance(value, TensorValue):
+            made = torch.empty(0)
+        else:
+            return lower(value, False)
+        kept.append(made)
+        known[id(made)] = value
+        return made
+
+    def back(obj: Any) -> Value:
+        if id(obj) in known:
+            return known[id(obj)]
+        if type(obj) is tuple:
+            return TupleValue([back(item) for item in obj])
+        if type(obj) is list:
+            return ListValue([back(item) for item in obj])
+        if type(obj) is dict:
+            return DictValue([(key, Constant(key), back(item)) for key, item in obj.items()])
+        return trace.make(obj)
+
+    function = given = None
+    try:
+        fn(*[stand(a) for a in args], **{name: stand(v) for name, v in kwargs.items()})
+    except _Asked as asked:
+        function, _, *given = asked.args
+    if isinstance(fn, types.FunctionType) and function is not fn:  # what it calls asks
+        return trace.inline_function(fn, args, kwargs)
+    if given is None:
+        raise unsupported("tensor-subclass", f"{fn} does not ask the class of {args[0].describe()}")
+    ordered: list[UserObject] = []
+    for carrier in classes:  # a subclass goes before its base
+        place = next((i for i, c in enumerate(ordered) if issubclass(carrier.cls, c.cls)), len(ordered))
+        ordered.insert(place, carrier)
+    kinds = TupleValue([trace.make(carrier.cls) for carrier in ordered])
+    for carrier in ordered:
+        trace.type_attr(carrier.cls, "__torch_function__")
+        method = carrier.getattr(trace, "__torch_function__")
+        result = trace.call(method, [back(function), kinds, *[back(part) for part in given]])
+        if not (isinstance(result, Constant) and result.value is NotImplemented):
+            return result
+    raise unsupported("tensor-subclass", f"no class takes {function} over")
