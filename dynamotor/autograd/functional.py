@@ -261,6 +261,13 @@ def _diagonal(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
 
 @view_inverse(aten.as_strided.default)
 def _as_strided(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
+    assert alias.parent is not None
+    mine, parents = alias.spec, alias.parent.spec
+    if mine.is_contiguous and parents.is_contiguous and mine.offset == parents.offset:
+        if mine.numel == parents.numel:  # all of it, as autograd writes a slice's gradient into flat memory
+            if not spec_of_node(value).is_contiguous:
+                value = emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+            return emit(aten.view.default, (value, list(parents.shape)), {})
     return emit(aten.as_strided_scatter.default, (_parent(emit, alias), value, *alias.args), {})
 
 

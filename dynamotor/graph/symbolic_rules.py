@@ -110,6 +110,11 @@ for _position, _funcs in _SHAPED_LIKE.items():
         symbolic_rules.add(_func, lambda *args, _position=_position, **kwargs: args[_position].shape)
 
 
+@symbolic_rule(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def _chosen(*args: Any) -> Shape:
+    return broadcast(operands(args))
+
+
 @symbolic_rule(aten.gather.default, aten.take.default)
 def _indexed(x: TensorSpec, *args: Any, **kwargs: Any) -> Shape:
     return next(a for a in args if type(a) is TensorSpec).shape
@@ -597,6 +602,15 @@ def _clamped(position: Any, n: Any) -> Any:
         position = position + n
         return position if position >= 0 else 0
     return position if n >= position else n
+
+
+@symbolic_rule(aten.unfold.default)
+def _unfold(x: TensorSpec, dim: int, size: int, step: int) -> TensorSpec:
+    dim %= len(x.shape)
+    require(x.shape[dim] >= size)
+    shape, stride = list(x.shape), list(x.stride)
+    shape[dim], stride[dim] = (x.shape[dim] - size) // step + 1, x.stride[dim] * step
+    return _look(x, [*shape, size], [*stride, x.stride[dim]])
 
 
 @symbolic_rule(aten.split.Tensor)

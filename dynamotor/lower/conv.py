@@ -17,7 +17,7 @@ from torch import fx
 
 from ..graph.info import GraphInfo
 from ..graph.nodes import arguments, find_spec, operand, spec_of
-from ..graph.sizes import Dims
+from ..graph.sizes import Dims, hint
 from ..graph.spec import TensorSpec
 from .gemm import is_fused
 from .layout import is_channels_last
@@ -167,7 +167,7 @@ def multiply_weight_gradients(gm: fx.GraphModule, info: GraphInfo) -> None:
         if not plain or not mask[1] or w.shape[2:] == (1, 1):
             continue
         pixels = g.shape[0] * g.shape[2] * g.shape[3]
-        if g.dtype != torch.float32 or 2 * pixels > w.shape[0]:
+        if g.dtype != torch.float32 or 2 * hint(pixels) > w.shape[0]:
             continue
         of_weight = [user for user in node.users if user.args[1] == 1]
         if not of_weight:
@@ -192,10 +192,23 @@ def _patches_product(
     rows = call(graph, aten.unfold.default, padded, 2, weight[2], down)
     patches = call(graph, aten.unfold.default, rows, 3, weight[3], right)  # (batch, in, y, x, height, width)
     ordered = call(graph, aten.permute.default, patches, [0, 2, 3, 1, 4, 5])
-    inner = weight[1] * weight[2] * weight[3]
-    columns = call(graph, aten.reshape.default, ordered, [-1, inner])
+    inner, spec = weight[1] * weight[2] * weight[3], spec_of(grad)
+    pixels = spec.shape[0] * spec.shape[2] * spec.shape[3]
+    columns = call(
+        graph,
+        aten.reshape.default,
+        ordered,
+        [-1, inner],
+        spec=TensorSpec.dense((pixels, inner), spec.dtype, spec.device),
+    )
     moved = call(graph, aten.permute.default, grad, [1, 0, 2, 3])
-    left_side = call(graph, aten.reshape.default, moved, [weight[0], -1])
+    left_side = call(
+        graph,
+        aten.reshape.default,
+        moved,
+        [weight[0], -1],
+        spec=TensorSpec.dense((weight[0], pixels), spec.dtype, spec.device),
+    )
     return call(graph, aten.view.default, call(graph, aten.mm.default, left_side, columns), list(weight))
 
 

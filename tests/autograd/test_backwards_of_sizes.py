@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
+
+
+@pytest.fixture(autouse=True)
+def counted_from_zero():
+    dynamotor.reset()
+    counters.clear()
 
 
 def trained(function, weight, ids):
@@ -53,3 +60,18 @@ def test_a_backward_that_assumes_more_runs_op_by_op_and_says_so(monkeypatch, cap
                 torch.testing.assert_close(ours, eagers)
     assert counters["fallback"]["backward.sizes"] == 1
     assert "s0*s1 == 21; at others it runs op by op" in capfd.readouterr().err
+
+
+def few_pixels(weight, x):
+    return F.conv2d(x, weight, stride=2, padding=1).relu()
+
+
+def test_a_weight_gradient_by_patches_is_compiled_once():
+    weight = torch.randn(128, 16, 3, 3, requires_grad=True)
+    compiled = dynamotor.compile(few_pixels)
+    for batch, side in ((2, 6), (3, 8), (5, 5), (2, 11)):
+        x = torch.randn(batch, 16, side, side)
+        for ours, eagers in zip(trained(compiled, weight, x), trained(few_pixels, weight, x)):
+            torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-3)
+    assert counters["frames"]["captured"] == 2
+    assert not counters["specialised"] and "backward.sizes" not in counters["fallback"]
