@@ -82,8 +82,13 @@ class ControlFlow:
 
 def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The tensor with the strides of the spec: what follows was captured for these."""
-    sizes = [pair for pair in zip(spec.shape, tensor.shape, strict=True) if type(pair[0]) is Size]
-    known = {s: n for size, n in sizes for s in size.symbols if size.terms == {(s,): 1}}
+    known = {
+        s: n
+        for size, n in zip(spec.shape, tensor.shape, strict=True)
+        if isinstance(size, Size)
+        for s in size.symbols
+        if size.terms == {(s,): 1}
+    }
     if any(not known.keys() >= s.symbols for s in spec.stride if type(s) is Size):
         return tensor  # a part that takes it is compiled for the strides that arrive
     stride = evaluate(spec.stride, known)
