@@ -92,7 +92,7 @@ def compile(
         )
     if disable:
         return model
-    symbolic: Callable[[str], bool] = functools.partial(takes_symbols, backend, settings)
+    symbolic: Callable[[str, bool], bool] = functools.partial(takes_symbols, backend, settings)
     backend_call = data_parallel(_guarded_backend(resolve(backend), backend, settings), settings.options)
     if isinstance(model, torch.nn.Module):
         plain = _uncompiled(model)

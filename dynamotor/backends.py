@@ -98,10 +98,12 @@ def _is_ours(backend: Any) -> bool:
     return (getattr(backend, "__module__", None) or "").startswith("dynamotor.")
 
 
-def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str) -> bool:
-    """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls."""
+def takes_symbols(backend: str | Backend, settings: CompileOptions, device: str, of_data: bool) -> bool:
+    """Whether graphs of a device's tensors have symbols in the place of sizes that differ between calls, or
+    (`of_data`) that data decides: those only our own backends know."""
     wanted = settings.dynamic is True or settings.options.get("symbolic_sizes", config.symbolic_sizes)
-    return wanted and (backend in ("native", "auto", "eager", "aot_eager") or not _is_ours(_named(backend)))
+    known = backend in ("native", "auto", "eager", "aot_eager")
+    return wanted and (known or not of_data and not _is_ours(_named(backend)))
 
 
 def static_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:

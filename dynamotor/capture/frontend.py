@@ -692,7 +692,7 @@ def _nothing(*tensors: Any) -> tuple:
     return ()
 
 
-def no_symbols(device: str) -> bool:
+def no_symbols(device: str, of_data: bool) -> bool:
     """For backends whose graphs hold numbers."""
     return False
 
@@ -701,12 +701,12 @@ def make_dispatcher(
     fn: Callable[..., Any],
     options: CompileOptions,
     backend: Backend,
-    symbolic: Callable[[str], bool] = no_symbols,
+    symbolic: Callable[[str, bool], bool] = no_symbols,
 ) -> Any:
     """The compiled callable of a function, bound method or `type(module).__call__` method of a module.
 
-    symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors (asked at each
-    capture).
+    symbolic: whether the backend takes graphs with symbols for sizes of a device's tensors, and (True) for
+    such that data decides (asked at each capture).
     """
     return Compiler(fn, options, backend, SizePolicy(options.dynamic, symbolic)).dispatcher()
 

@@ -40,14 +40,15 @@ LARGEST = 1 << 61  # integers beyond are constants: the guards compute in 64 bit
 class SizePolicy:
     """What is known of a callable's sizes from one capture to the next.
 
-    symbolic: whether the backend takes graphs with symbols for tensors of a device (its type). varying:
+    symbolic: whether the backend takes graphs with symbols for tensors of a device (its type), and (True)
+    such that data decides. varying:
     sizes, strides and integers that differed between calls. guessed: sizes that are symbols beside a varying
     one although they have not differed yet, None after a backend refused them. apart: pairs of sources that
     were equal at one call and not at another. refused: why sizes stay numbers all the same.
     """
 
     dynamic: bool | None = None
-    symbolic: Callable[[str], bool] = lambda device: True
+    symbolic: Callable[[str, bool], bool] = lambda device, of_data: True
     varying: set[Source] = field(default_factory=set)
     guessed: set[Source] | None = field(default_factory=set)
     apart: set[frozenset[Source]] = field(default_factory=set)
@@ -56,9 +57,9 @@ class SizePolicy:
     )  # the numbers of each entry, by the id of its guards
     refused: str = ""
 
-    def takes(self, device: str) -> bool:
+    def takes(self, device: str, of_data: bool = False) -> bool:
         """Whether sizes of a device's tensors may be symbols."""
-        return not self.refused and self.dynamic is not False and self.symbolic(device)
+        return not self.refused and self.dynamic is not False and self.symbolic(device, of_data)
 
     def differ(self, a: Source, b: Source) -> bool:
         """Whether two sizes were different at some call."""
@@ -258,7 +259,7 @@ class TraceSizes:
     @property
     def takes_data(self) -> bool:
         """Whether sizes and numbers that data decides may stay in the graph."""
-        return self.symbolic and self.on_cpu and not self.in_body
+        return self.symbolic and self.on_cpu and not self.in_body and self.policy.takes("cpu", of_data=True)
 
     def bind(self, graph: GraphBuilder, symbol: Size, node: fx.Node) -> None:
         """The node that gives an unbacked symbol's value."""
