@@ -173,8 +173,7 @@ def _append(trace: Trace, self: ListValue, item: Value) -> None:
 
 @method(list.extend, deque.extend)
 def _extend(trace: Trace, self: ListValue, other: Value) -> None:
-    items = other.unpack(trace)
-    self.mutate(trace).extend(items)
+    self.extend(trace, other)
 
 
 @method(list.insert)

@@ -11,7 +11,7 @@ the trace). One object is one value: `is` compares values, so never make two val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.registry import Registry
@@ -151,6 +151,16 @@ class Value:
     def iterate(self, trace: Trace) -> Iterator:
         """`iter(self)`."""
         return trace.generic_iterate(self)
+
+    def each(self, trace: Trace) -> Iterable[Value]:
+        """The items that iterating gives, each made when it is asked for: for who shows the program what came
+        before."""
+        if type(self).unpack is not Value.unpack:  # a container, whose items are there
+            yield from self.unpack(trace)
+            return
+        iterator = self.iterate(trace)
+        while (item := iterator.next(trace)) is not None:
+            yield item
 
     def unpack(self, trace: Trace) -> list[Value]:
         """All items that iterating gives."""

@@ -186,12 +186,19 @@ class ListValue(SequenceValue):
         except (IndexError, TypeError) as error:
             raise trace.error(type(error), str(error)) from None
 
+    def extend(self, trace: Trace, other: Value) -> None:
+        """`list.extend`: a generator sees what it gave before, and what came before an exception stays."""
+        if other.python_type() in (list, tuple):
+            self.mutate(trace).extend(other.unpack(trace))
+        else:
+            for item in list(self.items) if other is self else other.each(trace):
+                self.mutate(trace).append(item)
+
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
     ) -> Value | None:
         if op is operator.iadd:
-            new = other.unpack(trace)
-            self.mutate(trace).extend(new)
+            self.extend(trace, other)
             return self
         if op is operator.imul and isinstance(other, Constant) and isinstance(other.value, int):
             items = self.mutate(trace)
@@ -622,6 +629,11 @@ class SetValue(Value):
 
     def change(self, trace: Trace, method: str, item: Value | None) -> None:
         """`set.<method>(self, item)` for add, discard, clear, update and the in-place operators."""
+        one_by_one = {"update": "add", "difference_update": "discard"}.get(method)
+        if one_by_one and isinstance(item, Iterator):  # it may look at the set meanwhile
+            for each in item.each(trace):
+                self.change(trace, one_by_one, each)
+            return
         table = self.table
         if method == "add":
             table.setdefault(item.hash_key(trace), item)  # type: ignore[union-attr]

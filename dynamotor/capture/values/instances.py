@@ -238,7 +238,7 @@ def update_dict(trace: Trace, into: Value, source: Value) -> None:
         for key in trace.call_method(source, "keys", []).unpack(trace):
             target.store(trace, key.hash_key(trace), key, source.getitem(trace, key))
     else:
-        for i, pair in enumerate(source.unpack(trace)):
+        for i, pair in enumerate(source.each(trace)):
             parts = pair.unpack(trace)
             if len(parts) != 2:
                 raise trace.error(
