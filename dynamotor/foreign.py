@@ -17,6 +17,7 @@ from .graph.control_flow import with_operators
 from .graph.size_nodes import is_size
 from .graph.sizes import Size, Symbol
 from .graph.spec import TensorSpec
+from .torch_compile_adapter import source_of
 
 
 def call_backend(
@@ -67,10 +68,9 @@ class _TorchSizes:
         return value.value(self._theirs)
 
     def _symbol(self, symbol: Symbol) -> Any:
-        from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-        source = ConstantSource(symbol.name)
+        source = source_of(symbol.name)
         made = self.env.create_symbol(
             symbol.hint, source, DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=symbol.lo < 2
         )

@@ -157,6 +157,13 @@ def torch_backend(name: str) -> Callable[..., Any]:
     return lookup_backend(name)
 
 
+def source_of(name: str) -> Any:
+    """Where a symbol of a PyTorch ShapeEnv comes from: a name that the backend shows."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)
+
+
 def torch_backends() -> list[str]:
     """Names of the backends registered with `torch.compile`."""
     from torch._dynamo.backends.registry import list_backends

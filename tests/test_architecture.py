@@ -24,8 +24,8 @@ RANK = {
     "xla": 4,
     "distributed": 4,
     "torch_compile_adapter": 4,
-    "foreign": 4,
     "torch_compile_xla": 5,
+    "foreign": 5,
     "backends": 6,
     "autobackend": 7,
     "_module": 6,
@@ -42,10 +42,7 @@ FORBIDDEN = (
     "torch._functorch._aot_autograd",
     "torch_xla",
 )
-MAY_IMPORT_FORBIDDEN = {
-    "torch_compile_adapter.py",
-    "foreign.py",
-}  # what hands graphs from and to PyTorch's compiler
+MAY_IMPORT_FORBIDDEN = {"torch_compile_adapter.py"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
