@@ -17,7 +17,8 @@ from .trial import Trial, Verdict, examine
 from .trial import compiled as tried
 
 BATCH = 144  # programs that share a run of g++
-SLOW = {"triton": 6, "xla": 48, "xla-bridge": 12}  # others: interpreted, of one XLA graph, of one graph each
+# Others: interpreted, a process of its compiler a kernel, of one XLA graph, of one graph each.
+SLOW = {"triton": 6, "cuda": 12, "xla": 48, "xla-bridge": 12}
 
 
 def trial(program: Program) -> Trial:

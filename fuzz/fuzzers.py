@@ -250,7 +250,7 @@ def run_sizes(job: Job) -> Answer:
 
 def sizes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     """Chunks of one C++ target after another."""
-    targets = itertools.cycle([name for name in names if name != "triton"])
+    targets = itertools.cycle([name for name in names if name not in ("triton", "cuda")])
     for start in itertools.takewhile(lambda n: n < count, itertools.count(0, FAMILIES)):
         size = min(FAMILIES, count - start)
         yield {"fuzzer": "sizes", "seed": seed, "start": start, "count": size, "target": next(targets)}

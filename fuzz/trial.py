@@ -23,6 +23,7 @@ from dynamotor.codegen.cpp_kernel import ISAS, machine_width
 from .batch import Batch, Waiting
 from .bounds import spread
 from .compare import Outcome, differences
+from .place import on_device
 
 # How things may be compiled: fields of dynamotor.config.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -30,6 +31,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "avx2": {"isa": "avx2"},
     "portable": {"isa": "portable"},
     "triton": {"target": "triton"},
+    "cuda": {},  # Triton on a GPU, beside eager on the GPU
 }
 XLA = ("xla", "xla-bridge")  # where jax is: lazily, and compiled by the bridge
 QUICK = ("-O1",)
@@ -38,9 +40,9 @@ GRAPHS = 8  # forward, backward, and one more for each break
 
 
 def targets() -> list[str]:
-    """The C++ targets that this machine can run, and Triton's interpreter."""
-    width = machine_width()
-    return [name for name in TARGETS if name not in ISAS or ISAS[name][0] <= width]
+    """The C++ targets that this machine can run, and Triton: its interpreter, and on a GPU where there is one."""
+    width, gpu = machine_width(), torch.cuda.is_available()
+    return [name for name in TARGETS if (ISAS[name][0] <= width if name in ISAS else name != "cuda" or gpu)]
 
 
 @contextlib.contextmanager
@@ -48,7 +50,8 @@ def compiling(target: str) -> Iterator[None]:
     """The settings under which programs are compiled for a target; random numbers are eager's."""
     triton = target == "triton"
     flags = () if triton else QUICK
-    with config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
+    place = on_device("cuda") if target == "cuda" else contextlib.nullcontext()
+    with place, config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
         yield
 
 

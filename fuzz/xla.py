@@ -6,10 +6,9 @@ one graph: XLA's time is mostly one of programs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,8 @@ import torch
 from dynamotor import DynamotorError, config
 
 from .bounds import spread
-from .compare import AROUND, PLACES, Outcome, differences, observe
+from .compare import Outcome, differences, observe
+from .place import extent, on_device
 from .trial import Trial, Verdict, backend, reasons
 from .trial import compiled as tried
 
@@ -30,7 +30,7 @@ def examine(trials: Sequence[Trial], way: str) -> list[Verdict]:
 
     eager = [trial.prepare(False) for trial in trials]
     wanted = [run() for run in eager]
-    with on_xla(), config.patch(fallback_random=True), backend("xla"):
+    with on_device("xla"), config.patch(fallback_random=True), backend("xla"):
         runs = [_run(trial, want, way) for trial, want in zip(trials, wanted, strict=True)]
         try:
             sync()
@@ -54,30 +54,6 @@ def problems(
         return lambda: observe(call, inputs(), cotangents)
 
     return examine([Trial("", prepare)], way)[0].problems
-
-
-@contextlib.contextmanager
-def on_xla() -> Iterator[None]:
-    """Within this, what is observed runs on xla."""
-    PLACES.append(placed)
-    AROUND.append(lambda: torch.device("xla"))  # of what programs make themselves
-    try:
-        yield
-    finally:
-        PLACES.pop()
-        AROUND.pop()
-
-
-def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers on xla, laid out in memory as they are, and a leaf where the tensor is one."""
-    given = tensor.detach()
-    if given.layout is torch.strided and given.numel():
-        memory = given.as_strided((_extent(given),), (1,)).to("xla")
-        moved = memory.as_strided(given.shape, given.stride())
-        moved = moved.conj() if given.is_conj() else moved
-    else:
-        moved = given.to("xla")
-    return moved.requires_grad_(tensor.requires_grad)
 
 
 def _run(trial: Trial, want: Outcome, way: str) -> tuple[Outcome, list[str]]:
@@ -111,14 +87,10 @@ def _back(value: Any) -> Any:
     numbers = value.detach() if value.is_leaf else value
     numbers = numbers.cpu()
     if numbers.layout is torch.strided and numbers.numel():
-        places = torch.arange(_extent(value)).as_strided(value.shape, value.stride())
-        memory = numbers.new_zeros(_extent(value)).index_put((places.flatten(),), numbers.flatten())
+        places = torch.arange(extent(value)).as_strided(value.shape, value.stride())
+        memory = numbers.new_zeros(extent(value)).index_put((places.flatten(),), numbers.flatten())
         numbers = memory.as_strided(value.shape, value.stride())
     return numbers.requires_grad_(value.requires_grad) if value.is_leaf else numbers
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 _VALUES = ("outputs", "written", "gradients")
