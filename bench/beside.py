@@ -18,7 +18,8 @@ import torch
 
 import dynamotor
 from dynamotor.base.events import counters
-from dynamotor.tools.numerics import largest_error, output_tensors
+
+from .numerics import largest_error, output_tensors
 
 Tensors = dict[str, torch.Tensor]
 FLOOR = 2e-5  # of float32, relative to the largest element: what another order of sums does to small programs

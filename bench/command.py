@@ -22,10 +22,10 @@ import torch
 
 from bench.turns import geometric_mean
 from dynamotor.base.errors import UsageError
-from dynamotor.tools.numerics import Errors
 from dynamotor.tools.tables import render
 
 from . import ddp, models, shapes, start, step
+from .numerics import Errors
 
 COLUMNS = (
     "model",

@@ -30,11 +30,11 @@ import torch
 
 from dynamotor.base.errors import UsageError
 from dynamotor.distributed.simulate import Link, Profile, simulate
-from dynamotor.tools.measure import quartiles
 
 from .ddp_fit import Sample, calibrate
 from .ddp_picture import lanes, timeline
 from .ddp_worker import OURS
+from .measure import quartiles
 
 MODES = ("eager", "inductor", *OURS)
 COLUMNS = (

@@ -20,10 +20,10 @@ import torch
 from bench.turns import turns
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters, phase_seconds
-from dynamotor.tools.measure import quartiles
 
 from . import gpu_kernels, gpu_shapes
 from .gpu_programs import PROGRAMS, Job, Workload, compiler, distance, profile
+from .measure import quartiles
 
 
 def say(**message: Any) -> None:

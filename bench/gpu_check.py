@@ -24,9 +24,9 @@ from dynamotor.api import compile as compile_
 from dynamotor.api import reset
 from dynamotor.base.config import config
 from dynamotor.base.events import counters, phase_seconds
-from dynamotor.tools.numerics import Errors, largest_error
 
 from . import gpu_graph_checks, gpu_size_checks, gpu_template_checks, models
+from .numerics import Errors, largest_error
 
 SMALL_MODELS = (
     "BertForMaskedLM",

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import counters
-from dynamotor.tools.numerics import largest_error
 
 from . import models
+from .numerics import largest_error
 
 Check = Callable[[str], dict[str, Any]]
 CHECKS: dict[str, Check] = {}

@@ -17,9 +17,9 @@ import torch
 from bench.turns import turns
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import collect
-from dynamotor.tools.measure import quartiles
 
 from .gpu_programs import BATCH, Job, Workload, compiler
+from .measure import quartiles
 
 MODEL = "BertForMaskedLM"
 CUTS = ((0, 0), (8, 16), (3, 40), (16, 8), (5, 24))  # sequences and tokens taken off

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import counters
-from dynamotor.tools.numerics import largest_error
+
+from .numerics import largest_error
 
 SHAPES = ((512, 768), (640, 768), (640, 800), (333, 770), (1, 51), (2048, 1024), (77, 4099))
 

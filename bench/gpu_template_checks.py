@@ -19,7 +19,8 @@ from dynamotor.codegen import triton_gemm_choice
 from dynamotor.codegen.triton_gemm import Tiling
 from dynamotor.codegen.triton_gemm_sites import find_sites, put
 from dynamotor.lower.program import Program
-from dynamotor.tools.numerics import largest_error
+
+from .numerics import largest_error
 
 Case = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
 TOLERANCE = {

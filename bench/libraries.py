@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from dynamotor.tools import torchvision_stub
-
+from . import torchvision_stub
 from .beside import Row, in_child, measure, printed, table
 from .families import PHASES
 from .families import REASONS as FAMILY_REASONS

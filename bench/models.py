@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from dynamotor.base.errors import UsageError
-from dynamotor.tools import torchvision_stub
-from dynamotor.tools.numerics import output_tensors
 
+from . import torchvision_stub
 from .family_configs import FAMILIES
 from .model_configs import HUGGING_FACE, TIMM_IMAGE, TIMM_SMALL, HuggingFace
+from .numerics import output_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -16,9 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from dynamotor.tools import numerics, torchvision_stub
-
-from . import models
+from . import models, numerics, torchvision_stub
 from .model_configs import HUGGING_FACE, TIMM_IMAGE
 
 

@@ -31,10 +31,10 @@ import torch
 from bench.turns import geometric_mean, turns
 from dynamotor.api import compile as compile_
 from dynamotor.step import compile_step
-from dynamotor.tools.measure import quartiles
 from dynamotor.tools.tables import render
 
 from . import models, step_check, step_profile
+from .measure import quartiles
 
 MODELS = ("resnet18", "BertForMaskedLM", "mobilenetv3_large_100")
 WAYS = ("eager", "compiled", "torch.compile", "step")

@@ -19,10 +19,10 @@ import torch
 
 from dynamotor.api import compile as compile_
 from dynamotor.base.events import counters
-from dynamotor.tools.measure import interleave
-from dynamotor.tools.numerics import Errors
 
 from . import models
+from .measure import interleave
+from .numerics import Errors
 
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -28,12 +28,12 @@ from bench.turns import geometric_mean
 from dynamotor.api import compile as dynamotor_compile
 from dynamotor.api import reset
 from dynamotor.base.events import collect
-from dynamotor.tools.measure import once, quartiles
 from dynamotor.xla import execute, metrics, rng, transfer
 from dynamotor.xla.device import platform as platform_name
 from dynamotor.xla.step import compile_optimizer, compile_step
 from dynamotor.xla.sync import sync
 
+from .measure import once, quartiles
 from .xla_models import SEED, SMALL, Case, cases
 
 Way = Callable[[], Any]

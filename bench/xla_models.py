@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynamotor.tools.torchvision_stub import prepare
+from .torchvision_stub import prepare
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .base.errors import DynamotorError, UsageError
-from .tools import cache, checkout, ddp_plan, demo, doctor, minify, package, run
+from .tools import cache, checkout, ddp_plan, doctor, minify, package, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,8 +16,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module, text in (
-        ("demo", demo, "train digits, compile BERT and resnet18, print one table"),
-        ("bench", None, "models x phases x compilers, first call and steady state"),
+        ("demo", "demo", "train digits, compile BERT and resnet18, print one table"),
+        ("bench", "command", "models x phases x compilers, first call and steady state"),
         ("cache", cache, "what the disk cache holds; prune and verify it"),
         ("package", package, "what a package of `dynamotor.export` holds"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
@@ -29,9 +29,9 @@ def main(argv: list[str] | None = None) -> int:
             "a program, as it is, with dynamotor.xla as its torch_xla or dynamotor.compile as its torch.compile",
         ),
     ):
-        if module is None:
+        if isinstance(module, str):
             try:
-                module = checkout.bench("command")
+                module = checkout.bench(module)
             except UsageError as missing:  # said where the command is asked for
                 commands.add_parser(name, help=text, add_help=False).set_defaults(run=missing)
                 continue

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import dynamotor
-from dynamotor.tools import torchvision_stub
+from bench import torchvision_stub
 
 x = torch.randn(2, 3)
 

@@ -8,10 +8,9 @@ from functools import partial
 
 import pytest
 
-from bench import libraries
+from bench import libraries, torchvision_stub
 from bench.beside import in_child
 from bench.library_cases import CASES
-from dynamotor.tools import torchvision_stub
 
 torchvision_stub.prepare()
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import dynamotor
-from bench import models
-from dynamotor.tools import torchvision_stub
+from bench import models, torchvision_stub
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

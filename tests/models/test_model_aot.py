@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import dynamotor
-from bench import models
+from bench import models, torchvision_stub
 from dynamotor.base.events import counters
-from dynamotor.tools import torchvision_stub
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import models
+from bench import models, torchvision_stub
 from dynamotor.graph.op_facts import facts
 from dynamotor.graph.shape_tensor import DataDependent, infer_spec, spec_of
 from dynamotor.graph.spec import TensorSpec
-from dynamotor.tools import torchvision_stub
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import dynamotor
-from bench import models
-from dynamotor.tools import torchvision_stub
-from dynamotor.tools.numerics import gradient_error, largest_error, relative_error
+from bench import models, torchvision_stub
+from bench.numerics import gradient_error, largest_error, relative_error
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench import models
+from bench import models, torchvision_stub
 from dynamotor.base.errors import UsageError
-from dynamotor.tools import torchvision_stub
 
 pytest.importorskip("transformers")
 torchvision_stub.prepare()

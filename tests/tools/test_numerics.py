@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamotor.tools.numerics import gradient_error
+from bench.numerics import gradient_error
 
 
 def test_each_gradient_counts_by_its_own_size():

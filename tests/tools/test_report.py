@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import dynamotor
+from bench import torchvision_stub
 from dynamotor.base.events import _listeners
-from dynamotor.tools import torchvision_stub
 from dynamotor.tools.record import GraphNode, GraphText, Record
 from dynamotor.tools.report import drawing, write
 

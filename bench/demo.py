@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..api import compile as compile_
-from ..api import reset
-from ..base.config import config
-from ..base.errors import UsageError
+from dynamotor.api import compile as compile_
+from dynamotor.api import reset
+from dynamotor.base.config import config
+from dynamotor.base.errors import UsageError
+from dynamotor.tools.tables import render
+
 from . import torchvision_stub
 from .demo_models import DigitsNet, resnet18
 from .measure import interleave
 from .numerics import Errors, output_tensors
-from .tables import render
 
 TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
 TIMES = ("compile s", "eager ms", "ms", "speedup", "quartiles")
