@@ -1,10 +1,11 @@
-"""`python -m dynamotor bench --step`: whole training steps (forward, loss, backward, AdamW) four ways, in
+"""`python -m dynamotor bench --step`: whole training steps (forward, loss, backward, AdamW) several ways, in
 turns in one process.
 
 eager: the eager loop. compiled: our compiled forward and backward, the optimizer in eager. torch.compile:
-model and optimizer compiled by it. step: `compile_step`. The optimizer is AdamW, fused on a GPU and foreach
-on a CPU. Each model has a process and caches of its own; a way's peak memory is what a step of it holds
-beyond what the ways built before it hold.
+model and optimizer compiled by it. step: `compile_step`. On a GPU the compilers' default modes, and behind
+"graphs" the same in mode "reduce-overhead", as the step's. The optimizer is AdamW, fused on a GPU and foreach
+on a CPU. Each model has a process and caches of its own; a way's peak memory is what PyTorch's allocator
+reserves for a step of it (recordings included) beyond what the ways built before it have reserved.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gc
 import json
 import os
 import platform
@@ -38,6 +40,8 @@ from .measure import quartiles
 
 MODELS = ("resnet18", "BertForMaskedLM", "mobilenetv3_large_100")
 WAYS = ("eager", "compiled", "torch.compile", "step")
+GRAPHS = ("compiled graphs", "torch.compile graphs")  # on a GPU, besides
+TURN = {"cuda": 0.5, "cpu": 0.05}  # seconds of a turn: on a GPU the host's lead is lost at its end
 COLUMNS = ("model", "way", "first s", "ms", "step is", "spread", "peak MB", "loss")
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -48,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step", action="store_true", help=f"whole training steps (--models: default {','.join(MODELS)})"
     )
     parser.add_argument(
-        "--ways", default=",".join(WAYS), help=f"with --step: of {', '.join(WAYS)}, comma-separated"
+        "--ways", default="", help=f"with --step: of {', '.join(WAYS + GRAPHS)} (default: all for the device)"
     )
     parser.add_argument(
-        "--mode", default=None, help="with --step: mode of all compilers (default: reduce-overhead on a GPU)"
+        "--mode", default=None, help="with --step: mode of the step (default: reduce-overhead on a GPU)"
     )
     parser.add_argument("--check", action="store_true", help="with --step: compare with eager, not time")
     parser.add_argument("--profile", action="store_true", help="with --step: kernels of a GPU by kind")
@@ -119,10 +123,11 @@ class Worker:
             return Way(step, model, optimizer)
         forward: Callable[..., torch.Tensor] = lambda *b: loss_fn(model(*b))  # noqa: E731
         update: Callable[[], Any] = optimizer.step
-        if way == "compiled":
-            forward = compile_(forward, mode=self.mode)
-        elif way == "torch.compile":
-            forward, update = torch.compile(forward, mode=self.mode), torch.compile(optimizer.step)
+        mode = self.mode if way in GRAPHS else None
+        if way.startswith("compiled"):
+            forward = compile_(forward, mode=mode)
+        elif way.startswith("torch.compile"):
+            forward, update = torch.compile(forward, mode=mode), torch.compile(optimizer.step)
 
         def train() -> torch.Tensor:
             with autocast():
@@ -139,7 +144,7 @@ class Worker:
         row: dict[str, Any] = {"model": self.job["model"], "ways": {}}
         calls: dict[str, Callable[[], torch.Tensor]] = {}
         for way in self.job["ways"]:
-            before = torch.cuda.memory_allocated() if self.cuda else 0
+            before = self._reserved()
             start = time.perf_counter()
             try:
                 call = self.build(way).call
@@ -155,19 +160,31 @@ class Worker:
                 continue
             found = row["ways"][way] = {"first_s": first, "loss": float(loss)}
             if self.cuda:
+                self._reserved()
                 torch.cuda.reset_peak_memory_stats()
                 call()
                 self.sync()
-                found["peak_mb"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+                found["peak_mb"] = (torch.cuda.max_memory_reserved() - before) / 2**20
             calls[way] = call
             print(json.dumps(row), flush=True)
-        rounds = turns(calls, seconds=self.job["seconds"], finish=self.sync, turn=0.05)
+        rounds = turns(
+            calls, seconds=self.job["seconds"], finish=self.sync, turn=TURN[self.device.type], least=3
+        )
         for way in calls:
             times = [r[way] for r in rounds]
             row["ways"][way]["ms"] = statistics.median(times) * 1e3
             if "step" in calls:
                 row["ways"][way]["over_step"] = quartiles([r[way] / r["step"] for r in rounds])
         print(json.dumps(row), flush=True)
+
+    def _reserved(self) -> int:
+        """Bytes that PyTorch's allocator cannot give back."""
+        if not self.cuda:
+            return 0
+        gc.collect()
+        self.sync()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
 
 
 def measure(job: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -226,6 +243,7 @@ def table(row: dict[str, Any]) -> list[list[str]]:
 def main(args: argparse.Namespace) -> int:
     """Run the bench; 0 when every way of every model ran."""
     names = MODELS if args.models == "twelve" else [name for name in args.models.split(",") if name]
+    ways = args.ways.split(",") if args.ways else [*WAYS, *(GRAPHS if args.device == "cuda" else ())]
     task = next((task for task in TASKS if getattr(args, task)), "time")
     rows = []
     for name in names:
@@ -237,7 +255,7 @@ def main(args: argparse.Namespace) -> int:
             "small": args.small,
             "mode": args.mode,
             "seconds": args.seconds,
-            "ways": args.ways.split(","),
+            "ways": ways,
             "task": task,
         }
         rows.append(measure(job, args.timeout))
@@ -245,7 +263,7 @@ def main(args: argparse.Namespace) -> int:
         print(name if task in TASKS and "error" in rows[-1] else show(rows[-1]))
         print("\n".join([*rows[-1]["notes"], rows[-1].get("error", "")]).strip(), flush=True)
     means = {}
-    for way in () if task in TASKS else args.ways.split(","):
+    for way in () if task in TASKS else ways:
         known = [r["ways"][way] for r in rows if "over_step" in r["ways"].get(way, {})]
         if known and way != "step":
             means[way] = geometric_mean([w["over_step"][1] for w in known])

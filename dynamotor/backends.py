@@ -146,7 +146,7 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
         ):  # a backward is compiled when it is first run, outside of what held for its forward
             return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
 
-    keeper = None if config.cuda_graphs else Keeper(stored.environment, stored.describe, stored.restore)
+    keeper = Keeper(stored.environment, stored.describe, stored.restore)
     return aot_compile(
         gm, list(example_inputs), compile_graph, static_inputs=static_inputs(gm), keeper=keeper
     )

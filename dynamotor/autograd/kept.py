@@ -222,7 +222,7 @@ def _text(data: Any) -> str:
 def _input_text(tensor: Any, static: bool) -> Any:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         raise NotPlain(f"an input that is a {type(tensor).__qualname__}")
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise NotPlain(f"tensors on {tensor.device.type}")
     return [
         encode(TensorSpec.of(tensor)),

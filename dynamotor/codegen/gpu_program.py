@@ -15,7 +15,7 @@ GPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,17 @@ from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
 from .triton_plan import CannotPlan, is_map
 
+Launch = tuple[
+    TritonFunction, int, tuple[int, ...]
+]  # a function, how many tensors it is given, random streams
+
 
 class GpuWriter(Writer):
     """Writes launches; `launches` says what their names stand for."""
 
     def __init__(self, program: Program, info: GraphInfo, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
-        self.launches: dict[str, tuple[TritonFunction, int, tuple[int, ...]]] = {}
+        self.launches: dict[str, Launch] = {}
         self.facts: dict[
             str, dict[str, Any]
         ] = {}  # function -> what it fuses, the bytes it is given, its launch: for reports
@@ -218,7 +222,7 @@ class GpuProgram(CallProgram):
         expanded: bool = False,
     ) -> None:
         self.device = device
-        self._rounds = False  # a template rounds float32 operands to TF32
+        self.rounds = False  # a template rounds float32 operands to TF32
         if program.env is not None:
             program = replace(program, steps=[_in_any_variant(step) for step in program.steps])
         elif not expanded:
@@ -229,7 +233,7 @@ class GpuProgram(CallProgram):
                 self._without_templates = functools.cache(
                     lambda: GpuProgram(launches, info, device, given, expanded=True)
                 )
-                self._rounds = any(_rounds_operands(step) for step in program.steps)
+                self.rounds = any(_rounds_operands(step) for step in program.steps)
         program = batched(program)
         for name, buffer in program.buffers.items():
             if buffer.value is not None and buffer.value.device != device:
@@ -295,9 +299,13 @@ class GpuProgram(CallProgram):
         }
         if self.device.type == "cuda":
             found["current_stream"] = functools.partial(torch._C._cuda_getCurrentRawStream, self.device.index)
-        for name, (f, n_tensors, ints) in self._writer.launches.items():
+        for name, (f, n_tensors, ints) in self.launches().items():
             found[name] = self._kernel(f, n_tensors, ints)
         return found
+
+    def launches(self) -> Mapping[str, Launch]:
+        """What the text's launches stand for."""
+        return self._writer.launches
 
     def _kernel(self, f: TritonFunction, n_tensors: int, ints: tuple[int, ...]) -> Callable[..., None]:
         """A function as a callable."""
@@ -357,7 +365,7 @@ class GpuProgram(CallProgram):
         return _InTurn(found, parts, self.device.type == "cuda")
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
-        if self._rounds and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
+        if self.rounds and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
             return self._without_templates()(*inputs)
         try:
             if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:

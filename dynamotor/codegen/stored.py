@@ -23,9 +23,13 @@ import torch
 from ..base.config import config
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
 from ..runtime import build
+from ..runtime.cuda_graphs import GraphedCall
+from . import stored_gpu
 from .externs import Callee, is_custom
 from .folded import FoldedCall, FoldedOnce, Part
+from .gpu_program import GpuProgram
 from .program import CallProgram, Expected, Listing
+from .stored_gpu import globals_of
 
 Compiled = Callable[..., Any]
 
@@ -46,18 +50,21 @@ def describe(call: Compiled | None) -> Any:
                 encode(part.specs),
             ]
         }
-    if type(call) is not CallProgram:
+    if type(call) is GraphedCall:
+        return {
+            "graphed": [describe(call.call), sorted(call.static), sorted(call.mutated), call.n_copied],
+        }
+    if type(call) not in (CallProgram, GpuProgram):
         raise NotPlain(f"a {type(call).__qualname__}")
     if call.listing.layout:
         raise NotPlain("a program of sizes that differ between calls")
-    units = [[build.build_key(source, flags), names] for source, flags, names in call.units()]
-    return {
-        "program": [
-            encode(call.listing),
-            {name: _constant(name, value) for name, value in call.described().items()},
-            units,
-        ]
-    }
+    text = [
+        encode(call.listing),
+        {name: _constant(name, value) for name, value in call.described().items()},
+    ]
+    if type(call) is GpuProgram:
+        return {"gpu": [*text, stored_gpu.kernels(call), encode(stored_gpu.gpu(call.device))]}
+    return {"program": [*text, [[build.build_key(s, flags), names] for s, flags, names in call.units()]]}
 
 
 def _constant(name: str, value: Any) -> Any:
@@ -86,6 +93,14 @@ def restore(
         call = restore(program, name, find)
         kind = FoldedOnce if fixed else FoldedCall
         return None if call is None else kind(call, Part(decode_graph(graph), decode(sources), decode(specs)))
+    if "graphed" in data:
+        program, static, mutated, n_copied = data["graphed"]
+        call = restore(program, name)
+        return call and GraphedCall(call, frozenset(static), frozenset(mutated), call.device, n_copied)
+    if "gpu" in data:
+        listing, constants, kernels, gpu = data["gpu"]
+        stored = {known: decode(value) for known, value in constants.items()}
+        return stored_gpu.restored(name, decode(listing), stored, kernels, decode(gpu))
     listing, constants, units = data["program"]
     place: dict[str, build.Library] = {}
     for key, names in units:
@@ -115,12 +130,7 @@ class StoredProgram(CallProgram):
         return self._kernels(self._place)
 
     def _constants(self) -> dict[str, Any]:
-        return {
-            name: value.function
-            if type(value) is Callee
-            else value.sized(value.spec.shape, value.spec.stride)
-            for name, value in self._stored.items()
-        }
+        return globals_of(self._stored)
 
 
 # -- what a stored program depends on besides its graph ------------------------------------------------------

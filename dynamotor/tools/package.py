@@ -129,6 +129,8 @@ def export(
                 events[0].data["reason"] if events else "the disk cache refuses it", "a file holds plain data"
             )
         entry = json.loads(payload)
+        if {"gpu", "graphed"} & entry["program"].keys():
+            raise _refused("it runs on a GPU", "a file holds programs of a CPU")
         libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
         environment = stored.environment()
     recipe: Recipe = decode(entry["recipe"])

@@ -22,8 +22,9 @@ import dynamotor
 from dynamotor.autograd import kept
 from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
-from dynamotor.codegen import stored
+from dynamotor.codegen import stored, stored_gpu
 from dynamotor.runtime import build
+from dynamotor.runtime.triton_interpret import available
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,25 @@ def test_a_hit_computes_what_eager_computes(name: str) -> None:
     counters["cache"].clear()
     run(dynamotor.compile)
     assert counters["cache"]["program.hit"] == missed and not counters["cache"]["program.miss"]
+
+
+@pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+@pytest.mark.parametrize(
+    "name", ["embedding", "written_inputs", "two_outputs_and_absent_gradients", "random_numbers"]
+)
+def test_a_hit_of_a_gpu_s_program_computes_what_eager_computes(name: str) -> None:
+    with config.patch(target="triton", strict=True):
+        test_a_hit_computes_what_eager_computes(name)
+
+
+@pytest.mark.skipif(not available(), reason="triton was imported without TRITON_INTERPRET=1")
+def test_a_program_of_another_gpu_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = tensors()
+    with config.patch(target="triton", strict=True):
+        assert first_call(inference, x, w)[0] == "miss"
+        monkeypatch.setattr(stored_gpu, "gpu", lambda device: (device, "another", ""))
+        torch.testing.assert_close(first_call(inference, x, w)[1], inference(x, w))
+    assert counters["cache"]["program.incomplete"]
 
 
 def test_two_processes_compute_the_same() -> None:
