@@ -5,7 +5,9 @@ eager: the eager loop. compiled: our compiled forward and backward, the optimize
 model and optimizer compiled by it. step: `compile_step`. On a GPU the compilers' default modes, and behind
 "graphs" the same in mode "reduce-overhead", as the step's. The optimizer is AdamW, fused on a GPU and foreach
 on a CPU. Each model has a process and caches of its own; a way's peak memory is what PyTorch's allocator
-reserves for a step of it (recordings included) beyond what the ways built before it have reserved.
+reserves for a step of it (recordings included) beyond what the ways built before it have reserved. "of peak"
+is the rate of the model's matrix products and convolutions (PyTorch's count of them in forward and backward)
+over that of one large product in the same types.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench.turns import geometric_mean, turns
 from dynamotor.api import compile as compile_
@@ -42,7 +45,7 @@ MODELS = ("resnet18", "BertForMaskedLM", "mobilenetv3_large_100")
 WAYS = ("eager", "compiled", "torch.compile", "step")
 GRAPHS = ("compiled graphs", "torch.compile graphs")  # on a GPU, besides
 TURN = {"cuda": 0.5, "cpu": 0.05}  # seconds of a turn: on a GPU the host's lead is lost at its end
-COLUMNS = ("model", "way", "first s", "ms", "step is", "spread", "peak MB", "loss")
+COLUMNS = ("model", "way", "first s", "ms", "step is", "spread", "of peak", "peak MB", "loss")
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -170,12 +173,34 @@ class Worker:
         rounds = turns(
             calls, seconds=self.job["seconds"], finish=self.sync, turn=TURN[self.device.type], least=3
         )
+        row["flop"], row["peak_flop_s"] = self._flop(), self._peak()
         for way in calls:
             times = [r[way] for r in rounds]
             row["ways"][way]["ms"] = statistics.median(times) * 1e3
+            row["ways"][way]["of_peak"] = row["flop"] / row["peak_flop_s"] / statistics.median(times)
             if "step" in calls:
                 row["ways"][way]["over_step"] = quartiles([r[way] / r["step"] for r in rounds])
         print(json.dumps(row), flush=True)
+
+    def _flop(self) -> int:
+        """Floating-point operations of one step's products, convolutions and attention."""
+        counter = FlopCounterMode(display=False)
+        way = self.build("eager")
+        with counter:
+            way.call()
+        return counter.get_total_flops()
+
+    def _peak(self) -> float:
+        """Operations a second of a large product in the types of the step."""
+        n = 8192 if self.cuda else 2048
+        a = torch.randn(n, n, device=self.device, dtype=self.amp or torch.float32)
+        times = []
+        for _ in range(8):
+            start = time.perf_counter()
+            a @ a
+            self.sync()
+            times.append(time.perf_counter() - start)
+        return 2 * n**3 / min(times[2:])
 
     def _reserved(self) -> int:
         """Bytes that PyTorch's allocator cannot give back."""
@@ -233,6 +258,7 @@ def table(row: dict[str, Any]) -> list[list[str]]:
                 number(w.get("ms"), ".2f"),
                 w.get("error") or f"{number(mid, '.3f')}x as fast",
                 f"{number(low, '.2f')}-{number(high, '.2f')}",
+                number(w.get("of_peak"), ".2f"),
                 number(w.get("peak_mb"), ".0f"),
                 number(w.get("loss"), ".4f"),
             ]
