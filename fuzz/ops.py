@@ -92,6 +92,18 @@ torch.broadcast_to({0}, (2, *{0}.shape)) | {0}.unflatten(0, (-1, 1)) | {0}.unfla
 torch.meshgrid({0}, {0}, indexing="ij")[1] | {0}.index_select({dim}, torch.tensor([0])) | {0}.fliplr()
 {0}.hsplit(2)[0] | {0}[-1:]
 """
+# What gives memory of its own, even where nothing changes, beside what gives its operand then.
+COPIES = """
+torch.as_strided_copy({0}, {0}.shape, {0}.stride()) | torch.expand_copy({0}, {0}.shape) | {0}.clone()
+torch.view_copy({0}, (-1,)) | torch.permute_copy({0}, tuple(range({0}.dim()))) | torch.slice_copy({0}, {dim})
+torch.select_copy({0}, {dim}, 0) | torch.diagonal_copy({0}) | torch.t_copy({0}) | torch.detach_copy({0})
+torch.transpose_copy({0}, {dim}, {dim}) | torch.squeeze_copy({0}) | torch.unsqueeze_copy({0}, {dim})
+torch.alias_copy({0}) | torch.unbind_copy({0}, {dim})[0] | torch.split_copy({0}, 64, {dim})[0]
+torch.narrow_copy({0}, {dim}, 0, 1) | torch.unfold_copy({0}, {dim}, 1, 1) | {0}.to({0}.dtype, copy=True)
+{0}.to({0}.dtype) | {0}.float() | {0}.double() | {0}.type_as({0}) | {0}.contiguous() | {0}.reshape({0}.shape)
+{0}.expand({0}.shape) | {0}.detach() | {0}.repeat(*[1] * {0}.dim()) | torch.cat([{0}]) | {0}.flip(()) | {0} + 0
+torch.as_strided_copy({0}, (1,), (1,)) | {0}.view_as({0}) | torch.broadcast_to({0}, {0}.shape) | {0}.long()
+"""
 JOINS = """
 torch.cat([{0}, {1}], {dim}) | torch.stack([{0}, {1}], {dim}) | torch.cat([{0}, {1}, {0}], {dim})
 torch.cat([{0}.flatten(), {1}.flatten()]) | torch.hstack([{0}, {1}]) | torch.vstack([{0}, {1}])
@@ -435,6 +447,7 @@ ALL: Kinds = [
     (24, line(REDUCTIONS)),
     (4, line(PAIRS, 2)),
     (14, line(VIEWS)),
+    (4, line(COPIES)),
     (5, line(JOINS)),
     (4, line(PRODUCTS)),
     (3, line(IMAGES)),

@@ -496,7 +496,7 @@ def _convert_element_type(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
     return convert(ctx, x, dtype)
 
 
-@lowering(aten.clone.default)
+@lowering(aten.clone.default, aten.lift_fresh_copy.default)
 def _clone(ctx: Lowering, x: Value, *, memory_format: Any = None) -> Value:
     return convert(ctx, x, x.dtype)
 

@@ -32,7 +32,7 @@ def _view(ctx: Lowering, x: Value, size: Sequence[Dim]) -> Value:
     return views.reshape(x, ctx.spec.shape)
 
 
-@lowering(aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+@lowering(aten.alias.default, aten.detach.default, aten.contiguous.default)
 def _alias(ctx: Lowering, x: Value, **_: Any) -> Value:
     return x
 
@@ -127,19 +127,10 @@ def _select(ctx: Lowering, x: Value, dim: int, index: int) -> Value:
     return views.select_dim(ctx.whole(x), dim, _counted(index, x.shape[dim]))
 
 
-@lowering(aten.split.Tensor)
-def _split(ctx: Lowering, x: Value, size: int, dim: int = 0) -> tuple[Value, ...]:
-    return _pieces(ctx.whole(x), [s.shape[_dim(x, dim)] for s in ctx.spec], _dim(x, dim))
-
-
-@lowering(aten.split_with_sizes.default)
-def _split_with_sizes(ctx: Lowering, x: Value, sizes: Sequence[Dim], dim: int = 0) -> tuple[Value, ...]:
-    return _pieces(ctx.whole(x), sizes, _dim(x, dim))
-
-
-def _pieces(x: Value, sizes: Sequence[Dim], dim: int) -> tuple[Value, ...]:
-    result, start = [], 0
-    for size in sizes:
+@lowering(aten.split.Tensor, aten.split_with_sizes.default)
+def _split(ctx: Lowering, x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ...]:
+    dim, result, start = _dim(ctx.whole(x), dim), [], 0
+    for size in [spec.shape[dim] for spec in ctx.spec]:
         result.append(views.slice_dim(x, dim, start, 1, size))
         start += size
     return tuple(result)
@@ -229,7 +220,12 @@ def _own_offset(ctx: Lowering, storage_offset: Dim | None) -> Dim:
     return 0 if storage_offset is None else storage_offset - spec.offset
 
 
-@lowering(aten.as_strided.default, aten.as_strided_copy.default)
+@lowering(aten.as_strided_copy.default)
+def _as_strided_copy(ctx: Lowering, x: Value, *args: Any, **kwargs: Any) -> Value:
+    return ctx.pointwise(lambda e: e, _as_strided(ctx, x, *args, **kwargs))  # new memory, whatever it sees
+
+
+@lowering(aten.as_strided.default)
 def _as_strided(
     ctx: Lowering, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
 ) -> Value:

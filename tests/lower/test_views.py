@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from harness import check
 
+import dynamotor
+
 X = torch.randn(4, 6, 10)
 
 VIEWS = {
@@ -128,3 +130,16 @@ def test_a_padded_view_is_read_without_divisions():
     check(lambda x: torch.cat([x.view(24, 25) * 2, x.view(24, 25)[:, 3:] - 1], 1), x, fallbacks=None)
     check(lambda x: F.pad(F.pad(x.view(24, 25), (3, 5)).view(4, 6, 33), (2, -4, 1, 1)), x)
     check(lambda x: torch.diagonal(F.pad(x, (0, 0, 1, 9)), dim1=1, dim2=2) * 2, x)
+
+
+@pytest.mark.parametrize("size, stride", [((1,), (1,)), ((3, 4), (4, 1)), ((4, 3), (1, 4)), ((2, 0), (1, 1))])
+def test_a_strided_copy_has_memory_of_its_own(size, stride):
+    def f(x):
+        y = x * 2
+        return y, torch.as_strided_copy(y, size, stride)
+
+    x = torch.randn(3, 4)
+    y, copy = dynamotor.compile(f)(x)
+    assert torch.equal(copy, f(x)[1]) and copy.stride() == f(x)[1].stride()
+    copy.zero_()
+    assert torch.equal(y, x * 2)
