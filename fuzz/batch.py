@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from dynamotor.base.errors import BuildError
-from dynamotor.codegen import cpp, program
+from dynamotor.codegen import cpp
+from dynamotor.codegen.gpu_program import GpuProgram
 from dynamotor.codegen.program import CallProgram
 from dynamotor.runtime import build, memory
-
-POISON = 0xFF  # NaN in every float type, -1 in signed integers
+from dynamotor.runtime.device_memory import DeviceArena
 
 
 class Waiting(BaseException):
@@ -31,15 +31,18 @@ class Waiting(BaseException):
 
 
 class Batch:
-    """While entered, kernels of call programs wait for `build`, and fresh memory is poisoned."""
+    """While entered, fresh memory is poisoned, and kernels of call programs wait for `build`. `waits=False`: they
+    are built as they are for users.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, waits: bool = True) -> None:
+        self._waits = waits
         self._functions: dict[str, cpp.CFunction] = {}
         self._pending: Future[build.Library] = Future()
         self._saved: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> Batch:
-        batch, built, prepare = self, CallProgram._built, CallProgram.prepare
+        batch, prepare = self, CallProgram.prepare
 
         def start_builds(call: Any) -> dict[str, str]:
             functions = list(call._writer.functions.values())
@@ -53,14 +56,13 @@ class Batch:
                 raise Waiting
             prepare(call)
 
-        def poisoned_globals(call: Any) -> dict[str, Any]:
-            found = built(call)
-            return {**found, **{name: poisoned(found[name]) for name in ("take", "new") if name in found}}
-
-        self._put(CallProgram, "_start_builds", start_builds)
-        self._put(CallProgram, "prepare", wait_or_prepare)
-        self._put(CallProgram, "_built", poisoned_globals)
-        self._put(memory.Arena, "acquire", _poisoned_block(memory.Arena.acquire))
+        if self._waits:
+            self._put(CallProgram, "_start_builds", start_builds)
+            self._put(CallProgram, "prepare", wait_or_prepare)
+        for kind in (CallProgram, GpuProgram):
+            self._put(kind, "_built", _poisoned_globals(kind._built))
+        for arena in (memory.Arena, DeviceArena):
+            self._put(arena, "acquire", _poisoned_block(arena.acquire))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,23 +86,25 @@ class Batch:
             raise
 
 
+def _poisoned_globals(built: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """A program's globals, whose allocators give memory that holds the pattern."""
+
+    def globals_of(call: Any) -> dict[str, Any]:
+        found = built(call)
+        return {**found, **{name: poisoned(found[name]) for name in ("take", "new") if name in found}}
+
+    return globals_of
+
+
 def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """An allocator whose memory holds the pattern."""
-
-    def poison(*args: Any) -> torch.Tensor:
-        tensor = make(*args)
-        program._view(tensor, (tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0).view(
-            torch.uint8
-        ).fill_(POISON)
-        return tensor
-
-    return poison
+    """An allocator whose memory holds NaNs."""
+    return lambda *args: memory.poison(make(*args))
 
 
 def _poisoned_block(acquire: Callable[..., memory.Block]) -> Callable[..., memory.Block]:
     def poison(arena: memory.Arena, nbytes: int) -> memory.Block:
         block = acquire(arena, nbytes)
-        block.bytes.fill_(POISON)
+        memory.poison(block.bytes)
         return block
 
     return poison

@@ -26,6 +26,7 @@ from .compare import AROUND, Outcome
 RUNS = range(10)
 _UNIT = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 _HALVES = (torch.bfloat16, torch.float16)
+_PRODUCTS = (torch.ops.aten.prod, torch.ops.aten.cumprod)
 # Ops whose exact results on simple numbers say nothing: others compute them by another formula.
 _ROUGH = (
     "norm",
@@ -75,7 +76,7 @@ class Jiggle(TorchDispatchMode):
             or any(t.is_meta for t in tree_leaves(args) if isinstance(t, torch.Tensor))
         ):
             return func(*args, **kwargs)  # zeros without memory are calculated with as meta tensors
-        if self.some and torch.rand((), generator=self.generator) < 0.5:
+        if self.some and torch.rand((), generator=self.generator, device="cpu") < 0.5:
             return func(*args, **kwargs)
         if self.relaid is _lanes:
             return _in_vectors(func, args, kwargs) if facts(func).pointwise else func(*args, **kwargs)
@@ -95,13 +96,17 @@ class Jiggle(TorchDispatchMode):
             for one in results:
                 self._move(one, None)
         else:
-            alike = [_same(r, e) for r, e in zip(results, exact, strict=True)]
+            alike = all(_same(r, e) for r, e in zip(results, exact, strict=True))
+            alike &= facts(func).pointwise or not any(map(_is_long, tree_leaves(args)))
             rough = any(name in func.__name__ for name in _ROUGH)
-            if not all(alike) or rough or self._sees_halves(args):
+            if not alike or rough or self._sees_halves(args):
                 for one, other in zip(results, exact if self.exact else moved, strict=True):
                     self._move(one, other)
-            if self.exact and func.overloadpacket is torch.ops.aten.prod and _overflows(args[0]):
-                result.fill_(torch.nan)  # it depends on the order whether infinity meets a zero
+            if func.overloadpacket in _PRODUCTS:  # it depends on the order whether infinity meets a zero
+                if self.row_major:  # and on the type of the steps, whether they vanish
+                    result.copy_(moved[0])
+                elif self.exact and _overflows(args[0]):
+                    result.fill_(torch.nan)
             if rough and _infinite(args):  # which of them meet, and when, is the formula's
                 for one in (r for r in results if isinstance(r, torch.Tensor)):
                     if self.row_major:
@@ -168,7 +173,8 @@ class Jiggle(TorchDispatchMode):
         return any(t.untyped_storage().data_ptr() in self.made for t in tensors)
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        drawn = torch.rand(like.shape, generator=self.generator, dtype=torch.float64, device="cpu")
+        return (drawn * 2 - 1).to(like.device)
 
     def _move(self, result: Any, towards: Any) -> None:
         """Write what another rounding might have given into the result."""
@@ -278,6 +284,13 @@ def _same(a: Any, b: Any) -> bool:
         return True
     known = a.detach().float() if a.dtype is torch.float64 else a.detach()
     return torch.equal(known.double(), b.detach().double())
+
+
+def _is_long(value: Any) -> bool:
+    """Whether an operand has digits that float32 does not hold: a sum of such is rounded, whatever it is."""
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+        return False
+    return bool(((value.float() != value) & (value == value)).any())
 
 
 def spread(run: Callable[[], Outcome], seeds: range = RUNS) -> list[Outcome]:

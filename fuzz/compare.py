@@ -22,8 +22,8 @@ CLOSE = {
 MORE_RUNS = range(
     10, 50
 )  # seeds where elements still lie outside: of thousands, one may be moved little by ten runs
-# What a call runs in; inputs are made outside of it.
-AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [contextlib.nullcontext]
+# What a call runs in, the innermost last; inputs are made outside of it.
+AROUND: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
 # Where it finds its inputs.
 PLACES: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda tensor: tensor]
 
@@ -56,7 +56,7 @@ def links(inputs: Sequence[torch.Tensor], outputs: Sequence[Any]) -> list[str]:
                 found.append(f"{name} is {other_name}")
             elif tensor.numel() and other.numel() and _storage(tensor) == _storage(other):
                 distance = _first(tensor) - _first(other)
-                found.append(f"{name} shares the memory of {other_name} ({distance} elements on)")
+                found.append(f"{name} shares the memory of {other_name} ({distance} bytes on)")
     return found
 
 
@@ -66,7 +66,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _first(tensor: torch.Tensor) -> int:
-    return tensor.storage_offset() if tensor.device.type == "xla" else tensor.data_ptr() // tensor.itemsize
+    return tensor.storage_offset() * tensor.itemsize if tensor.device.type == "xla" else tensor.data_ptr()
 
 
 def observe(
@@ -75,9 +75,13 @@ def observe(
     cotangents: Sequence[int] | None = (),
     seed: int = 0,
 ) -> Outcome:
-    """Call the function, and its backward from the outputs in `cotangents` (None: all). Errors are kept."""
+    """Call the function, and its backward from the outputs in `cotangents` (None: all). Errors are kept, but
+    for those after which a GPU does nothing more.
+    """
     seen, inputs = Outcome(), [PLACES[-1](tensor) for tensor in inputs]
-    with AROUND[-1]():
+    with contextlib.ExitStack() as around:
+        for enter in AROUND:
+            around.enter_context(enter())
         _run(seen, function, inputs, cotangents, seed)
     seen.written = [t.detach().clone() for t in inputs]
     return seen
@@ -98,6 +102,8 @@ def _run(seen: Outcome, function: Any, inputs: Any, cotangents: Any, seed: int) 
             ]
             torch.autograd.backward(roots, given)
             seen.gradients = [t.grad if t.is_leaf else None for t in inputs]
+    except torch.AcceleratorError:
+        raise
     except Exception as error:
         seen.error = error
 
@@ -173,7 +179,7 @@ def facts_differ(a: Any, b: Any) -> str | None:
             if type(a) is type(b) and (a == b or a != a)
             else f"{_short(a)} in eager, {_short(b)} compiled"
         )
-    for what in ("dtype", "shape", "requires_grad", "is_leaf"):
+    for what in ("dtype", "device", "shape", "requires_grad", "is_leaf"):
         if getattr(a, what) != getattr(b, what):
             return f"{what} {getattr(a, what)} in eager, {getattr(b, what)} compiled"
     if a.layout is not torch.strided or b.layout is not torch.strided:
@@ -203,8 +209,8 @@ def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def beyond(a: torch.Tensor, b: torch.Tensor, moved: Sequence[Any]) -> str | None:
     """Which elements lie farther from eager than rounding explains."""
-    a, b = (t.detach() if t.layout is torch.strided else t.detach().to_dense() for t in (a, b))
-    others = [m.detach() for m in moved if isinstance(m, torch.Tensor) and m.shape == a.shape]
+    a, b = (t.detach().cpu() if t.layout is torch.strided else t.detach().to_dense() for t in (a, b))
+    others = [m.detach().cpu() for m in moved if isinstance(m, torch.Tensor) and m.shape == a.shape]
     if not a.is_floating_point() and not a.is_complex():
         wrong = a != b
         for other in others:

@@ -19,7 +19,7 @@ from .compare import AROUND
 from .program import Program
 from .python_program import write
 from .reduce import kind, reduce
-from .trial import Trial, Verdict, examine, tally
+from .trial import UNBATCHED, Trial, Verdict, examine, tally
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
@@ -150,7 +150,8 @@ def modules_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     """The whole database in a random order."""
     cells = list(itertools.product(range(len(modules.module_db)), modules.DTYPES, (True, False)))
     random.Random(seed).shuffle(cells)
-    for (start, dtype, training), target in zip(cells[:count], itertools.cycle(names)):
+    targets = itertools.cycle([name for name in names if name != "cuda"])  # modules are made on the CPU
+    for (start, dtype, training), target in zip(cells[:count], targets):
         yield {
             "fuzzer": "modules",
             "seed": seed,
@@ -250,7 +251,7 @@ def run_sizes(job: Job) -> Answer:
 
 def sizes_chunks(seed: int, count: int, names: list[str]) -> Iterator[Job]:
     """Chunks of one C++ target after another."""
-    targets = itertools.cycle([name for name in names if name not in ("triton", "cuda")])
+    targets = itertools.cycle([name for name in names if name not in UNBATCHED])
     for start in itertools.takewhile(lambda n: n < count, itertools.count(0, FAMILIES)):
         size = min(FAMILIES, count - start)
         yield {"fuzzer": "sizes", "seed": seed, "start": start, "count": size, "target": next(targets)}

@@ -94,7 +94,7 @@ def trial(name: str, lines: str, writer: Writer, gradients: bool, settled: bool)
     )
 
     def inputs() -> list[torch.Tensor]:
-        torch.default_generator.manual_seed(0)
+        torch.manual_seed(0)  # of a GPU, too
         copies = [_copy(t) for t in tensors]
         asks = [gradients and t.requires_grad for t in tensors]
         return [c.requires_grad_() if a else c for c, a in zip(copies, asks, strict=True)]

@@ -18,6 +18,7 @@ from .compare import AROUND, PLACES
 @contextlib.contextmanager
 def on_device(name: str) -> Iterator[None]:
     """Within this, what is observed runs on this device."""
+    torch._C._set_cudnn_allow_tf32(False)  # three digits are no rounding of float32
     PLACES.append(functools.partial(placed, device=name))
     AROUND.append(lambda: torch.device(name))  # of what programs make themselves
     try:

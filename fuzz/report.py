@@ -25,8 +25,9 @@ def test_of(program: Program, problems: list[str]) -> str:
         call = f"problems(f, inputs, {program.cotangents}, {program.target!r})"
         return "\n".join([*lines, f"    assert fuzz.xla.{call} == []"]) + "\n"
     settings = ", ".join(f"{k}={v!r}" for k, v in TARGETS.get(program.target, {}).items())
+    place = 'on_device("cuda"), ' if program.target == "cuda" else ""
     lines += [
-        f"    with dynamotor.config.patch({settings}):",
+        f"    with {place}dynamotor.config.patch({settings}):",
         f"        same_as_eager(f, inputs, {program.cotangents})",
     ]
     return "\n".join(lines) + "\n"
@@ -36,6 +37,7 @@ HEADER = """import dynamotor
 import torch
 import torch.nn.functional as F
 from fuzz.compare import differences, observe
+from fuzz.place import on_device
 
 
 def same_as_eager(f, inputs, cotangents=()):

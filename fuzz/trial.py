@@ -34,6 +34,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "cuda": {},  # Triton on a GPU, beside eager on the GPU
 }
 XLA = ("xla", "xla-bridge")  # where jax is: lazily, and compiled by the bridge
+UNBATCHED = ("triton", "cuda")  # no kernel is C++
 QUICK = ("-O1",)
 _VERSION = "modified by an inplace operation: [torch."
 GRAPHS = 8  # forward, backward, and one more for each break
@@ -48,7 +49,7 @@ def targets() -> list[str]:
 @contextlib.contextmanager
 def compiling(target: str) -> Iterator[None]:
     """The settings under which programs are compiled for a target; random numbers are eager's."""
-    triton = target == "triton"
+    triton = target in UNBATCHED
     flags = () if triton else QUICK
     place = on_device("cuda") if target == "cuda" else contextlib.nullcontext()
     with place, config.patch(**TARGETS[target], cxx_flags=flags, disk_cache=triton, fallback_random=True):
@@ -115,7 +116,7 @@ def examine(trials: Sequence[Trial], target: str) -> list[Verdict]:
         from . import xla
 
         return xla.examine(trials, target)
-    with compiling(target), Batch() as batch:
+    with compiling(target), Batch(waits=target not in UNBATCHED) as batch:
         cases = [_case(trial) for trial in trials]
         for _ in range(GRAPHS):
             waiting = [case for case in cases if not case.done and _waits(case)]

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dynamotor.codegen import cpp, cpp_body, cpp_kernel
+from dynamotor.codegen import cpp, cpp_body, cpp_kernel, gpu_program
 from dynamotor.lower import index, verify
-from fuzz import bounds, fusion, fuzzers, ops, report
-from fuzz.compare import Outcome, differences, observe
+from fuzz import bounds, fusion, fuzzers, ops, place, report, trial
+from fuzz.compare import Outcome, differences, links, observe
 from fuzz.generate import Generator
 from fuzz.program import Input, Program, Step
 from fuzz.reduce import kind, reduce
@@ -28,6 +28,19 @@ def chunk(seed, count, target):
 def test_programs_of_a_fixed_seed_are_right(target):
     verdicts = fusion.judged(chunk(4, 16 if target != "triton" else 4, target), target)
     assert {v.trial.name: v.problems for v in verdicts if v.problems} == {}
+
+
+def test_programs_for_a_gpu_find_what_their_kernels_do_not_write(monkeypatch):
+    """Moved to a device and built as users' programs are: as on a GPU, here on the CPU in the interpreter."""
+    monkeypatch.setattr(trial, "on_device", lambda name: place.on_device("cpu"))
+    monkeypatch.setitem(trial.TARGETS, "cuda", {"target": "triton"})
+    programs = [
+        Program((Input((2, 9), layout="transposed", grad=True),), (Step(text, (0,)),), (1,), target="cuda")
+        for text in ("{0}.sum(-1)", "{0}.exp() + torch.arange(9)")
+    ]
+    assert fusion.problems(programs, "cuda") == [[], []]
+    monkeypatch.setattr(gpu_program, "_interpreted", lambda f, ints: lambda *args: None)
+    assert "nan compiled" in fusion.problems(programs[:1], "cuda")[0][0]
 
 
 def test_a_seed_gives_the_same_program_and_the_same_inputs():
@@ -146,6 +159,24 @@ def normed(x):
     return y.count_nonzero(1), torch.copysign(torch.ones(3, 8), y), y
 
 
+ROUNDED = (
+    (
+        {"dtype": "float16", "fill": "infinite"},
+        "({0} * {0}).prod(-1)",
+    ),  # a product that vanishes meets infinity
+    ({"dtype": "float64"}, "torch.softmax({0}, 0).sum((0, 1)).to(torch.int64)"),  # 64, to the last digit
+)
+
+
+@pytest.mark.parametrize("given, text", ROUNDED)
+def test_what_hangs_on_how_a_reduction_was_rounded_is_not_called_wrong(given, text):
+    steps = (Step(text, (0,)),)
+    programs = [
+        Program((Input((16, 64, 5)[: 3 - (text[0] == "t")], **given),), steps, (1,), seed=n) for n in range(8)
+    ]
+    assert not any(fusion.problems(programs, "portable"))
+
+
 def test_what_hangs_on_a_rounded_norm_is_not_called_wrong_and_what_does_not_is():
     x = torch.tensor([[2.0, -2, 1, 0, 0, -1, 1, 0], [0.1] * 8, [0, 1, 2, 3, 4, 5, 6, 7]])
 
@@ -166,3 +197,8 @@ def test_what_hangs_on_a_rounded_norm_is_not_called_wrong_and_what_does_not_is()
         Outcome([plain.outputs[0] - torch.tensor([0, 0, 1]), torch.copysign(torch.ones(3, 8), y), y], [x])
     )
     assert len(wrong) == 3
+
+
+def test_memory_is_shared_by_bytes_whatever_the_types():
+    x = torch.zeros(4, dtype=torch.complex64)
+    assert links([x], [torch.view_as_real(x)[1:]]) == ["output 0 shares the memory of input 0 (8 bytes on)"]
