@@ -156,11 +156,15 @@ def result(model, x, train=True):
     return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
 
 
-def same(a, b):
+def same(a, b, exact=None):
+    """What is in float32 is held against float64 (`exact`), beside eager's own error."""
     assert len(a) == len(b)
-    for x, y in zip(a, b):
+    for x, y, z in zip(a, b, exact or b):
         assert (x is None) == (y is None)
-        if x is not None:
+        if x is not None and x.dtype is torch.float32:
+            assert y.dtype is x.dtype and z.dtype is torch.float64
+            assert (x - z).abs().max() <= 4 * (y - z).abs().max() + 1e-6 * z.abs().max()
+        elif x is not None:
             torch.testing.assert_close(x, y)
 
 
@@ -177,8 +181,9 @@ def test_a_change_is_seen_on_the_next_call(name, backend):
     for m in (model, twin):
         torch.manual_seed(1)
         CHANGES[name](m)
-    same(result(compiled, x), result(twin, x))
-    same(result(compiled, x), result(twin, x))
+    for _ in range(2):
+        exact = result(copy.deepcopy(twin).double(), x)
+        same(result(compiled, x), result(twin, x), exact)
     for a, b in zip(model.buffers(), twin.buffers()):
         torch.testing.assert_close(a, b)
 

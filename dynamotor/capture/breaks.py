@@ -30,6 +30,7 @@ CODES: dict[str, str] = {
     "raised": "DM224",
     "finalizer": "DM225",
     "transform": "DM227",
+    "frames": "DM228",
 }
 
 

@@ -554,7 +554,7 @@ class Compiler:
         counters["frames"]["eager"] += 1
         guards = [ambient, *failed.reader.guards]
         self.inner.skip(self.fn)
-        alone = stop.reason.kind in ("disabled", "transform")
+        alone = stop.reason.kind in ("disabled", "transform", "frames")
         run = (
             self.eager if alone else functools.partial(self.inner.call, self.eager)
         )  # what it calls is captured

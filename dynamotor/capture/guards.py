@@ -15,7 +15,8 @@ from __future__ import annotations
 import enum
 import struct
 import types
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -44,10 +45,8 @@ def const_equal(now: Any, then: Any) -> bool:
     kind = type(now)
     if kind in _SAME_BY_VALUE:
         return now == then
-    if kind is float:
-        return struct.pack("d", now) == struct.pack("d", then)
-    if kind is complex:
-        return const_equal(now.real, then.real) and const_equal(now.imag, then.imag)
+    if kind in (float, complex):
+        return _exact(now) == _exact(then)
     if kind in _SEQUENCES or (isinstance(now, tuple) and hasattr(kind, "_fields")):
         return (
             tuple.__len__(now) == tuple.__len__(then) and all(map(const_equal, now, then))
@@ -57,17 +56,18 @@ def const_equal(now: Any, then: Any) -> bool:
     if kind is slice:
         return const_equal((now.start, now.stop, now.step), (then.start, then.stop, then.step))
     if kind in (set, frozenset):
-        return _set_equal(now, then)
+        return set(map(_exact, now)) == set(map(_exact, then))
     return now is then
 
 
-def _set_equal(now: Any, then: Any) -> bool:
-    key = {type(x): None for x in (*now, *then)}
-    if not all(
-        kind in _SAME_BY_VALUE or issubclass(kind, enum.Enum) or kind in (bool, type(None)) for kind in key
-    ):
-        return now is then
-    return {(type(x), x) for x in now} == {(type(x), x) for x in then}
+def _exact(value: Any) -> Any:
+    """What is equal for constants for which `const_equal` holds. Runs no user code."""
+    kind = type(value)
+    if kind in (float, complex):
+        return kind, struct.pack("dd", value.real, value.imag)
+    if kind in (tuple, frozenset):
+        return kind, kind(map(_exact, value))
+    return kind, value if kind in _SAME_BY_VALUE else id(value)
 
 
 def is_constant(value: Any) -> bool:
@@ -223,7 +223,7 @@ class SetEquals(Guard):
     code = "predicate"
 
     def check_value(self, value: Any) -> bool:
-        return isinstance(value, set | frozenset) and _set_equal(frozenset(value), self.items)
+        return isinstance(value, set | frozenset) and const_equal(frozenset(value), self.items)
 
     def explain(self, value: Any) -> str:
         return f"{self.source} is {_short(value)}, was {_short(set(self.items))}"
@@ -367,6 +367,11 @@ class Length(Guard):
         return self.n
 
 
+def ordered_keys(value: dict[Any, Any]) -> Iterable[Any]:
+    """The keys in their order: an OrderedDict keeps one of its own, any other dict is read raw."""
+    return OrderedDict.__iter__(value) if isinstance(value, OrderedDict) else dict.__iter__(value)
+
+
 def _key_equal(now: Any, then: Any) -> bool:
     return now is then or const_equal(now, then)
 
@@ -387,9 +392,7 @@ class DictKeys(Guard):
     def check_value(self, value: Any) -> bool:
         if not isinstance(value, dict) or dict.__len__(value) != len(self.keys):
             return False
-        # An OrderedDict keeps an order of its own, which `list` reads; any other dict is read raw.
-        keys = value if type(value).__iter__ is not dict.__iter__ else dict.keys(value)
-        return all(map(_key_equal, keys, self.keys))
+        return all(map(_key_equal, ordered_keys(value), self.keys))
 
     def explain(self, value: Any) -> str:
         return f"{self.source} has keys {_short(list(value))}, had {_short(list(self.keys))}"

@@ -10,7 +10,9 @@ from typing import Any
 
 from .breaks import unsupported
 from .bytecode import Instr
+from .guards import IdIs
 from .interpreter import Frame, make_cell, opcode
+from .source import Const, DictItem
 from .values.base import Raised, Value
 from .values.constant import Constant
 from .values.containers import DictValue, ListValue, SetValue, SliceValue, TupleValue
@@ -137,9 +139,11 @@ def global_value(frame: Frame, name: str) -> Value:
     value = frame.func.globals.lookup(name)
     if value is None:
         try:
-            value = frame.trace.make(_BUILTINS[name])
+            found = _BUILTINS[name]
         except KeyError:
             raise frame.trace.error(NameError, f"name '{name}' is not defined") from None
+        frame.trace.reader.guard(IdIs(DictItem(Const(_BUILTINS, "builtins"), name), found))
+        value = frame.trace.make(found)
     return value
 
 

@@ -14,7 +14,7 @@ import torch
 
 from .. import _C
 from .breaks import unsupported
-from .guards import MissingTypeAttr
+from .guards import IdIs, MissingTypeAttr
 from .source import Const, Missing, TypeAttr, lookup_type_attr
 from .trust import trusted_module
 from .values.base import MISSING, Iterator, Raised, Value, binders, find_rule
@@ -168,6 +168,8 @@ class Protocol:
                 self.reader.guard(MissingTypeAttr(source, name))
             else:
                 self.wrap(TypeAttr(source, name), raw)
+        elif raw is not MISSING and cls.__module__.startswith("torch"):
+            self.reader.guard(IdIs(TypeAttr(Const(cls, cls.__qualname__), name), raw))
         cache[(cls, name)] = raw
         return raw
 

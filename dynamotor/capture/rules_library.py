@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import dataclasses
+import enum
 import functools
 import heapq
 import importlib.util
@@ -665,7 +666,21 @@ def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(sys.getrecursionlimit)
 def _recursion_limit(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(sys.getrecursionlimit())
+    raise unsupported("unsupported-call", "the recursion limit is read", "the capture raises it")
+
+
+@builtin_rule(sys._getframe)
+def _frame(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    stop = unsupported(
+        "frames", "the stack of Python frames is read", "inlined functions have none", "pass what is needed"
+    )
+    stop.whole = trace.frames[-1].code.co_filename not in _NAME_THEIR_CALLER
+    raise stop
+
+
+_NAME_THEIR_CALLER = [
+    m.__file__ for m in (collections, enum, typing)
+]  # as the module of a class that they make
 
 
 @builtin_rule(time.time, time.perf_counter, time.monotonic)

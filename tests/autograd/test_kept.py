@@ -115,7 +115,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "exact": lambda: config.patch(exact=True),
     "no folding": lambda: config.patch(fold_constants=False),
     "no layout": lambda: config.patch(layout_opt=False),
-    "vectors": lambda: config.patch(isa="portable"),
+    "vectors": lambda: config.patch(isa="avx2" if config.isa == "portable" else "portable"),
     "strict": lambda: config.patch(strict=True),
 }
 

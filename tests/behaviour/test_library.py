@@ -66,7 +66,8 @@ heapq.heappop([]), heapq.heappush((), 1) #2
 statistics.mean([1, 2, 3]), statistics.median([3, 1, 2]), struct.pack("<i", 3), struct.unpack("<h", b"\x01\x00"), struct.calcsize("iq")
 os.path.join("a", "b"), os.path.basename("a/b.c"), os.path.splitext("a.b"), os.sep, os.path.dirname("a/b"), os.environ.get("NOPE_X", "d"), os.getenv("NOPE_X")
 str(pathlib.Path("a") / "b"), pathlib.PurePath("a/b.txt").suffix, pathlib.Path("a/b").name, pathlib.Path("a") == pathlib.Path("a")
-sys.maxsize, sys.version_info >= (3, 8), sys.byteorder, sys.float_info.max, sys.getrecursionlimit() > 0, sys.platform
+sys.maxsize, sys.version_info >= (3, 8), sys.byteorder, sys.float_info.max, sys.platform
+sys.getrecursionlimit() #2
 isinstance(3, numbers.Number), isinstance(3.5, numbers.Integral), isinstance([], collections.abc.Sequence), isinstance({}, collections.abc.Mapping), isinstance(3, typing.Hashable), isinstance(x, collections.abc.Iterable)
 typing.cast(int, "a"), typing.get_origin(list[int]), typing.get_args(dict[str, int]), typing.Optional[int] is not None, int | None
 list[int] == list[int] #2

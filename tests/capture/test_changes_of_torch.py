@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import types
 
 import pytest
@@ -212,6 +213,47 @@ def the_active_function_mode():
 def a_training_flag():
     module = nn.Dropout(1.0)
     return lambda x: module(x), [module.eval, module.train]
+
+
+def replaced(owner, name, other):
+    """Something of PyTorch's or the standard library's under another's name, until it is put back."""
+    own = vars(owner).get(name)
+
+    def undo():
+        if own is not None:
+            setattr(owner, name, own)
+        elif name in vars(owner):
+            delattr(owner, name)
+
+    return [lambda: setattr(owner, name, other), undo], undo
+
+
+@fact
+def a_function_of_torch():
+    return lambda x: torch.sin(x), *replaced(torch, "sin", torch.cos)
+
+
+@fact
+def a_function_of_torch_in_a_module():
+    relu = nn.ReLU()
+    return lambda x: relu(x - 2), *replaced(nn.functional, "relu", torch.cos)
+
+
+@fact
+def a_method_of_tensors():
+    return lambda x: x.sin(), *replaced(torch.Tensor, "sin", torch.Tensor.cos)
+
+
+@fact
+def an_operator_of_tensors():
+    return lambda x: x + x, *replaced(torch.Tensor, "__add__", lambda a, b: 5)
+
+
+@fact
+def a_function_and_a_number_of_the_standard_library():
+    changes, undo = replaced(math, "sqrt", lambda v: 7)
+    more, undo_more = replaced(math, "pi", 3)
+    return lambda x: x * math.sqrt(4) + math.pi, [changes[0], more[0], undo, undo_more]
 
 
 @fact

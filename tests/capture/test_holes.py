@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import sys
+from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from test_programs import Recorder, same
@@ -207,3 +211,69 @@ def test_changes_between_calls(change):
         Meta.factor = 13.0
     for _ in range(2):
         assert same(compiled(X), f(X))
+
+
+def caller():
+    return sys._getframe(1).f_code.co_name, inspect.currentframe().f_back.f_locals["y"]
+
+
+def test_the_stack_of_frames_is_the_programs():
+    def f(x):
+        y = 5
+        return x * 2, caller(), y, inspect.currentframe().f_code.co_name, inspect.stack()[0].function
+
+    compiled = dynamotor.compile(f)
+    for _ in range(2):
+        assert same(compiled(X), f(X))
+    assert dynamotor.compile(sys.getrecursionlimit)() == sys.getrecursionlimit()
+
+
+def test_the_order_of_an_ordered_dict_is_its_own():
+    held = OrderedDict(a=1.0, b=2.0, c=3.0)
+
+    def f(x):
+        for name, factor in held.items():
+            x = x * factor + len(name) + list(held).index("b")
+        return x, list(held), list(reversed(held.values()))
+
+    def write(x, d):
+        d.move_to_end(next(iter(d)))
+        return x, list(d)
+
+    def moved():
+        d = OrderedDict(a=1, b=2, c=3)
+        d.move_to_end("a")
+        return d
+
+    check(f, (X,), (X,))
+    held.move_to_end("a")
+    check(f, (X,), (X,))
+    want, got = moved(), moved()
+    assert write(X, want)[1] == dynamotor.compile(write, fullgraph=True)(X, got)[1] == list(want) == list(got)
+
+
+def test_items_of_sets_are_told_apart_exactly():
+    held = set()
+
+    def f(x):
+        return x + len(held), sorted(map(str, held))
+
+    compiled = dynamotor.compile(f, backend=Recorder())
+    for items in ({True}, {1.0}, {1}, {(1, 2.0)}, {(1, 2)}, {0.0}, {-0.0}, {1j}, {frozenset((1.0,))}):
+        held.clear()
+        held.update(items)
+        dynamotor.counters.clear()
+        assert same(compiled(X), f(X)) and same(compiled(X), f(X))
+        assert dynamotor.counters["frames"]["captured"] == 1
+
+
+def test_a_nan_is_a_key_by_identity():
+    one, other = float("nan"), float("nan")
+    check(lambda x, k: (x, len({one: 5, k: 6})), (X, one), (X, other), (X, one))
+
+
+def test_booleans_of_numpy_beside_tensors():
+    check(
+        lambda x, k: (x + k, x * k, (x > k), x.sum(0, keepdim=bool(k))),
+        *[(X.to(d), np.bool_(True)) for d in (torch.float32, torch.int64, torch.uint8)],
+    )

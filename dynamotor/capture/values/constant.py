@@ -60,6 +60,8 @@ class Constant(Value):
         return type(self.value) in PURE_TYPES
 
     def hash_key(self, trace: Trace) -> Hashable:
+        if type(self.value) is float and self.value != self.value and self.source is not None:
+            trace.reader.guard_identity(self.source, self.value)  # as keys, NaNs are told apart
         return self.value
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..breaks import unsupported
-from ..guards import DictKeys, Length, MissingKey, SetEquals, TypeIs, is_constant
+from ..guards import DictKeys, IdIs, Length, MissingKey, SetEquals, TypeIs, is_constant, ordered_keys
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
-from ..trust import is_rebound
 from .base import MISSING, Iterator, ObjectKey, Value, makers, wrap_rule
 from .constant import Constant
 
@@ -295,16 +294,11 @@ class DictValue(Value):
     def as_constant(self) -> Any:
         return {k.as_constant(): v.as_constant() for k, v in self.load().values()}
 
-    @property
-    def is_namespace(self) -> bool:
-        """Whether this is the dict of a library's module."""
-        return type(self.source) is Const and "__name__" in self.obj and "__builtins__" in self.obj
-
     # Primitives ---------------------------------------------------------------------------------------------
     def load(self) -> dict[Hashable, tuple[Value, Value]]:
         """All items in order; guards the keys of an outside dict."""
         if not self.complete:
-            keys = list(dict.__iter__(self.obj))
+            keys = list(ordered_keys(self.obj))
             if not self.trusted:
                 self.trace.reader.guard(DictKeys(self.source, tuple(keys)))
             written, self.table = self.table, {}
@@ -327,7 +321,9 @@ class DictValue(Value):
 
     def _read(self, key: Any) -> Value:
         value = dict.__getitem__(self.obj, key)
-        if self.trusted and not (self.is_namespace and is_rebound(self.obj, key)):
+        if self.trusted:
+            if self.source is not None:  # a library's module: it, or a user, may give the name another value
+                self.trace.reader.guard(IdIs(DictItem(self.source, key), value))
             return self.trace.make(value)
         return self.trace.wrap(DictItem(self.source, key), value)
 
@@ -442,10 +438,10 @@ class DictValue(Value):
         target = cg.emit(self)
         method = "dict" if self.kind is dict else cg.constant(self.kind)
         removed, final = list(self.removed), list(self.table)
-        kept = [k for k in dict.__iter__(self.obj) if k not in self.removed]
+        kept = [k for k in ordered_keys(self.obj) if k not in self.removed]
         written = [k for k in final if k in self.changed]
         if self.complete and final != kept + [k for k in written if k not in kept]:
-            removed, written = list(dict.__iter__(self.obj)), final
+            removed, written = list(ordered_keys(self.obj)), final
         for key in removed:
             if dict.__contains__(self.obj, key):
                 cg.statement(f"{method}.__delitem__({target}, {cg.emit(self._key(key))})")

@@ -191,6 +191,7 @@ class TensorValue(Value):
             if other.is_constant() or isinstance(other, SequenceValue | DictValue):
                 return None  # NotImplemented: a TypeError, or identity for == and !=
             raise unsupported("unsupported-value", f"{op.__name__} of a tensor and {other.describe()}")
+        trace.type_attr(self.cls, f"__{op.__name__.strip('_')}__")
         return torch_call(trace, op, [other, self] if reflected else [self, other], {})
 
     def unary(self, trace: Trace, op: Callable[..., Any]) -> Value:
@@ -357,6 +358,7 @@ def _refuse_exotic(obj: torch.Tensor) -> None:
     if (
         obj.layout != torch.strided
         or obj.is_quantized
+        or obj.is_nested
         or obj.is_conj()
         or obj.is_neg()
         or obj.device.type == "meta"
@@ -531,8 +533,8 @@ def _constant(obj: Any) -> Any:
     for plain in (bool, int, float, complex, str):  # enums and NumPy's float64
         if isinstance(obj, plain):
             return plain(obj)  # type: ignore[arg-type]
-    if hasattr(obj, "item") and type(obj).__module__ == "numpy" and getattr(obj, "ndim", 1) == 0:
-        return obj.item()
+    if hasattr(obj, "item") and kind.__module__ == "numpy" and obj.ndim == 0 and obj.dtype.kind != "b":
+        return obj.item()  # (a boolean is a float to some functions, and a bool to others)
     if kind is type and obj in _DTYPES:
         return _DTYPES[obj]
     raise unsupported(
