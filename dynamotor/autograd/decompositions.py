@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..base.config import config
+from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor
 from .recorder import GraphRecorder, record_rule
 from .simplify import NO_MEMORY
@@ -24,27 +25,41 @@ def _zeros(recorder: GraphRecorder, size: Any, like: ShapeTensor) -> ShapeTensor
     return recorder.call(aten.full.default, list(size), 0, dtype=like.dtype, device=like.device)
 
 
-@decomposition(aten.select_backward.default)
-def _select_backward(
-    recorder: GraphRecorder, func: OpOverload, grad: ShapeTensor, sizes: Any, dim: int, index: int
-) -> Any:
-    return recorder.call(aten.select_scatter.default, _zeros(recorder, sizes, grad), grad, dim, index)
-
-
-@decomposition(aten.slice_backward.default)
-def _slice_backward(
-    recorder: GraphRecorder,
-    func: OpOverload,
-    grad: ShapeTensor,
-    sizes: Any,
-    dim: int,
-    start: int,
-    end: int,
-    step: int,
-) -> Any:
-    return recorder.call(
-        aten.slice_scatter.default, _zeros(recorder, sizes, grad), grad, dim, start, end, step
-    )
+register_all(
+    decomposition,
+    (
+        (
+            (aten.select_backward.default,),
+            lambda recorder, func, grad, sizes, dim, index: recorder.call(
+                aten.select_scatter.default, _zeros(recorder, sizes, grad), grad, dim, index
+            ),
+        ),
+        (
+            (aten.slice_backward.default,),
+            lambda recorder, func, grad, sizes, dim, start, end, step: recorder.call(
+                aten.slice_scatter.default, _zeros(recorder, sizes, grad), grad, dim, start, end, step
+            ),
+        ),
+        (
+            (aten.cudnn_batch_norm_backward.default,),
+            lambda recorder, func, x, grad, weight, running_mean, running_var, mean, rstd, eps, reserve: (
+                recorder.record(
+                    aten.native_batch_norm_backward.default,
+                    (grad, x, weight, None, None, mean, rstd, True, eps, [True, True, True]),
+                    {},
+                )
+            ),
+        ),
+        (
+            (aten.new_zeros.default,),
+            lambda recorder, func, like, size, *, dtype=None, layout=None, device=None, pin_memory=None: (
+                recorder.call(
+                    aten.full.default, list(size), 0, dtype=dtype or like.dtype, device=device or like.device
+                )
+            ),
+        ),
+    ),
+)
 
 
 @decomposition(aten.native_batch_norm.default)
@@ -106,27 +121,6 @@ def _cudnn_batch_norm(
     return out, mean, rstd, recorder.call(aten.full.default, [0], 0, dtype=torch.uint8, device=x.device)
 
 
-@decomposition(aten.cudnn_batch_norm_backward.default)
-def _cudnn_batch_norm_backward(
-    recorder: GraphRecorder,
-    func: OpOverload,
-    x: ShapeTensor,
-    grad: ShapeTensor,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    mean: Any,
-    rstd: Any,
-    eps: float,
-    reserve: Any,
-) -> Any:
-    return recorder.record(
-        aten.native_batch_norm_backward.default,
-        (grad, x, weight, None, None, mean, rstd, True, eps, [True, True, True]),
-        {},
-    )
-
-
 @decomposition(aten.native_batch_norm_backward.default)
 def _native_batch_norm_backward(
     recorder: GraphRecorder,
@@ -170,23 +164,6 @@ def _log_softmax(
     total = recorder.call(aten.sum.dim_IntList, recorder.call(aten.exp.default, shifted), [dim], True)
     out = recorder.call(aten.sub.Tensor, shifted, recorder.call(aten.log.default, total))
     return out if result is wide else recorder.call(aten._to_copy.default, out, dtype=result)
-
-
-@decomposition(aten.new_zeros.default)
-def _new_zeros(
-    recorder: GraphRecorder,
-    func: OpOverload,
-    like: ShapeTensor,
-    size: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Any:
-    return recorder.call(
-        aten.full.default, list(size), 0, dtype=dtype or like.dtype, device=device or like.device
-    )
 
 
 @decomposition(aten.zeros.default, aten.ones.default)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..base.registry import Registry
+from ..base.registry import Registry, register_all
 from ..graph.layout import is_dense, preserved_stride
 from ..graph.shapes import UnsupportedOp
 from ..graph.sizes import Dims
@@ -198,17 +198,46 @@ def _parent(emit: Emit, alias: Alias) -> torch.fx.Node:
     return read(_viewed(alias), emit)
 
 
-@view_inverse(
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten._reshape_alias.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
+register_all(
+    view_inverse,
+    (
+        (
+            (
+                aten.view.default,
+                aten._unsafe_view.default,
+                aten._reshape_alias.default,
+                aten.unsqueeze.default,
+                aten.squeeze.default,
+                aten.squeeze.dim,
+                aten.squeeze.dims,
+            ),
+            lambda emit, alias, value: reshaped(emit, value, _viewed(alias).spec.shape),
+        ),
+        ((aten.t.default,), lambda emit, alias, value: emit(aten.t.default, (value,), {})),
+        (
+            (aten.transpose.int,),
+            lambda emit, alias, value: emit(aten.transpose.int, (value, *alias.args), {}),
+        ),
+        (
+            (aten.select.int,),
+            lambda emit, alias, value: emit(
+                aten.select_scatter.default, (_parent(emit, alias), value, *alias.args), {}
+            ),
+        ),
+        (
+            (aten.slice.Tensor,),
+            lambda emit, alias, value: emit(
+                aten.slice_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs)
+            ),
+        ),
+        (
+            (aten.diagonal.default,),
+            lambda emit, alias, value: emit(
+                aten.diagonal_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs)
+            ),
+        ),
+    ),
 )
-def _reshape(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return reshaped(emit, value, _viewed(alias).spec.shape)
 
 
 @view_inverse(aten.expand.default)
@@ -225,16 +254,6 @@ def _lazy_flag(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
     return emit(LAZY_FLAGS[func], (value,), {})
 
 
-@view_inverse(aten.t.default)
-def _t(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return emit(aten.t.default, (value,), {})
-
-
-@view_inverse(aten.transpose.int)
-def _transpose(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return emit(aten.transpose.int, (value, *alias.args), {})
-
-
 @view_inverse(aten.permute.default)
 def _permute(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
     dims, rank = alias.args[0], len(alias.spec.shape)
@@ -242,21 +261,6 @@ def _permute(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
     for position, dim in enumerate(dims):
         back[dim % rank] = position
     return emit(aten.permute.default, (value, back), {})
-
-
-@view_inverse(aten.select.int)
-def _select(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return emit(aten.select_scatter.default, (_parent(emit, alias), value, *alias.args), {})
-
-
-@view_inverse(aten.slice.Tensor)
-def _slice(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return emit(aten.slice_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs))
-
-
-@view_inverse(aten.diagonal.default)
-def _diagonal(emit: Emit, alias: Alias, value: torch.fx.Node) -> torch.fx.Node:
-    return emit(aten.diagonal_scatter.default, (_parent(emit, alias), value, *alias.args), dict(alias.kwargs))
 
 
 @view_inverse(aten.as_strided.default)

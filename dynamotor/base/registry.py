@@ -9,8 +9,8 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 F = TypeVar("F")
@@ -53,3 +53,12 @@ class Registry(Generic[K, F]):
 
     def __len__(self) -> int:
         return len(self._rules)
+
+
+def register_all(
+    register: Callable[..., Callable[..., Any]],
+    rows: Iterable[tuple[Iterable[Any], Callable[..., Any]]],
+) -> None:
+    """A table of rules of one line: `register(*keys)(rule)` for each row (keys, rule)."""
+    for keys, rule in rows:
+        register(*keys)(rule)

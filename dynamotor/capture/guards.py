@@ -48,11 +48,8 @@ def const_equal(now: Any, then: Any) -> bool:
     if kind in (float, complex):
         return _exact(now) == _exact(then)
     if kind in _SEQUENCES or (isinstance(now, tuple) and hasattr(kind, "_fields")):
-        return (
-            tuple.__len__(now) == tuple.__len__(then) and all(map(const_equal, now, then))
-            if kind is not list
-            else (len(now) == len(then) and all(map(const_equal, now, then)))
-        )
+        size = list.__len__ if kind is list else tuple.__len__
+        return size(now) == size(then) and all(map(const_equal, now, then))
     if kind is slice:
         return const_equal((now.start, now.stop, now.step), (then.start, then.stop, then.step))
     if kind in (set, frozenset):
@@ -104,6 +101,7 @@ class Guard:
 
     source: Source
     code: ClassVar[str] = ""
+    text: ClassVar[str] = "{source} is {now}, guarded as {0}"  # why it does not hold; facts by their names
 
     def check(self, args: tuple[Any, ...]) -> bool:
         """Whether the guard holds for a call with these flat arguments."""
@@ -129,7 +127,9 @@ class Guard:
         return self.explain(value)
 
     def explain(self, value: Any) -> str:
-        return f"{self.source} is {_short(value)}, guarded as {self}"
+        """Why it does not hold when the source gives this value."""
+        facts = {f.name: _short(getattr(self, f.name)) for f in fields(self)[1:]}
+        return self.text.format(self, source=self.source, now=_short(value), **facts)
 
     def __str__(self) -> str:
         values = [getattr(self, f.name) for f in fields(self) if f.name != "source"]
@@ -142,8 +142,8 @@ class Guard:
         return (self.source,)
 
     def encode(self, node: Callable[[Source], int]) -> Any:
-        """What the C program needs beside the node of `source`."""
-        raise NotImplementedError
+        """What the C program needs beside the node of `source`: the first fact, if nothing else is said."""
+        return getattr(self, fields(self)[1].name)
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,6 @@ class TypeIs(Guard):
     def explain(self, value: Any) -> str:
         return f"type({self.source}) is {type(value).__name__}, was {self.cls.__name__}"
 
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.cls
-
 
 @dataclass(frozen=True, eq=False)
 class IdIs(Guard):
@@ -169,6 +166,7 @@ class IdIs(Guard):
 
     obj: Any
     code = "id_is"
+    text = "{source} is {now}, was {obj} (another object)"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is IdIs and self.source == other.source and self.obj is other.obj
@@ -179,12 +177,6 @@ class IdIs(Guard):
     def check_value(self, value: Any) -> bool:
         return value is self.obj
 
-    def explain(self, value: Any) -> str:
-        return f"{self.source} is {_short(value)}, was {_short(self.obj)} (another object)"
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.obj
-
 
 @dataclass(frozen=True, eq=False)
 class ConstEquals(Guard):
@@ -192,6 +184,7 @@ class ConstEquals(Guard):
 
     value: Any
     code = "const_equals"
+    text = "{source} is {now}, was {value}"
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -205,12 +198,6 @@ class ConstEquals(Guard):
 
     def check_value(self, value: Any) -> bool:
         return const_equal(value, self.value)
-
-    def explain(self, value: Any) -> str:
-        return f"{self.source} is {_short(value)}, was {_short(self.value)}"
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -234,31 +221,29 @@ class SetEquals(Guard):
 
 @dataclass(frozen=True, eq=False)
 class Answer(Guard):
-    """`ask(value)` answers as it did; `text` names the question. Slow (a Python call each time): for what no
+    """`ask(value)` answers as it did; `asked` names the question. Slow (a Python call each time): for what no
     other row holds. An exception is an answer too: its class."""
 
     ask: Callable[[Any], Any]
     answer: Any
-    text: str
+    asked: str
     code = "predicate"
 
     def __eq__(self, other: object) -> bool:
         return (
             type(other) is Answer
-            and (self.source, self.text) == (other.source, other.text)
+            and (self.source, self.asked) == (other.source, other.asked)
             and (const_equal(self.answer, other.answer))
         )
 
     def __hash__(self) -> int:
-        return hash((self.source, self.text))
+        return hash((self.source, self.asked))
 
     def check_value(self, value: Any) -> bool:
         return const_equal(answer_of(self.ask, value), self.answer)
 
     def explain(self, value: Any) -> str:
-        return (
-            f"{self.text} of {self.source} is {_short(answer_of(self.ask, value))}, was {_short(self.answer)}"
-        )
+        return f"{self.asked} of {self.source} is {_short(answer_of(self.ask, value))}, was {_short(self.answer)}"
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         ask, answer = self.ask, self.answer
@@ -363,9 +348,6 @@ class Length(Guard):
     def explain(self, value: Any) -> str:
         return f"len({self.source}) is {len(value)}, was {self.n}"
 
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.n
-
 
 def ordered_keys(value: dict[Any, Any]) -> Iterable[Any]:
     """The keys in their order: an OrderedDict keeps one of its own, any other dict is read raw."""
@@ -397,9 +379,6 @@ class DictKeys(Guard):
     def explain(self, value: Any) -> str:
         return f"{self.source} has keys {_short(list(value))}, had {_short(list(self.keys))}"
 
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.keys
-
 
 @dataclass(frozen=True)
 class MissingKey(Guard):
@@ -407,15 +386,10 @@ class MissingKey(Guard):
 
     key: Any
     code = "missing_key"
+    text = "{source} now has the key {key}"
 
     def check_value(self, value: Any) -> bool:
         return isinstance(value, dict) and not dict.__contains__(value, self.key)
-
-    def explain(self, value: Any) -> str:
-        return f"{self.source} now has the key {self.key!r}"
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.key
 
 
 @dataclass(frozen=True)
@@ -424,6 +398,7 @@ class MissingTypeAttr(Guard):
 
     name: str
     code = "missing_type_attr"
+    text = "{source} now has the attribute {name}"
 
     def check_value(self, value: Any) -> bool:
         try:
@@ -431,12 +406,6 @@ class MissingTypeAttr(Guard):
         except Missing:
             return True
         return False
-
-    def explain(self, value: Any) -> str:
-        return f"{self.source} now has the attribute {self.name!r}"
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.name
 
 
 @dataclass(frozen=True)
@@ -451,9 +420,6 @@ class MroIs(Guard):
 
     def explain(self, value: Any) -> str:
         return f"{self.source} has the bases {_short(value.__bases__)} now"
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.mro
 
 
 @dataclass(frozen=True)
@@ -490,15 +456,10 @@ class MissingAttr(Guard):
 
     name: str
     code = "missing_attr"
+    text = "{source} now has the attribute {name}"
 
     def check_value(self, value: Any) -> bool:
         return not hasattr(value, self.name)
-
-    def explain(self, value: Any) -> str:
-        return f"{self.source} now has the attribute {self.name!r}"
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.name
 
 
 @dataclass(frozen=True)
@@ -507,6 +468,7 @@ class CellEmpty(Guard):
 
     index: int | None
     code = "cell_empty"
+    text = "a closure cell of {source} was empty and now has a value"
 
     def check_value(self, value: Any) -> bool:
         step = CellContents(self.source) if self.index is None else Cell(self.source, self.index)
@@ -516,43 +478,15 @@ class CellEmpty(Guard):
             return True
         return False
 
-    def explain(self, value: Any) -> str:
-        return f"a closure cell of {self.source} was empty and now has a value"
-
     def encode(self, node: Callable[[Source], int]) -> Any:
         return -1 if self.index is None else self.index
 
 
 @dataclass(frozen=True)
-class SameObject(Guard):
-    """Two sources give one object."""
-
-    other: Source
-    code = "same"
-
-    def check(self, args: tuple[Any, ...]) -> bool:
-        try:
-            return self.source.fetch(args) is self.other.fetch(args)
-        except Missing:
-            return False
-
-    def reason(self, args: tuple[Any, ...]) -> str:
-        return f"{self.source} and {self.other} were one object and are not now"
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        return (self.source, self.other)
-
-    def encode(self, node: Callable[[Source], int]) -> Any:
-        return node(self.other)
-
-
-@dataclass(frozen=True)
-class Distinct(Guard):
-    """`source` and `others` are pairwise different objects."""
+class Together(Guard):
+    """Base of the rows about several sources, `source` the first of them; a missing one fails the guard."""
 
     others: tuple[Source, ...]
-    code = "distinct"
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -560,16 +494,40 @@ class Distinct(Guard):
 
     def check(self, args: tuple[Any, ...]) -> bool:
         try:
-            values = [source.fetch(args) for source in self.sources]
+            return self.check_value([source.fetch(args) for source in self.sources])
         except Missing:
             return False
-        return len(set(map(id, values))) == len(values)
 
     def reason(self, args: tuple[Any, ...]) -> str:
-        return f"{', '.join(map(str, self.sources))} were different objects and two of them are one now"
+        return self.text.format(source=self.source, others=", ".join(map(str, self.others)))
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         return tuple(node(source) for source in self.sources)
+
+
+@dataclass(frozen=True)
+class SameObject(Together):
+    """Two sources give one object."""
+
+    code = "same"
+    text = "{source} and {others} were one object and are not now"
+
+    def check_value(self, value: Any) -> bool:
+        return value[0] is value[1]
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return node(self.others[0])
+
+
+@dataclass(frozen=True)
+class Distinct(Together):
+    """`source` and `others` are pairwise different objects."""
+
+    code = "distinct"
+    text = "{source}, {others} were different objects and two of them are one now"
+
+    def check_value(self, value: Any) -> bool:
+        return len(set(map(id, value))) == len(value)
 
 
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
@@ -583,54 +541,33 @@ def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class NoOverlap(Guard):
+class NoOverlap(Together):
     """The memory of the tensor at `source` (which is written) overlaps none of the others' memory."""
 
-    others: tuple[Source, ...]
     code = "no_overlap"
+    text = "the memory of {source} overlaps one of {others}"
 
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        return (self.source, *self.others)
-
-    def check(self, args: tuple[Any, ...]) -> bool:
-        return _stay_apart(self.sources, 1, args)
-
-    def reason(self, args: tuple[Any, ...]) -> str:
-        return f"the memory of {self.source} overlaps one of {', '.join(map(str, self.others))}"
+    def check_value(self, value: Any) -> bool:
+        return are_apart(value, 1)
 
     def encode(self, node: Callable[[Source], int]) -> Any:
         return tuple(node(source) for source in self.others)
 
 
 @dataclass(frozen=True)
-class Apart(Guard):
+class Apart(Together):
     """`NoOverlap` of `source` and the first of `others`, `n_written` tensors that are written, with all
     tensors, which a module holds: one row, because their memory hardly ever moves."""
 
-    others: tuple[Source, ...]
     n_written: int
     code = "apart"
+    text = "parameters or buffers of which some are written share memory now"
 
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        return (self.source, *self.others)
-
-    def check(self, args: tuple[Any, ...]) -> bool:
-        return _stay_apart(self.sources, self.n_written, args)
-
-    def reason(self, args: tuple[Any, ...]) -> str:
-        return "parameters or buffers of which some are written share memory now"
+    def check_value(self, value: Any) -> bool:
+        return are_apart(value, self.n_written)
 
     def encode(self, node: Callable[[Source], int]) -> Any:
-        return self.n_written, tuple(node(source) for source in self.sources)
-
-
-def _stay_apart(sources: tuple[Source, ...], n_written: int, args: tuple[Any, ...]) -> bool:
-    try:
-        return are_apart([source.fetch(args) for source in sources], n_written)
-    except Missing:
-        return False
+        return self.n_written, super().encode(node)
 
 
 def are_apart(tensors: list[torch.Tensor], n_written: int) -> bool:

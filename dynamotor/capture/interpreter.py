@@ -29,6 +29,20 @@ Handler = Callable[["Frame", Instr, int], Any]
 opcodes: Registry[str, Handler] = Registry("opcode")
 opcode = opcodes.register
 
+
+def replace(n: int | None, compute: Callable[..., Value | None]) -> Handler:
+    """An opcode that puts `compute(frame, instr, *taken)` in the place of the n items on top of the stack
+    (None: as many as its argument says); they stay there until it is done. Nothing is put for no value.
+    """
+
+    def handle(frame: Frame, instr: Instr, target: int) -> None:
+        first = len(frame.stack) - (instr.arg if n is None else n)
+        result = compute(frame, instr, *frame.stack[first:])
+        frame.stack[first:] = [] if result is None else [result]
+
+    return handle
+
+
 MAX_DEPTH = 220
 POLYFILLS = __file__.rsplit("/", 1)[0] + "/polyfills"
 _GENERATOR = inspect.CO_GENERATOR
@@ -200,13 +214,11 @@ class GeneratorValue(Iterator):
     """A generator: a frame that is stepped."""
 
     __slots__ = ("frame", "finished", "running")
+    kind = types.GeneratorType
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()
         self.frame, self.finished, self.running = frame, False, False
-
-    def python_type(self) -> type:
-        return types.GeneratorType
 
     def next(self, trace: Trace) -> Value | None:
         yielded, value = self.send(trace, Constant(None))

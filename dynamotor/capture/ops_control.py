@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from .breaks import unsupported
 from .bytecode import Instr
-from .interpreter import Frame, GeneratorValue, opcode
+from .interpreter import Frame, GeneratorValue, opcode, replace
 from .protocol import ObjectIterator
 from .values.base import MISSING, Iterator, Raised, Value
 from .values.constant import Constant
@@ -50,102 +51,14 @@ _SYMBOLS = {
 }
 
 
-@opcode("BINARY_OP", "COMPARE_OP")
-def binary_op(frame: Frame, instr: Instr, target: int) -> None:
-    stack = frame.stack
-    result = frame.trace.binary(_SYMBOLS[instr.argval], stack[-2], stack[-1])
-    stack.pop()
-    stack[-1] = result
-
-
-@opcode("UNARY_NEGATIVE")
-def unary_negative(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-1] = frame.stack[-1].unary(frame.trace, operator.neg)
-
-
-@opcode("UNARY_POSITIVE")
-def unary_positive(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-1] = frame.stack[-1].unary(frame.trace, operator.pos)
-
-
-@opcode("UNARY_INVERT")
-def unary_invert(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-1] = frame.stack[-1].unary(frame.trace, operator.invert)
-
-
-@opcode("UNARY_NOT")
-def unary_not(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-1] = Constant(not frame.trace.truth(frame.stack[-1]))
-
-
-@opcode("IS_OP")
-def is_op(frame: Frame, instr: Instr, target: int) -> None:
-    right = frame.stack.pop()
-    frame.stack[-1] = Constant(frame.trace.same(frame.stack[-1], right) != instr.argval)
-
-
-@opcode("CONTAINS_OP")
-def contains_op(frame: Frame, instr: Instr, target: int) -> None:
-    found = frame.trace.truth(frame.stack[-1].contains(frame.trace, frame.stack[-2]))
-    frame.stack.pop()
-    frame.stack[-1] = Constant(found != instr.argval)
-
-
 # Jumps and loops --------------------------------------------------------------------------------------------
 @opcode("JUMP")
 def jump(frame: Frame, instr: Instr, target: int) -> None:
     frame.ip = target
 
 
-@opcode("POP_JUMP_IF_FALSE")
-def pop_jump_if_false(frame: Frame, instr: Instr, target: int) -> None:
-    if not frame.trace.truth(frame.stack[-1]):
-        frame.ip = target
-    frame.stack.pop()
-
-
-@opcode("POP_JUMP_IF_TRUE")
-def pop_jump_if_true(frame: Frame, instr: Instr, target: int) -> None:
-    if frame.trace.truth(frame.stack[-1]):
-        frame.ip = target
-    frame.stack.pop()
-
-
-@opcode("POP_JUMP_IF_NONE")
-def pop_jump_if_none(frame: Frame, instr: Instr, target: int) -> None:
-    if _is_none(frame.stack.pop()):
-        frame.ip = target
-
-
-@opcode("POP_JUMP_IF_NOT_NONE")
-def pop_jump_if_not_none(frame: Frame, instr: Instr, target: int) -> None:
-    if not _is_none(frame.stack.pop()):
-        frame.ip = target
-
-
 def _is_none(value: Value) -> bool:
     return isinstance(value, Constant) and value.value is None
-
-
-@opcode("JUMP_IF_FALSE_OR_POP")
-def jump_if_false_or_pop(frame: Frame, instr: Instr, target: int) -> None:
-    if not frame.trace.truth(frame.stack[-1]):
-        frame.ip = target
-    else:
-        frame.stack.pop()
-
-
-@opcode("JUMP_IF_TRUE_OR_POP")
-def jump_if_true_or_pop(frame: Frame, instr: Instr, target: int) -> None:
-    if frame.trace.truth(frame.stack[-1]):
-        frame.ip = target
-    else:
-        frame.stack.pop()
-
-
-@opcode("GET_ITER")
-def get_iter(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-1] = frame.stack[-1].iterate(frame.trace)
 
 
 @opcode("FOR_ITER")
@@ -159,6 +72,27 @@ def for_iter(frame: Frame, instr: Instr, target: int) -> None:
         frame.ip = target
     else:
         frame.stack.append(item)
+
+
+def _jump_rule(when: str, holds: Callable[[Any, Value], bool]) -> None:
+    @opcode(f"POP_JUMP_IF_{when}")
+    def pop_jump(frame: Frame, instr: Instr, target: int) -> None:
+        if holds(frame.trace, frame.stack[-1]):
+            frame.ip = target
+        frame.stack.pop()
+
+    @opcode(f"JUMP_IF_{when}_OR_POP")
+    def jump_or_pop(frame: Frame, instr: Instr, target: int) -> None:
+        if holds(frame.trace, frame.stack[-1]):
+            frame.ip = target
+        else:
+            frame.stack.pop()
+
+
+_jump_rule("FALSE", lambda trace, value: not trace.truth(value))
+_jump_rule("TRUE", lambda trace, value: trace.truth(value))
+_jump_rule("NONE", lambda trace, value: _is_none(value))
+_jump_rule("NOT_NONE", lambda trace, value: not _is_none(value))
 
 
 # Calls and returns ------------------------------------------------------------------------------------------
@@ -218,11 +152,6 @@ def return_const(frame: Frame, instr: Instr, target: int) -> bool:
 
 
 # Generators -------------------------------------------------------------------------------------------------
-@opcode("RETURN_GENERATOR")
-def return_generator(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(Constant(None))
-
-
 @opcode("YIELD_VALUE")
 def yield_value(frame: Frame, instr: Instr, target: int) -> bool:
     frame.result = frame.stack.pop()
@@ -372,21 +301,6 @@ def with_except_start(frame: Frame, instr: Instr, target: int) -> None:
 
 
 # match ------------------------------------------------------------------------------------------------------
-@opcode("GET_LEN")
-def get_len(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(frame.stack[-1].length(frame.trace))
-
-
-@opcode("MATCH_SEQUENCE")
-def match_sequence(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(Constant(issubclass(frame.stack[-1].python_type(), (list, tuple, range))))
-
-
-@opcode("MATCH_MAPPING")
-def match_mapping(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(Constant(issubclass(frame.stack[-1].python_type(), dict)))
-
-
 @opcode("MATCH_KEYS")
 def match_keys(frame: Frame, instr: Instr, target: int) -> None:
     keys, subject = frame.stack[-1].unpack(frame.trace), contents_of(frame.stack[-2])
@@ -412,3 +326,34 @@ def match_class(frame: Frame, instr: Instr, target: int) -> None:
         positional = list(cls.getattr(trace, "__match_args__").as_constant())[: instr.arg]
     found = [trace.getattr_or_none(subject, name) for name in (*positional, *names)]
     frame.stack.append(Constant(None) if None in found else TupleValue(found))  # type: ignore[arg-type]
+
+
+for _names, _n, _compute in (
+    (
+        ("BINARY_OP", "COMPARE_OP"),
+        2,
+        lambda frame, instr, a, b: frame.trace.binary(_SYMBOLS[instr.argval], a, b),
+    ),
+    (("UNARY_NEGATIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.neg)),
+    (("UNARY_POSITIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.pos)),
+    (("UNARY_INVERT",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.invert)),
+    (("UNARY_NOT",), 1, lambda frame, instr, x: Constant(not frame.trace.truth(x))),
+    (("IS_OP",), 2, lambda frame, instr, a, b: Constant(frame.trace.same(a, b) != instr.argval)),
+    (
+        ("CONTAINS_OP",),
+        2,
+        lambda frame, instr, item, x: Constant(
+            frame.trace.truth(x.contains(frame.trace, item)) != instr.argval
+        ),
+    ),
+    (("GET_ITER",), 1, lambda frame, instr, x: x.iterate(frame.trace)),
+    (("RETURN_GENERATOR",), 0, lambda frame, instr: Constant(None)),
+    (("GET_LEN",), 0, lambda frame, instr: frame.stack[-1].length(frame.trace)),
+    (("MATCH_SEQUENCE",), 0, lambda frame, instr: _top_is(frame, (list, tuple, range))),
+    (("MATCH_MAPPING",), 0, lambda frame, instr: _top_is(frame, dict)),
+):
+    opcode(*_names)(replace(_n, _compute))
+
+
+def _top_is(frame: Frame, kinds: Any) -> Value:
+    return Constant(issubclass(frame.stack[-1].python_type(), kinds))

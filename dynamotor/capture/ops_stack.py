@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from .breaks import unsupported
 from .bytecode import Instr
 from .guards import IdIs
-from .interpreter import Frame, make_cell, opcode
+from .interpreter import Frame, make_cell, opcode, opcodes, replace
 from .source import Const, DictItem
 from .values.base import Raised, Value
 from .values.constant import Constant
@@ -33,11 +34,6 @@ def pop_top(frame: Frame, instr: Instr, target: int) -> None:
 @opcode("PUSH_NULL")
 def push_null(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.append(None)
-
-
-@opcode("COPY")
-def copy(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(frame.stack[-instr.arg])
 
 
 @opcode("SWAP")
@@ -95,16 +91,6 @@ def copy_free_vars(frame: Frame, instr: Instr, target: int) -> None:
     frame.fast[len(frame.fast) - instr.arg :] = frame.func.closure
 
 
-@opcode("LOAD_CLOSURE")
-def load_closure(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(frame.fast[instr.arg])
-
-
-@opcode("LOAD_DEREF")
-def load_deref(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(_contents(frame, instr))
-
-
 def _contents(frame: Frame, instr: Instr) -> Value:
     """What the cell that the instruction names holds."""
     cell: CellValue = frame.fast[instr.arg]
@@ -114,11 +100,6 @@ def _contents(frame: Frame, instr: Instr) -> Value:
             raise _unbound(frame, NameError, "free", instr.argval)
         raise _unbound(frame, UnboundLocalError, "local", instr.argval)
     return value
-
-
-@opcode("STORE_DEREF")
-def store_deref(frame: Frame, instr: Instr, target: int) -> None:
-    frame.fast[instr.arg].store(frame.trace, frame.stack.pop())
 
 
 @opcode("DELETE_DEREF")
@@ -150,11 +131,6 @@ def global_value(frame: Frame, name: str) -> Value:
 _BUILTINS: dict[str, Any] = vars(sys.modules["builtins"])
 
 
-@opcode("STORE_GLOBAL")
-def store_global(frame: Frame, instr: Instr, target: int) -> None:
-    frame.func.globals.store(frame.trace, instr.argval, Constant(instr.argval), frame.stack.pop())
-
-
 @opcode("DELETE_GLOBAL")
 def delete_global(frame: Frame, instr: Instr, target: int) -> None:
     if frame.func.globals.lookup(instr.argval) is None:
@@ -163,11 +139,6 @@ def delete_global(frame: Frame, instr: Instr, target: int) -> None:
 
 
 # Attributes and items ---------------------------------------------------------------------------------------
-@opcode("LOAD_ATTR")
-def load_attr(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-1] = frame.stack[-1].getattr(frame.trace, instr.argval)
-
-
 @opcode("LOAD_METHOD")
 def load_method(frame: Frame, instr: Instr, target: int) -> None:
     value = frame.stack[-1].getattr(frame.trace, instr.argval)
@@ -190,39 +161,7 @@ def load_super_attr(frame: Frame, instr: Instr, target: int) -> None:
     stack.append(value)
 
 
-@opcode("STORE_ATTR")
-def store_attr(frame: Frame, instr: Instr, target: int) -> None:
-    obj, value = frame.stack[-1], frame.stack[-2]
-    obj.setattr(frame.trace, instr.argval, value)
-    del frame.stack[-2:]
-
-
-@opcode("DELETE_ATTR")
-def delete_attr(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.pop().delattr(frame.trace, instr.argval)
-
-
-@opcode("BINARY_SUBSCR")
-def binary_subscr(frame: Frame, instr: Instr, target: int) -> None:
-    key = frame.stack.pop()
-    frame.stack[-1] = frame.stack[-1].getitem(frame.trace, key)
-
-
-@opcode("STORE_SUBSCR")
-def store_subscr(frame: Frame, instr: Instr, target: int) -> None:
-    value, obj, key = frame.stack[-3:]
-    obj.setitem(frame.trace, key, value)
-    del frame.stack[-3:]
-
-
-@opcode("DELETE_SUBSCR")
-def delete_subscr(frame: Frame, instr: Instr, target: int) -> None:
-    obj, key = frame.stack[-2:]
-    obj.delitem(frame.trace, key)
-    del frame.stack[-2:]
-
-
-def make_slice(parts: list[Value]) -> Value:
+def make_slice(parts: Sequence[Value]) -> Value:
     """A slice of two or three parts."""
     start, stop, step = (*parts, Constant(None))[:3]
     if all(type(p) is Constant for p in parts):
@@ -230,44 +169,11 @@ def make_slice(parts: list[Value]) -> Value:
     return SliceValue(start, stop, step)
 
 
-@opcode("BUILD_SLICE")
-def build_slice(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-instr.arg :] = [make_slice(frame.stack[-instr.arg :])]
-
-
-@opcode("BINARY_SLICE")
-def binary_slice(frame: Frame, instr: Instr, target: int) -> None:
-    obj, start, stop = frame.stack[-3:]
-    frame.stack[-3:] = [obj.getitem(frame.trace, make_slice([start, stop]))]
-
-
-@opcode("STORE_SLICE")
-def store_slice(frame: Frame, instr: Instr, target: int) -> None:
-    value, obj, start, stop = frame.stack[-4:]
-    obj.setitem(frame.trace, make_slice([start, stop]), value)
-    del frame.stack[-4:]
-
-
 # Containers -------------------------------------------------------------------------------------------------
 def _take(frame: Frame, n: int) -> list[Value]:
     items = frame.stack[len(frame.stack) - n :]
     del frame.stack[len(frame.stack) - n :]
     return items
-
-
-@opcode("BUILD_TUPLE")
-def build_tuple(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(TupleValue(_take(frame, instr.arg)))
-
-
-@opcode("BUILD_LIST")
-def build_list(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(ListValue(_take(frame, instr.arg)))
-
-
-@opcode("BUILD_SET")
-def build_set(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(SetValue.of(frame.trace, _take(frame, instr.arg)))
 
 
 @opcode("BUILD_MAP")
@@ -339,11 +245,6 @@ def dict_merge(frame: Frame, instr: Instr, target: int) -> None:
     frame.stack.pop()
 
 
-@opcode("LIST_TO_TUPLE")
-def list_to_tuple(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack[-1] = TupleValue(frame.stack[-1].items)
-
-
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(frame: Frame, instr: Instr, target: int) -> None:
     frame.trace.must_iterate(frame.stack[-1], "cannot unpack non-iterable {} object")
@@ -384,11 +285,6 @@ def format_value(frame: Frame, instr: Instr, target: int) -> None:
     if convert is not None:
         value = trace.call(trace.make(convert), [value])
     frame.stack.append(trace.call(trace.make(format), [value, spec]))
-
-
-@opcode("BUILD_STRING")
-def build_string(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(Constant("".join(v.as_constant() for v in _take(frame, instr.arg))))
 
 
 @opcode("MAKE_FUNCTION")
@@ -442,6 +338,32 @@ def load_build_class(frame: Frame, instr: Instr, target: int) -> None:
     )
 
 
-@opcode("LOAD_ASSERTION_ERROR")
-def load_assertion_error(frame: Frame, instr: Instr, target: int) -> None:
-    frame.stack.append(frame.trace.make(AssertionError))
+for _name, _n, _compute in (
+    ("COPY", 0, lambda frame, instr: frame.stack[-instr.arg]),
+    ("LOAD_CLOSURE", 0, lambda frame, instr: frame.fast[instr.arg]),
+    ("LOAD_DEREF", 0, lambda frame, instr: _contents(frame, instr)),
+    ("LOAD_ASSERTION_ERROR", 0, lambda frame, instr: frame.trace.make(AssertionError)),
+    ("STORE_DEREF", 1, lambda frame, instr, x: frame.fast[instr.arg].store(frame.trace, x)),
+    (
+        "STORE_GLOBAL",
+        1,
+        lambda frame, instr, x: frame.func.globals.store(
+            frame.trace, instr.argval, Constant(instr.argval), x
+        ),
+    ),
+    ("LOAD_ATTR", 1, lambda frame, instr, x: x.getattr(frame.trace, instr.argval)),
+    ("STORE_ATTR", 2, lambda frame, instr, x, obj: obj.setattr(frame.trace, instr.argval, x)),
+    ("DELETE_ATTR", 1, lambda frame, instr, obj: obj.delattr(frame.trace, instr.argval)),
+    ("BINARY_SUBSCR", 2, lambda frame, instr, obj, key: obj.getitem(frame.trace, key)),
+    ("STORE_SUBSCR", 3, lambda frame, instr, x, obj, key: obj.setitem(frame.trace, key, x)),
+    ("DELETE_SUBSCR", 2, lambda frame, instr, obj, key: obj.delitem(frame.trace, key)),
+    ("BUILD_SLICE", None, lambda frame, instr, *parts: make_slice(parts)),
+    ("BINARY_SLICE", 3, lambda frame, instr, obj, *ends: obj.getitem(frame.trace, make_slice(ends))),
+    ("STORE_SLICE", 4, lambda frame, instr, x, obj, *ends: obj.setitem(frame.trace, make_slice(ends), x)),
+    ("BUILD_TUPLE", None, lambda frame, instr, *items: TupleValue(items)),
+    ("BUILD_LIST", None, lambda frame, instr, *items: ListValue(items)),
+    ("BUILD_SET", None, lambda frame, instr, *items: SetValue.of(frame.trace, list(items))),
+    ("LIST_TO_TUPLE", 1, lambda frame, instr, x: TupleValue(x.items)),
+    ("BUILD_STRING", None, lambda frame, instr, *parts: Constant("".join(v.as_constant() for v in parts))),
+):
+    opcodes.add(_name, replace(_n, _compute))

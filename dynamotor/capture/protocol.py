@@ -513,17 +513,20 @@ class ObjectIterator(Iterator):
             raise
 
 
+class _Indexed:
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+
 class IndexIterator(Iterator):
     """Steps an object that has only `__getitem__`."""
 
     __slots__ = ("target", "index")
+    kind = type(iter(_Indexed()))
 
     def __init__(self, target: Value) -> None:
         super().__init__()
         self.target, self.index = target, 0
-
-    def python_type(self) -> type:
-        return type(iter(_Indexed()))
 
     def next(self, trace: Any) -> Value | None:
         try:
@@ -534,11 +537,6 @@ class IndexIterator(Iterator):
             raise
         self.index += 1
         return item
-
-
-class _Indexed:
-    def __getitem__(self, index: int) -> int:
-        raise IndexError
 
 
 __all__ = ["Protocol", "find_rule", "is_data_descriptor", "trusted_class"]

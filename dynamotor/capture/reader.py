@@ -153,4 +153,4 @@ class Reader:
         elif type(source) is Const:
             self.guard(IdIs(first, obj))
         else:
-            self.guard(SameObject(source, first))
+            self.guard(SameObject(source, (first,)))

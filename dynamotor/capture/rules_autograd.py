@@ -223,9 +223,7 @@ class HandleValue(Value):
     """What `register_hook` gives; nothing is to be done with it in the trace."""
 
     __slots__ = ()
-
-    def python_type(self) -> type:
-        return RemovableHandle
+    kind = RemovableHandle
 
 
 @builtin_rule(torch.Tensor.register_hook)

@@ -12,6 +12,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
+from ..base.registry import register_all
 from .breaks import unsupported
 from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
@@ -66,14 +67,59 @@ def _len(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return args[0].length(trace)
 
 
-@builtin_rule(isinstance)
-def _isinstance(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(any(_is_instance(trace, args[0], kind) for kind in _kinds(trace, args[1])))
+_TYPE_INSTANCE, _TYPE_SUBCLASS = type.__dict__["__instancecheck__"], type.__dict__["__subclasscheck__"]
 
-
-@builtin_rule(issubclass)
-def _issubclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(any(_is_subclass(trace, args[0], kind) for kind in _kinds(trace, args[1])))
+register_all(
+    builtin_rule,
+    (
+        (
+            (isinstance,),
+            lambda trace, args, kwargs: Constant(
+                any(_is_instance(trace, args[0], kind) for kind in _kinds(trace, args[1]))
+            ),
+        ),
+        (
+            (issubclass,),
+            lambda trace, args, kwargs: Constant(
+                any(_is_subclass(trace, args[0], kind) for kind in _kinds(trace, args[1]))
+            ),
+        ),
+        (
+            (_TYPE_SUBCLASS,),
+            lambda trace, args, kwargs: Constant(trace.derives(args[1].as_constant(), args[0].as_constant())),
+        ),
+        (
+            (hasattr,),
+            lambda trace, args, kwargs: Constant(
+                trace.getattr_or_none(args[0], args[1].as_constant()) is not None
+            ),
+        ),
+        ((list,), lambda trace, args, kwargs: ListValue(args[0].unpack(trace) if args else [])),
+        ((set,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [])),
+        ((frozenset,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [], frozenset)),
+        ((bool,), lambda trace, args, kwargs: Constant(trace.truth(args[0]) if args else False)),
+        ((repr,), lambda trace, args, kwargs: text_of(trace, args[0], repr)),
+        (
+            (str.join,),
+            lambda trace, args, kwargs: trace.real_call(
+                args[0].as_constant().join, constants(args[1].unpack(trace))
+            ),
+        ),
+        ((map,), lambda trace, args, kwargs: MapIterator(args[0], [a.iterate(trace) for a in args[1:]])),
+        ((filter,), lambda trace, args, kwargs: FilterIterator(args[0], args[1].iterate(trace))),
+        ((types.MethodType,), lambda trace, args, kwargs: BoundMethod(args[0], args[1])),
+        (
+            (types.GeneratorType.send,),
+            lambda trace, args, kwargs: _generator_result(trace, _generator(args[0]).send(trace, args[1])),
+        ),
+        (
+            (builtins.__import__,),
+            lambda trace, args, kwargs: trace.real_call(
+                __import__, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()}
+            ),
+        ),
+    ),
+)
 
 
 def _kinds(trace: Trace, kinds: Value) -> list[Value]:
@@ -158,7 +204,6 @@ def _is_subclass(trace: Trace, value: Value, kinds: Value) -> bool:
     )
 
 
-_TYPE_INSTANCE, _TYPE_SUBCLASS = type.__dict__["__instancecheck__"], type.__dict__["__subclasscheck__"]
 _ASKED_HOOKS = frozenset(("abc", "typing", "enum"))  # these are asked as a whole, under a guard
 
 
@@ -166,11 +211,6 @@ _ASKED_HOOKS = frozenset(("abc", "typing", "enum"))  # these are asked as a whol
 def _type_instancecheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     cls, kind = args[1].python_type(), args[0].as_constant()
     return Constant(trace.derives(cls, kind) or _claims(trace, args[1], cls, kind))
-
-
-@builtin_rule(_TYPE_SUBCLASS)
-def _type_subclasscheck(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(trace.derives(args[1].as_constant(), args[0].as_constant()))
 
 
 @builtin_rule(type)
@@ -190,11 +230,6 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return args[0].getattr(trace, args[1].as_constant())
     found = trace.getattr_or_none(args[0], args[1].as_constant())
     return args[2] if found is None else found
-
-
-@builtin_rule(hasattr)
-def _hasattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(trace.getattr_or_none(args[0], args[1].as_constant()) is not None)
 
 
 @builtin_rule(setattr)
@@ -270,26 +305,11 @@ def _super(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 # Conversions ------------------------------------------------------------------------------------------------
-@builtin_rule(list)
-def _list(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return ListValue(args[0].unpack(trace) if args else [])
-
-
 @builtin_rule(tuple)
 def _tuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Constant | TupleValue) and args[0].python_type() is tuple:
         return args[0]
     return TupleValue(args[0].unpack(trace) if args else [])
-
-
-@builtin_rule(set)
-def _set(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue.of(trace, args[0] if args else [])
-
-
-@builtin_rule(frozenset)
-def _frozenset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue.of(trace, args[0] if args else [], frozenset)
 
 
 @builtin_rule(dict)
@@ -300,11 +320,6 @@ def _dict(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     for name, value in kwargs.items():
         result.store(trace, name, Constant(name), value)
     return result
-
-
-@builtin_rule(bool)
-def _bool(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(trace.truth(args[0]) if args else False)
 
 
 def _number_rule(kind: type, special: tuple[str, ...]) -> None:
@@ -334,11 +349,6 @@ def _str(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return text_of(trace, args[0], str)
 
 
-@builtin_rule(repr)
-def _repr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return text_of(trace, args[0], repr)
-
-
 @builtin_rule(format)
 def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     spec = args[1].as_constant() if len(args) > 1 else ""
@@ -361,11 +371,6 @@ def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return trace.real_call(
         args[0].as_constant().format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()}
     )
-
-
-@builtin_rule(str.join)
-def _join(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return trace.real_call(args[0].as_constant().join, constants(args[1].unpack(trace)))
 
 
 @builtin_rule(slice)
@@ -440,16 +445,6 @@ def _enumerate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _zip(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     strict = kwargs.get("strict")
     return ZipIterator([a.iterate(trace) for a in args], strict is not None and trace.truth(strict))
-
-
-@builtin_rule(map)
-def _map(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return MapIterator(args[0], [a.iterate(trace) for a in args[1:]])
-
-
-@builtin_rule(filter)
-def _filter(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return FilterIterator(args[0], args[1].iterate(trace))
 
 
 @builtin_rule(reversed)
@@ -591,11 +586,6 @@ def _descriptor(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     )
 
 
-@builtin_rule(types.MethodType)
-def _method(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return BoundMethod(args[0], args[1])
-
-
 @builtin_rule(types.FunctionType.__get__)
 def _function_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[1], Constant) and args[1].value is None:
@@ -607,11 +597,6 @@ def _generator(value: Value) -> GeneratorValue:
     if not isinstance(value, GeneratorValue):
         raise unsupported("generator", "a generator from outside is stepped")
     return value
-
-
-@builtin_rule(types.GeneratorType.send)
-def _send(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return _generator_result(trace, _generator(args[0]).send(trace, args[1]))
 
 
 @builtin_rule(types.GeneratorType.throw)
@@ -640,11 +625,6 @@ def _generator_result(trace: Trace, result: tuple[bool, Value]) -> Value:
 def _with_traceback(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     args[0].setattr(trace, "__traceback__", args[1])
     return args[0]
-
-
-@builtin_rule(builtins.__import__)
-def _import(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return trace.real_call(__import__, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
 
 
 @builtin_rule(type.__subclasses__)

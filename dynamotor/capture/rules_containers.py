@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..base.registry import register_all
 from .breaks import unsupported
 from .rules_builtins import sort_values
 from .values.base import Value, builtin_rule, builtin_rules
@@ -86,19 +87,47 @@ def _of(name: str) -> list[Any]:
     )
 
 
-@method(*_of("__len__"))
-def _len(trace: Trace, self: Any) -> Value:
-    return self.length(trace)
+def _view(part: str) -> Callable[..., Value]:
+    return lambda trace, self: DictView(self, part)
 
 
-@method(*_of("__contains__"))
-def _contains(trace: Trace, self: Any, item: Value) -> Value:
-    return self.contains(trace, item)
-
-
-@method(*_of("__getitem__"))
-def _getitem(trace: Trace, self: Any, key: Value) -> Value:
-    return self.getitem(trace, key)
+register_all(
+    method,
+    (
+        (_of("__len__"), lambda trace, self: self.length(trace)),
+        (_of("__contains__"), lambda trace, self, item: self.contains(trace, item)),
+        (_of("__getitem__"), lambda trace, self, key: self.getitem(trace, key)),
+        (_of("__setitem__"), lambda trace, self, key, value: self.setitem(trace, key, value)),
+        (_of("__delitem__"), lambda trace, self, key: self.delitem(trace, key)),
+        (_of("__iter__"), lambda trace, self: self.iterate(trace)),
+        (_of("__repr__"), lambda trace, self: text_of(trace, self, repr)),
+        ((list.append, deque.append), lambda trace, self, item: self.mutate(trace).append(item)),
+        ((list.extend, deque.extend), lambda trace, self, other: self.extend(trace, other)),
+        (
+            (list.insert,),
+            lambda trace, self, index, item: self.mutate(trace).insert(index.as_constant(), item),
+        ),
+        ((list.clear, deque.clear), lambda trace, self: self.mutate(trace).clear()),
+        ((deque.appendleft,), lambda trace, self, item: self.mutate(trace).insert(0, item)),
+        ((list.reverse,), lambda trace, self: self.mutate(trace).reverse()),
+        ((list.copy,), lambda trace, self: ListValue(self.items)),
+        (
+            (list.count, tuple.count),
+            lambda trace, self, item: Constant(sum(trace.equal(other, item) for other in self.items)),
+        ),
+        *(
+            ([getattr(kind, part) for kind in (dict, OrderedDict, types.MappingProxyType)], _view(part))
+            for part in ("keys", "values", "items")
+        ),
+        (
+            (dict.__reversed__, OrderedDict.__reversed__),
+            lambda trace, self: DictIterator(self, "keys", reverse=True),
+        ),
+        ((set.add,), lambda trace, self, item: self.change(trace, "add", item)),
+        ((set.discard,), lambda trace, self, item: self.change(trace, "discard", item)),
+        ((set.clear,), lambda trace, self: self.change(trace, "clear", None)),
+    ),
+)
 
 
 def _dict_getitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
@@ -128,26 +157,6 @@ def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
     return value
 
 
-@method(*_of("__setitem__"))
-def _setitem(trace: Trace, self: Any, key: Value, value: Value) -> None:
-    self.setitem(trace, key, value)
-
-
-@method(*_of("__delitem__"))
-def _delitem(trace: Trace, self: Any, key: Value) -> None:
-    self.delitem(trace, key)
-
-
-@method(*_of("__iter__"))
-def _iterate(trace: Trace, self: Any) -> Value:
-    return self.iterate(trace)
-
-
-@method(*_of("__repr__"))
-def _repr(trace: Trace, self: Any) -> Value:
-    return text_of(trace, self, repr)
-
-
 def _operator_methods(name: str, op: Any, reflected: bool = False) -> None:
     @method(*_of(name))
     def _operate(trace: Trace, self: Any, other: Value) -> Value:
@@ -166,21 +175,6 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 # list -------------------------------------------------------------------------------------------------------
-@method(list.append, deque.append)
-def _append(trace: Trace, self: ListValue, item: Value) -> None:
-    self.mutate(trace).append(item)
-
-
-@method(list.extend, deque.extend)
-def _extend(trace: Trace, self: ListValue, other: Value) -> None:
-    self.extend(trace, other)
-
-
-@method(list.insert)
-def _insert(trace: Trace, self: ListValue, index: Value, item: Value) -> None:
-    self.mutate(trace).insert(index.as_constant(), item)
-
-
 @method(list.pop, deque.pop)
 def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
     at = index.as_constant()
@@ -189,31 +183,11 @@ def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
     return self.mutate(trace).pop(at)
 
 
-@method(list.clear, deque.clear)
-def _list_clear(trace: Trace, self: ListValue) -> None:
-    self.mutate(trace).clear()
-
-
 @method(deque.popleft)
 def _popleft(trace: Trace, self: ListValue) -> Value:
     if not self.items:
         raise trace.error(IndexError, "pop from an empty deque")
     return self.mutate(trace).pop(0)
-
-
-@method(deque.appendleft)
-def _appendleft(trace: Trace, self: ListValue, item: Value) -> None:
-    self.mutate(trace).insert(0, item)
-
-
-@method(list.reverse)
-def _reverse(trace: Trace, self: ListValue) -> None:
-    self.mutate(trace).reverse()
-
-
-@method(list.copy)
-def _list_copy(trace: Trace, self: ListValue) -> Value:
-    return ListValue(self.items)
 
 
 @method(list.sort)
@@ -246,32 +220,12 @@ def _index(trace: Trace, self: Any, item: Value, start: Value = ZERO) -> Value:
     return Constant(at)
 
 
-@method(list.count, tuple.count)
-def _count(trace: Trace, self: Any, item: Value) -> Value:
-    return Constant(sum(trace.equal(other, item) for other in self.items))
-
-
 # dict -------------------------------------------------------------------------------------------------------
 @method(dict.get, types.MappingProxyType.get)
 def _get(trace: Trace, self: DictValue, key: Value, default: Value = NONE) -> Value:
     self.trace = trace
     found = self.lookup(key.hash_key(trace))
     return default if found is None else found
-
-
-@method(dict.keys, OrderedDict.keys, types.MappingProxyType.keys)
-def _keys(trace: Trace, self: DictValue) -> Value:
-    return DictView(self, "keys")
-
-
-@method(dict.values, OrderedDict.values, types.MappingProxyType.values)
-def _values(trace: Trace, self: DictValue) -> Value:
-    return DictView(self, "values")
-
-
-@method(dict.items, OrderedDict.items, types.MappingProxyType.items)
-def _items(trace: Trace, self: DictValue) -> Value:
-    return DictView(self, "items")
 
 
 @method(dict.pop, OrderedDict.pop)
@@ -355,32 +309,12 @@ def _move_to_end(trace: Trace, self: DictValue, key: Value, last: Value = TRUE) 
     table.update([*rest, (hash_key, pair)] if trace.truth(last) else [(hash_key, pair), *rest])
 
 
-@method(dict.__reversed__, OrderedDict.__reversed__)
-def _dict_reversed(trace: Trace, self: DictValue) -> Value:
-    return DictIterator(self, "keys", reverse=True)
-
-
 # set --------------------------------------------------------------------------------------------------------
-@method(set.add)
-def _add(trace: Trace, self: SetValue, item: Value) -> None:
-    self.change(trace, "add", item)
-
-
-@method(set.discard)
-def _discard(trace: Trace, self: SetValue, item: Value) -> None:
-    self.change(trace, "discard", item)
-
-
 @method(set.remove)
 def _set_remove(trace: Trace, self: SetValue, item: Value) -> None:
     if not trace.truth(self.contains(trace, item)):
         raise trace.error(KeyError, item)
     self.change(trace, "discard", item)
-
-
-@method(set.clear)
-def _set_clear(trace: Trace, self: SetValue) -> None:
-    self.change(trace, "clear", None)
 
 
 @method(set.copy, frozenset.copy)
@@ -389,24 +323,22 @@ def _set_copy(trace: Trace, self: SetValue) -> Value:
     return SetValue(table, self.kind, mirror=None if self.mirror is None else self.mirror.copy())
 
 
-def _update_rule(name: str) -> None:
-    @method(getattr(set, name))
-    def _update_set(trace: Trace, self: SetValue, *others: Value) -> None:
-        for other in others:
-            self.change(trace, name, other)
+def _set_methods(name: str, op: Any) -> None:
+    """The methods called like the name, and its in-place twin."""
 
-
-for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update"):
-    _update_rule(_name)
-
-
-def _set_operations(name: str, op: Any) -> None:
     @method(getattr(set, name), getattr(frozenset, name))
     def _operate(trace: Trace, self: SetValue, *others: Value) -> Value:
         result = self
         for other in others:
             result = result.binary(trace, op, SetValue.of(trace, other))  # type: ignore[assignment]
         return _set_copy(trace, self) if result is self else result
+
+    in_place = "update" if name == "union" else f"{name}_update"
+
+    @method(getattr(set, in_place))
+    def _update_set(trace: Trace, self: SetValue, *others: Value) -> None:
+        for other in others:
+            self.change(trace, in_place, other)
 
 
 for _name, _op in (
@@ -415,7 +347,7 @@ for _name, _op in (
     ("difference", operator.sub),
     ("symmetric_difference", operator.xor),
 ):
-    _set_operations(_name, _op)
+    _set_methods(_name, _op)
 
 
 def _set_relations(name: str, op: Any) -> None:

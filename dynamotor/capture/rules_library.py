@@ -29,6 +29,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from ..base.registry import register_all
 from .breaks import unsupported
 from .guards import IdIs
 from .polyfills import getters
@@ -275,9 +276,30 @@ def _real_function(value: Value) -> Any:
     return real
 
 
-@builtin_rule(inspect.signature)
-def _signature(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return trace.real_call(inspect.signature, _real_function(args[0]))
+register_all(
+    builtin_rule,
+    (
+        (
+            (inspect.signature,),
+            lambda trace, args, kwargs: trace.real_call(inspect.signature, _real_function(args[0])),
+        ),
+        ((typing.cast,), lambda trace, args, kwargs: args[1]),
+        (
+            (logging.getLogger,),
+            lambda trace, args, kwargs: trace.real_call(
+                logging.getLogger, *[a.as_constant() for a in (*args, *kwargs.values())]
+            ),
+        ),
+        (
+            (os.getenv,),
+            lambda trace, args, kwargs: environment(
+                trace,
+                args[0].as_constant(),
+                args[1] if len(args) > 1 else kwargs.get("default", Constant(None)),
+            ),
+        ),
+    ),
+)
 
 
 @builtin_rule(dataclasses.fields)
@@ -292,11 +314,6 @@ def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _is_dataclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     cls = args[0].value if isinstance(args[0], ClassValue) else args[0].python_type()
     return Constant(trace.type_attr(cls, "__dataclass_fields__") is not MISSING)
-
-
-@builtin_rule(typing.cast)
-def _cast(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return args[1]
 
 
 def _pure_rule(fn: types.FunctionType) -> None:
@@ -345,13 +362,11 @@ class TokenValue(Value):
     """What ContextVar.set returned in the trace: the value before, or MISSING."""
 
     __slots__ = ("var", "before")
+    kind = contextvars.Token
 
     def __init__(self, var: Any, before: Any) -> None:
         super().__init__()
         self.var, self.before = var, before
-
-    def python_type(self) -> type:
-        return contextvars.Token
 
 
 def _read_var(trace: Trace, var: Any) -> Any:
@@ -542,11 +557,6 @@ def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     )
 
 
-@builtin_rule(logging.getLogger)
-def _get_logger(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return trace.real_call(logging.getLogger, *[a.as_constant() for a in (*args, *kwargs.values())])
-
-
 @builtin_rule(warnings.warn, warnings.warn_explicit)
 def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     trace.effects.later(
@@ -556,13 +566,6 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 # The outside world ------------------------------------------------------------------------------------------
-@builtin_rule(os.getenv)
-def _getenv(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    return environment(
-        trace, args[0].as_constant(), args[1] if len(args) > 1 else kwargs.get("default", Constant(None))
-    )
-
-
 def environment(trace: Trace, name: str, default: Value | None) -> Value:
     """An environment variable, guarded."""
     data = os.environ._data  # type: ignore[attr-defined]
@@ -606,13 +609,11 @@ class EnvironMethod(Value):
     """A bound method of `os.environ`."""
 
     __slots__ = ("name",)
+    kind = types.MethodType
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-
-    def python_type(self) -> type:
-        return types.MethodType
 
     def call(self, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         default = args[1] if len(args) > 1 else kwargs.get("default")

@@ -113,9 +113,7 @@ class _SwitchValue(Value):
     """`DisableTorchFunctionSubclass()`; it cannot leave the trace."""
 
     __slots__ = ()
-
-    def python_type(self) -> type:
-        return _Switch
+    kind = _Switch
 
 
 builtin_rule(_Switch)(lambda trace, args, kwargs: _SwitchValue())

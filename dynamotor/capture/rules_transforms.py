@@ -143,13 +143,11 @@ class PullbackValue(Value):
     """What `vjp` gives besides the outputs."""
 
     __slots__ = ("applied", "primals", "has_aux")
+    kind = type(_vjp)
 
     def __init__(self, applied: Applied, primals: list[Value], has_aux: bool) -> None:
         super().__init__()
         self.applied, self.primals, self.has_aux = applied, primals, has_aux
-
-    def python_type(self) -> type:
-        return type(_vjp)
 
     def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         has_aux = self.has_aux

@@ -28,6 +28,9 @@ class Source:
     __slots__ = ("base", "key", "_hash")
     # How the C guard program takes this step (csrc/guards.c has the same names).
     step_kind: ClassVar[str]
+    of: ClassVar[type | None] = None  # the exact type of what the step is taken from
+    gone: ClassVar[tuple[type[Exception], ...]] = ()  # what `read` raises where there is nothing
+    text: ClassVar[str] = "{0.base}.{0.key}"
     base: Source | None
     key: Any
     _hash: int
@@ -53,6 +56,9 @@ class Source:
             return False
         return self._key_identity() == other._key_identity() and self.base == other.base  # type: ignore[attr-defined]
 
+    def __str__(self) -> str:
+        return self.text.format(self)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
 
@@ -63,6 +69,15 @@ class Source:
 
     def step(self, parent: Any) -> Any:
         """The value one step away from the base's value; raises `Missing`."""
+        if self.of is not None and type(parent) is not self.of:
+            raise Missing(str(self))
+        try:
+            return self.read(parent)
+        except self.gone:
+            raise Missing(str(self)) from None
+
+    def read(self, parent: Any) -> Any:
+        """The same; raises one of `gone` where there is nothing."""
         raise NotImplementedError
 
     @property
@@ -86,6 +101,7 @@ class Arg(Source):
 
     __slots__ = ("name",)
     step_kind = "arg"
+    text = "{0.name}"
     name: str
 
     def __init__(self, index: int, name: str) -> None:
@@ -101,9 +117,6 @@ class Arg(Source):
             raise Missing(str(self))
         return args[self.key]
 
-    def __str__(self) -> str:
-        return self.name
-
 
 class Const(Source):
     """An object that the entry holds, compared by identity: the root module, the function, a class, a
@@ -112,6 +125,7 @@ class Const(Source):
 
     __slots__ = ("label",)
     step_kind = "const"
+    text = "{0.label}"
     label: str
 
     def __init__(self, obj: Any, label: str) -> None:
@@ -128,24 +142,16 @@ class Const(Source):
     def fetch(self, args: tuple[Any, ...]) -> Any:
         return self.key
 
-    def __str__(self) -> str:
-        return self.label
-
 
 class Attr(Source):
     """Plain `getattr`, run again at every call: only for C slots and getsets that have no better source."""
 
     __slots__ = ()
     step_kind = "getattr"
+    gone = (AttributeError,)
 
-    def step(self, parent: Any) -> Any:
-        try:
-            return getattr(parent, self.key)
-        except AttributeError:
-            raise Missing(str(self)) from None
-
-    def __str__(self) -> str:
-        return f"{self.base}.{self.key}"
+    def read(self, parent: Any) -> Any:
+        return getattr(parent, self.key)
 
 
 class Called(Source):
@@ -155,12 +161,10 @@ class Called(Source):
 
     __slots__ = ()
     step_kind = "getattr"
+    text = "{0.base}()"
 
-    def step(self, parent: Any) -> Any:
+    def read(self, parent: Any) -> Any:
         return self.key(parent)
-
-    def __str__(self) -> str:
-        return f"{self.base}()"
 
 
 class InstanceDict(Source):
@@ -168,21 +172,14 @@ class InstanceDict(Source):
 
     __slots__ = ()
     step_kind = "instance_dict"
+    gone = (AttributeError,)
+    text = "{0.base}.__dict__"
 
-    def __init__(self, base: Source) -> None:
-        super().__init__(base)
-
-    def step(self, parent: Any) -> Any:
-        try:
-            found = object.__getattribute__(parent, "__dict__")
-        except AttributeError:
-            raise Missing(str(self)) from None
+    def read(self, parent: Any) -> Any:
+        found = object.__getattribute__(parent, "__dict__")
         if type(found) is not dict:
-            raise Missing(str(self))
+            raise AttributeError
         return found
-
-    def __str__(self) -> str:
-        return f"{self.base}.__dict__"
 
 
 class DictItem(Source):
@@ -190,15 +187,13 @@ class DictItem(Source):
 
     __slots__ = ()
     step_kind = "dict_item"
+    gone = (KeyError, TypeError)
 
     def _key_identity(self) -> Any:
         return type(self.key), self.key
 
-    def step(self, parent: Any) -> Any:
-        try:
-            return dict.__getitem__(parent, self.key)
-        except (KeyError, TypeError):
-            raise Missing(str(self)) from None
+    def read(self, parent: Any) -> Any:
+        return dict.__getitem__(parent, self.key)
 
     def __str__(self) -> str:
         if isinstance(self.base, InstanceDict) and isinstance(self.key, str):
@@ -213,16 +208,12 @@ class SeqItem(Source):
 
     __slots__ = ()
     step_kind = "seq_item"
+    gone = (IndexError, TypeError)
+    text = "{0.base}[{0.key}]"
 
-    def step(self, parent: Any) -> Any:
+    def read(self, parent: Any) -> Any:
         kind = tuple if isinstance(parent, tuple) else list
-        try:
-            return kind.__getitem__(parent, self.key)
-        except (IndexError, TypeError):
-            raise Missing(str(self)) from None
-
-    def __str__(self) -> str:
-        return f"{self.base}[{self.key}]"
+        return kind.__getitem__(parent, self.key)
 
 
 class TypeOf(Source):
@@ -230,15 +221,10 @@ class TypeOf(Source):
 
     __slots__ = ()
     step_kind = "type_of"
+    text = "type({0.base})"
 
-    def __init__(self, base: Source) -> None:
-        super().__init__(base)
-
-    def step(self, parent: Any) -> Any:
+    def read(self, parent: Any) -> Any:
         return type(parent)
-
-    def __str__(self) -> str:
-        return f"type({self.base})"
 
 
 def lookup_type_attr(cls: type, name: str) -> Any:
@@ -255,14 +241,10 @@ class TypeAttr(Source):
 
     __slots__ = ()
     step_kind = "type_attr"
+    gone = (TypeError,)  # not a class
 
-    def step(self, parent: Any) -> Any:
-        if not isinstance(parent, type):
-            raise Missing(str(self))
+    def read(self, parent: Any) -> Any:
         return lookup_type_attr(parent, self.key)
-
-    def __str__(self) -> str:
-        return f"{self.base}.{self.key}"
 
 
 class Cell(Source):
@@ -270,136 +252,78 @@ class Cell(Source):
 
     __slots__ = ()
     step_kind = "cell"
+    gone = (ValueError, TypeError, IndexError, AttributeError)
+    text = "{0.base}.__closure__[{0.key}].cell_contents"
 
-    def step(self, parent: Any) -> Any:
-        try:
-            return parent.__closure__[self.key].cell_contents
-        except (ValueError, TypeError, IndexError, AttributeError):
-            raise Missing(str(self)) from None
-
-    def __str__(self) -> str:
-        return f"{self.base}.__closure__[{self.key}].cell_contents"
+    def read(self, parent: Any) -> Any:
+        return parent.__closure__[self.key].cell_contents
 
 
-class CellContents(Source):
+class FuncAttr(Source):
+    """A slot of a Python function: `__code__`, `__closure__`, ...; `__defaults__` and friends may be None."""
+
+    __slots__ = ()
+    step_kind = "func_attr"
+    of = types.FunctionType
+
+    def read(self, parent: Any) -> Any:
+        return getattr(parent, self.key)
+
+
+class _Slot(Source):
+    """A slot of the one name that each subclass has."""
+
+    __slots__ = ()
+    slot: ClassVar[str]
+    text = "{0.base}.{0.slot}"
+
+    def read(self, parent: Any) -> Any:
+        return getattr(parent, self.slot)
+
+
+class CellContents(_Slot):
     """The contents of a cell object."""
 
     __slots__ = ()
     step_kind = "cell_contents"
-
-    def __init__(self, base: Source) -> None:
-        super().__init__(base)
-
-    def step(self, parent: Any) -> Any:
-        try:
-            return parent.cell_contents
-        except (ValueError, AttributeError):
-            raise Missing(str(self)) from None
-
-    def __str__(self) -> str:
-        return f"{self.base}.cell_contents"
+    slot = "cell_contents"
+    gone = (ValueError, AttributeError)
 
 
-FUNCTION_SLOTS = (
-    "__defaults__",
-    "__kwdefaults__",
-    "__code__",
-    "__closure__",
-    "__globals__",
-    "__dict__",
-    "__builtins__",
-)
-
-
-class FuncAttr(Source):
-    """A slot of a Python function: one of `FUNCTION_SLOTS`. `__defaults__` and friends may be None."""
-
-    __slots__ = ()
-    step_kind = "func_attr"
-
-    def __init__(self, base: Source, name: str) -> None:
-        assert name in FUNCTION_SLOTS, name
-        super().__init__(base, name)
-
-    def step(self, parent: Any) -> Any:
-        if type(parent) is not types.FunctionType:
-            raise Missing(str(self))
-        return getattr(parent, self.key)
-
-    def __str__(self) -> str:
-        return f"{self.base}.{self.key}"
-
-
-class GlobalsOf(Source):
+class GlobalsOf(_Slot):
     """The globals of a Python function, which never change for a function."""
 
     __slots__ = ()
     step_kind = "globals_of"
-
-    def __init__(self, base: Source) -> None:
-        super().__init__(base)
-
-    def step(self, parent: Any) -> Any:
-        if type(parent) is not types.FunctionType:
-            raise Missing(str(self))
-        return parent.__globals__
-
-    def __str__(self) -> str:
-        return f"{self.base}.__globals__"
+    slot = "__globals__"
+    of = types.FunctionType
 
 
-class BuiltinsOf(Source):
+class BuiltinsOf(_Slot):
     """The builtins dict that a Python function sees."""
 
     __slots__ = ()
     step_kind = "builtins_of"
-
-    def __init__(self, base: Source) -> None:
-        super().__init__(base)
-
-    def step(self, parent: Any) -> Any:
-        if type(parent) is not types.FunctionType:
-            raise Missing(str(self))
-        return parent.__builtins__  # type: ignore[attr-defined]
-
-    def __str__(self) -> str:
-        return f"{self.base}.__builtins__"
+    slot = "__builtins__"
+    of = types.FunctionType
 
 
-class MethodSelf(Source):
+class MethodSelf(_Slot):
     """`__self__` of a bound method."""
 
     __slots__ = ()
     step_kind = "method_self"
-
-    def __init__(self, base: Source) -> None:
-        super().__init__(base)
-
-    def step(self, parent: Any) -> Any:
-        if type(parent) is not types.MethodType:
-            raise Missing(str(self))
-        return parent.__self__
-
-    def __str__(self) -> str:
-        return f"{self.base}.__self__"
+    slot = "__self__"
+    of = types.MethodType
 
 
-class MethodFunc(Source):
+class MethodFunc(_Slot):
     """`__func__` of a bound method."""
 
     __slots__ = ()
     step_kind = "method_func"
-
-    def __init__(self, base: Source) -> None:
-        super().__init__(base)
-
-    def step(self, parent: Any) -> Any:
-        if type(parent) is not types.MethodType:
-            raise Missing(str(self))
-        return parent.__func__
-
-    def __str__(self) -> str:
-        return f"{self.base}.__func__"
+    slot = "__func__"
+    of = types.MethodType
 
 
 class SizeOf(Source):
@@ -407,14 +331,11 @@ class SizeOf(Source):
 
     __slots__ = ()
     step_kind = "size_of"
+    text = "{0.base}.shape[{0.key}]"
+    gone = (TypeError, IndexError)  # not a tensor, or one of fewer dimensions
 
-    def step(self, parent: Any) -> Any:
-        if not isinstance(parent, torch.Tensor) or self.key >= parent.dim():
-            raise Missing(str(self))
-        return parent.size(self.key)
-
-    def __str__(self) -> str:
-        return f"{self.base}.shape[{self.key}]"
+    def read(self, parent: Any) -> Any:
+        return torch.Tensor.size(parent, self.key)
 
 
 class StrideOf(Source):
@@ -422,11 +343,8 @@ class StrideOf(Source):
 
     __slots__ = ()
     step_kind = "stride_of"
+    text = "{0.base}.stride({0.key})"
+    gone = (TypeError, IndexError)
 
-    def step(self, parent: Any) -> Any:
-        if not isinstance(parent, torch.Tensor) or self.key >= parent.dim():
-            raise Missing(str(self))
-        return parent.stride(self.key)
-
-    def __str__(self) -> str:
-        return f"{self.base}.stride({self.key})"
+    def read(self, parent: Any) -> Any:
+        return torch.Tensor.stride(parent, self.key)

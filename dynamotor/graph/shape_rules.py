@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ..base.registry import register_all
 from .layout import (
     dense_in_order,
     is_channels_last_contiguous,
@@ -242,11 +243,6 @@ for _func, _at in (
     shape_rules.add(_func, _of_operand(_func, _at))
 
 
-@shape_rule(aten.smooth_l1_loss_backward.default, aten.soft_margin_loss_backward.default)
-def _gradient_of_its_input(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
-    return TensorSpec.dense(x.shape, x.dtype, x.device)
-
-
 @shape_rule(aten.pixel_unshuffle.default)
 def _pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
     """A tensor without elements comes back as it is."""
@@ -351,11 +347,6 @@ def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Any:
     return TensorSpec.dense(x.shape, x.dtype, x.device)
 
 
-@shape_rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def _softmax_backward(grad: TensorSpec, out: TensorSpec, dim: int, dtype: torch.dtype) -> Any:
-    return TensorSpec.dense(grad.shape, dtype, grad.device) if grad.dtype is dtype else PASS
-
-
 def _reduction(func: OpOverload) -> ShapeRule:
     """Of row-major tensors: row-major results, of the types that the op gives for a tensor of one element."""
 
@@ -422,11 +413,6 @@ def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, reduction: int, ig
     return tuple([TensorSpec.dense(shape, x.dtype, x.device) for shape in shapes])
 
 
-@shape_rule(aten.nll_loss_backward.default)
-def _nll_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
-    return TensorSpec.dense(x.shape, x.dtype, x.device)
-
-
 @shape_rule(aten.native_layer_norm_backward.default)
 def _layer_norm_backward(
     grad: TensorSpec, x: TensorSpec, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
@@ -470,11 +456,6 @@ for _func in (aten.cat.default, aten.stack.default):
     shape_rules.add(_func, _joined(_func))
 
 
-@shape_rule(aten.embedding_dense_backward.default)
-def _embedding_backward(grad: TensorSpec, index: TensorSpec, rows: int, *args: Any) -> TensorSpec:
-    return TensorSpec.dense((rows, grad.shape[-1]), grad.dtype, grad.device)
-
-
 @shape_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def _flash_attention(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
@@ -484,14 +465,6 @@ def _flash_attention(
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     sums = TensorSpec((batch, heads, length), (length * heads, 1, heads), wide, q.device)
     return TensorSpec(q.shape, preserved_stride(q), q.dtype, q.device), sums
-
-
-@shape_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def _flash_attention_backward(grad: TensorSpec, *inputs: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
-    """Gradients lie in the order batch, position, head, channel."""
-    return tuple(
-        [TensorSpec(x.shape, dense_in_order([3, 1, 2, 0], x.shape), x.dtype, x.device) for x in inputs[:3]]
-    )
 
 
 @shape_rule(aten.native_group_norm_backward.default)
@@ -545,22 +518,6 @@ def _like(
     )
 
 
-@shape_rule(
-    aten.multi_margin_loss_backward.default,
-    aten.multilabel_margin_loss_backward.default,
-    aten.fractional_max_pool3d_backward.default,
-)
-def _gradient_of_second(grad: TensorSpec, x: TensorSpec, *rest: Any, **kwargs: Any) -> TensorSpec:
-    """Backwards without a meta kernel, whose gradient is a new row-major tensor of the input's shape."""
-    return TensorSpec.dense(x.shape, x.dtype, x.device)
-
-
-@shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def _masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
-    """Eager fills a row-major copy."""
-    return TensorSpec.dense(broadcast([x.shape, mask.shape]), x.dtype, x.device)
-
-
 @shape_rule(aten.roll.default)
 def _roll(x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """Eager concatenates two slices along each dimension, and that keeps channels-last."""
@@ -589,3 +546,54 @@ def _grouped_mm(
     step = 16 // dtype.itemsize
     row = -(-shape[-1] // step) * step
     return TensorSpec(shape, (shape[-2] * row, row, 1)[-len(shape) :], dtype, x.device)
+
+
+register_all(
+    shape_rule,
+    (
+        (
+            (aten.smooth_l1_loss_backward.default, aten.soft_margin_loss_backward.default),
+            lambda grad, x, *args: TensorSpec.dense(x.shape, x.dtype, x.device),
+        ),
+        (
+            (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
+            lambda grad, out, dim, dtype: (
+                TensorSpec.dense(grad.shape, dtype, grad.device) if grad.dtype is dtype else PASS
+            ),
+        ),
+        (
+            (aten.nll_loss_backward.default,),
+            lambda grad, x, *args: TensorSpec.dense(x.shape, x.dtype, x.device),
+        ),
+        (
+            (aten.embedding_dense_backward.default,),
+            lambda grad, index, rows, *args: TensorSpec.dense(
+                (rows, grad.shape[-1]), grad.dtype, grad.device
+            ),
+        ),
+        # Gradients lie in the order batch, position, head, channel.
+        (
+            (aten._scaled_dot_product_flash_attention_for_cpu_backward.default,),
+            lambda grad, *inputs, **kwargs: tuple(
+                [
+                    TensorSpec(x.shape, dense_in_order([3, 1, 2, 0], x.shape), x.dtype, x.device)
+                    for x in inputs[:3]
+                ]
+            ),
+        ),
+        # Backwards without a meta kernel, whose gradient is a new row-major tensor of the input's shape.
+        (
+            (
+                aten.multi_margin_loss_backward.default,
+                aten.multilabel_margin_loss_backward.default,
+                aten.fractional_max_pool3d_backward.default,
+            ),
+            lambda grad, x, *rest, **kwargs: TensorSpec.dense(x.shape, x.dtype, x.device),
+        ),
+        # Eager fills a row-major copy.
+        (
+            (aten.masked_fill.Scalar, aten.masked_fill.Tensor),
+            lambda x, mask, value: TensorSpec.dense(broadcast([x.shape, mask.shape]), x.dtype, x.device),
+        ),
+    ),
+)

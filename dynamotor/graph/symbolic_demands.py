@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..base.registry import Registry
+from ..base.registry import Registry, register_all
 from .sizes import Size, hint, minimum
 from .spec import TensorSpec
 from .symbolic_rules import Shape, broadcast, require, symbolic_rules
@@ -42,9 +42,6 @@ def _channels(n: Any, *parameters: Any) -> None:
 
 
 # Positions --------------------------------------------------------------------------------------------------
-@demand(aten.gather.default)
-def _gather(x: TensorSpec, dim: int, index: TensorSpec, **kwargs: Any) -> None:
-    _within(index.shape, x.shape, dim)
 
 
 @demand(
@@ -93,22 +90,7 @@ def _index_put(x: TensorSpec, indices: Sequence[TensorSpec | None], values: Tens
         _fits(values.shape, symbolic_rules[aten.index.Tensor](x, indices))
 
 
-@demand(aten.masked_scatter.default)
-def _masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> None:
-    broadcast([x.shape, mask.shape])
-
-
 # Writes of a part -------------------------------------------------------------------------------------------
-@demand(aten.slice_scatter.default)
-def _slice_scatter(x: TensorSpec, source: TensorSpec, *args: Any) -> None:
-    _equal(source.shape, symbolic_rules[aten.slice.Tensor](x, *args).shape)
-
-
-@demand(aten.select_scatter.default)
-def _select_scatter(x: TensorSpec, source: TensorSpec, dim: int, index: Any) -> None:
-    _equal(source.shape, symbolic_rules[aten.select.int](x, dim, index).shape)
-
-
 @demand(aten.diagonal_scatter.default)
 def _diagonal_scatter(
     x: TensorSpec, source: TensorSpec, offset: Any = 0, dim1: int = 0, dim2: int = 1
@@ -150,66 +132,10 @@ def _layer_norm(x: TensorSpec, shape: Sequence[Any], *parameters: Any) -> None:
             _equal(one.shape, shape)
 
 
-@demand(aten.native_group_norm.default)
-def _group_norm(
-    x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float
-) -> None:
-    _channels(c, weight, bias)
-
-
-@demand(
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit_functional.default,
-    aten._batch_norm_no_update.default,
-    aten._native_batch_norm_legit_no_training.default,
-)
-def _batch_norm(x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> None:
-    _channels(x.shape[1], weight, bias, mean, var)
-
-
-@demand(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_without_statistics(x: TensorSpec, weight: Any, bias: Any, *args: Any) -> None:
-    _channels(x.shape[1], weight, bias)
-
-
-@demand(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def _softmax_backward(grad: TensorSpec, output: TensorSpec, *args: Any) -> None:
-    _equal(grad.shape, output.shape)
-
-
-@demand(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def _attention(
-    q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, attn_mask: Any = None, **kwargs: Any
-) -> None:
-    _attends(q, k, attn_mask)
-
-
-@demand(aten._scaled_dot_product_efficient_attention.default)
-def _efficient_attention(
-    q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: Any, *args: Any, **kwargs: Any
-) -> None:
-    _attends(q, k, bias)
-
-
-@demand(aten._scaled_dot_product_flash_attention.default)
-def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> None:
-    _attends(q, k, None)
-
-
 def _attends(q: TensorSpec, k: TensorSpec, attn_mask: Any) -> None:
     require(q.shape[-1] == k.shape[-1])
     if type(attn_mask) is TensorSpec:
         _fits(attn_mask.shape, (*q.shape[:3], k.shape[2]))
-
-
-@demand(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _nll_loss(x: TensorSpec, target: TensorSpec, weight: Any, *args: Any) -> None:
-    _channels(x.shape[0] if len(x.shape) == 1 else x.shape[1], weight)
-
-
-@demand(aten.normal.Tensor_Tensor)
-def _normal(mean: TensorSpec, deviation: TensorSpec, **kwargs: Any) -> None:
-    broadcast([mean.shape, deviation.shape])
 
 
 @demand(aten.as_strided.default)
@@ -239,3 +165,65 @@ def _numbers(*args: Any, **kwargs: Any) -> None:
     for one in args:
         for n in (*one.shape, *one.stride) if type(one) is TensorSpec else [one] if type(one) is Size else ():
             int(n)
+
+
+register_all(
+    demand,
+    (
+        ((aten.gather.default,), lambda x, dim, index, **kwargs: _within(index.shape, x.shape, dim)),
+        ((aten.masked_scatter.default,), lambda x, mask, source: broadcast([x.shape, mask.shape])),
+        (
+            (aten.slice_scatter.default,),
+            lambda x, source, *args: _equal(source.shape, symbolic_rules[aten.slice.Tensor](x, *args).shape),
+        ),
+        (
+            (aten.select_scatter.default,),
+            lambda x, source, dim, index: _equal(
+                source.shape, symbolic_rules[aten.select.int](x, dim, index).shape
+            ),
+        ),
+        (
+            (aten.native_group_norm.default,),
+            lambda x, weight, bias, n, c, area, groups, eps: _channels(c, weight, bias),
+        ),
+        (
+            (
+                aten.native_batch_norm.default,
+                aten._native_batch_norm_legit_functional.default,
+                aten._batch_norm_no_update.default,
+                aten._native_batch_norm_legit_no_training.default,
+            ),
+            lambda x, weight, bias, mean, var, *args: _channels(x.shape[1], weight, bias, mean, var),
+        ),
+        (
+            (aten._native_batch_norm_legit.no_stats,),
+            lambda x, weight, bias, *args: _channels(x.shape[1], weight, bias),
+        ),
+        (
+            (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
+            lambda grad, output, *args: _equal(grad.shape, output.shape),
+        ),
+        (
+            (aten._scaled_dot_product_flash_attention_for_cpu.default,),
+            lambda q, k, v, *args, attn_mask=None, **kwargs: _attends(q, k, attn_mask),
+        ),
+        (
+            (aten._scaled_dot_product_efficient_attention.default,),
+            lambda q, k, v, bias, *args, **kwargs: _attends(q, k, bias),
+        ),
+        (
+            (aten._scaled_dot_product_flash_attention.default,),
+            lambda q, k, v, *args, **kwargs: _attends(q, k, None),
+        ),
+        (
+            (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default),
+            lambda x, target, weight, *args: _channels(
+                x.shape[0] if len(x.shape) == 1 else x.shape[1], weight
+            ),
+        ),
+        (
+            (aten.normal.Tensor_Tensor,),
+            lambda mean, deviation, **kwargs: broadcast([mean.shape, deviation.shape]),
+        ),
+    ),
+)

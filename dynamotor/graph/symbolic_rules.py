@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..base.registry import Registry
+from ..base.registry import Registry, register_all
 from .layout import dense_in_order
 from .sizes import Dim, Size, hint, is_symbolic, minimum
 from .spec import TensorSpec, contiguous_stride
@@ -110,16 +110,6 @@ for _position, _funcs in _SHAPED_LIKE.items():
         symbolic_rules.add(_func, lambda *args, _position=_position, **kwargs: args[_position].shape)
 
 
-@symbolic_rule(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-def _chosen(*args: Any) -> Shape:
-    return broadcast(operands(args))
-
-
-@symbolic_rule(aten.gather.default, aten.take.default)
-def _indexed(x: TensorSpec, *args: Any, **kwargs: Any) -> Shape:
-    return next(a for a in args if type(a) is TensorSpec).shape
-
-
 # Reductions -------------------------------------------------------------------------------------------------
 @symbolic_rule(
     aten.sum.dim_IntList,
@@ -144,24 +134,6 @@ def _reduced(x: TensorSpec, dims: Any = None, keepdim: bool = False, **kwargs: A
     return tuple([1 if d in gone else n for d, n in enumerate(x.shape) if keepdim or d not in gone])
 
 
-@symbolic_rule(aten.var.correction, aten.std.correction, aten.var_mean.correction)
-def _spread(x: TensorSpec, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Shape:
-    return _reduced(x, dims, keepdim)
-
-
-@symbolic_rule(
-    aten.sum.default,
-    aten.mean.default,
-    aten.max.default,
-    aten.min.default,
-    aten.any.default,
-    aten.all.default,
-    aten.prod.default,
-)
-def _reduced_whole(x: TensorSpec, **kwargs: Any) -> Shape:
-    return ()
-
-
 @symbolic_rule(aten.topk.default)
 def _topk(x: TensorSpec, k: Any, dim: int = -1, *args: Any) -> Shape:
     dim %= len(x.shape)
@@ -174,11 +146,6 @@ def _topk(x: TensorSpec, k: Any, dim: int = -1, *args: Any) -> Shape:
 def _product(a: TensorSpec, b: TensorSpec) -> Shape:
     require(a.shape[-1] == b.shape[-2] and all(x == y for x, y in zip(a.shape[:-2], b.shape[:-2])))
     return (*a.shape[:-1], b.shape[-1])
-
-
-@symbolic_rule(aten.addmm.default, aten.baddbmm.default)
-def _product_and_sum(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> Shape:
-    return broadcast([x.shape, _product(a, b)])
 
 
 @symbolic_rule(aten.mv.default)
@@ -196,46 +163,12 @@ def _layer_norm(x: TensorSpec, shape: Any, *args: Any) -> list[Shape]:
     return [x.shape, statistics, statistics]
 
 
-@symbolic_rule(aten.native_layer_norm_backward.default)
-def _layer_norm_backward(grad: TensorSpec, x: TensorSpec, shape: Any, *args: Any) -> list[Shape]:
-    return [x.shape, tuple(shape), tuple(shape)]
-
-
-@symbolic_rule(aten.native_group_norm.default)
-def _group_norm(
-    x: TensorSpec, weight: Any, bias: Any, n: Any, c: Any, area: Any, groups: Any, eps: float
-) -> list[Shape]:
-    return [x.shape, (n, groups), (n, groups)]
-
-
-@symbolic_rule(aten.native_group_norm_backward.default)
-def _group_norm_backward(
-    grad: TensorSpec, x: TensorSpec, mean: Any, rstd: Any, weight: Any, n: Any, c: Any, *args: Any
-) -> list:
-    return [x.shape, (c,), (c,)]
-
-
 @symbolic_rule(aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default)
 def _batch_norm(
     x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *args: Any
 ) -> list[Shape]:
     evaluates_on_cpu = not training and x.device.type == "cpu"  # then there are no statistics
     return [x.shape, *[(0,) if evaluates_on_cpu else (x.shape[1],)] * 2, *[(x.shape[1],)] * 2]
-
-
-@symbolic_rule(aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
-def _batch_norm_in_evaluation(x: TensorSpec, *args: Any) -> list[Shape]:
-    return [x.shape, *[(0,) if x.device.type == "cpu" else (x.shape[1],)] * 2, (0,)]
-
-
-@symbolic_rule(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_without_statistics(x: TensorSpec, *args: Any) -> list[Shape]:
-    return [x.shape, *[(x.shape[1],)] * 2]
-
-
-@symbolic_rule(aten.native_batch_norm_backward.default)
-def _batch_norm_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> list[Shape]:
-    return [x.shape, (x.shape[1],), (x.shape[1],)]
 
 
 def _same_heads(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> None:
@@ -261,28 +194,11 @@ def _efficient_attention(
     return [(*q.shape[:3], v.shape[3]), (*q.shape[:2], length), (), ()]
 
 
-@symbolic_rule(aten._scaled_dot_product_efficient_attention_backward.default)
-def _efficient_attention_backward(
-    grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: Any, *args: Any, **kwargs: Any
-) -> list[Shape]:
-    return [q.shape, k.shape, v.shape, bias.shape if type(bias) is TensorSpec else ()]
-
-
 @symbolic_rule(aten._scaled_dot_product_flash_attention.default)
 def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Any]:
     """Result, logarithms of sums, the lengths, two seeds, and what debugging would show."""
     _same_heads(q, k, v)
     return [q.shape, q.shape[:3], None, None, q.shape[2], k.shape[2], (2,), (), (0,)]
-
-
-@symbolic_rule(
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    aten._scaled_dot_product_flash_attention_backward.default,
-)
-def _attention_backward(
-    grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any
-) -> list[Shape]:
-    return [q.shape, k.shape, v.shape]
 
 
 @symbolic_rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
@@ -335,13 +251,6 @@ def _convolution(
     return (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *spatial)
 
 
-@symbolic_rule(aten.convolution_backward.default)
-def _convolution_backward(
-    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias: Any, *args: Any
-) -> list[Shape]:
-    return [x.shape, weight.shape, grad.shape[1:2]]
-
-
 @symbolic_rule(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default)
 def _pool(x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = (0,), *args: Any) -> Shape:
     ceil = args[1] if len(args) > 1 else args[0] if args and isinstance(args[0], bool) else False
@@ -357,43 +266,6 @@ def _pool(x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = (0,), *ar
     return (*x.shape[:-2], *sizes)
 
 
-@symbolic_rule(aten._adaptive_avg_pool2d.default)
-def _adaptive_pool(x: TensorSpec, size: Any) -> Shape:
-    return (*x.shape[:-2], *size)
-
-
-@symbolic_rule(
-    aten.upsample_nearest1d.default,
-    aten.upsample_nearest2d.default,
-    aten.upsample_nearest3d.default,
-    aten._upsample_nearest_exact1d.default,
-    aten._upsample_nearest_exact2d.default,
-    aten._upsample_nearest_exact3d.default,
-    aten.upsample_linear1d.default,
-    aten.upsample_bilinear2d.default,
-    aten.upsample_trilinear3d.default,
-    aten.upsample_bicubic2d.default,
-)
-def _upsample(x: TensorSpec, size: Any, *args: Any) -> Shape:
-    return (*x.shape[:2], *size)
-
-
-@symbolic_rule(
-    aten.upsample_nearest1d_backward.default,
-    aten.upsample_nearest2d_backward.default,
-    aten.upsample_nearest3d_backward.default,
-    aten._upsample_nearest_exact1d_backward.default,
-    aten._upsample_nearest_exact2d_backward.default,
-    aten._upsample_nearest_exact3d_backward.default,
-    aten.upsample_linear1d_backward.default,
-    aten.upsample_bilinear2d_backward.default,
-    aten.upsample_trilinear3d_backward.default,
-    aten.upsample_bicubic2d_backward.default,
-)
-def _upsample_backward(grad: TensorSpec, size: Any, input_size: Any, *args: Any) -> Shape:
-    return tuple(input_size)
-
-
 @symbolic_rule(aten.constant_pad_nd.default)
 def _pad(x: TensorSpec, pad: Any, value: Any = 0) -> Shape:
     shape = list(x.shape)
@@ -403,28 +275,6 @@ def _pad(x: TensorSpec, pad: Any, value: Any = 0) -> Shape:
 
 
 # New tensors ------------------------------------------------------------------------------------------------
-@symbolic_rule(
-    aten.full.default,
-    aten.empty.memory_format,
-    aten.zeros.default,
-    aten.ones.default,
-    aten.rand.default,
-    aten.randn.default,
-)
-def _filled(size: Any, *args: Any, **kwargs: Any) -> Shape:
-    return tuple(size)
-
-
-@symbolic_rule(aten.new_empty.default, aten.new_zeros.default, aten.new_full.default, aten.new_ones.default)
-def _new(x: TensorSpec, size: Any, *args: Any, **kwargs: Any) -> Shape:
-    return tuple(size)
-
-
-@symbolic_rule(aten.arange.default)
-def _arange(end: Any, **kwargs: Any) -> Shape:
-    return _arange_from(0, end)
-
-
 @symbolic_rule(aten.arange.start, aten.arange.start_step)
 def _arange_from(start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Shape:
     if any(isinstance(v, float) for v in (start, end, step)):
@@ -446,16 +296,6 @@ def _stack(parts: Sequence[TensorSpec], dim: int = 0) -> Shape:
     require(all(a == b for p in parts[1:] for a, b in zip(p.shape, parts[0].shape)))
     dim %= len(parts[0].shape) + 1
     return (*parts[0].shape[:dim], len(parts), *parts[0].shape[dim:])
-
-
-@symbolic_rule(aten.embedding.default)
-def _embedding(weight: TensorSpec, index: TensorSpec, *args: Any) -> Shape:
-    return (*index.shape, *weight.shape[1:])
-
-
-@symbolic_rule(aten.embedding_dense_backward.default)
-def _embedding_backward(grad: TensorSpec, index: TensorSpec, rows: Any, *args: Any) -> Shape:
-    return (rows, grad.shape[-1])
 
 
 @symbolic_rule(aten.index_select.default)
@@ -550,11 +390,6 @@ def _transpose(x: TensorSpec, a: int, b: int) -> TensorSpec:
     return _permute(x, dims)
 
 
-@symbolic_rule(aten.t.default)
-def _t(x: TensorSpec) -> TensorSpec:
-    return _permute(x, list(range(len(x.shape)))[::-1])
-
-
 @symbolic_rule(aten.unsqueeze.default)
 def _unsqueeze(x: TensorSpec, dim: int) -> TensorSpec:
     dim %= len(x.shape) + 1
@@ -567,11 +402,6 @@ def _squeeze(x: TensorSpec, dims: Any) -> TensorSpec:
     chosen = {d % len(x.shape) for d in ([dims] if isinstance(dims, int) else dims)} if x.shape else set()
     kept = [d for d, n in enumerate(x.shape) if d not in chosen or n != 1]
     return _permute(x, kept)
-
-
-@symbolic_rule(aten.squeeze.default)
-def _squeeze_all(x: TensorSpec) -> TensorSpec:
-    return _permute(x, [d for d, n in enumerate(x.shape) if n != 1])
 
 
 @symbolic_rule(aten.select.int)
@@ -633,6 +463,126 @@ def _split_with_sizes(x: TensorSpec, sizes: Sequence[Any], dim: int = 0) -> list
     return [_slice(x, dim, end - n, end) for end, n in zip(ends, sizes)]
 
 
-@symbolic_rule(aten.unbind.int)
-def _unbind(x: TensorSpec, dim: int = 0) -> list[TensorSpec]:
-    return [_select(x, dim, k) for k in range(int(x.shape[dim]))]
+register_all(
+    symbolic_rule,
+    (
+        (
+            (aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar),
+            lambda *args: broadcast(operands(args)),
+        ),
+        (
+            (aten.gather.default, aten.take.default),
+            lambda x, *args, **kwargs: next(a for a in args if type(a) is TensorSpec).shape,
+        ),
+        (
+            (aten.var.correction, aten.std.correction, aten.var_mean.correction),
+            lambda x, dims=None, *, correction=None, keepdim=False: _reduced(x, dims, keepdim),
+        ),
+        (
+            (
+                aten.sum.default,
+                aten.mean.default,
+                aten.max.default,
+                aten.min.default,
+                aten.any.default,
+                aten.all.default,
+                aten.prod.default,
+            ),
+            lambda x, **kwargs: (),
+        ),
+        (
+            (aten.addmm.default, aten.baddbmm.default),
+            lambda x, a, b, **kwargs: broadcast([x.shape, _product(a, b)]),
+        ),
+        (
+            (aten.native_layer_norm_backward.default,),
+            lambda grad, x, shape, *args: [x.shape, tuple(shape), tuple(shape)],
+        ),
+        (
+            (aten.native_group_norm.default,),
+            lambda x, weight, bias, n, c, area, groups, eps: [x.shape, (n, groups), (n, groups)],
+        ),
+        (
+            (aten.native_group_norm_backward.default,),
+            lambda grad, x, mean, rstd, weight, n, c, *args: [x.shape, (c,), (c,)],
+        ),
+        (
+            (aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default),
+            lambda x, *args: [x.shape, *[(0,) if x.device.type == "cpu" else (x.shape[1],)] * 2, (0,)],
+        ),
+        ((aten._native_batch_norm_legit.no_stats,), lambda x, *args: [x.shape, *[(x.shape[1],)] * 2]),
+        (
+            (aten.native_batch_norm_backward.default,),
+            lambda grad, x, *args: [x.shape, (x.shape[1],), (x.shape[1],)],
+        ),
+        (
+            (aten._scaled_dot_product_efficient_attention_backward.default,),
+            lambda grad, q, k, v, bias, *args, **kwargs: (
+                [q.shape, k.shape, v.shape, bias.shape if type(bias) is TensorSpec else ()]
+            ),
+        ),
+        (
+            (
+                aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+                aten._scaled_dot_product_flash_attention_backward.default,
+            ),
+            lambda grad, q, k, v, *args, **kwargs: [q.shape, k.shape, v.shape],
+        ),
+        (
+            (aten.convolution_backward.default,),
+            lambda grad, x, weight, bias, *args: [x.shape, weight.shape, grad.shape[1:2]],
+        ),
+        ((aten._adaptive_avg_pool2d.default,), lambda x, size: (*x.shape[:-2], *size)),
+        (
+            (
+                aten.upsample_nearest1d.default,
+                aten.upsample_nearest2d.default,
+                aten.upsample_nearest3d.default,
+                aten._upsample_nearest_exact1d.default,
+                aten._upsample_nearest_exact2d.default,
+                aten._upsample_nearest_exact3d.default,
+                aten.upsample_linear1d.default,
+                aten.upsample_bilinear2d.default,
+                aten.upsample_trilinear3d.default,
+                aten.upsample_bicubic2d.default,
+            ),
+            lambda x, size, *args: (*x.shape[:2], *size),
+        ),
+        (
+            (
+                aten.upsample_nearest1d_backward.default,
+                aten.upsample_nearest2d_backward.default,
+                aten.upsample_nearest3d_backward.default,
+                aten._upsample_nearest_exact1d_backward.default,
+                aten._upsample_nearest_exact2d_backward.default,
+                aten._upsample_nearest_exact3d_backward.default,
+                aten.upsample_linear1d_backward.default,
+                aten.upsample_bilinear2d_backward.default,
+                aten.upsample_trilinear3d_backward.default,
+                aten.upsample_bicubic2d_backward.default,
+            ),
+            lambda grad, size, input_size, *args: tuple(input_size),
+        ),
+        (
+            (
+                aten.full.default,
+                aten.empty.memory_format,
+                aten.zeros.default,
+                aten.ones.default,
+                aten.rand.default,
+                aten.randn.default,
+            ),
+            lambda size, *args, **kwargs: tuple(size),
+        ),
+        (
+            (aten.new_empty.default, aten.new_zeros.default, aten.new_full.default, aten.new_ones.default),
+            lambda x, size, *args, **kwargs: tuple(size),
+        ),
+        ((aten.arange.default,), lambda end, **kwargs: _arange_from(0, end)),
+        ((aten.embedding.default,), lambda weight, index, *args: (*index.shape, *weight.shape[1:])),
+        ((aten.embedding_dense_backward.default,), lambda grad, index, rows, *args: (rows, grad.shape[-1])),
+        ((aten.t.default,), lambda x: _permute(x, list(range(len(x.shape)))[::-1])),
+        ((aten.squeeze.default,), lambda x: _permute(x, [d for d, n in enumerate(x.shape) if n != 1])),
+        ((aten.unbind.int,), lambda x, dim=0: [_select(x, dim, k) for k in range(int(x.shape[dim]))]),
+    ),
+)

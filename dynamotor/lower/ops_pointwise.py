@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..base.config import config
+from ..base.registry import register_all
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size
 from .ir import BOOL, COMPUTE_TYPE, F64, I64, Expr, cast, compare, const, op, round_to, select
@@ -238,11 +239,6 @@ def _sub(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1)
     return ctx.pointwise(lambda a, b: sub(a, mul(b, like(alpha, b))), x, y)
 
 
-@lowering(aten.rsub.Scalar, aten.rsub.Tensor)
-def _rsub(ctx: Lowering, x: Value | Scalar, y: Value | Scalar, alpha: Scalar = 1) -> Value:
-    return ctx.pointwise(lambda a, b: sub(b, mul(a, like(alpha, a))), x, y)
-
-
 @lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def _div_mode(ctx: Lowering, x: Value, y: Value | Scalar, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
@@ -340,21 +336,6 @@ for _name in ("and", "or", "xor"):
         lowerings.add(getattr(getattr(aten, f"bitwise_{_name}"), _overload), _bitwise_rule(_name))
 
 
-@lowering(aten.logical_not.default)
-def _logical_not(ctx: Lowering, x: Value) -> Value:
-    return ctx.pointwise(lambda a: op("not", a), x, compute=BOOL)
-
-
-@lowering(aten.bitwise_not.default)
-def _bitwise_not(ctx: Lowering, x: Value) -> Value:
-    return ctx.pointwise(lambda a: op("not" if a.dtype is BOOL else "bitnot", a), x)
-
-
-@lowering(aten.isnan.default)
-def _isnan(ctx: Lowering, x: Value) -> Value:
-    return ctx.pointwise(lambda a: compare("ne", a, a), x, compute=COMPUTE_TYPE[x.dtype])
-
-
 @lowering(aten.isinf.default)
 def _isinf(ctx: Lowering, x: Value) -> Value:
     if not x.dtype.is_floating_point:
@@ -380,16 +361,6 @@ def _where(ctx: Lowering, condition: Value, x: Value | Scalar, y: Value | Scalar
     return ctx.generate(lambda index: select(cond.at(index), yes.at(index), no.at(index)))
 
 
-@lowering(aten.masked_fill.Scalar)
-def _masked_fill(ctx: Lowering, x: Value, mask: Value, value: Scalar) -> Value:
-    return _where(ctx, mask, value, x)
-
-
-@lowering(aten.masked_fill.Tensor)
-def _masked_fill_tensor(ctx: Lowering, x: Value, mask: Value, value: Value) -> Value:
-    return _where(ctx, mask, value, x)
-
-
 @lowering(aten.clamp.default)
 def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | None = None) -> Value:
     dtype = ctx.spec.dtype
@@ -410,16 +381,6 @@ def _clamp(ctx: Lowering, x: Value, min: Scalar | None = None, max: Scalar | Non
     return ctx.pointwise(fn, x)
 
 
-@lowering(aten.clamp_min.default)
-def _clamp_min(ctx: Lowering, x: Value, min: Scalar) -> Value:
-    return _clamp(ctx, x, min)
-
-
-@lowering(aten.clamp_max.default)
-def _clamp_max(ctx: Lowering, x: Value, max: Scalar) -> Value:
-    return _clamp(ctx, x, None, max)
-
-
 @lowering(aten.clamp.Tensor)
 def _clamp_tensor(ctx: Lowering, x: Value, min: Value | None = None, max: Value | None = None) -> Value:
     result = x
@@ -428,37 +389,11 @@ def _clamp_tensor(ctx: Lowering, x: Value, min: Value | None = None, max: Value 
     return result if max is None else ctx.pointwise(lambda a, b: op("min", a, b), result, max)
 
 
-@lowering(aten.hardtanh.default)
-def _hardtanh(ctx: Lowering, x: Value, min_val: Scalar = -1, max_val: Scalar = 1) -> Value:
-    return _clamp(ctx, x, min_val, max_val)
-
-
-@lowering(aten.hardtanh_backward.default)
-def _hardtanh_backward(ctx: Lowering, g: Value, x: Value, min_val: Scalar, max_val: Scalar) -> Value:
-    return ctx.pointwise(
-        lambda g, a: select(
-            op("and", compare("gt", a, like(min_val, a)), compare("lt", a, like(max_val, a))), g, like(0, g)
-        ),
-        g,
-        x,
-    )
-
-
 @lowering(aten.lerp.Scalar)
 def _lerp(ctx: Lowering, x: Value, end: Value, weight: Scalar) -> Value:
     if weight < 0.5:
         return ctx.pointwise(lambda a, b: add(a, mul(like(weight, a), sub(b, a))), x, end)
     return ctx.pointwise(lambda a, b: sub(b, mul(sub(b, a), like(1 - weight, a))), x, end)
-
-
-@lowering(aten.addcmul.default)
-def _addcmul(ctx: Lowering, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
-    return ctx.pointwise(lambda x, a, b: add(x, mul(mul(a, b), like(value, x))), x, a, b)
-
-
-@lowering(aten.addcdiv.default)
-def _addcdiv(ctx: Lowering, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
-    return ctx.pointwise(lambda x, a, b: add(x, div(mul(like(value, x), a), b)), x, a, b)
 
 
 # -- casts and copies ----------------------------------------------------------------------------------------
@@ -489,21 +424,6 @@ def _to_copy(
     if source.shape and source.device != ctx.spec.device:  # a single number may be read from anywhere
         raise Decline("another device")
     return convert(ctx, x, dtype or x.dtype)
-
-
-@lowering(torch.ops.prims.convert_element_type.default)
-def _convert_element_type(ctx: Lowering, x: Value, dtype: torch.dtype) -> Value:
-    return convert(ctx, x, dtype)
-
-
-@lowering(aten.clone.default, aten.lift_fresh_copy.default)
-def _clone(ctx: Lowering, x: Value, *, memory_format: Any = None) -> Value:
-    return convert(ctx, x, x.dtype)
-
-
-@lowering(aten.copy.default)
-def _copy(ctx: Lowering, x: Value, source: Value, non_blocking: bool = False) -> Value:
-    return ctx.pointwise(lambda a: a, source)
 
 
 # -- activations with options, and backwards -----------------------------------------------------------------
@@ -588,47 +508,100 @@ _backward(
 )
 
 
-@lowering(aten.threshold_backward.default)
-def _threshold_backward(ctx: Lowering, g: Value, x: Value, threshold: Scalar) -> Value:
-    return ctx.pointwise(lambda g, a: select(compare("le", a, like(threshold, a)), like(0, g), g), g, x)
-
-
-@lowering(aten.leaky_relu.default)
-def _leaky_relu(ctx: Lowering, x: Value, negative_slope: Scalar = 0.01) -> Value:
-    return ctx.pointwise(
-        lambda a: select(compare("gt", a, like(0, a)), a, mul(a, like(negative_slope, a))), x
-    )
-
-
-@lowering(aten.leaky_relu_backward.default)
-def _leaky_relu_backward(ctx: Lowering, g: Value, x: Value, slope: Scalar, is_result: bool) -> Value:
-    return ctx.pointwise(lambda g, a: select(compare("gt", a, like(0, a)), g, mul(g, like(slope, g))), g, x)
-
-
-@lowering(aten.elu.default)
-def _elu(ctx: Lowering, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
-    return ctx.pointwise(
-        lambda a: select(
-            compare("gt", a, like(0, a)),
-            mul(a, like(scale, a)),
-            mul(op("expm1", mul(a, like(input_scale, a))), like(alpha * scale, a)),
+register_all(
+    lowering,
+    (
+        (
+            (aten.rsub.Scalar, aten.rsub.Tensor),
+            lambda ctx, x, y, alpha=1: ctx.pointwise(lambda a, b: sub(b, mul(a, like(alpha, a))), x, y),
         ),
-        x,
-    )
-
-
-@lowering(aten.softplus.default)
-def _softplus(ctx: Lowering, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
-    return ctx.pointwise(
-        lambda a: select(
-            compare("gt", mul(a, like(beta, a)), like(threshold, a)),
-            a,
-            div(op("log1p", op("exp", mul(a, like(beta, a)))), like(beta, a)),
+        ((aten.logical_not.default,), lambda ctx, x: ctx.pointwise(lambda a: op("not", a), x, compute=BOOL)),
+        (
+            (aten.bitwise_not.default,),
+            lambda ctx, x: ctx.pointwise(lambda a: op("not" if a.dtype is BOOL else "bitnot", a), x),
         ),
-        x,
-    )
-
-
-@lowering(aten.native_dropout_backward.default)
-def _native_dropout_backward(ctx: Lowering, g: Value, mask: Value, scale: Scalar) -> Value:
-    return ctx.pointwise(lambda g, m: mul(mul(g, m), like(scale, g)), g, mask)
+        (
+            (aten.isnan.default,),
+            lambda ctx, x: ctx.pointwise(lambda a: compare("ne", a, a), x, compute=COMPUTE_TYPE[x.dtype]),
+        ),
+        ((aten.masked_fill.Scalar,), lambda ctx, x, mask, value: _where(ctx, mask, value, x)),
+        ((aten.masked_fill.Tensor,), lambda ctx, x, mask, value: _where(ctx, mask, value, x)),
+        ((aten.clamp_min.default,), lambda ctx, x, min: _clamp(ctx, x, min)),
+        ((aten.clamp_max.default,), lambda ctx, x, max: _clamp(ctx, x, None, max)),
+        ((aten.hardtanh.default,), lambda ctx, x, min_val=-1, max_val=1: _clamp(ctx, x, min_val, max_val)),
+        (
+            (aten.hardtanh_backward.default,),
+            lambda ctx, g, x, min_val, max_val: ctx.pointwise(
+                lambda g, a: select(
+                    op("and", compare("gt", a, like(min_val, a)), compare("lt", a, like(max_val, a))),
+                    g,
+                    like(0, g),
+                ),
+                g,
+                x,
+            ),
+        ),
+        (
+            (aten.addcmul.default,),
+            lambda ctx, x, a, b, value=1: ctx.pointwise(
+                lambda x, a, b: add(x, mul(mul(a, b), like(value, x))), x, a, b
+            ),
+        ),
+        (
+            (aten.addcdiv.default,),
+            lambda ctx, x, a, b, value=1: ctx.pointwise(
+                lambda x, a, b: add(x, div(mul(like(value, x), a), b)), x, a, b
+            ),
+        ),
+        ((torch.ops.prims.convert_element_type.default,), lambda ctx, x, dtype: convert(ctx, x, dtype)),
+        (
+            (aten.clone.default, aten.lift_fresh_copy.default),
+            lambda ctx, x, *, memory_format=None: convert(ctx, x, x.dtype),
+        ),
+        ((aten.copy.default,), lambda ctx, x, source, non_blocking=False: ctx.pointwise(lambda a: a, source)),
+        (
+            (aten.threshold_backward.default,),
+            lambda ctx, g, x, threshold: ctx.pointwise(
+                lambda g, a: select(compare("le", a, like(threshold, a)), like(0, g), g), g, x
+            ),
+        ),
+        (
+            (aten.leaky_relu.default,),
+            lambda ctx, x, negative_slope=0.01: ctx.pointwise(
+                lambda a: select(compare("gt", a, like(0, a)), a, mul(a, like(negative_slope, a))), x
+            ),
+        ),
+        (
+            (aten.leaky_relu_backward.default,),
+            lambda ctx, g, x, slope, is_result: ctx.pointwise(
+                lambda g, a: select(compare("gt", a, like(0, a)), g, mul(g, like(slope, g))), g, x
+            ),
+        ),
+        (
+            (aten.elu.default,),
+            lambda ctx, x, alpha=1, scale=1, input_scale=1: ctx.pointwise(
+                lambda a: select(
+                    compare("gt", a, like(0, a)),
+                    mul(a, like(scale, a)),
+                    mul(op("expm1", mul(a, like(input_scale, a))), like(alpha * scale, a)),
+                ),
+                x,
+            ),
+        ),
+        (
+            (aten.softplus.default,),
+            lambda ctx, x, beta=1, threshold=20: ctx.pointwise(
+                lambda a: select(
+                    compare("gt", mul(a, like(beta, a)), like(threshold, a)),
+                    a,
+                    div(op("log1p", op("exp", mul(a, like(beta, a)))), like(beta, a)),
+                ),
+                x,
+            ),
+        ),
+        (
+            (aten.native_dropout_backward.default,),
+            lambda ctx, g, mask, scale: ctx.pointwise(lambda g, m: mul(mul(g, m), like(scale, g)), g, mask),
+        ),
+    ),
+)

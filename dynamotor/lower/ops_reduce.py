@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..base.registry import register_all
 from ..graph.sizes import Dim, Size, maximum
 from ..graph.spec import numel
 from . import value as views
@@ -196,27 +197,6 @@ def _variance(
     )
 
 
-@lowering(aten.var.correction)
-def _var(
-    ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
-) -> Value:
-    return _variance(ctx, x, dim, correction, False, ctx.spec)[0]
-
-
-@lowering(aten.std.correction)
-def _std(
-    ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
-) -> Value:
-    return _variance(ctx, x, dim, correction, True, ctx.spec)[0]
-
-
-@lowering(aten.var_mean.correction)
-def _var_mean(
-    ctx: Lowering, x: Value, dim: Any = None, *, correction: Scalar | None = None, keepdim: bool = False
-) -> tuple[Value, Value]:
-    return _variance(ctx, x, dim, correction, False, ctx.spec[0])
-
-
 # -- softmax -------------------------------------------------------------------------------------------------
 def _row_max(ctx: Lowering, x: Value, dim: int, compute: torch.dtype) -> Value:
     return ctx.reduce("max", x, [dim], keepdim=True, dtype=compute)
@@ -403,3 +383,28 @@ def _mse_loss(ctx: Lowering, x: Value, y: Value, reduction: int = MEAN) -> Value
 def _mse_loss_backward(ctx: Lowering, g: Value, x: Value, y: Value, reduction: int) -> Value:
     n = numel(x.shape) if reduction == MEAN else 1
     return ctx.pointwise(lambda g, a, b: mul(mul(share(2.0, n, a), sub(a, b)), g), g, x, y)
+
+
+register_all(
+    lowering,
+    (
+        (
+            (aten.var.correction,),
+            lambda ctx, x, dim=None, *, correction=None, keepdim=False: _variance(
+                ctx, x, dim, correction, False, ctx.spec
+            )[0],
+        ),
+        (
+            (aten.std.correction,),
+            lambda ctx, x, dim=None, *, correction=None, keepdim=False: _variance(
+                ctx, x, dim, correction, True, ctx.spec
+            )[0],
+        ),
+        (
+            (aten.var_mean.correction,),
+            lambda ctx, x, dim=None, *, correction=None, keepdim=False: _variance(
+                ctx, x, dim, correction, False, ctx.spec[0]
+            ),
+        ),
+    ),
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..base.registry import register_all
 from ..graph.kernel_checks import sees_twice
 from ..graph.nodes import operand, spec_of
 from ..graph.sizes import Dim, Size, divides, equal, known, maximum, minimum
@@ -27,21 +28,6 @@ def _dim(x: Value, dim: int) -> int:
     return dim % len(x.shape) if x.shape else 0
 
 
-@lowering(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-def _view(ctx: Lowering, x: Value, size: Sequence[Dim]) -> Value:
-    return views.reshape(x, ctx.spec.shape)
-
-
-@lowering(aten.alias.default, aten.detach.default, aten.contiguous.default)
-def _alias(ctx: Lowering, x: Value, **_: Any) -> Value:
-    return x
-
-
-@lowering(aten.permute.default)
-def _permute(ctx: Lowering, x: Value, dims: Sequence[int]) -> Value:
-    return views.permute(x, dims)
-
-
 @lowering(aten.transpose.int)
 def _transpose(ctx: Lowering, x: Value, a: int, b: int) -> Value:
     dims = list(range(len(x.shape)))
@@ -49,16 +35,6 @@ def _transpose(ctx: Lowering, x: Value, a: int, b: int) -> Value:
         a, b = _dim(x, a), _dim(x, b)
         dims[a], dims[b] = dims[b], dims[a]
     return views.permute(x, dims)
-
-
-@lowering(aten.t.default, aten.numpy_T.default)
-def _t(ctx: Lowering, x: Value) -> Value:
-    return views.permute(x, list(reversed(range(len(x.shape)))))
-
-
-@lowering(aten.expand.default)
-def _expand(ctx: Lowering, x: Value, size: Sequence[Dim], implicit: bool = False) -> Value:
-    return views.expand(x, ctx.spec.shape)
 
 
 @lowering(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -140,11 +116,6 @@ def _split(ctx: Lowering, x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ..
 def _unbind(ctx: Lowering, x: Value, dim: int = 0) -> tuple[Value, ...]:
     dim = _dim(ctx.whole(x), dim)
     return tuple(views.select_dim(x, dim, k) for k in range(x.shape[dim]))
-
-
-@lowering(aten.flip.default)
-def _flip(ctx: Lowering, x: Value, dims: Sequence[int]) -> Value:
-    return views.flip(x, dims)
 
 
 @lowering(aten.roll.default)
@@ -421,11 +392,6 @@ def _slice_backward(
     return _slice_scatter(ctx, zeros, g, dim, start, end, step)
 
 
-@lowering(aten.select_backward.default)
-def _select_backward(ctx: Lowering, g: Value, sizes: Sequence[Dim], dim: int, index: int) -> Value:
-    return _select_scatter(ctx, _constant_value(ctx.spec, 0), g, dim, index)
-
-
 @lowering(aten.repeat.default)
 def _repeat(ctx: Lowering, x: Value, repeats: Sequence[Dim]) -> Value:
     if any(map(is_zero, x.shape)):
@@ -454,26 +420,6 @@ def _full(ctx: Lowering, _like: Any, *args: Any, **_: Any) -> Value:
     return _constant_value(ctx.spec, fill)
 
 
-@lowering(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-def _zeros(ctx: Lowering, *_: Any, **__: Any) -> Value:
-    return _constant_value(ctx.spec, 0)
-
-
-@lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def _ones(ctx: Lowering, *_: Any, **__: Any) -> Value:
-    return _constant_value(ctx.spec, 1)
-
-
-@lowering(aten.scalar_tensor.default)
-def _scalar_tensor(ctx: Lowering, number: Scalar, **_: Any) -> Value:
-    return _constant_value(ctx.spec, number)
-
-
-@lowering(aten.fill.Scalar)
-def _fill(ctx: Lowering, x: Value, number: Scalar) -> Value:
-    return _constant_value(ctx.spec, number)
-
-
 def _whole(number: Scalar | Size) -> Dim:
     return number if type(number) is Size else int(number)
 
@@ -491,21 +437,6 @@ def _arange(ctx: Lowering, start: Scalar, step: Scalar) -> Value:
             return cast(index_value(index[0] * _whole(step) + _whole(start)), compute)
 
     return ctx.generate(body)
-
-
-@lowering(aten.arange.default)
-def _arange_end(ctx: Lowering, end: Scalar, **_: Any) -> Value:
-    return _arange(ctx, 0, 1)
-
-
-@lowering(aten.arange.start)
-def _arange_start(ctx: Lowering, start: Scalar, end: Scalar, **_: Any) -> Value:
-    return _arange(ctx, start, 1)
-
-
-@lowering(aten.arange.start_step)
-def _arange_step(ctx: Lowering, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any) -> Value:
-    return _arange(ctx, start, step)
 
 
 @lowering(aten.eye.default, aten.eye.m)
@@ -529,3 +460,41 @@ def _triangle(name: str) -> Any:
 
 lowering(aten.tril.default)(_triangle("le"))
 lowering(aten.triu.default)(_triangle("ge"))
+
+
+register_all(
+    lowering,
+    (
+        (
+            (aten.view.default, aten.reshape.default, aten._unsafe_view.default),
+            lambda ctx, x, size: views.reshape(x, ctx.spec.shape),
+        ),
+        ((aten.alias.default, aten.detach.default, aten.contiguous.default), lambda ctx, x, **_: x),
+        ((aten.permute.default,), lambda ctx, x, dims: views.permute(x, dims)),
+        (
+            (aten.t.default, aten.numpy_T.default),
+            lambda ctx, x: views.permute(x, list(reversed(range(len(x.shape))))),
+        ),
+        ((aten.expand.default,), lambda ctx, x, size, implicit=False: views.expand(x, ctx.spec.shape)),
+        ((aten.flip.default,), lambda ctx, x, dims: views.flip(x, dims)),
+        (
+            (aten.select_backward.default,),
+            lambda ctx, g, sizes, dim, index: _select_scatter(
+                ctx, _constant_value(ctx.spec, 0), g, dim, index
+            ),
+        ),
+        (
+            (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default),
+            lambda ctx, *_, **__: _constant_value(ctx.spec, 0),
+        ),
+        (
+            (aten.ones.default, aten.ones_like.default, aten.new_ones.default),
+            lambda ctx, *_, **__: _constant_value(ctx.spec, 1),
+        ),
+        ((aten.scalar_tensor.default,), lambda ctx, number, **_: _constant_value(ctx.spec, number)),
+        ((aten.fill.Scalar,), lambda ctx, x, number: _constant_value(ctx.spec, number)),
+        ((aten.arange.default,), lambda ctx, end, **_: _arange(ctx, 0, 1)),
+        ((aten.arange.start,), lambda ctx, start, end, **_: _arange(ctx, start, 1)),
+        ((aten.arange.start_step,), lambda ctx, start, end, step=1, **_: _arange(ctx, start, step)),
+    ),
+)

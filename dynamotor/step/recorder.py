@@ -14,7 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from ..autograd.recorder import GraphRecorder
-from ..base.registry import Registry
+from ..base.registry import Registry, register_all
 from ..graph.op_facts import facts
 from ..graph.shape_tensor import ShapeTensor, UnsupportedOp, recording
 from . import host
@@ -178,9 +178,37 @@ def _sum(r: StepRecorder, func: OpOverload, x: Any, y: Any, *, alpha: Any = 1) -
     return r.call(func, x, y, alpha=alpha) if alpha != 1 else r.call(func, x, y)
 
 
-@number_rule(aten.add.Scalar, aten.sub.Scalar)
-def _sum_of_scalar(r: StepRecorder, func: OpOverload, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _sum(r, aten.add.Tensor if func is aten.add.Scalar else aten.sub.Tensor, x, y, alpha=alpha)
+register_all(
+    number_rule,
+    (
+        (
+            (aten.add.Scalar, aten.sub.Scalar),
+            lambda r, func, x, y, alpha=1: _sum(
+                r, aten.add.Tensor if func is aten.add.Scalar else aten.sub.Tensor, x, y, alpha=alpha
+            ),
+        ),
+        (
+            (aten.addcdiv.default,),
+            lambda r, func, x, a, b, *, value: r.call(
+                aten.add.Tensor, x, r.call(aten.div.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b)
+            ),
+        ),
+        (
+            (aten.addcmul.default,),
+            lambda r, func, x, a, b, *, value: r.call(
+                aten.add.Tensor, x, r.call(aten.mul.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b)
+            ),
+        ),
+        (
+            (aten.fill.Scalar,),
+            lambda r, func, x, value: r.call(
+                aten.expand.default,
+                r.call(aten._to_copy.default, r.number(value), dtype=x.dtype),
+                list(x.shape),
+            ),
+        ),
+    ),
+)
 
 
 @number_rule(aten.rsub.Scalar, aten.rsub.Tensor)
@@ -224,20 +252,6 @@ def _clamp(r: StepRecorder, func: OpOverload, x: Any, low: Any = None, high: Any
     return x
 
 
-@number_rule(aten.addcdiv.default)
-def _addcdiv(r: StepRecorder, func: OpOverload, x: Any, a: Any, b: Any, *, value: Any) -> Any:
-    return r.call(
-        aten.add.Tensor, x, r.call(aten.div.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b)
-    )
-
-
-@number_rule(aten.addcmul.default)
-def _addcmul(r: StepRecorder, func: OpOverload, x: Any, a: Any, b: Any, *, value: Any) -> Any:
-    return r.call(
-        aten.add.Tensor, x, r.call(aten.mul.Tensor, r.call(aten.mul.Tensor, a, r.number(value, a)), b)
-    )
-
-
 @number_rule(aten.lerp.Scalar)
 def _lerp(r: StepRecorder, func: OpOverload, x: Any, end: Any, weight: torch.SymFloat) -> Any:
     """Eager takes the end that is nearer, for the sake of rounding."""
@@ -245,13 +259,6 @@ def _lerp(r: StepRecorder, func: OpOverload, x: Any, end: Any, weight: torch.Sym
     if weight < 0.5 and weight > -0.5:
         return r.call(aten.add.Tensor, x, r.call(aten.mul.Tensor, distance, r.number(weight, x)))
     return r.call(aten.sub.Tensor, end, r.call(aten.mul.Tensor, distance, r.number(1 - weight, x)))
-
-
-@number_rule(aten.fill.Scalar)
-def _fill(r: StepRecorder, func: OpOverload, x: Any, value: Any) -> Any:
-    return r.call(
-        aten.expand.default, r.call(aten._to_copy.default, r.number(value), dtype=x.dtype), list(x.shape)
-    )
 
 
 @number_rule(aten.full.default)

@@ -520,7 +520,10 @@ def test_parameters_changed_in_place_and_replaced(root_kind):
 
 def test_same_and_distinct_objects():
     a, b = torch.ones(2), torch.ones(2)
-    same, distinct = compile_program([SameObject(x, y)], []), compile_program([Distinct(x, (y, held(a)))], [])
+    same, distinct = (
+        compile_program([SameObject(x, (y,))], []),
+        compile_program([Distinct(x, (y, held(a)))], []),
+    )
     assert same.check((a, a)) is not None and same.check((a, b)) is None
     assert distinct.check((a, b)) is None and distinct.check((b, b)) is None
     assert distinct.check((b, torch.ones(2))) is not None

@@ -81,7 +81,7 @@ STAYS = {
     "rules_builtins.py _number_rule": PLAIN,
     "rules_builtins.py _number_rule._number": PLAIN,
     "rules_builtins.py _str_format": PLAIN,
-    "rules_builtins.py _join": PLAIN,
+    "rules_builtins.py (str.join,)": PLAIN,
     "rules_builtins.py _abs": PLAIN,
     "rules_library.py _var_get": "a variable's default is fixed; its value is asked in _read_var",
     "rules_library.py Held.getattr": LIBRARY,
@@ -115,6 +115,10 @@ def functions(tree, prefix=""):
         named = isinstance(node, ast.FunctionDef | ast.ClassDef)
         if isinstance(node, ast.FunctionDef):
             yield prefix + node.name, node
+        if (
+            not prefix and isinstance(node, ast.Tuple) and node.elts and isinstance(node.elts[-1], ast.Lambda)
+        ):  # a table's row
+            yield ast.unparse(node.elts[0]), node.elts[-1]
         yield from functions(node, f"{prefix}{node.name}." if named else prefix)
 
 

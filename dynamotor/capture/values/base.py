@@ -51,6 +51,8 @@ class Value:
 
     __slots__ = ("source", "__weakref__")
     source: Source | None
+    kind: type  # the class of the object, unless `python_type` is written
+    obj: Any = MISSING  # the outside object itself, where there is one
     takes_over = False  # calls of PyTorch go to its class (rules_overrides.py), or to that of an item
     symbolic = False  # a size that is an expression, or a sequence that holds one (values/size.py)
 
@@ -59,7 +61,7 @@ class Value:
 
     def python_type(self) -> type:
         """The class of the object that this value stands for."""
-        raise NotImplementedError(type(self).__name__)
+        return self.kind
 
     def is_constant(self) -> bool:
         """Whether `as_constant` works: the whole object (with everything in it) is known and immutable for
@@ -73,7 +75,7 @@ class Value:
 
     def real(self) -> Any:
         """The outside object itself if this value has one (it may hold mutable state), else MISSING."""
-        return MISSING
+        return self.obj
 
     def hash_key(self, trace: Trace) -> Hashable:
         """What stands for this value as a key of a dict or a member of a set."""

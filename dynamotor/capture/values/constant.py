@@ -180,13 +180,11 @@ class BoundBuiltin(Value):
     """A C method bound to a value: `[].append`, `"".join`."""
 
     __slots__ = ("descr", "instance")
+    kind = types.BuiltinMethodType
 
     def __init__(self, descr: Any, instance: Value) -> None:
         super().__init__()
         self.descr, self.instance = descr, instance
-
-    def python_type(self) -> type:
-        return types.BuiltinMethodType
 
     def is_constant(self) -> bool:
         return isinstance(self.instance, Constant)

@@ -62,17 +62,11 @@ class SequenceValue(Value):
         """Whether an item that was read is a size that is an expression."""
         return self._items is not None and any(item.symbolic for item in self._items)
 
-    def python_type(self) -> type:
-        return self.kind
-
     def is_constant(self) -> bool:
         return all(item.is_constant() for item in self.items)
 
     def as_constant(self) -> Any:
         return self.kind(item.as_constant() for item in self.items)
-
-    def real(self) -> Any:
-        return self.obj
 
     def truth(self, trace: Trace) -> bool:
         return bool(self.items)
@@ -281,12 +275,6 @@ class DictValue(Value):
         self.changed: dict[Hashable, None] = {}
         self.removed: dict[Hashable, None] = {}  # removed at some time, perhaps set again
         self.absent: set[Hashable] = set()
-
-    def python_type(self) -> type:
-        return self.kind
-
-    def real(self) -> Any:
-        return self.obj
 
     def is_constant(self) -> bool:
         return all(k.is_constant() and v.is_constant() for k, v in self.load().values())
@@ -606,12 +594,6 @@ class SetValue(Value):
             }
         return self._table
 
-    def python_type(self) -> type:
-        return self.kind
-
-    def real(self) -> Any:
-        return self.obj
-
     def is_constant(self) -> bool:
         return all(v.is_constant() for v in self.table.values())
 
@@ -778,13 +760,11 @@ class SliceValue(Value):
     """A slice whose parts are not all constants (tensors, ...)."""
 
     __slots__ = ("parts",)
+    kind = slice
 
     def __init__(self, start: Value, stop: Value, step: Value) -> None:
         super().__init__()
         self.parts = (start, stop, step)
-
-    def python_type(self) -> type:
-        return slice
 
     def is_constant(self) -> bool:
         return all(p.is_constant() for p in self.parts)

@@ -46,6 +46,9 @@ class ModeEffect(Value):
 
     __slots__ = ("grad", "autocast", "regions")
 
+    def python_type(self) -> type:
+        return ModeEffect
+
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.grad = trace.graded
@@ -63,9 +66,6 @@ class ModeEffect(Value):
 
     def real(self) -> Any:
         return self
-
-    def python_type(self) -> type:
-        return ModeEffect
 
     def replay(self, cg: Codegen) -> None:
         """Close the regions that a break left open inside the graph, and open them again after it."""

@@ -41,17 +41,12 @@ class CellValue(Value):
     """A closure cell; `contents` is MISSING until read, None when empty."""
 
     __slots__ = ("contents", "contents_source", "obj")
+    kind = types.CellType
 
     def __init__(
         self, contents: Any = None, source: Any = None, contents_source: Any = None, obj: Any = MISSING
     ) -> None:
         self.source, self.contents, self.contents_source, self.obj = source, contents, contents_source, obj
-
-    def python_type(self) -> type:
-        return types.CellType
-
-    def real(self) -> Any:
-        return self.obj
 
     def load(self, trace: Trace) -> Value | None:
         """The contents, or None when the cell is empty."""
@@ -134,6 +129,7 @@ class FunctionValue(Value):
         "_dict",
         "trace",
     )
+    kind = types.FunctionType
 
     def __init__(
         self,
@@ -164,9 +160,6 @@ class FunctionValue(Value):
             self.special["__qualname__"] = Constant(name or code.co_qualname)
             self.special["__name__"] = Constant(code.co_name)
             self._dict = DictValue([])
-
-    def python_type(self) -> type:
-        return types.FunctionType
 
     def is_constant(self) -> bool:
         return self.fn is not MISSING
@@ -366,12 +359,10 @@ class BoundMethod(Value):
     """A Python function (or any callable) bound to an instance."""
 
     __slots__ = ("func", "instance")
+    kind = types.MethodType
 
     def __init__(self, func: Value, instance: Value, source: Any = None) -> None:
         self.source, self.func, self.instance = source, func, instance
-
-    def python_type(self) -> type:
-        return types.MethodType
 
     def is_constant(self) -> bool:
         return self.instance.is_constant() and self.func.is_constant()
@@ -425,18 +416,13 @@ class PartialValue(Value):
     """`functools.partial`."""
 
     __slots__ = ("func", "args", "keywords", "obj", "_dict")
+    kind = functools.partial
 
     def __init__(
         self, func: Value, args: list[Value], keywords: DictValue, source: Any = None, obj: Any = MISSING
     ) -> None:
         self.source, self.func, self.args, self.keywords, self.obj = source, func, args, keywords, obj
         self._dict: DictValue | None = DictValue([]) if obj is MISSING else None
-
-    def python_type(self) -> type:
-        return functools.partial
-
-    def real(self) -> Any:
-        return self.obj
 
     def truth(self, trace: Trace) -> bool:
         return True

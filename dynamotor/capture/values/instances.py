@@ -10,6 +10,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from ...base.registry import register_all
 from ..breaks import unsupported
 from .arguments import refuse_misfits
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule
@@ -283,24 +284,28 @@ class Instances:
 
 
 # object -----------------------------------------------------------------------------------------------------
-@builtin_rule(object.__new__)
-def _object_new(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return UserObject(args[0].as_constant())
-
-
-@builtin_rule(object.__init__)
-def _object_init(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(None)
-
-
-@builtin_rule(object.__init_subclass__)
-def _object_init_subclass(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(None)
-
-
-@builtin_rule(object.__getattribute__)
-def _object_getattribute(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return trace.object_getattr(args[0], args[0].python_type(), args[1].as_constant(), hook=False)
+register_all(
+    builtin_rule,
+    (
+        ((object.__new__,), lambda trace, args, kwargs: UserObject(args[0].as_constant())),
+        ((object.__init__,), lambda trace, args, kwargs: Constant(None)),
+        ((object.__init_subclass__,), lambda trace, args, kwargs: Constant(None)),
+        (
+            (object.__getattribute__,),
+            lambda trace, args, kwargs: trace.object_getattr(
+                args[0], args[0].python_type(), args[1].as_constant(), hook=False
+            ),
+        ),
+        (
+            (object.__eq__,),
+            lambda trace, args, kwargs: Constant(True) if trace.same(*args) else Constant(NotImplemented),
+        ),
+        (
+            (type.__call__,),
+            lambda trace, args, kwargs: type_call(trace, args[0].as_constant(), args[1:], kwargs),
+        ),
+    ),
+)
 
 
 @builtin_rule(object.__setattr__)
@@ -315,11 +320,6 @@ def _object_delattr(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
     return Constant(None)
 
 
-@builtin_rule(object.__eq__)
-def _object_eq(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(True) if trace.same(*args) else Constant(NotImplemented)
-
-
 @builtin_rule(object.__ne__)
 def _object_ne(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     equal = trace.generic_binary(args[0], operator.eq, args[1], False)
@@ -331,11 +331,6 @@ def _object_hash(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
     raise unsupported(
         "unsupported-call", "the hash of an object is its address", cure="do not compute with id() or hash()"
     )
-
-
-@builtin_rule(type.__call__)
-def _type_call(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return type_call(trace, args[0].as_constant(), args[1:], kwargs)
 
 
 def _new_rule(base: type) -> None:

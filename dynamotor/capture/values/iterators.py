@@ -20,13 +20,11 @@ class EnumerateIterator(Iterator):
     """`enumerate(inner, start)`."""
 
     __slots__ = ("inner", "count")
+    kind = enumerate
 
     def __init__(self, inner: Iterator, start: int) -> None:
         super().__init__()
         self.inner, self.count = inner, start
-
-    def python_type(self) -> type:
-        return enumerate
 
     def next(self, trace: Trace) -> Value | None:
         item = self.inner.next(trace)
@@ -45,13 +43,11 @@ class ZipIterator(Iterator):
     """`zip(*inners, strict=strict)`."""
 
     __slots__ = ("inners", "strict")
+    kind = zip
 
     def __init__(self, inners: list[Iterator], strict: bool) -> None:
         super().__init__()
         self.inners, self.strict = inners, strict
-
-    def python_type(self) -> type:
-        return zip
 
     def next(self, trace: Trace) -> Value | None:
         items: list[Value] = []
@@ -81,13 +77,11 @@ class MapIterator(Iterator):
     """`map(fn, *inners)`."""
 
     __slots__ = ("fn", "inners")
+    kind = map
 
     def __init__(self, fn: Value, inners: list[Iterator]) -> None:
         super().__init__()
         self.fn, self.inners = fn, inners
-
-    def python_type(self) -> type:
-        return map
 
     def next(self, trace: Trace) -> Value | None:
         items: list[Value] = []
@@ -109,13 +103,11 @@ class FilterIterator(Iterator):
     """`filter(fn, inner)`."""
 
     __slots__ = ("fn", "inner")
+    kind = filter
 
     def __init__(self, fn: Value, inner: Iterator) -> None:
         super().__init__()
         self.fn, self.inner = fn, inner
-
-    def python_type(self) -> type:
-        return filter
 
     def next(self, trace: Trace) -> Value | None:
         none = isinstance(self.fn, Constant) and self.fn.value is None

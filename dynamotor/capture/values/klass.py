@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...base.registry import register_all
 from ..breaks import unsupported
 from ..guards import ConstEquals, IdIs, MissingKey
 from ..protocol import is_data_descriptor, trusted_class
@@ -405,15 +406,13 @@ class SuperValue(Value):
     """`super(cls, instance)`: attributes are looked up on the MRO of the instance's type after `cls`."""
 
     __slots__ = ("cls", "instance", "owner")
+    kind = super
 
     def __init__(self, cls: type, instance: Value) -> None:
         super().__init__()
         self.cls, self.instance = cls, instance
         real = instance.value if isinstance(instance, ClassValue) else None
         self.owner = real if real is not None and issubclass(real, cls) else instance.python_type()
-
-    def python_type(self) -> type:
-        return super
 
     def getattr(self, trace: Trace, name: str) -> Value:
         if name == "__class__":
@@ -441,9 +440,37 @@ class SuperValue(Value):
 
 
 # Binding ----------------------------------------------------------------------------------------------------
-@binders.register(types.FunctionType)
-def _bind_function(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    return BoundMethod(trace.type_attr_value(cls, name, raw), instance)
+register_all(
+    binders.register,
+    (
+        (
+            (types.FunctionType,),
+            lambda trace, raw, name, instance, cls: BoundMethod(
+                trace.type_attr_value(cls, name, raw), instance
+            ),
+        ),
+        ((staticmethod,), lambda trace, raw, name, instance, cls: trace.make(raw.__func__)),
+        (
+            (classmethod,),
+            lambda trace, raw, name, instance, cls: BoundMethod(
+                trace.make(raw.__func__), trace.make(instance.python_type())
+            ),
+        ),
+        (
+            (types.MethodDescriptorType, types.WrapperDescriptorType),
+            lambda trace, raw, name, instance, cls: BoundBuiltin(raw, instance),
+        ),
+        (
+            (types.ClassMethodDescriptorType,),
+            lambda trace, raw, name, instance, cls: trace.make(raw.__get__(None, instance.python_type())),
+        ),
+        ((types.BuiltinFunctionType,), lambda trace, raw, name, instance, cls: trace.make(raw)),
+        (
+            (type(namedtuple("_Pair", "a").a),),
+            lambda trace, raw, name, instance, cls: instance.base.items[raw.__reduce__()[1][0]],
+        ),
+    ),
+)
 
 
 @binders.register(property, types.DynamicClassAttribute)
@@ -458,31 +485,6 @@ def _bind_enum_property(trace: Trace, raw: Any, name: str, instance: Value, cls:
     if raw.fget is None:
         raise unsupported("unsupported-value", f"member {name!r} of a member of {cls.__name__}")
     return trace.call(trace.make(raw.fget), [instance])
-
-
-@binders.register(staticmethod)
-def _bind_static(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    return trace.make(raw.__func__)
-
-
-@binders.register(classmethod)
-def _bind_class(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    return BoundMethod(trace.make(raw.__func__), trace.make(instance.python_type()))
-
-
-@binders.register(types.MethodDescriptorType, types.WrapperDescriptorType)
-def _bind_c_method(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    return BoundBuiltin(raw, instance)
-
-
-@binders.register(types.ClassMethodDescriptorType)
-def _bind_c_classmethod(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    return trace.make(raw.__get__(None, instance.python_type()))
-
-
-@binders.register(types.BuiltinFunctionType)
-def _bind_builtin(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    return trace.make(raw)
 
 
 def _constant_member(trace: Trace, instance: Constant, raw: Any, name: str) -> Value:
@@ -530,8 +532,3 @@ def _bind_cached(trace: Trace, raw: Any, name: str, instance: Value, cls: type) 
     value = trace.call(trace.make(raw.func), [instance])
     instance.store_attr(trace, raw.attrname, value)
     return value
-
-
-@binders.register(type(namedtuple("_Pair", "a").a))
-def _bind_tuplegetter(trace: Trace, raw: Any, name: str, instance: Value, cls: type) -> Value:
-    return instance.base.items[raw.__reduce__()[1][0]]

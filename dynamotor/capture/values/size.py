@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...base.registry import register_all
 from ...graph.data_sizes import holds
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
@@ -45,6 +46,9 @@ class SizeValue(Constant):
     def __init__(self, trace: Trace, expr: Size) -> None:
         self.source, self.trace, self.expr = None, trace, expr
 
+    def python_type(self) -> type:
+        return int
+
     @property
     def value(self) -> int:  # type: ignore[override]
         return int(self.expr)
@@ -52,9 +56,6 @@ class SizeValue(Constant):
     @property
     def is_plain(self) -> bool:
         return True
-
-    def python_type(self) -> type:
-        return int
 
     def binary(
         self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
@@ -114,6 +115,9 @@ class ConditionValue(Constant):
     def __init__(self, trace: Trace, condition: Condition) -> None:
         self.source, self.trace, self.condition = None, trace, condition
 
+    def python_type(self) -> type:
+        return bool
+
     @property
     def value(self) -> bool:  # type: ignore[override]
         return self.condition.ask()
@@ -121,9 +125,6 @@ class ConditionValue(Constant):
     @property
     def is_plain(self) -> bool:
         return True
-
-    def python_type(self) -> type:
-        return bool
 
     def truth(self, trace: Trace) -> bool:
         return self.value
@@ -234,9 +235,27 @@ def _before(fn: Any, rule: Callable[[Trace, list[Value]], Value | None]) -> Call
     return call
 
 
-@size_rule(int, operator.index, math.floor, math.ceil, math.trunc, round, torch.sym_int)
-def _whole(trace: Trace, args: list[Value]) -> Value | None:
-    return args[0] if len(args) == 1 and type(args[0]) is SizeValue else None
+register_all(
+    size_rule,
+    (
+        (
+            (int, operator.index, math.floor, math.ceil, math.trunc, round, torch.sym_int),
+            lambda trace, args: args[0] if len(args) == 1 and type(args[0]) is SizeValue else None,
+        ),
+        (
+            (abs,),
+            lambda trace, args: size_value(trace, abs(args[0].expr)) if type(args[0]) is SizeValue else None,
+        ),
+        (
+            (torch.Size,),
+            lambda trace, args: (
+                SizesValue(args[0].unpack(trace))
+                if len(args) == 1 and isinstance(args[0], SequenceValue)
+                else None
+            ),
+        ),
+    ),
+)
 
 
 @size_rule(isinstance)
@@ -247,11 +266,6 @@ def _isinstance(trace: Trace, args: list[Value]) -> Value | None:
         if type(args[0]) is SizeValue and kinds.is_constant()
         else None
     )
-
-
-@size_rule(abs)
-def _abs(trace: Trace, args: list[Value]) -> Value | None:
-    return size_value(trace, abs(args[0].expr)) if type(args[0]) is SizeValue else None
 
 
 def _numbers(trace: Trace, args: list[Value]) -> list[Any] | None:
@@ -303,13 +317,6 @@ def _demanded(trace: Trace, condition: Condition) -> Value:
         trace.graph.call_function(holds, (condition.kind, node, condition.negated), {})
         condition.tell()
     return Constant(None)
-
-
-@size_rule(torch.Size)
-def _torch_size(trace: Trace, args: list[Value]) -> Value | None:
-    return (
-        SizesValue(args[0].unpack(trace)) if len(args) == 1 and isinstance(args[0], SequenceValue) else None
-    )
 
 
 @size_rule(slice)

@@ -120,9 +120,6 @@ class TensorValue(Value):
     def python_type(self) -> type:
         return self.cls
 
-    def real(self) -> Any:
-        return self.obj
-
     def hash_key(self, trace: Trace) -> Hashable:
         return self if self.obj is MISSING else self.obj
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...base.registry import register_all
 from ..breaks import Unsupported, unsupported
 from ..guards import AmbientState, IdIs
 from ..polyfills import tensors
@@ -136,6 +137,9 @@ class HeldNumber(Constant):
         self.source, self.kind = None, type(torch.zeros((), dtype=tensor.example.dtype).item())
         self.tensor = torch_call(trace, "clone", [torch_call(trace, "detach", [tensor], {})], {})
 
+    def python_type(self) -> type:
+        return self.kind
+
     @property
     def value(self) -> Any:  # type: ignore[override]
         raise unsupported(
@@ -143,9 +147,6 @@ class HeldNumber(Constant):
             f"a {self.kind.__name__} that was read from a tensor decides what the program does",
             cure="keep the value in tensors (torch.where, masks)",
         )
-
-    def python_type(self) -> type:
-        return self.kind
 
     def truth(self, trace: Trace) -> bool:
         return self.value
@@ -296,14 +297,19 @@ def _torch_assert(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> 
     return Constant(None)
 
 
-@builtin_rule(torch.Tensor.__iter__)
-def _iter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return args[0].iterate(trace)
-
-
-@builtin_rule(torch.Tensor.__len__)
-def _len(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return args[0].length(trace)
+register_all(
+    builtin_rule,
+    (
+        ((torch.Tensor.__iter__,), lambda trace, args, kwargs: args[0].iterate(trace)),
+        ((torch.Tensor.__len__,), lambda trace, args, kwargs: args[0].length(trace)),
+        ((torch.autograd.profiler.record_function.__enter__,), lambda trace, args, kwargs: args[0]),
+        ((torch.autograd.profiler.record_function.__exit__,), lambda trace, args, kwargs: Constant(None)),
+        (
+            (torch.Tensor,),
+            lambda trace, args, kwargs: _typed_tensor(trace, torch.get_default_dtype(), args, kwargs),
+        ),
+    ),
+)
 
 
 @builtin_rule(torch.Tensor.__hash__)
@@ -367,16 +373,6 @@ def _holds_tensor_value(value: Value) -> bool:
     return isinstance(value, TensorValue) or isinstance(items, list) and any(map(_holds_tensor_value, items))
 
 
-@builtin_rule(torch.autograd.profiler.record_function.__enter__)
-def _record_enter(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return args[0]
-
-
-@builtin_rule(torch.autograd.profiler.record_function.__exit__)
-def _record_exit(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(None)
-
-
 @wrap_rule(type(torch.LongTensor))
 def _wrap_tensor_type(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(IdIs(source, obj))
@@ -398,11 +394,6 @@ class TensorType(Builtin):
                 cure="use torch.tensor or torch.empty",
             )
         return _typed_tensor(trace, self.value.dtype, args, kwargs)
-
-
-@builtin_rule(torch.Tensor)
-def _default_tensor(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return _typed_tensor(trace, torch.get_default_dtype(), args, kwargs)
 
 
 def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: dict[str, Value]) -> Value:

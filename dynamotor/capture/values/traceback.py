@@ -24,13 +24,11 @@ class TracebackValue(Value):
     """A traceback: code and line of each frame, the outermost first."""
 
     __slots__ = ("lines",)
+    kind = types.TracebackType
 
     def __init__(self, lines: tuple[Line, ...]) -> None:
         super().__init__()
         self.lines = lines
-
-    def python_type(self) -> type:
-        return types.TracebackType
 
     def truth(self, trace: Trace) -> bool:
         return True

@@ -39,9 +39,6 @@ class UserObject(Value):
     def python_type(self) -> type:
         return self.cls
 
-    def real(self) -> Any:
-        return self.obj
-
     @property
     def takes_over(self) -> bool:  # type: ignore[override]
         return hasattr(self.cls, "__torch_function__")
