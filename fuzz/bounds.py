@@ -51,7 +51,8 @@ class Jiggle(TorchDispatchMode):
     those one by one), and seed 2 gives exact results, rounded once: where eager then gives something else
     (the gradients of `hardshrink` at NaN and of `instance_norm` are such), nobody can say what it means. Seed
     3 computes maps in vectors: the gradient of `hardtanh` at NaN is 0 in a vector and what came in behind the
-    last full one. Even seeds from 4 on compute norms by their formulas, each step of which is rounded. Odd ones from 5 on
+    last full one; and convolutions over channels-last images, since it depends on the layout whether NaN meets
+    the padding. Even seeds from 4 on compute norms by their formulas, each step of which is rounded. Odd ones from 5 on
     move the results of some ops only: where one op's noise makes what follows less steep (equal numbers in a
     norm), another's is seen.
     """
@@ -79,6 +80,8 @@ class Jiggle(TorchDispatchMode):
         if self.some and torch.rand((), generator=self.generator, device="cpu") < 0.5:
             return func(*args, **kwargs)
         if self.relaid is _lanes:
+            if "convolution" in func.__name__:
+                return _channels_last(func, args, kwargs)
             return _in_vectors(func, args, kwargs) if facts(func).pointwise else func(*args, **kwargs)
         exact = self._wide(func, args, kwargs, 0.0)
         moved = self._wide(func, args, kwargs, 4.0) if exact is not None else None
@@ -262,6 +265,21 @@ def _in_vectors(func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*tree_map(_lanes, args), **tree_map(_lanes, kwargs))
     first = tree_map(lambda r: r[..., 0].clone() if isinstance(r, torch.Tensor) else r, result)
     return args[0].copy_(first) if facts(func).writes == (0,) else first
+
+
+def _channels_last(func: Any, args: Any, kwargs: Any) -> Any:
+    """A convolution's results, laid out as ever, as the algorithm for images with channels last computes them."""
+
+    def relaid(value: Any) -> Any:
+        images = isinstance(value, torch.Tensor) and value.dim() > 2
+        return value.movedim(1, -1).contiguous().movedim(-1, 1) if images else value
+
+    results = func(*args, **kwargs)
+    others = func(*tree_map(relaid, args), **tree_map(relaid, kwargs))
+    for one, other in zip(tree_leaves(results), tree_leaves(others), strict=True):
+        if isinstance(one, torch.Tensor):
+            one.copy_(other)
+    return results
 
 
 def _infinite(args: Any) -> bool:

@@ -274,6 +274,18 @@ def _index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     return out.with_stride(iterated_stride([source, *positions], out.shape))
 
 
+@shape_rule(aten._unsafe_masked_index.default)
+def _unsafe_masked_index(x: TensorSpec, *args: Any) -> TensorSpec:
+    """Of a tensor without elements, its kernel gives none along the dimensions without positions."""
+    out, behind = (
+        infer_by_meta_kernel(aten._unsafe_masked_index.default, (x, *args), {}),
+        len(x.shape) - len(args[1]),
+    )
+    if 0 not in x.shape or not behind:
+        return out
+    return TensorSpec.dense((*out.shape[:-behind], *[0] * behind), x.dtype, x.device)
+
+
 @shape_rule(aten.log_sigmoid_forward.default)
 def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     dense = TensorSpec.dense(x.shape, x.dtype, x.device)

@@ -199,6 +199,13 @@ def test_what_hangs_on_a_rounded_norm_is_not_called_wrong_and_what_does_not_is()
     assert len(wrong) == 3
 
 
+def test_what_hangs_on_whether_nan_meets_the_padding_is_not_called_wrong():
+    weights = Input((2, 5, 1, 1), "bfloat16", "nan")
+    steps = (Step("F.conv2d({1}, {0}, padding=2, dilation=2)", (0, 1)),)
+    program = Program((weights, Input((1, 5, 4, 2), "bfloat16")), steps, (2,), seed=15001080528)
+    assert fusion.problems([program], "portable") == [[]]
+
+
 def test_memory_is_shared_by_bytes_whatever_the_types():
     x = torch.zeros(4, dtype=torch.complex64)
     assert links([x], [torch.view_as_real(x)[1:]]) == ["output 0 shares the memory of input 0 (8 bytes on)"]

@@ -405,6 +405,9 @@ def test_autograd_runs_above():
         assert not (x * 2).requires_grad
 
 
+MASK, AT = torch.ones(5, 5, dtype=torch.bool), torch.zeros(5, 1, dtype=torch.int64)
+
+
 def t(*shape, order=None, dtype=torch.float32):
     """Ones with dimensions from slowest to fastest as `order` says; a dimension of -n is of n expanded
     elements.
@@ -434,6 +437,9 @@ def t(*shape, order=None, dtype=torch.float32):
         (aten.div.Tensor, (t(-3, 2, dtype=torch.int64), t(3, 2, order=(1, 0), dtype=torch.int64))),
         (aten.where.self, (t(-3, 2).bool(), t(3, -2, dtype=torch.float64), t(3, 2, order=(1, 0)))),
         (aten.rsub.Tensor, (t(2, 3, order=(1, 0)), t(-2, 3, dtype=torch.bfloat16))),
+        (aten._unsafe_masked_index.default, (torch.ones(0, 1, 3), MASK, [AT, AT.T], 0.5)),
+        (aten._unsafe_masked_index.default, (torch.ones(3, 3, 0), MASK, [AT], 0.5)),
+        (aten._unsafe_masked_index.default, (torch.ones(3, 0, 3), MASK, [None, AT.T], 0.5)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
