@@ -86,7 +86,8 @@ def finding(program: Program, problems: list[str]) -> dict[str, Any]:
 def crash_finding(job: Job, how: str, tail: str) -> dict[str, Any]:
     """The finding of a program that ended its process."""
     name = f"{job['seed']}:{job['start']}"
-    text = f"# {job['fuzzer']} {name} {job.get('target', '')}: {how}\n# {tail[-300:]}"
+    what = " ".join(str(job[key]) for key in ("dtype", "training", "target") if key in job)
+    text = "\n# ".join([f"# {job['fuzzer']} {name} {what}: {how}", *tail[-600:].splitlines()])
     if job["fuzzer"] == "fusion":
         program = fusion.generated(job["seed"], job["start"], job["target"])
         text += "\n" + report.test_of(program, [how])

@@ -74,6 +74,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return dynamotor.compile(function, backend=_backend[-1])
 
 
+running: list[Callable[[str], None]] = []  # told what runs, before it may end the process
+
+
 @dataclass
 class Trial:
     """prepare(compiled) gives what runs it once, on new equal inputs. settled: its numbers mean something."""
@@ -128,14 +131,21 @@ def examine(trials: Sequence[Trial], target: str) -> list[Verdict]:
 
 def _case(trial: Trial) -> _Case:
     eager, verdict = trial.prepare(False), Verdict(trial)
+    _tell(trial, "in eager")
     want = eager()
     verdict.skipped = want.error is not None
     return _Case(verdict, eager, want, eager if verdict.skipped else trial.prepare(True), verdict.skipped)
 
 
+def _tell(trial: Trial, how: str) -> None:
+    for tell in running:
+        tell(f"{trial.name} {how}")
+
+
 def _waits(case: _Case) -> bool:
     """Run a case; whether it needs kernels to be built first. When it has run through, it is judged."""
     before, failed = reasons(), counters["frames"]["failed"]
+    _tell(case.verdict.trial, "compiled")
     try:
         got = case.run()
     except Waiting:

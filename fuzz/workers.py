@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -56,6 +57,7 @@ class Workers:
         """patience: seconds that a chunk with findings may take."""
         self.patience = patience
         self.jobs, self.deadline, self.show = jobs, time.monotonic() + seconds, show
+        signal.signal(signal.SIGTERM, self._stop)
         self.report, self._lock = Report(), threading.Lock()
         self._again: queue.SimpleQueue[Job] = queue.SimpleQueue()
 
@@ -67,6 +69,10 @@ class Workers:
                 running.result()
         self.report.seconds = time.monotonic() - start
         return self.report
+
+    def _stop(self, *_: object) -> None:
+        """No further chunks: what was found is told, also when a time limit ends the command."""
+        self.deadline = 0.0
 
     def _next(self) -> Job | None:
         try:
@@ -84,7 +90,8 @@ class Workers:
             worker.send(json.dumps({**job, "seconds": left, "patience": self.patience}))
             answer = _answer(worker)
             if answer is None:
-                self._died(worker, job)
+                if self.deadline:  # else the workers were ended, too
+                    self._died(worker, job)
                 worker = None
                 continue
             self._take(answer)
@@ -158,8 +165,9 @@ def _start() -> JsonWorker:
 
 def work() -> None:
     """A worker: a chunk a line, its answer a line."""
-    from . import fuzzers
+    from . import fuzzers, trial
 
+    trial.running.append(lambda name: print(name, file=sys.stderr, flush=True))
     for line in sys.stdin:
         job = json.loads(line)
         print(json.dumps(fuzzers.run(job)), flush=True)
