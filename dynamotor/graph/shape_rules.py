@@ -98,6 +98,24 @@ def _convolution(
     return TensorSpec.dense(out.shape, out.dtype, out.device)
 
 
+_ONEDNN_TAKES = {
+    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+}
+
+
+@shape_rule(aten.convolution_backward.default)
+def _convolution_backward(*args: Any) -> Any:
+    """PyTorch's own kernels for halves, on processors that oneDNN has none for, lay a weight's gradient out row
+    by row where sizes of 1 leave open which format it is in.
+    """
+    of_input, of_weight, of_bias = infer_by_meta_kernel(aten.convolution_backward.default, args, {})
+    if of_weight is not None and of_weight.is_contiguous and of_weight.device.type == "cpu":
+        if not _ONEDNN_TAKES.get(of_weight.dtype, lambda: True)():
+            of_weight = TensorSpec.dense(of_weight.shape, of_weight.dtype, of_weight.device)
+    return of_input, of_weight, of_bias
+
+
 def _row_major_product(func: OpOverload, ranks: tuple[int, ...]) -> ShapeRule:
     """Shapes as for symbols: PyTorch's meta kernels of these are Python, and import sympy and torch._dynamo
     at first.

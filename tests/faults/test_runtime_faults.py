@@ -167,6 +167,11 @@ def test_a_kernel_with_another_constant(monkeypatch):
     assert "(x * 2).relu()" in caught("DM922")
 
 
+def test_the_last_of_equal_maxima(monkeypatch):
+    edited(monkeypatch, lambda text: text.replace("&&at_<a", "&&at_>a"))
+    caught("DM922", lambda x: x.argmax(1), (torch.ones(3, 45),))
+
+
 def test_a_stale_constant(monkeypatch):
     model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.BatchNorm2d(8)).eval()
     monkeypatch.setattr(folded.FoldedCall, "_key", lambda self, sources: (0, b""))
