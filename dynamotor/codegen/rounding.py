@@ -40,7 +40,8 @@ _EXACT = frozenset((
     "copy", "flip", "roll", "repeat", "expand_copy", "constant_pad_nd", "slice_scatter", "select_scatter", "diagonal_scatter",
     "as_strided_scatter", "index_put", "_unsafe_index_put", "index_fill", "index_copy", "scatter", "masked_scatter",
     "slice_backward", "select_backward", "threshold_backward", "max_pool2d_with_indices", "max_pool3d_with_indices", "tril",
-    "argmax", "argmin", "argsort", "msort", "searchsorted", "bucketize", "any", "all", "nonzero", "count_nonzero", "triu", "full", "full_like", "fill", "zeros", "ones", "zeros_like", "ones_like", "empty", "empty_like", "arange", "eye",
+    "argmax", "argmin", "argsort", "msort", "searchsorted", "bucketize", "any", "all", "nonzero", "count_nonzero",
+    "triu", "full", "full_like", "fill", "zeros", "ones", "zeros_like", "ones_like", "empty", "empty_like", "arange", "eye",
     "scalar_tensor", "new_full", "new_zeros", "new_ones", "new_empty", "rand", "randn", "bernoulli", "uniform",
     "normal_functional", "randn_like", "rand_like", "lift_fresh_copy", "contiguous", "_to_copy", "_unsafe_view", "reshape",
 ))  # fmt: skip
