@@ -24,6 +24,7 @@ from .base.errors import UsageError
 from .base.options import CompileOptions
 from .base.registry import Registry
 from .codegen import compile_aten, replayed, stored
+from .codegen.flex_attention import fuse_attention
 from .foreign import call_backend
 from .graph.info import GraphInfo
 from .torch_compile_adapter import torch_backend, torch_backends
@@ -139,6 +140,7 @@ def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> 
     products.
     """
     settings = asdict(config.snapshot())
+    fuse_attention(gm)
 
     def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
         with config.patch(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..base.config import config
 from ..graph.bodies import Body, Leaf
 from ..graph.flex import FlexAttention
 from ..graph.modes import ATTENTION_SETTINGS, UnderSettings
@@ -71,7 +72,10 @@ def _flex_attention(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -
         free += read
     scale = given.get("scale")
     factor = query.example.size(-1) ** -0.5 if scale is None or _none(scale) else scale.as_constant()  # type: ignore[attr-defined]
-    result = torch_call(trace, FlexAttention(bodies[0], bodies[1], factor), [query, key, value, *free], {})
+    target = FlexAttention(bodies[0], bodies[1], factor)
+    target.on_gpu = _is_for_kernels([query, *free])  # type: ignore[list-item]
+    blocks = _blocks(trace, target, mask) if target.on_gpu and mask_mod is not None else []  # type: ignore[arg-type]
+    result = torch_call(trace, target, [query, key, value, *free, *blocks], {})
     if given.get("return_lse", Constant(False)).as_constant():
         return TupleValue(result.unpack(trace))
     return result.unpack(trace)[0]
@@ -101,6 +105,30 @@ def _check(trace: Trace, tensors: list[torch.Tensor], gqa: bool, mask: Value | N
         raise unsupported(
             "unsupported-call", "flex_attention is called with tensors that do not fit, or under autocast"
         )
+
+
+def _is_for_kernels(tensors: list[TensorValue]) -> bool:
+    """Whether a GPU's kernels may compute it: no gradient is asked for of what the functions read."""
+    query, *free = [value.example for value in tensors]
+    on_gpu = query.device.type == "cuda" or config.target == "triton"
+    return on_gpu and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in free))
+
+
+_BLOCKS = ("kv", "full_kv", "q", "full_q")
+
+
+def _blocks(trace: Trace, target: FlexAttention, mask: Value) -> list[Value]:
+    """The tensors of a mask's blocks, where it has such; noted in the target."""
+    block = mask.getattr(trace, "BLOCK_SIZE").as_constant()
+    if block == (importlib.import_module(FLEX_ATTENTION)._LARGE_SPARSE_BLOCK_SIZE,) * 2:
+        return []
+    found: list[Value] = []
+    target.block = block
+    for name in _BLOCKS:
+        pair = [mask.getattr(trace, f"{name}_{what}") for what in ("num_blocks", "indices")]
+        target.blocks.append(None if _none(pair[0]) else name)
+        found += [] if _none(pair[0]) else pair
+    return found
 
 
 def _pointwise(

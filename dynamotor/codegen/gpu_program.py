@@ -140,7 +140,7 @@ def _is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _job(f: TritonFunction, arch: int) -> triton_build.TritonJob:
+def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
     """What is built for a function."""
     source = HELPERS + f.source
     return triton_build.TritonJob(
@@ -148,11 +148,11 @@ def _job(f: TritonFunction, arch: int) -> triton_build.TritonJob:
     )
 
 
-def _interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
+def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:
     """The function in the interpreter."""
     kernel = triton_interpret.make_interpreted(HELPERS + f.source, f.name, f.grid, ints)
     other = f.fallback
-    return kernel if other is None else triton_interpret.by_alignment(kernel, _interpreted(other, ints))
+    return kernel if other is None else triton_interpret.by_alignment(kernel, interpreted(other, ints))
 
 
 def _placed(program: Program, device: torch.device) -> Program:
@@ -289,7 +289,7 @@ class GpuProgram(CallProgram):
     def _start(self, f: TritonFunction) -> None:
         """Start to build a function, once."""
         if self.device.type == "cuda" and f.name not in self.builds:
-            job = _job(f, triton_launch.arch(self.device.index))
+            job = job_of(f, triton_launch.arch(self.device.index))
             self.builds[f.name] = (job, triton_build.start_kernel(job))
 
     def _built(self) -> dict[str, Any]:
@@ -310,10 +310,10 @@ class GpuProgram(CallProgram):
     def _kernel(self, f: TritonFunction, n_tensors: int, ints: tuple[int, ...]) -> Callable[..., None]:
         """A function as a callable."""
         if self.device.type != "cuda":
-            return _interpreted(f, ints)
+            return interpreted(f, ints)
         job, pending = self.builds[f.name]
         second = f.fallback
-        other = (_job(second, job.arch), second.grid) if second is not None else None
+        other = (job_of(second, job.arch), second.grid) if second is not None else None
         code = pending.result()
         return triton_launch.make_gpu_kernel(job, code, self.device, f.grid, n_tensors, ints, other)
 

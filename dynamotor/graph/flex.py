@@ -16,12 +16,19 @@ from .bodies import Body
 
 class FlexAttention:
     """A node's target. Takes queries (B, H, L, E), keys (B or 1, G, S, E) and values (B or 1, G, S, F) with G a
-    divisor of H, then what the score's and the mask's bodies read; gives the output (B, H, L, F) in the
-    queries' dtype and the logarithm of the sums (B, H, L)."""
+    divisor of H, then what the score's and the mask's bodies read, then the counts and indices of a mask's
+    blocks; gives the output (B, H, L, F) in the queries' dtype and the logarithm of the sums (B, H, L).
+
+    blocks: which of a mask's blocks are among the arguments, two tensors each: in part and whole by rows, in
+    part and whole by columns; none where no kernel would read them. block: their queries and keys.
+    on_gpu: whether kernels may take this node's place.
+    """
 
     def __init__(self, score: Body | None, mask: Body | None, scale: float) -> None:
         self.__name__ = self.__qualname__ = "flex_attention"
         self.score, self.mask, self.scale = score, mask, scale
+        self.blocks: list[str | None] = []
+        self.block, self.on_gpu = (0, 0), False
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *free: torch.Tensor
@@ -36,7 +43,7 @@ class FlexAttention:
         if self.score is not None:
             scores = _everywhere(self.score, free[:n_score], (0,))(scores, *places)
         if self.mask is not None:
-            seen = _everywhere(self.mask, free[n_score:], ())(*places)
+            seen = _everywhere(self.mask, free[n_score : n_score + self.mask.n_free], ())(*places)
             scores = torch.where(seen, scores, torch.full((), -torch.inf, dtype=exact, device=query.device))
         sums = scores.logsumexp(-1)
         sums = torch.where((scores == -torch.inf).all(-1), -torch.inf, sums)

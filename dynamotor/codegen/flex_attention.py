@@ -1,0 +1,186 @@
+"""`flex_attention` on a GPU: nodes of a graph become calls of kernels that write no matrix of scores.
+
+>>> fuse_attention(gm)          # nodes that have such kernels; the others stay
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.function import once_differentiable
+
+from ..base.events import counters, emit
+from ..graph.control_flow import ControlFlow, Tensors, laid_out
+from ..graph.flex import FlexAttention
+from ..graph.shape_tensor import ShapeTensor
+from ..graph.sizes import is_symbolic
+from ..graph.spec import TensorSpec
+from ..runtime import triton_build, triton_launch
+from . import flex_kernels
+from .flex_body import F32, NotInTiles, TileFunction
+from .flex_kernels import Blocks, Case
+from .gpu_program import interpreted, job_of
+from .triton_kernel import TritonFunction
+from .triton_ops import POINTER
+
+_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+_NUMBERS = (F32, *[torch.int64] * 4)  # what a score is a function of; a mask of the last four
+
+
+def fuse_attention(gm: fx.GraphModule) -> None:
+    """Replace the targets of nodes; one that has no kernels says why in an event "fallback"."""
+    for node in gm.graph.nodes:
+        if type(node.target) is FlexAttention and node.target.on_gpu:
+            specs = [a.meta["val"] for a in node.args]
+            try:
+                node.target = FusedAttention(node.target, specs, node.meta["val"])
+                gm.recompile()
+            except NotInTiles as why:
+                counters["fallback"]["flex_attention"] += 1
+                emit("fallback", what="op", name="flex_attention", reason=f"scores are a matrix: {why}")
+
+
+class FusedAttention(ControlFlow):
+    """A node's target: as `FlexAttention`, but for `Case`s that kernels can be written for."""
+
+    operator = "flex_attention"
+
+    def __init__(self, of: FlexAttention, specs: list[TensorSpec], results: tuple[TensorSpec, ...]) -> None:
+        super().__init__([], results, len(specs))
+        if any(is_symbolic((*spec.shape, *spec.stride)) for spec in specs):
+            raise NotInTiles("sizes that differ between calls")
+        self.of = of
+        self.case = _case(of, specs)
+        self.kernels(self.case)
+
+    def _run(self, *tensors: torch.Tensor) -> Tensors:
+        specs = [TensorSpec.of(t) for t in tensors[:3]]
+        case = self.case
+        if [(s.shape, s.stride) for s in specs] != [
+            (s.shape, s.stride) for s in (case.query, case.key, case.value)
+        ]:
+            case = _case(self.of, [*specs, *map(TensorSpec.of, tensors[3:])])
+        n = len(case.free)
+        return _Attention.apply(self.kernels(case), case, tensors[3 : 3 + n], tensors[3 + n :], *tensors[:3])
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if any(type(tensor) is ShapeTensor for tensor in tensors):
+            return super().__call__(*tensors)
+        return tuple(
+            laid_out(result, spec) for result, spec in zip(self._run(*tensors), self.specs, strict=True)
+        )
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019  # it lives as long as the program
+    def kernels(self, case: Case) -> Kernels:
+        """The kernels of a case; being built."""
+        return Kernels(case)
+
+
+def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:
+    query, key, value, *rest = specs
+    n_blocks = 2 * sum(found is not None for found in of.blocks)
+    free, blocks = rest[: len(rest) - n_blocks], rest[len(rest) - n_blocks :]
+    n_score = 0 if of.score is None else of.score.n_free
+    if query.dtype not in _TYPES or {key.dtype, value.dtype} != {query.dtype}:
+        raise NotInTiles(f"{query.dtype}, {key.dtype} and {value.dtype}")
+    if (
+        key.shape[0] != query.shape[0]
+        or max(query.shape[3], value.shape[3]) > 256
+        or 0 in (*query.shape, *key.shape, *value.shape)
+    ):
+        raise NotInTiles("keys of another batch, wide heads, or nothing at all")
+    if any(spec.dtype not in POINTER for spec in free):
+        raise NotInTiles("a function that reads tensors of other types")
+    numbers = [TensorSpec.dense((), dtype, query.device) for dtype in _NUMBERS]
+    score = None if of.score is None else TileFunction(of.score, [*numbers, *free[:n_score]], True)
+    mask = None if of.mask is None else TileFunction(of.mask, [*numbers[1:], *free[n_score:]], False)
+    given = iter(blocks)
+    found = [None if name is None else Blocks(next(given), next(given)) for name in of.blocks]
+    usable = (
+        found
+        and all(b.dtype == torch.int32 for b in blocks)
+        and all(n >= 16 and n & (n - 1) == 0 for n in of.block)
+    )
+    rows, columns = (
+        (None, None) if not usable else [None if a is None else (a, b) for a, b in (found[:2], found[2:])]
+    )
+    block = of.block if usable else (0, 0)
+    return Case(query, key, value, of.scale, score, mask, tuple(free), n_score, block, rows, columns)  # type: ignore[arg-type]
+
+
+class Kernels:
+    """A case's functions, being built."""
+
+    def __init__(self, case: Case, which: Sequence[str] = ("forward", "delta", "queries", "keys")) -> None:
+        self.device = case.query.device
+        self._functions = {what: getattr(flex_kernels, what)(case) for what in which}
+        self._made: dict[str, Callable[..., None]] = {}
+        if self.device.type == "cuda":
+            arch = triton_launch.arch(self.device.index)
+            self._jobs = {what: job_of(f, arch) for what, f in self._functions.items()}
+            self._pending = {what: triton_build.start_kernel(job) for what, job in self._jobs.items()}
+
+    def __call__(self, what: str, *tensors: torch.Tensor) -> None:
+        """Run one of the functions on its tensors."""
+        kernel = self._made.get(what)
+        if kernel is None:
+            kernel = self._made[what] = self._make(what, self._functions[what], len(tensors))
+        if self.device.type == "cuda":
+            kernel(*tensors, torch._C._cuda_getCurrentRawStream(self.device.index))
+        else:
+            kernel(*tensors)
+
+    def _make(self, what: str, function: TritonFunction, count: int) -> Callable[..., None]:
+        if self.device.type != "cuda":
+            return interpreted(function, ())
+        code = self._pending[what].result()
+        return triton_launch.make_gpu_kernel(
+            self._jobs[what], code, self.device, int(function.grid), count, ()
+        )
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        run: Kernels,
+        case: Case,
+        free: Tensors,
+        blocks: Tensors,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        lse = q.new_empty(q.shape[:3], dtype=F32)
+        by_row, by_column = _split(case, blocks)
+        run("forward", q, k, v, out, lse, *by_row, *free)
+        ctx.run, ctx.case, ctx.counts = run, case, (len(free), len(by_row))
+        ctx.save_for_backward(q, k, v, out, lse, *free, *by_row, *by_column)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, *rest = ctx.saved_tensors
+        n_free, n_rows = ctx.counts
+        free, by_row, by_column = rest[:n_free], rest[n_free : n_free + n_rows], rest[n_free + n_rows :]
+        grad, less = grad.contiguous(), torch.empty_like(lse)
+        ctx.run("delta", out, grad, grad_lse.contiguous(), less)
+        dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
+        given = q, k, v, grad, lse, less
+        ctx.run("queries", *given, dq, *by_row, *free)
+        ctx.run("keys", *given, dk, dv, *by_column, *free)
+        return None, None, None, None, dq, dk, dv
+
+
+def _split(case: Case, blocks: Tensors) -> tuple[Tensors, Tensors]:
+    """The tensors of a mask's blocks that kernels along rows take, and along columns."""
+    if not case.block[0]:
+        return (), ()
+    n = 0 if case.rows is None else 2 * sum(b is not None for b in case.rows)
+    return blocks[:n], blocks[n:]

@@ -1,0 +1,244 @@
+"""A function of the user's in a kernel of attention: `score_mod`, its derivative, or `mask_mod` as lines of Triton
+over a tile of scores.
+
+>>> body = TileFunction(target.score, specs)        # of score, batch, head, query, key and what it reads
+>>> result = body.lines(["s", "b", "h", "i", "j", "f0"], lines)            # the name that holds the result
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..autograd.joint import trace_joint
+from ..base.errors import DynamotorError
+from ..graph.bodies import Body
+from ..graph.spec import TensorSpec
+
+F32 = torch.float32
+TRITON = {
+    torch.bool: "tl.int1",
+    torch.uint8: "tl.uint8",
+    torch.int8: "tl.int8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+}
+
+
+class NotInTiles(Exception):
+    """The function has no form in a kernel; the scores are computed as a matrix."""
+
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "logical_and": "&",
+    "logical_or": "|",
+    "logical_xor": "^",
+}
+_CALLS = {
+    "abs": "tl.abs({})",
+    "neg": "-({})",
+    "exp": "tl.exp({})",
+    "exp2": "libdevice.exp2({})",
+    "log": "tl.log({})",
+    "log2": "tl.log2({})",
+    "sqrt": "libdevice.sqrt({})",
+    "rsqrt": "libdevice.rsqrt({})",
+    "sin": "libdevice.sin({})",
+    "cos": "libdevice.cos({})",
+    "tanh": "libdevice.tanh({})",
+    "erf": "libdevice.erf({})",
+    "sigmoid": "1.0 / (1.0 + tl.exp(-({0})))",
+    "reciprocal": "1.0 / ({})",
+    "maximum": "maximum({}, {})",
+    "minimum": "minimum({}, {})",
+    "relu": "maximum({}, 0.0)",
+    "sgn": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0.0))",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0.0))",
+    "tanh_backward": "{0} * (1.0 - {1} * {1})",
+    "sigmoid_backward": "{0} * (1.0 - {1}) * {1}",
+    "threshold_backward": "tl.where({1} <= {2}, 0.0, {0})",
+    "logical_not": "({}) == 0",
+    "bitwise_not": "~({})",
+    "square": "{0} * {0}",
+}
+_COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
+_SAME = ("alias", "clone", "detach", "_to_copy", "expand", "view", "convert_element_type", "lift_fresh_copy")
+_POSITIONS = {"add", "sub", "floor_divide", "remainder", *_COMPARES, *_SAME, "index", "where"}
+
+
+class TileFunction:
+    """A body traced over numbers: `lines` writes it (`derivative`: the gradient of its first argument, behind
+    whose tangent it takes). NotInTiles where an op has no form here, or a gradient of what it reads is wanted.
+    """
+
+    def __init__(self, body: Body, specs: Sequence[TensorSpec], differentiable: bool) -> None:
+        if len(body.gm.graph.nodes) > 200:
+            raise NotInTiles("a long function")
+        graded = [differentiable, *[False] * (len(specs) - 1)]
+        try:
+            with torch.enable_grad():
+                joint = trace_joint(body.gm, specs, graded, list(range(len(specs))))
+        except (DynamotorError, RuntimeError, TypeError) as error:
+            raise NotInTiles(str(error)) from error
+        values, written, gradients = joint.output
+        self.inputs, self.tangents, (plan,) = joint.inputs, joint.tangents, joint.plans
+        if written or joint.constants or plan.kind not in ("value", "input") or plan.steps:
+            raise NotInTiles("a function with effects")
+        self.result = values[plan.index] if plan.kind == "value" else joint.inputs[plan.index]
+        self.gradient = gradients[0] if gradients else None
+        self.identity = plan.kind == "input" and plan.index == 0
+        self.nodes = [node for node in joint.gm.graph.nodes if node.op == "call_function"]
+        self.checks = any(_name(node) == "index" for node in self.nodes)
+        for node in self.nodes:
+            self._text(node, dict.fromkeys(joint.gm.graph.nodes, "x"), [])
+
+    @property
+    def wide(self) -> bool:
+        """Whether positions are to have 64 bits: the function does more than compare and add them."""
+        return any(not node.meta["val"].dtype.is_floating_point and _name(node) not in _POSITIONS
+                   and node.meta["val"].dtype != torch.bool for node in self.nodes)  # fmt: skip
+
+    def lines(self, given: Sequence[str], out: list[str], tangent: str = "") -> str:
+        """Append the lines; gives the text of the result, or of the first argument's gradient."""
+        wanted = self.gradient if tangent else self.result
+        if tangent and self.identity:
+            return tangent
+        if wanted is None:
+            return "0.0"
+        known: dict[fx.Node, str] = dict(zip(self.inputs, given, strict=True))
+        known |= dict.fromkeys(self.tangents, tangent)
+        needed, found = [wanted], set()
+        while needed:
+            node = needed.pop()
+            if node not in found and node not in known:
+                found.add(node)
+                needed += node.all_input_nodes
+        for node in self.nodes:
+            if node in found:
+                text = self._text(node, known, out)
+                known[node] = f"w{len(out)}"
+                out.append(f"{known[node]} = {text}")
+        return known[wanted]
+
+    def _text(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
+        """One op as an expression."""
+        name, spec = _name(node), node.meta["val"]
+        if type(spec) is not TensorSpec or spec.shape or spec.dtype not in TRITON:
+            raise NotInTiles(f"{node.target} of more than a number")
+        compute = F32 if spec.dtype in (torch.float16, torch.bfloat16) else spec.dtype
+        if name == "index":
+            return self._loaded(node, known, out)
+        if name in ("scalar_tensor", "full"):
+            value = node.args[-1]
+            return f"tl.full((), {_literal(value)}, {TRITON[spec.dtype]})"
+        if name in ("zeros_like", "ones_like"):
+            return f"tl.full((), {int(name == 'ones_like')}, {TRITON[spec.dtype]})"
+        if name in _SAME:
+            return self._as(node.args[0], spec.dtype, known)
+        if name == "where":
+            test, *rest = node.args
+            a, b = (self._as(v, spec.dtype, known) for v in rest)
+            return f"tl.where({self._as(test, torch.bool, known)}, {a}, {b})"
+        kind = _met(node.args) if name in _COMPARES or name.startswith("logical") else compute
+        operands = [self._as(v, kind, known) for v in node.args if isinstance(v, (fx.Node, bool, int, float))]
+        return self._rounded(self._computed(node, name, operands, kind), compute, spec.dtype)
+
+    def _computed(self, node: fx.Node, name: str, operands: list[str], kind: torch.dtype) -> str:
+        if name in ("add", "sub") and node.kwargs.get("alpha", 1) != 1:
+            raise NotInTiles("a sum with a factor")
+        if name in _INFIX:
+            return f"({operands[0]}) {_INFIX[name]} ({operands[1]})"
+        if name in _CALLS and (kind.is_floating_point or name not in ("sgn", "sign", "relu")):
+            return _CALLS[name].format(*[f"({o})" for o in operands])
+        if name == "div" and "rounding_mode" not in node.kwargs and kind.is_floating_point:
+            return f"({operands[0]}) / ({operands[1]})"
+        floors = name == "floor_divide" or name == "div" and node.kwargs.get("rounding_mode") == "floor"
+        if (floors or name == "remainder") and not kind.is_floating_point:
+            divisor = node.args[1]
+            if type(divisor) is not int or divisor <= 0:
+                raise NotInTiles("a division by what is no constant")
+            rest = f"((({operands[0]}) % {divisor} + {divisor}) % {divisor})"
+            return rest if name == "remainder" else f"(({operands[0]}) - {rest}) // {divisor}"
+        if name == "pow" and node.args[1] in (2, 3):
+            return " * ".join([f"({operands[0]})"] * (2 if node.args[1] == 2 else 3))
+        if name == "clamp" and len(node.args) == 3:
+            low, high = (None if v is None else self._as(v, kind, {}) for v in node.args[1:])
+            text = operands[0] if low is None else f"maximum({operands[0]}, {low})"
+            return text if high is None else f"minimum({text}, {high})"
+        raise NotInTiles(f"{node.target} in a function of scores")
+
+    def _as(self, value: Any, dtype: torch.dtype, known: dict[fx.Node, str]) -> str:
+        """A value in another type."""
+        if not isinstance(value, fx.Node):
+            return f"tl.full((), {_literal(value)}, {TRITON[dtype]})"
+        if value.meta["val"].dtype == dtype or not dtype.is_floating_point and dtype != torch.bool:
+            return known[value]  # positions have as many bits as they need
+        return f"({known[value]}) != 0" if dtype == torch.bool else f"({known[value]}).to({TRITON[dtype]})"
+
+    def _rounded(self, text: str, compute: torch.dtype, dtype: torch.dtype) -> str:
+        return text if compute == dtype else f"({text}).to({TRITON[dtype]})"
+
+    def _loaded(self, node: fx.Node, known: dict[fx.Node, str], out: list[str]) -> str:
+        """An element of a tensor that the function reads."""
+        tensor, indices = node.args
+        spec: TensorSpec = tensor.meta["val"]  # type: ignore[union-attr]
+        if tensor not in self.inputs or any(i is None for i in indices) or len(indices) != len(spec.shape):  # type: ignore[union-attr, arg-type]
+            raise NotInTiles("a part of a tensor in a function of scores")
+        at = []
+        for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):  # type: ignore[arg-type]
+            if index.meta["val"].dtype == torch.bool:  # type: ignore[union-attr]
+                raise NotInTiles("a mask as an index")
+            name = f"w{len(out)}"
+            out.append(f"{name} = {known[index]}")  # type: ignore[index]
+            out.append(f"tl.device_assert(({name} >= -{size}) & ({name} < {size}), 'index out of range')")
+            at.append(f"tl.where({name} < 0, {name} + {size}, {name}) * {stride}")
+        loaded = f"tl.load({known[tensor]} + {' + '.join(at) or '0'})"  # type: ignore[index]
+        return f"({loaded}) != 0" if spec.dtype == torch.bool else loaded
+
+
+def _name(node: fx.Node) -> str:
+    """An op's name without its overload."""
+    if node.target is operator.getitem:
+        return "getitem"
+    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    return packet.__name__
+
+
+def _met(args: Sequence[Any]) -> torch.dtype:
+    """The type in which numbers are compared."""
+    kinds = [
+        torch.empty((), dtype=a.meta["val"].dtype, device="meta") if isinstance(a, fx.Node) else a
+        for a in args
+    ]
+    met = torch.result_type(*kinds) if len(kinds) == 2 else kinds[0].dtype
+    return F32 if met in (torch.float16, torch.bfloat16) else met
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if type(value) not in (bool, int, float):
+        raise NotInTiles("a constant that is no number")
+    return repr(int(value) if isinstance(value, bool) else value)

@@ -1,0 +1,410 @@
+"""The text of attention's kernels with the user's functions of scores inside: no matrix of scores is written.
+
+The forward goes through the keys with a running maximum and sum a row (Milakov and Gimelshein 2018; Dao et al.,
+FlashAttention, 2022); the backward computes the scores again, once along rows for the queries' gradient and once
+along columns for the keys' and values'. Blocks of a `BlockMask` that hold nothing are not visited, and full ones
+not masked.
+
+>>> forward(case).source
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..base.cache import digest
+from ..graph.spec import TensorSpec
+from .flex_body import TRITON, TileFunction
+from .triton_kernel import TritonFunction
+from .triton_ops import POINTER
+
+LOG2E = 1.4426950408889634
+# Rows, columns, warps and stages of a kernel by how wide heads are: for 16-bit types on sm_90, then for float32.
+TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
+    "forward": {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
+    "queries": {64: (128, 64, 8, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "keys": {64: (64, 128, 8, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+}
+SMALL = (32, 32, 4, 2)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where a `BlockMask` says that scores are: how many blocks lie in a row of blocks, and which."""
+
+    count: TensorSpec
+    index: TensorSpec
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of call. sparse, full: blocks that are masked element by element, and not at all; by rows of
+    queries, then by rows of keys (None: not known). block: queries and keys of a block.
+    """
+
+    query: TensorSpec
+    key: TensorSpec
+    value: TensorSpec
+    scale: float
+    score: TileFunction | None
+    mask: TileFunction | None
+    free: tuple[TensorSpec, ...]
+    n_score: int  # the first so many of `free` are the score's
+    block: tuple[int, int] = (0, 0)
+    rows: tuple[Blocks, Blocks | None] | None = None
+    columns: tuple[Blocks, Blocks | None] | None = None
+
+    @property
+    def groups(self) -> int:
+        """Heads of queries for each of the keys'."""
+        return int(self.query.shape[1]) // int(self.key.shape[1])
+
+
+class _Writer:
+    """Lines of one function."""
+
+    def __init__(self, case: Case, what: str, tile: tuple[int, int, int, int]) -> None:
+        self.case, self.what = case, what
+        self.m, self.n, self.warps, self.stages = tile
+        self.lines: list[str] = []
+        self.indent = 1
+        self.length, self.width = int(case.query.shape[2]), int(case.key.shape[2])
+        self.e, self.f = int(case.query.shape[3]), int(case.value.shape[3])
+        self.ep, self.fp = _power(self.e), _power(self.f)
+        self.wide = any(fn is not None and fn.wide for fn in (case.score, case.mask))
+        self.blocks = case.rows if what != "keys" else case.columns
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    def load(
+        self, name: str, spec: TensorSpec, rows: str, size: int, width: tuple[int, int], flip: bool
+    ) -> str:
+        """A tile of a tensor that starts at `name`: `rows` below `size` by the columns; flip: columns first."""
+        columns, mask = f"tl.arange(0, {width[1]})", []
+        down, across = ("[None, :]", "[:, None]") if flip else ("[:, None]", "[None, :]")
+        far = ".to(tl.int64)" if int(spec.shape[2]) * int(spec.stride[2]) >= 2**31 else ""
+        text = f"{name} + ({rows}{far}){down} * {spec.stride[2]} + {columns}{across} * {spec.stride[3]}"
+        if size:
+            mask.append(f"({rows} < {size}){down}")
+        if width[0] != width[1]:
+            mask.append(f"({columns} < {width[0]}){across}")
+        return f"tl.load({text}, {' & '.join(mask)}, 0.0)" if mask else f"tl.load({text})"
+
+    def tail(self, side: int) -> int:
+        """How many queries (side 0) or keys there are, where a tile may hold positions behind them; else 0.
+
+        Tiles that a mask's blocks lead to may lie behind the end as a whole.
+        """
+        size, step = (self.length, self.m) if side == 0 else (self.width, self.n)
+        if self.blocks is not None and side == (0 if self.what == "keys" else 1):
+            step = self.case.block[side]
+        return size if size % step else 0
+
+    def positions(self, name: str, start: str, count: int) -> None:
+        self.line(f"{name} = {start} + tl.arange(0, {count})")
+
+    def at(self, spec: TensorSpec, batch: str, head: str) -> str:
+        """How far in a tensor's part for a batch and head lies."""
+        return f"{batch} * {spec.stride[0]} + {head} * {spec.stride[1]}"
+
+    def parts(self) -> None:
+        """Lines that lead to the parts of q, k and v that a batch and a head of queries use."""
+        self.line(f"q += {self.at(self.case.query, 'b', 'h')}")
+        self.line(f"g = h // {self.case.groups}")
+        self.line(f"k += {self.at(self.case.key, 'b', 'g')}")
+        self.line(f"v += {self.at(self.case.value, 'b', 'g')}")
+
+    # -- the scores of a tile --------------------------------------------------------------------------------
+    def scores(self, product: str, i: str, j: str, masked: bool) -> None:
+        """Lines for the scores `s` (to base 2), and `seen`, whether they count ("": all do).
+
+        i, j: the tile's positions, as they are broadcast.
+        """
+        case = self.case
+        self.line(f"raw = {product}")
+        plain = case.score is None or case.score.identity
+        self.line(f"s = raw * {case.scale * (LOG2E if plain else 1.0)!r}")
+        if not plain or masked and case.mask is not None:
+            kind = "tl.int64" if self.wide else "tl.int32"
+            self.line(f"qi = tl.minimum({i}, {self.length - 1}).to({kind})")
+            self.line(f"ki = tl.minimum({j}, {self.width - 1}).to({kind})")
+        places = ["b", "h", "qi", "ki"]
+        free = [f"f{n}" for n in range(len(case.free))]
+        if not plain:
+            assert case.score is not None
+            self.line("plain = s")
+            self.inline(case.score, ["s", *places, *free[: case.n_score]], "s2")
+            self.line(f"s = s2 * {LOG2E}")
+        tests = []
+        if masked and case.mask is not None:
+            self.inline(case.mask, [*places, *free[case.n_score :]], "seen")
+            tests.append("seen")
+        if self.tail(1):
+            tests.append(f"({j} < {self.width})")
+        if self.what == "keys" and self.tail(0):
+            tests.append(f"({i} < {self.length})")
+        self.tests = " & ".join(tests)
+        if tests:
+            self.line(f's = tl.where({self.tests}, s, float("-inf"))')
+
+    def inline(self, fn: TileFunction, given: list[str], result: str, tangent: str = "") -> None:
+        """A function's lines, with names of their own."""
+        own: list[str] = []
+        text = fn.lines(given, own, tangent)
+        self.lines += ["    " * self.indent + line for line in own]
+        self.line(f"{result} = {text}")
+
+    def slope(self, p: str, dp: str, delta: str) -> None:
+        """Lines for `ds`, the gradient of the products."""
+        self.line(f"ds = {p} * ({dp} - {delta})")
+        if self.case.score is not None and not self.case.score.identity:
+            free = [f"f{n}" for n in range(self.case.n_score)]
+            self.inline(self.case.score, ["plain", "b", "h", "qi", "ki", *free], "ds2", "ds")
+            self.line(f"ds = tl.where({p} > 0, ds2, 0.0)")
+
+    # -- loops -----------------------------------------------------------------------------------------------
+    def over(self, body: Any, step: int, size: int, own: str, side: int) -> None:
+        """Run `body(start, masked)` for the tiles along one side: all, or those in the blocks of a mask.
+
+        own: the block of the other side that this program is in.
+        """
+        if self.blocks is None:
+            self.line(f"for start in tl.range(0, {size}, {step}):")
+            self.inside(body, "start", True)
+            return
+        long = self.case.block[side]
+        per = long // step
+        for k, blocks in enumerate(self.blocks):
+            if blocks is None:
+                continue
+            batch = "b" if blocks.count.shape[0] != 1 else "0"
+            head = "h" if blocks.count.shape[1] != 1 else "0"
+            count = self.at(blocks.count, batch, head)
+            index = self.at(blocks.index, batch, head)
+            self.line(f"n{k} = tl.load(c{k} + {count} + ({own}) * {blocks.count.stride[2]})")
+            self.line(f"of{k} = x{k} + {index} + ({own}) * {blocks.index.stride[2]}")
+            self.line(f"for t in tl.range(0, n{k} * {per}):")
+            at = f"tl.load(of{k} + t // {per}) * {long} + t % {per} * {step}"
+            self.inside(body, at if per > 1 else f"tl.load(of{k} + t) * {long}", k == 0)
+
+    def inside(self, body: Any, start: str, masked: bool) -> None:
+        self.indent += 1
+        self.line(f"at = {start}")
+        body("at", masked)
+        self.indent -= 1
+
+    def function(self, tensors: dict[str, str], programs: int) -> TritonFunction:
+        """The whole: tensors are the parameters' names and pointer types."""
+        case = self.case
+        parameters = dict(tensors)
+        if self.blocks is not None:
+            parameters |= {f"{word}{k}": "*i32" for k, b in enumerate(self.blocks) if b for word in "cx"}
+        parameters |= {f"f{n}": POINTER[spec.dtype] for n, spec in enumerate(case.free)}
+        text = "\n".join(self.lines)
+        name = f"dm_flex_{self.what}_{digest(text, repr(parameters))[:12]}"
+        source = f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{text}\n"
+        checks = any(fn is not None and fn.checks for fn in (case.score, case.mask))
+        signature = tuple(parameters.values())
+        return TritonFunction(name, source, signature, programs, self.warps, checks, self.stages)
+
+
+def _power(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def tile(case: Case, what: str) -> tuple[int, int, int, int]:
+    """Rows of queries, rows of keys, warps and stages of a kernel's tiles; they divide the mask's blocks."""
+    wide = max(_power(int(case.query.shape[3])), _power(int(case.value.shape[3])), 64)
+    m, n, warps, stages = SMALL if case.query.dtype == torch.float32 else TILES[what][min(wide, 256)]
+    m = min(m, _power(int(case.query.shape[2])), case.block[0] or m)
+    n = min(n, _power(int(case.key.shape[2])), case.block[1] or n)
+    return m, n, warps, stages
+
+
+def _start(w: _Writer, count: int, heads: int) -> None:
+    """Which tile, batch and head a program is for."""
+    w.line("pid = tl.program_id(0)")
+    w.line(f"of = pid // {count}")
+    w.line(f"b = (of // {heads}).to(tl.int64)")
+    w.line(f"h = (of % {heads}).to(tl.int64)")
+
+
+def _dot(w: _Writer, a: str, b: str) -> str:
+    exact = ', input_precision="ieee"' if w.case.query.dtype == torch.float32 else ""
+    return f"tl.dot({a}, {b}{exact})"
+
+
+def forward(case: Case) -> TritonFunction:
+    """Of q, k, v, out and lse: the output in the queries' type, and the logarithm of each row's sum."""
+    w = _Writer(case, "forward", tile(case, "forward"))
+    heads, count = int(case.query.shape[1]), -(-w.length // w.m)
+    _start(w, count, heads)
+    w.line(f"first = pid % {count} * {w.m}")
+    w.positions("rows", "first", w.m)
+    w.parts()
+    w.line(f"qt = {w.load('q', case.query, 'rows', w.tail(0), (w.e, w.ep), False)}")
+    w.line(f'top = tl.full([{w.m}], float("-inf"), tl.float32)')
+    w.line(f"total = tl.full([{w.m}], 0.0, tl.float32)")
+    w.line(f"acc = tl.full([{w.m}, {w.fp}], 0.0, tl.float32)")
+
+    def body(at: str, masked: bool) -> None:
+        w.positions("cols", at, w.n)
+        end = w.tail(1)
+        w.line(f"kt = {w.load('k', case.key, 'cols', end, (w.e, w.ep), True)}")
+        w.scores(_dot(w, "qt", "kt"), "rows[:, None]", "cols[None, :]", masked)
+        w.line("high = tl.maximum(top, tl.max(s, 1))")
+        w.line('base = tl.where(high == float("-inf"), 0.0, high)')
+        w.line("p = libdevice.exp2(s - base[:, None])")
+        w.line("shrink = libdevice.exp2(top - base)")
+        w.line("total = total * shrink + tl.sum(p, 1)")
+        w.line(f"vt = {w.load('v', case.value, 'cols', end, (w.f, w.fp), False)}")
+        kind = TRITON[case.value.dtype]
+        w.line(f"acc = acc * shrink[:, None] + {_dot(w, f'p.to({kind})', 'vt')}")
+        w.line("top = high")
+
+    w.over(body, w.n, w.width, f"first // {case.block[0] or 1}", 1)
+    w.line("acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]")
+    w.line(f"at = of.to(tl.int64) * {w.length} + rows")
+    end = f", rows < {w.length}" if w.tail(0) else ""
+    w.line(f"tl.store(lse + at, (top + tl.log2(total)) * {1 / LOG2E!r}{end})")
+    size = w.length if w.tail(0) else 0
+    _store(w, "out", "rows", size, (w.f, w.fp), f"of.to(tl.int64) * {w.length}", "acc", case.query)
+    kinds = {
+        name: POINTER[spec.dtype] for name, spec in (("q", case.query), ("k", case.key), ("v", case.value))
+    }
+    kinds |= {"out": POINTER[case.query.dtype], "lse": "*fp32"}
+    return w.function(kinds, count * heads * int(case.query.shape[0]))
+
+
+def delta(case: Case) -> TritonFunction:
+    """Of out, its gradient (both in rows), the sums' gradient and the result: what is taken from each row's slope."""
+    w = _Writer(case, "delta", (64, 16, 4, 1))
+    rows = int(case.query.shape[0]) * int(case.query.shape[1]) * w.length
+    w.line("rows = tl.program_id(0).to(tl.int64) * 64 + tl.arange(0, 64)")
+    w.line(f"cols = tl.arange(0, {w.fp})")
+    w.line(f"at = rows[:, None] * {w.f} + cols[None, :]")
+    w.line(f"seen = (rows < {rows})[:, None] & (cols < {w.f})[None, :]")
+    w.line("a = tl.load(out + at, seen, 0.0).to(tl.float32)")
+    w.line("g = tl.load(grad + at, seen, 0.0).to(tl.float32)")
+    w.line(f"less = tl.load(grad_lse + rows, rows < {rows}, 0.0)")
+    w.line(f"tl.store(delta + rows, tl.sum(a * g, 1) - less, rows < {rows})")
+    kind = POINTER[case.query.dtype]
+    text = "\n".join(w.lines)
+    name = f"dm_flex_delta_{digest(text, kind)[:12]}"
+    source = f"@triton.jit\ndef {name}(out, grad, grad_lse, delta):\n{text}\n"
+    return TritonFunction(name, source, (kind, kind, "*fp32", "*fp32"), -(-rows // 64), 4)
+
+
+def _sums(w: _Writer, at: str, names: dict[str, str], end: str) -> None:
+    """Lines that load a number a row of queries."""
+    for name, pointer in names.items():
+        w.line(f"{name} = tl.load({pointer} + {at}{end})")
+
+
+def queries(case: Case) -> TritonFunction:
+    """Of q, k, v, the output's gradient, lse, delta and dq: the queries' gradient."""
+    w = _Writer(case, "queries", tile(case, "queries"))
+    heads, count = int(case.query.shape[1]), -(-w.length // w.m)
+    _start(w, count, heads)
+    w.line(f"first = pid % {count} * {w.m}")
+    w.positions("rows", "first", w.m)
+    w.parts()
+    end = w.tail(0)
+    w.line(f"qt = {w.load('q', case.query, 'rows', end, (w.e, w.ep), False)}")
+    w.line(f"grad += of.to(tl.int64) * {w.length * w.f}")
+    w.line(f"gt = {w.load('grad', _rows(w.length, w.f, case.query), 'rows', end, (w.f, w.fp), False)}")
+    _sums(w, f"of.to(tl.int64) * {w.length} + rows", {"sum": "lse", "less": "delta"}, f", rows < {w.length}, 0.0" if end else "")  # fmt: skip
+    w.line(f'sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})')
+    w.line(f"acc = tl.full([{w.m}, {w.ep}], 0.0, tl.float32)")
+
+    def body(at: str, masked: bool) -> None:
+        w.positions("cols", at, w.n)
+        tail = w.tail(1)
+        w.line(f"kt = {w.load('k', case.key, 'cols', tail, (w.e, w.ep), True)}")
+        w.line(f"vt = {w.load('v', case.value, 'cols', tail, (w.f, w.fp), True)}")
+        w.scores(_dot(w, "qt", "kt"), "rows[:, None]", "cols[None, :]", masked)
+        w.line("p = libdevice.exp2(s - sum[:, None])")
+        w.slope("p", _dot(w, "gt", "vt"), "less[:, None]")
+        w.line(f"acc += {_dot(w, f'ds.to({TRITON[case.key.dtype]})', 'tl.trans(kt)')}")
+
+    w.over(body, w.n, w.width, f"first // {case.block[0] or 1}", 1)
+    _store(w, "dq", "rows", w.length if end else 0, (w.e, w.ep), f"of.to(tl.int64) * {w.length}", f"acc * {case.scale!r}", case.query)  # fmt: skip
+    return w.function(
+        {**_operands(case), "dq": POINTER[case.query.dtype]}, count * heads * int(case.query.shape[0])
+    )
+
+
+def keys(case: Case) -> TritonFunction:
+    """Of q, k, v, the output's gradient, lse, delta, dk and dv: the keys' and values' gradients."""
+    w = _Writer(case, "keys", tile(case, "keys"))
+    heads, count = int(case.key.shape[1]), -(-w.width // w.n)
+    _start(w, count, heads)
+    w.line(f"first = pid % {count} * {w.n}")
+    w.positions("cols", "first", w.n)
+    w.line("g = h")
+    for name, spec in (("k", case.key), ("v", case.value)):
+        w.line(f"{name} += {w.at(spec, 'b', 'g')}")
+    end = w.tail(1)
+    w.line(f"kt = {w.load('k', case.key, 'cols', end, (w.e, w.ep), False)}")
+    w.line(f"vt = {w.load('v', case.value, 'cols', end, (w.f, w.fp), False)}")
+    w.line(f"dkt = tl.full([{w.n}, {w.ep}], 0.0, tl.float32)")
+    w.line(f"dvt = tl.full([{w.n}, {w.fp}], 0.0, tl.float32)")
+    w.line(f"for member in tl.range(0, {case.groups}):")
+    w.indent += 1
+    w.line(f"h = g * {case.groups} + member")
+    w.line(f"qh = q + {w.at(case.query, 'b', 'h')}")
+    w.line(f"row0 = (b * {int(case.query.shape[1])} + h).to(tl.int64) * {w.length}")
+    w.line(f"gh = grad + row0 * {w.f}")
+
+    def body(at: str, masked: bool) -> None:
+        w.positions("rows", at, w.m)
+        tail = w.tail(0)
+        w.line(f"qt = {w.load('qh', case.query, 'rows', tail, (w.e, w.ep), True)}")
+        w.line(f"gt = {w.load('gh', _rows(w.length, w.f, case.query), 'rows', tail, (w.f, w.fp), False)}")
+        _sums(w, "row0 + rows", {"sum": "lse", "less": "delta"}, f", rows < {w.length}, 0.0" if tail else "")
+        w.line(f'sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})')
+        w.scores(_dot(w, "kt", "qt"), "rows[None, :]", "cols[:, None]", masked)
+        w.line("p = libdevice.exp2(s - sum[None, :])")
+        w.line(f"dvt += {_dot(w, f'p.to({TRITON[case.query.dtype]})', 'gt')}")
+        w.slope("p", _dot(w, "vt", "tl.trans(gt)"), "less[None, :]")
+        w.line(f"dkt += {_dot(w, f'ds.to({TRITON[case.query.dtype]})', 'tl.trans(qt)')}")
+
+    w.over(body, w.m, w.length, f"first // {case.block[1] or 1}", 0)
+    w.indent -= 1
+    size, start = (w.width if end else 0), f"of.to(tl.int64) * {w.width}"
+    _store(w, "dk", "cols", size, (w.e, w.ep), start, f"dkt * {case.scale!r}", case.key)
+    _store(w, "dv", "cols", size, (w.f, w.fp), start, "dvt", case.value)
+    outs = {"dk": POINTER[case.key.dtype], "dv": POINTER[case.value.dtype]}
+    return w.function({**_operands(case), **outs}, count * heads * int(case.key.shape[0]))
+
+
+def _rows(length: int, width: int, like: TensorSpec) -> TensorSpec:
+    return TensorSpec.dense((1, 1, length, width), like.dtype)
+
+
+def _operands(case: Case) -> dict[str, str]:
+    given = (("q", case.query), ("k", case.key), ("v", case.value), ("grad", case.query))
+    return {name: POINTER[spec.dtype] for name, spec in given} | {"lse": "*fp32", "delta": "*fp32"}
+
+
+def _store(
+    w: _Writer,
+    name: str,
+    rows: str,
+    size: int,
+    width: tuple[int, int],
+    start: str,
+    value: str,
+    like: TensorSpec,
+) -> None:
+    """Write a tile to rows of `width` elements, from row `start` on; size: where rows may lie behind the end."""
+    across = f"tl.arange(0, {width[1]})"
+    tests = [f"({rows} < {size})[:, None]"] if size else []
+    tests += [f"({across} < {width[0]})[None, :]"] if width[0] != width[1] else []
+    mask = f", {' & '.join(tests)}" if tests else ""
+    where = f"{name} + ({start} + {rows})[:, None] * {width[0]} + {across}[None, :]"
+    w.line(f"tl.store({where}, ({value}).to({TRITON[like.dtype]}){mask})")
