@@ -14,7 +14,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from ..graph.sizes import DataDependent, Guard, Size
 from ..graph.spec import TensorSpec
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
+from . import again
 from .absent import without_tangents
 from .around import regions_around
 from .extract import extract, inputs_of
@@ -88,7 +89,7 @@ def aot_compile(
             return _aot_compile(
                 gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, None
             )
-        with place.alone("forward", lambda: _found(place, name, compile_graph)) as found:
+        with place.alone("forward", lambda: _found(gm, place, name, compile_graph, cuts)) as found:
             if found is not MISSING:
                 return found
             return _aot_compile(
@@ -152,8 +153,9 @@ def _aot_compile(
     if not joint.gradient_of:
         return _compile_inference(joint, compile_graph, name, static_inputs, place)
     leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
+    on_backward = gm.meta.pop("on_backward", None)
     return _compile_training(
-        joint, compile_graph, name, static_inputs, leaves, gm.meta.pop("on_backward", None), place
+        gm, joint, compile_graph, name, static_inputs, cuts, leaves, on_backward, place
     )
 
 
@@ -316,7 +318,9 @@ def _plain_program(recipe: Recipe, backwards: Sequence[_Backward]) -> dict[str, 
     return {"recipe": encode(recipe), "backwards": rows}
 
 
-def _found(place: Kept, name: str, compile_graph: CompileGraph) -> Any:
+def _found(
+    gm: torch.fx.GraphModule, place: Kept, name: str, compile_graph: CompileGraph, cuts: int
+) -> Any:
     """The program as an earlier process kept it, or MISSING."""
 
     def build(data: dict[str, Any], forward: Compiled | None) -> Compiled:
@@ -333,7 +337,10 @@ def _found(place: Kept, name: str, compile_graph: CompileGraph) -> Any:
         assert forward is not None
         if not backwards:
             return inference_callable(forward, recipe)
-        return training_callable(forward, _autograd_nodes(backwards, compile_graph, None, place), recipe)
+        second = _again(gm, recipe, backwards, compile_graph, cuts)
+        return training_callable(
+            forward, _autograd_nodes(backwards, compile_graph, None, place), recipe, second
+        )
 
     return place.find("forward", name, build)
 
@@ -375,10 +382,12 @@ def _backward_name(name: str, number: int) -> str:
 
 
 def _compile_training(
+    gm: torch.fx.GraphModule,
     joint: Joint,
     compile_graph: CompileGraph,
     name: str,
     static_inputs: frozenset[int],
+    cuts: int,
     leaves: frozenset[int],
     on_backward: OnBackward | None,
     place: Kept | None,
@@ -401,10 +410,32 @@ def _compile_training(
         backwards.append(
             _Backward(functools.partial(_itself, graph), inputs, outputs, tuple(group), tangents, reach, info)
         )
-    recipe = joint.recipe()
+    recipe = again.repeatable(joint)
     info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
-    return training_callable(forward, _autograd_nodes(backwards, compile_graph, around, place), recipe)
+    second = None if around is not None else _again(gm, recipe, backwards, compile_graph, cuts)
+    return training_callable(forward, _autograd_nodes(backwards, compile_graph, around, place), recipe, second)
+
+
+def _again(
+    gm: torch.fx.GraphModule,
+    recipe: Recipe,
+    backwards: Sequence[_Backward],
+    compile_graph: CompileGraph,
+    cuts: int,
+) -> again.Again | None:
+    """What second derivatives come from; None where the graph cannot run again."""
+    if recipe.once:
+        return None
+    known = {i for one in backwards for i in one.saved_inputs}.union(recipe.symbols, recipe.mutated)
+    unsaved = tuple(i for i in range(recipe.n_inputs) if i not in known)
+    settings = asdict(config.snapshot())
+
+    def compiled(first: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled:
+        with config.patch(**settings), torch.enable_grad():
+            return aot_compile(first, inputs, compile_graph, cuts=cuts)
+
+    return again.Again(gm, compiled, recipe, unsaved, config.fallback_random)
 
 
 def _itself(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -20,6 +20,7 @@ import torch
 from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.spec import TensorSpec
+from .again import Again, Given
 from .calls import bump, call_without_autocast, call_without_grad, unseen
 from .recipe import Recipe
 
@@ -51,12 +52,12 @@ class AutogradNode:
 
 
 def through_one_node(
-    forward: Compiled, node: AutogradNode, recipe: Recipe, finish: Finish | None
+    forward: Compiled, node: AutogradNode, recipe: Recipe, finish: Finish | None, again: Again | None
 ) -> Compiled:
     """The forward as an autograd function of all inputs, from inputs to its values and what `finish` makes of
     them.
     """
-    apply = _whole_function(forward, node, recipe).apply
+    apply = _whole_function(forward, node, recipe, again).apply
     apart = tuple(i for i, flows in zip(recipe.gradient_of, recipe.flows, strict=True) if not flows)
     if len(apart) == len(recipe.gradient_of):
         apart = ()  # the outputs require a gradient all the same
@@ -90,12 +91,14 @@ def _seen_by_hooks(recipe: Recipe) -> tuple[int, ...]:
     )
 
 
-def _whole_function(forward: Compiled, node: AutogradNode, recipe: Recipe) -> type[torch.autograd.Function]:
+def _whole_function(
+    forward: Compiled, node: AutogradNode, recipe: Recipe, again: Again | None
+) -> type[torch.autograd.Function]:
     """The function that runs the forward and leads to all inputs."""
     n, mutated = recipe.n_values, recipe.mutated
     fixed = tuple(k for k, differentiable in enumerate(recipe.differentiable) if not differentiable)
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
-    save, backward = _saver(node, recipe), _backward_runner(node, recipe, wanted)
+    save, backward = _saver(node, recipe), _backward_runner(node, recipe, wanted, wanted, again)
     n_inputs = recipe.n_inputs
     positions = node.gradients
     watched = positions if len(wanted) > 1 else ()
@@ -104,10 +107,11 @@ def _whole_function(forward: Compiled, node: AutogradNode, recipe: Recipe) -> ty
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: torch.Tensor) -> tuple:
+            given = None if again is None else again.given(inputs)
             outs = forward(*inputs)
             if mutated:
                 bump([inputs[i] for i in mutated])
-            save(ctx, inputs, outs)
+            save(ctx, inputs, outs, given)
             values = tuple(outs[:n])
             if fixed:
                 ctx.mark_non_differentiable(*[values[k] for k in fixed])
@@ -125,7 +129,11 @@ def _whole_function(forward: Compiled, node: AutogradNode, recipe: Recipe) -> ty
 
 
 def through_nodes(
-    forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe, finish: Finish | None
+    forward: Compiled,
+    nodes: Sequence[AutogradNode],
+    recipe: Recipe,
+    finish: Finish | None,
+    again: Again | None,
 ) -> Compiled:
     """Several nodes, each behind the values that lead to it. The forward runs before them, and none of them
     computes.
@@ -134,17 +142,18 @@ def through_nodes(
     wanted = tuple(k for k, differentiable in enumerate(recipe.differentiable) if differentiable)
     behind = [tuple(wanted[k] for k in node.tangents) for node in nodes]
     parts = [
-        (_part_function(node, recipe, values).apply, node.gradients, values)
+        (_part_function(node, recipe, values, again).apply, node.gradients, values)
         for node, values in zip(nodes, behind, strict=True)
     ]
     alone = {k: [len(values) == 1 for values in behind if k in values] == [True] for k in wanted}
 
     def run(*inputs: torch.Tensor) -> tuple:
+        given = None if again is None else again.given(inputs)
         outs = call_without_grad(forward, inputs, mutated)
         made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
         contexts = []
         for apply, gradients, values in parts:
-            for k, value in zip(values, apply((inputs, outs), *[inputs[i] for i in gradients]), strict=True):
+            for k, value in zip(values, apply((inputs, outs, given), *[inputs[i] for i in gradients]), strict=True):
                 made[k].append(value)
             contexts.append(value.grad_fn)
         results = list(outs[:n])
@@ -158,10 +167,10 @@ def through_nodes(
 
 
 def _part_function(
-    node: AutogradNode, recipe: Recipe, values: Sequence[int]
+    node: AutogradNode, recipe: Recipe, values: Sequence[int], again: Again | None
 ) -> type[torch.autograd.Function]:
     """A function that leads to some inputs, from these values, which have been computed."""
-    save, backward = _saver(node, recipe), _backward_runner(node, recipe, range(len(values)))
+    save, backward = _saver(node, recipe), _backward_runner(node, recipe, range(len(values)), values, again)
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
@@ -192,14 +201,15 @@ class _Several(torch.autograd.Function):
         return (grad,) * ctx.n
 
 
-def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Sequence], None]:
+def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Sequence, Given | None], None]:
     n_inputs, sizes = recipe.n_inputs, tuple(recipe.symbols)
     saved_inputs = tuple(i for i in node.saved_inputs if i < n_inputs and i not in sizes)
     saved_outputs = node.saved_outputs
 
-    def save(ctx: Any, inputs: Sequence, outs: Sequence) -> None:
+    def save(ctx: Any, inputs: Sequence, outs: Sequence, given: Given | None) -> None:
         ctx.save_for_backward(*[inputs[i] for i in saved_inputs], *[outs[i] for i in saved_outputs])
         ctx.set_materialize_grads(False)
+        ctx.given = given
         if sizes:
             ctx.sizes = [inputs[i] for i in sizes]
 
@@ -207,10 +217,14 @@ def _saver(node: AutogradNode, recipe: Recipe) -> Callable[[Any, Sequence, Seque
 
 
 def _backward_runner(
-    node: AutogradNode, recipe: Recipe, places: Sequence[int]
+    node: AutogradNode,
+    recipe: Recipe,
+    places: Sequence[int],
+    values: Sequence[int],
+    again: Again | None,
 ) -> Callable[[Any, tuple], Sequence]:
     """The function from (context, tangents) to the node's gradients. `places`: where its tangents are among
-    those it gets.
+    those it gets; `values`: whose gradients they are.
 
     The backward is compiled on its first call. One that can frees each saved tensor after its last use.
     """
@@ -224,7 +238,8 @@ def _backward_runner(
     constants = tuple(recipe.constants[i - n_inputs] for i in node.saved_inputs if i >= n_inputs)
     arriving = tuple(zip(places, [recipe.tangents[k] for k in node.tangents], strict=True))
     reach, nothing = node.reach, (None,) * len(node.gradients)
-    numbers, inner = node.tangents, bool(recipe.inner)
+    numbers, inner, gradients = node.tangents, bool(recipe.inner), node.gradients
+    keeps_more = again is not None and bool(again.unsaved)
     backward_for = _compiled_when_called(node.compile_backward, once=len(arriving) == 1)
     del node, recipe
 
@@ -264,11 +279,23 @@ def _backward_runner(
         ctx.maybe_clear_saved_tensors()  # the graph lets go of them unless it is to be kept
         sizes = ctx.sizes if in_order else ()
         if not _is_grad_enabled():
+            if keeps_more:
+                _let_go(ctx)
             return run(saved, tangents, sizes)
+        if again is not None and ctx.given is not None:
+            return again.gradients(ctx.given, gradients, values, tuple([tangents[k] for k, _ in arriving]))
         with torch.no_grad():
             return _only_once(tuple(run(saved, tangents, sizes)))
 
     return unseen(backward)
+
+
+def _let_go(ctx: Any) -> None:
+    """Inputs that are kept for a second derivative alone go where the graph is not retained."""
+    try:
+        ctx.saved_tensors  # noqa: B018
+    except RuntimeError:
+        ctx.given = None
 
 
 def _compiled_when_called(

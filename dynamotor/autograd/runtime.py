@@ -15,6 +15,7 @@ import torch
 
 from ..graph.shapes import has_symbols
 from ..graph.sizes import Symbol, evaluate
+from .again import Again
 from .calls import call_without_grad, without_autocast
 from .nodes import AutogradNode, Finish, through_nodes, through_one_node
 from .recipe import OutputPlan, Recipe
@@ -40,14 +41,18 @@ def inference_callable(compiled: Compiled, recipe: Recipe) -> Compiled:
     return run
 
 
-def training_callable(forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe) -> Compiled:
-    """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes."""
+def training_callable(
+    forward: Compiled, nodes: Sequence[AutogradNode], recipe: Recipe, again: Again | None
+) -> Compiled:
+    """Wrap the compiled forward and its backwards: one autograd function, or as many as there are nodes. What
+    comes `again` where a gradient is differentiated, None: that is an error.
+    """
     forward = without_autocast(_with_constants(forward, recipe.constants))
     finish = _finisher(rebuilder(recipe), recipe)
     through = (
-        through_nodes(forward, nodes, recipe, finish)
+        through_nodes(forward, nodes, recipe, finish, again)
         if len(nodes) > 1
-        else through_one_node(forward, nodes[0], recipe, finish)
+        else through_one_node(forward, nodes[0], recipe, finish, again)
     )
     return through if torch.is_grad_enabled() else _graded(through)
 

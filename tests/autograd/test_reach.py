@@ -166,14 +166,6 @@ def test_a_write_to_an_output_that_is_saved_is_noticed(backend):
         (outs[0] + outs[1]).sum().backward()
 
 
-def test_second_derivatives_are_refused_through_several_nodes():
-    x, y = leaf(3), leaf(3)
-    outs = dynamotor.compile(lambda a, b: (a.exp(), b.sin() * a), backend="aot_eager")(x * 1, y * 1)
-    (grad,) = torch.autograd.grad(sum(out.sum() for out in outs), x, create_graph=True)
-    with pytest.raises(BackendError, match="DM402"):
-        grad.sum().backward()
-
-
 @backends
 def test_hooks_behind_an_accumulated_gradient_wait_for_the_next_one(backend):
     class Heads(torch.nn.Module):

@@ -1,0 +1,218 @@
+"""Gradients of gradients: under `create_graph=True` a compiled backward does not run; what it computes runs as
+a program that can be differentiated again.
+
+That program is one call of `FirstDerivative`: the torch graph, run again, and PyTorch's engine over it. It is
+compiled ahead of time as any other is, so that its own backward (and the third derivative) are compiled too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..base.errors import BackendError
+from ..base.events import emit
+from ..graph.modes import autocast_state
+from ..graph.module import graph_module
+from ..graph.op_facts import is_collective
+from ..graph.shape_tensor import ShapeTensor
+from ..graph.spec import TensorSpec
+from .extract import inputs_of
+from .joint import Joint
+from .recipe import Recipe
+from .simplify import has_effect
+
+Compiled = Callable[..., Any]
+Compile = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Compiled]
+_MOST_PROGRAMS = 8  # layouts and sizes of one graph; what comes then runs in eager PyTorch
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call was given, kept for its second derivative: inputs (`old` contents of those that it wrote
+    and whose gradients need them), versions of the unsaved, and where the generators
+    stood."""
+
+    inputs: tuple[Any, ...]
+    versions: tuple[int, ...]
+    generators: dict[torch.device, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Again:
+    """A graph that can be differentiated again.
+
+    unsaved: tensor inputs that neither the backward saves nor the graph writes. as_eager_draws: whether eager PyTorch draws the
+    same random numbers.
+    """
+
+    gm: torch.fx.GraphModule
+    compile: Compile
+    recipe: Recipe
+    unsaved: tuple[int, ...]
+    as_eager_draws: bool
+    grad_mode: bool = field(default_factory=torch.is_grad_enabled)
+    autocast: dict[str, tuple[bool, torch.dtype]] = field(default_factory=autocast_state)
+    programs: dict[Any, Compiled] = field(default_factory=dict)
+
+    def given(self, inputs: tuple[Any, ...]) -> Given | None:
+        """Before the forward runs: what its second derivative will need. None while a CUDA graph is captured,
+        when nobody may ask where a generator stands.
+        """
+        try:
+            generators = {device: _generator(device).get_state() for device in self.recipe.draws}
+        except RuntimeError:
+            return None
+        if self.recipe.old:
+            kept = list(inputs)
+            for i in self.recipe.old:
+                kept[i] = inputs[i].detach().clone()
+            inputs = tuple(kept)
+        return Given(inputs, tuple([_version(inputs[i]) for i in self.unsaved]), generators)
+
+    def gradients(self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple) -> list:
+        """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a history."""
+        if given.versions != tuple([_version(given.inputs[i]) for i in self.unsaved]):
+            raise RuntimeError(
+                "one of the inputs of a compiled graph was modified by an inplace operation before the gradient of"
+                " its gradient was asked for"
+            )
+        come = [(k, tangent) for k, tangent in zip(values, tangents, strict=True) if tangent is not None]
+        wanted = tuple(i for i in positions if given.inputs[i].requires_grad)
+        found: dict[int, Any] = {}
+        if come and wanted:
+            places = [i for i, one in enumerate(given.inputs) if isinstance(one, torch.Tensor)]
+            sizes = {i: one for i, one in enumerate(given.inputs) if i not in places}
+            first = FirstDerivative(self, tuple(places), sizes, wanted, tuple(k for k, _ in come))
+            operands = [*(given.inputs[i] for i in places), *(tangent for _, tangent in come)]
+            with _drawing_from(given.generators):
+                found = dict(zip(wanted, self._program(first, operands)(*operands), strict=True))
+        return [found.get(i) for i in positions]
+
+    def _program(self, first: FirstDerivative, operands: Sequence[torch.Tensor]) -> Compiled:
+        specs = tuple((TensorSpec.of(one), one.requires_grad) for one in operands)
+        key = (first.wanted, first.values, tuple(first.sizes.items()), specs)
+        if key not in self.programs:
+            if len(self.programs) >= _MOST_PROGRAMS:
+                emit("fallback", what="call", name="gradient of a gradient", reason="many layouts", code="DM402")
+                return first
+            self.programs[key] = self.compile(first.graph(len(operands)), operands)
+        return self.programs[key]
+
+
+class FirstDerivative:
+    """A torch graph's gradients as a function of its tensor inputs and of the tangents of some of its values.
+
+    Runs in a recording, and on real tensors where a recording fails.
+    """
+
+    __name__ = __qualname__ = "first_derivative"
+
+    def __init__(
+        self,
+        again: Again,
+        places: tuple[int, ...],
+        sizes: dict[int, Any],
+        wanted: tuple[int, ...],
+        values: tuple[int, ...],
+    ) -> None:
+        self.again, self.places, self.sizes = again, places, sizes
+        self.wanted, self.values = wanted, values
+
+    def graph(self, n_operands: int) -> torch.fx.GraphModule:
+        """The torch graph that is this call alone."""
+        graph = torch.fx.Graph()
+        operands = [graph.placeholder(f"given_{i}") for i in range(n_operands)]
+        found = graph.call_function(self, tuple(operands))
+        graph.output(tuple(graph.call_function(operator.getitem, (found, k)) for k in range(len(self.wanted))))
+        return graph_module(graph, "FirstDerivative")
+
+    def __call__(self, *operands: torch.Tensor) -> tuple:
+        again, n = self.again, len(self.places)
+        if again.recipe.draws and not again.as_eager_draws and not isinstance(operands[0], ShapeTensor):
+            raise BackendError(
+                "DM402",
+                "the gradient of the gradient of a graph that draws random numbers was asked for",
+                why="it cannot be recorded, and eager PyTorch draws others",
+                cure="set dynamotor.config.fallback_random, or leave the function out with dynamotor.disable",
+            )
+        inputs: dict[int, Any] = dict(self.sizes)
+        with torch.enable_grad():  # aliases: an input may have been computed from another one
+            for i, one in zip(self.places, operands, strict=False):
+                inputs[i] = one.clone() if i in again.recipe.mutated else one.view_as(one)
+            with self._modes():
+                results = torch.fx.Interpreter(again.gm, garbage_collect_values=False).run(
+                    *[inputs[i] for i in range(len(inputs))], enable_io_processing=False
+                )
+            roots = [self._value(results, k) for k in self.values]
+            return torch.autograd.Variable._execution_engine.run_backward(
+                tuple(roots),
+                tuple(operands[n:]),
+                True,
+                True,
+                tuple([inputs[i] for i in self.wanted]),
+                allow_unreachable=True,
+                accumulate_grad=False,
+            )
+
+    @contextlib.contextmanager
+    def _modes(self) -> Iterator[None]:
+        """Grad mode and autocast as they were where the graph was captured."""
+        with contextlib.ExitStack() as stack:
+            for device, (enabled, dtype) in self.again.autocast.items():
+                if enabled:
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+            stack.enter_context(torch.set_grad_enabled(self.again.grad_mode))
+            yield
+
+    def _value(self, results: Sequence[Any], value: int) -> torch.Tensor:
+        """The tensor that a value of the compiled graph is: a result, or what results are views of."""
+        for plan, result in zip(self.again.recipe.plans, results, strict=True):
+            if plan.kind == "value" and plan.index == value and not plan.detach:
+                return result._base if plan.steps and result._base is not None else result
+        raise BackendError("DM402", "the gradient of a gradient of an output that was detached was asked for")
+
+
+def repeatable(joint: Joint) -> Recipe:
+    """The program's recipe with what a second derivative has to know of it."""
+    calls = [n for n in joint.gm.graph.nodes if n.op == "call_function"]
+    seeds = [n for n in calls if n.target is torch.ops.dynamotor.new_seed.default]
+    effects = [n for n in calls if has_effect(n)]
+    writable = {joint.inputs[i]: i for i in joint.mutated}
+    needed = inputs_of(joint.output[2], set(writable))
+    return replace(
+        joint.recipe(),
+        old=tuple(sorted(writable[node] for node in needed)),
+        draws=tuple({n.meta["val"].device: None for n in seeds + effects if _is_tensor(n)}),
+        once=bool(seeds and effects) or not all(map(_is_tensor, effects)) or any(is_collective(n.target) for n in effects),
+    )
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), TensorSpec)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+
+
+@contextlib.contextmanager
+def _drawing_from(states: dict[torch.device, torch.Tensor]) -> Iterator[None]:
+    """Random numbers as the forward drew them."""
+    before = {device: _generator(device).get_state() for device in states}
+    try:
+        for device, state in states.items():
+            _generator(device).set_state(state)
+        yield
+    finally:
+        for device, state in before.items():
+            _generator(device).set_state(state)
