@@ -75,7 +75,9 @@ class Again:
             inputs = tuple(kept)
         return Given(inputs, tuple([_version(inputs[i]) for i in self.unsaved]), generators)
 
-    def gradients(self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple) -> list:
+    def gradients(
+        self, given: Given, positions: Sequence[int], values: Sequence[int], tangents: tuple
+    ) -> list:
         """The gradients of the inputs at `positions` by the tangents that arrive for `values`, with a history."""
         if given.versions != tuple([_version(given.inputs[i]) for i in self.unsaved]):
             raise RuntimeError(
@@ -99,7 +101,13 @@ class Again:
         key = (first.wanted, first.values, tuple(first.sizes.items()), specs)
         if key not in self.programs:
             if len(self.programs) >= _MOST_PROGRAMS:
-                emit("fallback", what="call", name="gradient of a gradient", reason="many layouts", code="DM402")
+                emit(
+                    "fallback",
+                    what="call",
+                    name="gradient of a gradient",
+                    reason="many layouts",
+                    code="DM402",
+                )
                 return first
             self.programs[key] = self.compile(first.graph(len(operands)), operands)
         return self.programs[key]
@@ -129,7 +137,9 @@ class FirstDerivative:
         graph = torch.fx.Graph()
         operands = [graph.placeholder(f"given_{i}") for i in range(n_operands)]
         found = graph.call_function(self, tuple(operands))
-        graph.output(tuple(graph.call_function(operator.getitem, (found, k)) for k in range(len(self.wanted))))
+        graph.output(
+            tuple(graph.call_function(operator.getitem, (found, k)) for k in range(len(self.wanted)))
+        )
         return graph_module(graph, "FirstDerivative")
 
     def __call__(self, *operands: torch.Tensor) -> tuple:
@@ -189,7 +199,9 @@ def repeatable(joint: Joint) -> Recipe:
         joint.recipe(),
         old=tuple(sorted(writable[node] for node in needed)),
         draws=tuple({n.meta["val"].device: None for n in seeds + effects if _is_tensor(n)}),
-        once=bool(seeds and effects) or not all(map(_is_tensor, effects)) or any(is_collective(n.target) for n in effects),
+        once=bool(seeds and effects)
+        or not all(map(_is_tensor, effects))
+        or any(is_collective(n.target) for n in effects),
     )
 
 
@@ -202,7 +214,9 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    return (
+        torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    )
 
 
 @contextlib.contextmanager

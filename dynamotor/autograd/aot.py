@@ -154,9 +154,7 @@ def _aot_compile(
         return _compile_inference(joint, compile_graph, name, static_inputs, place)
     leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
     on_backward = gm.meta.pop("on_backward", None)
-    return _compile_training(
-        gm, joint, compile_graph, name, static_inputs, cuts, leaves, on_backward, place
-    )
+    return _compile_training(gm, joint, compile_graph, name, static_inputs, cuts, leaves, on_backward, place)
 
 
 def _in_parts(
@@ -318,9 +316,7 @@ def _plain_program(recipe: Recipe, backwards: Sequence[_Backward]) -> dict[str, 
     return {"recipe": encode(recipe), "backwards": rows}
 
 
-def _found(
-    gm: torch.fx.GraphModule, place: Kept, name: str, compile_graph: CompileGraph, cuts: int
-) -> Any:
+def _found(gm: torch.fx.GraphModule, place: Kept, name: str, compile_graph: CompileGraph, cuts: int) -> Any:
     """The program as an earlier process kept it, or MISSING."""
 
     def build(data: dict[str, Any], forward: Compiled | None) -> Compiled:
@@ -414,7 +410,9 @@ def _compile_training(
     info = GraphInfo("forward", name, _static(joint.inputs, joint, static_inputs), recipe.n_values)
     forward = _compile_first(cut.forward, info, compile_graph, place, recipe, backwards)
     second = None if around is not None else _again(gm, recipe, backwards, compile_graph, cuts)
-    return training_callable(forward, _autograd_nodes(backwards, compile_graph, around, place), recipe, second)
+    return training_callable(
+        forward, _autograd_nodes(backwards, compile_graph, around, place), recipe, second
+    )
 
 
 def _again(

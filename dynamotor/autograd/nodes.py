@@ -153,7 +153,9 @@ def through_nodes(
         made: dict[int, list[torch.Tensor]] = {k: [] for k in wanted}
         contexts = []
         for apply, gradients, values in parts:
-            for k, value in zip(values, apply((inputs, outs, given), *[inputs[i] for i in gradients]), strict=True):
+            for k, value in zip(
+                values, apply((inputs, outs, given), *[inputs[i] for i in gradients]), strict=True
+            ):
                 made[k].append(value)
             contexts.append(value.grad_fn)
         results = list(outs[:n])
