@@ -98,22 +98,21 @@ def _convolution(
     return TensorSpec.dense(out.shape, out.dtype, out.device)
 
 
-_ONEDNN_TAKES = {
-    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-}
-
-
-@shape_rule(aten.convolution_backward.default)
-def _convolution_backward(*args: Any) -> Any:
-    """PyTorch's own kernels for halves, on processors that oneDNN has none for, lay a weight's gradient out row
-    by row where sizes of 1 leave open which format it is in.
-    """
-    of_input, of_weight, of_bias = infer_by_meta_kernel(aten.convolution_backward.default, args, {})
-    if of_weight is not None and of_weight.is_contiguous and of_weight.device.type == "cpu":
-        if not _ONEDNN_TAKES.get(of_weight.dtype, lambda: True)():
-            of_weight = TensorSpec.dense(of_weight.shape, of_weight.dtype, of_weight.device)
-    return of_input, of_weight, of_bias
+# Where oneDNN has no kernels of halves for the processor, PyTorch's own lay a weight's gradient out row by row if sizes
+# of 1 leave open which format it is in.
+shape_rules.add(
+    aten.convolution_backward.default,
+    lambda *args: tuple(
+        TensorSpec.dense(t.shape, t.dtype, t.device)
+        if k == 1
+        and t is not None
+        and t.is_contiguous
+        and (half := {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(t.dtype)) is not None
+        and not getattr(torch.ops.mkldnn, f"_is_mkldnn_{half}_supported")()
+        else t
+        for k, t in enumerate(infer_by_meta_kernel(aten.convolution_backward.default, args, {}))
+    ),
+)
 
 
 def _row_major_product(func: OpOverload, ranks: tuple[int, ...]) -> ShapeRule:
