@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import kernel_checks, shape_rules  # noqa: F401  (shape_rules registers its rules)
+from . import kernel_checks, products, shape_rules  # noqa: F401  (shape_rules registers its rules)
 from .data_sizes import DataSizes, Unknown, data_rules
 from .op_facts import VIEW_FORMS, facts
 from .shapes import DataDependent, UnsupportedOp, check_supported, infer_spec
@@ -25,6 +25,7 @@ from .sym_int import SYMBOLIC, from_torch, to_torch
 __all__ = ["DataDependent", "Recorder", "ShapeTensor", "UnsupportedOp", "infer", "recording", "shape_mode"]
 
 aten = torch.ops.aten
+_PLAIN_PRODUCTS = torch.__version__ < "2.13"
 
 
 class Recorder(Protocol):
@@ -61,6 +62,9 @@ class ShapeTensor(torch.Tensor):
     def make(spec: TensorSpec, requires_grad: bool = False, memory: Memory | None = None) -> ShapeTensor:
         """A new ShapeTensor; `memory` makes it a view of that memory."""
         shape, stride, offset = _in_torch(spec)
+        more: Any = (
+            {"_extra_dispatch_keys": products.extra_keys()} if spec.is_symbolic and _PLAIN_PRODUCTS else {}
+        )
         tensor = torch.Tensor._make_wrapper_subclass(
             ShapeTensor,
             shape,
@@ -69,6 +73,7 @@ class ShapeTensor(torch.Tensor):
             dtype=spec.dtype,
             device=spec.device,
             requires_grad=requires_grad,
+            **more,
         )
         tensor.spec = spec
         tensor.memory = Memory() if memory is None else memory

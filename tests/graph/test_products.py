@@ -1,0 +1,68 @@
+"""`matmul` of sizes that are symbols, also where PyTorch's own takes plain numbers (before 2.13)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import dynamotor
+from dynamotor.base.events import counters
+from dynamotor.graph import products, shape_tensor
+
+SHAPES = [(6,), (7, 6), (5, 7, 6), (1, 7, 6), (3, 5, 7, 6), (3, 1, 7, 6), (1, 5, 7, 6), (5, 1, 6)]
+
+
+@pytest.fixture(autouse=True)
+def _products_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape_tensor, "_PLAIN_PRODUCTS", True)
+    dynamotor.reset()
+    counters["specialised"].clear()
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_products_are_those_of_pytorch(strided: bool) -> None:
+    for first, second in itertools.product(SHAPES, SHAPES):
+        a = torch.randn(first, dtype=torch.float64)
+        b = torch.randn(second, dtype=torch.float64)
+        b = b.mT.contiguous() if b.dim() > 1 else b
+        if strided:
+            a, b = (x.mT.contiguous().mT if x.dim() > 1 else x for x in (a, b))
+        try:
+            want = a @ b
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                products.matmul(a, b)
+            continue
+        torch.testing.assert_close(products.matmul(a, b), want)
+
+
+class _Layer(nn.Module):
+    """What calls `matmul` from C++: a linear layer without a bias, attention by plain products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = nn.Linear(8, 16, bias=False)
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+        query, key = self.fused(x).unflatten(-1, (4, 4)).transpose(1, 2).chunk(2, 1)
+        keys = torch.cat([past, key], 2)
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            return nn.functional.scaled_dot_product_attention(query, keys, keys, enable_gqa=True)
+
+
+def test_one_program_for_every_size() -> None:
+    layer = _Layer()
+    captured = counters["frames"]["captured"]
+    compiled = dynamotor.compile(layer, dynamic=True, backend="aot_eager")
+    for batch, length, past in ((3, 5, 7), (5, 9, 11)):
+        args = torch.randn(batch, length, 8), torch.randn(batch, 2, past, 4)
+        gradients = []
+        for call in (layer, compiled):
+            layer.zero_grad()
+            call(*args).square().sum().backward()
+            gradients.append(layer.fused.weight.grad)
+        torch.testing.assert_close(*gradients)
+    assert counters["frames"]["captured"] == captured + 1 and not counters["specialised"]
