@@ -6,55 +6,41 @@ A dispatch key of its own finds these tensors wherever C++ calls it; other ops f
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import torch
 
-_KEY = torch._C._dispatch_key_parse("TESTING_ONLY_GenericWrapper")
+_NAME = "TESTING_ONLY_GenericWrapper"
 _view = torch.ops.aten._unsafe_view
-_library: list[torch.library.Library] = []  # that registers, as long as it lives
+_libraries: list[torch.library.Library] = []  # they register as long as they live
 
 
+@functools.cache
 def extra_keys() -> torch._C.DispatchKeySet:
     """Dispatch keys for a tensor whose sizes are symbols."""
-    if not _library:
-        _library.append(torch.library.Library("_", "IMPL", "TESTING_ONLY_GenericWrapper"))
-        _library[0].fallback(torch.library.fallthrough_kernel)
-        _library.append(torch.library.Library("aten", "IMPL", "TESTING_ONLY_GenericWrapper"))
-        _library[1].impl("matmul", matmul)
-    return torch._C.DispatchKeySet(_KEY)
+    _libraries.extend(torch.library.Library(of, "IMPL", _NAME) for of in ("_", "aten"))
+    _libraries[0].fallback(torch.library.fallthrough_kernel)
+    _libraries[1].impl("matmul", matmul)
+    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_NAME))
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`a @ b`, in the products that eager takes: of matrices where the larger operand can be read as one."""
-    if not a.dim() or not b.dim() or a.dim() < 3 > b.dim():
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
+    """`a @ b`, in eager's products: of two matrices where the first operand can be read as one."""
+    if a.dim() < 3 > b.dim() or 0 in (a.dim(), b.dim()):
+        with torch._C._ExcludeDispatchKeyGuard(extra_keys()):
             return torch.matmul(a, b)
-    if a.dim() > 2 > b.dim() - 1 and _folds(a, b):
-        rows = a.reshape(-1, a.shape[-1])
-        folded = rows.mv(b) if b.dim() == 1 else rows.mm(b)
-        return _view(folded, (*a.shape[:-1], *b.shape[1:]))
-    if a.dim() < 3 and _folds(b.mT, a):
-        folded = matmul(b.mT, a.t())
-        return folded.mT if a.dim() == 2 else folded
-    if a.dim() == 1:
-        return matmul(a[None], b).squeeze(-2)
-    if b.dim() == 1:
-        return matmul(a, b[:, None]).squeeze(-1)
-    batch = _broadcast(a.shape[:-2], b.shape[:-2])
+    if 1 in (a.dim(), b.dim()):
+        return matmul(a[None], b).squeeze(-2) if a.dim() == 1 else matmul(a, b[:, None]).squeeze(-1)
+    if b.dim() == 2 and (b.requires_grad or _is_a_matrix(a)):
+        return _view(a.reshape(-1, a.shape[-1]).mm(b), (*a.shape[:-1], b.shape[-1]))
+    sizes = itertools.zip_longest(*[reversed(x.shape[:-2]) for x in (a, b)], fillvalue=1)
+    batch: list[Any] = [m if n == 1 else n for n, m in sizes][::-1]
     result = torch.bmm(*[x.expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (a, b)])
     return _view(result, (*batch, a.shape[-2], b.shape[-1]))
 
 
-def _folds(large: torch.Tensor, small: torch.Tensor) -> bool:
-    """Whether `large` is a matrix of all its rows, or copying it pays: its product's gradient is dense then."""
-    if small.requires_grad:
-        return True
-    size, stride = large.shape, large.stride()
-    return all(stride[d] == stride[d + 1] * size[d + 1] for d in range(large.dim() - 2))
-
-
-def _broadcast(a: Any, b: Any) -> list[Any]:
-    missing = max(len(a), len(b))
-    sizes = [(1,) * (missing - len(shape)) + tuple(shape) for shape in (a, b)]
-    return [y if x == 1 else x for x, y in zip(*sizes)]
+def _is_a_matrix(x: torch.Tensor) -> bool:
+    """Whether all rows lie as those of one matrix."""
+    return all(x.stride(d) == x.stride(d + 1) * x.shape[d + 1] for d in range(x.dim() - 2))
