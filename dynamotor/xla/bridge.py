@@ -254,12 +254,16 @@ class Program:
         return arrays
 
     def _complete(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> None:
-        """Add the keys of the draws, and copy what would be donated though somebody else holds it."""
+        """Add the keys of the draws, and copy what would be donated though somebody else holds it, or pending
+        operations read it.
+        """
         if self.inputs.draws is not None:
             keys = self.inputs.draws.take(self.device)
             arrays += [jax.device_put(keys, devices.jax_device(self.device))] if len(keys) else []
+        epoch = devices.lane_of(self.device).epoch
         for position in self.donated:
-            if value(inputs[self.order[position]]._alias).owners != 1:
+            leaf = value(inputs[self.order[position]]._alias)
+            if leaf.owners != 1 or leaf.epoch == epoch:
                 arrays[position] = jax.numpy.copy(arrays[position])
 
     def _compile(self, arrays: list[jax.Array], inputs: Sequence[torch.Tensor]) -> execute.Executable:

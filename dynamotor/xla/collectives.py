@@ -354,14 +354,19 @@ class _AllGather(torch.autograd.Function):
 def differentiable_all_reduce(
     reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None
 ) -> torch.Tensor:
-    """`all_reduce` of a tensor, with gradients. AND and OR have none."""
+    """Reduce a tensor over the replicas, like `xm.all_reduce`, with gradients. The result is a new tensor.
+
+    reduce_type: xm.REDUCE_SUM, MUL, AND, OR, MIN or MAX; AND and OR have no gradients. scale: the result is
+    multiplied by it. groups: replica ordinals that reduce among themselves, as [[0, 1], [2, 3]]; None: all of
+    them together.
+    """
     if reduce_type in (REDUCE_AND, REDUCE_OR):
         return all_reduce(reduce_type, value, scale, groups)
     return _AllReduce.apply(value, reduce_type, scale, groups)
 
 
 def differentiable_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
-    """`all_gather` with gradients: each replica's value gets the sum of what all replicas have for its
-    part.
+    """The tensors of all replicas, in the order of their ordinals, concatenated along `dim`: `xm.all_gather`
+    with gradients. Each replica's value gets the sum of what all replicas have for its part.
     """
     return _AllGather.apply(value, _dim(value, dim), groups)

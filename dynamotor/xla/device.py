@@ -61,9 +61,11 @@ struct XlaHooks final : at::XLAHooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex index) const override { return at::make_generator<XlaGenerator>(index); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
 };
-int64_t count = 1;
+int64_t count = 1, current = 0;
 struct XlaGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XLA> {
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(count); }
+  // What "xla" without an index means: `x.to("xla")` is `x` where x lies there.
+  c10::Device getDevice() const override { return {c10::DeviceType::XLA, static_cast<c10::DeviceIndex>(current)}; }
 };
 }
 namespace c10::impl { C10_REGISTER_GUARD_IMPL(XLA, XlaGuard) }
@@ -72,6 +74,7 @@ const bool hooked = (at::XLAHooksRegistry()->Register("torch_xla::detail::XLAHoo
   return std::unique_ptr<at::XLAHooksInterface>(new XlaHooks());
 }), true);
 extern "C" void set_device_count(int64_t n) { count = n; }
+extern "C" void set_current_device(int64_t index) { current = index; }
 """
 _XLA_SLOT, _PRIVATE_SLOT, _SLOTS = 9, 20, 22  # c10::DeviceType values
 
@@ -141,8 +144,7 @@ def local_devices() -> list[jax.Device]:
     if not _started:
         replication.start()
         _started.extend(jax.local_devices())
-        if _installed and hasattr(_installed[0], "handle"):
-            _installed[0].handle.set_device_count(ctypes.c_int64(len(_started)))
+        _tell_guard("set_device_count", len(_started))
     return _started
 
 
@@ -197,6 +199,17 @@ def current_device() -> int:
     return _current
 
 
+def _set_current(index: int) -> None:
+    global _current
+    _current = index
+    _tell_guard("set_current_device", index)
+
+
+def _tell_guard(what: str, number: int) -> None:
+    if _installed and hasattr(_installed[0], "handle"):
+        getattr(_installed[0].handle, what)(ctypes.c_int64(number))
+
+
 def lane_of(device: Any) -> Lane:
     """The lane of a device; `xla` without an index is the current one."""
     index = device.index if isinstance(device, torch.device) else torch.device(device).index
@@ -243,12 +256,11 @@ class _DeviceContext:
         self.index = device if isinstance(device, int) else torch.device(device).index or 0
 
     def __enter__(self) -> None:
-        global _current
-        self.before, _current = _current, self.index
+        self.before = _current
+        _set_current(self.index)
 
     def __exit__(self, *exc: object) -> None:
-        global _current
-        _current = self.before
+        _set_current(self.before)
 
 
 def module(**functions: Any) -> types.ModuleType:

@@ -237,12 +237,6 @@ def _kept(x: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
 op(aten.native_dropout_backward)(_kept)
 
 
-@random_op(aten._fused_dropout)
-def _fused_dropout(key, x, p, generator=None):
-    kept = _chance(key, x.shape, p)
-    return _kept(x, kept, 1 / p), kept
-
-
 @random_op(aten.rrelu_with_noise_functional)
 def _rrelu(key, x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
     x = wide(x)

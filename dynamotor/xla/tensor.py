@@ -12,7 +12,9 @@ is replayed when it is next read.
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -154,6 +156,9 @@ def _fit(node: Node, meta: Meta) -> Node:
     return node if node.meta is meta else record(aten.expand.default, (node, list(meta.shape)))
 
 
+_OURS = ("_alias", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
+
+
 class XLATensor(torch.Tensor):
     """A tensor of the `xla` device; `_alias` says what it stands for. Never made by users: `torch.ones(2,
     device="xla")`, `.to("xla")`."""
@@ -201,13 +206,22 @@ class XLATensor(torch.Tensor):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.detach().cpu().__array__(dtype)
 
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return torch._utils._rebuild_device_tensor_from_cpu_tensor, (
-            self.detach().cpu(),
-            self.dtype,
-            str(self.device),
-            self.requires_grad,
-        )
+        """As PyTorch's own tensors: a parameter stays one, and attributes are kept."""
+        state = _attributes(self)
+        if isinstance(self, torch.nn.Parameter):
+            parts = (self.data, self.requires_grad, OrderedDict())
+            if not state:
+                return torch._utils._rebuild_parameter, parts
+            return torch._utils._rebuild_parameter_with_state, (*parts, state)
+        rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
+        parts = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
+        if not state:
+            return rebuild, parts
+        return torch._tensor._rebuild_from_type_v2, (rebuild, XLATensor, parts, state)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.detach().cpu().__dlpack__()
@@ -233,13 +247,19 @@ class XLATensor(torch.Tensor):
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
             )
-        copied = wrap(_copied(self._alias, memo)).requires_grad_(self.requires_grad)
-        if isinstance(self, torch.nn.Parameter):
+        copied = memo[id(self)] = wrap(_copied(self._alias, memo)).requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):  # PyTorch copies neither its gradient nor its attributes
             copied._is_param = True
-        memo[id(self)] = copied
+            return copied
         if self.grad is not None:
             copied.grad = self.grad.__deepcopy__(memo)
+        copied.__dict__.update(deepcopy(_attributes(self), memo))
         return copied
+
+
+def _attributes(tensor: XLATensor) -> dict[str, Any]:
+    """What the program put on a tensor."""
+    return {name: kept for name, kept in tensor.__dict__.items() if name not in _OURS}
 
 
 def _copied(alias: Alias, memo: dict[Any, Any]) -> Alias:

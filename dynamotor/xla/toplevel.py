@@ -18,7 +18,9 @@ import torch.distributed
 from ..base.errors import XlaError
 from . import rng, runtime
 from .core import xla_model as xm
-from .device import xla_devices
+from .core.xla_model import xla_real_devices as real_devices  # noqa: F401
+from .device import device_count  # noqa: F401
+from .device import xla_devices as devices  # noqa: F401
 from .distributed import xla_multiprocessing as xmp
 from .sync import sync as _sync
 
@@ -28,21 +30,6 @@ def device(index: int | None = None) -> torch.device:
     one.
     """
     return xm.xla_device(index)
-
-
-def devices() -> list[torch.device]:
-    """The devices of this process."""
-    return xla_devices()
-
-
-def real_devices() -> list[str]:
-    """The hardware of this process's devices, as "CPU:0", "CUDA:1"."""
-    return xm.xla_real_devices()
-
-
-def device_count() -> int:
-    """The number of devices of this process."""
-    return len(xla_devices())
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -197,6 +198,33 @@ def statistics_of_half_precision_normalisations(device):
 def shifts_of_booleans(device):
     x = torch.tensor([True, False], device=device)
     return x << 2, x >> 1, 1 << x
+
+
+# -- tensors as Python objects ------------------------------------------------------------------------------
+
+
+@case
+def tensors_stay_where_they_are(device):
+    x = numbers(device, 3).requires_grad_()
+    return x.to(device) is x, torch.as_tensor(x, device=device) is x, x.to(device).is_leaf
+
+
+@case
+def numbers_in_format_strings(device):
+    x = numbers(device, 3)
+    return f"{x[0]:.3f} {x[1]:>8.2e}", f"{x.new_tensor(3)}"
+
+
+@case
+def what_copies_and_pickles_keep(device):
+    x, p = numbers(device, 3).requires_grad_(), nn.Parameter(numbers(device, 3), requires_grad=False)
+    x.tag, p.tag = [1], 2
+    p.grad = torch.ones_like(p)
+    model = nn.Linear(2, 2, dtype=torch.float64).to(device)
+    made = [copy.deepcopy(x), *pickle.loads(pickle.dumps([x, p, *model.parameters()])), copy.deepcopy(p)]
+    return [
+        (isinstance(t, nn.Parameter), t.requires_grad, getattr(t, "tag", None), t.grad is None) for t in made
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -279,6 +279,16 @@ def test_what_a_step_writes_to_the_model_is_written_at_each_call():
         torch.testing.assert_close(model.last.detach().cpu(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_what_was_recorded_before_a_step_reads_the_parameters_of_before():
+    model = torch.nn.Linear(2, 2).to("xla")
+    step = compile_step(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = torch.ones(3, 2, device="xla"), torch.zeros(3, 2, device="xla")
+    for _ in range(3):
+        before, doubled = model.weight.detach().cpu(), model.weight.detach() * 2  # not computed yet
+        step(x, y)
+        assert torch.equal(doubled.cpu(), before * 2)
+
+
 def test_numbers_on_the_cpu_are_read_at_each_step():
     """An optimizer's tensor on the CPU goes into the graph as a value, not as a constant of the first
     recording.

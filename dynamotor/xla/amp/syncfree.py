@@ -45,10 +45,8 @@ def _skipping(
     return result
 
 
-class SGD(torch.optim.SGD):
-    """torch.optim.SGD with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not
-    0.
-    """
+class _OnDevice:
+    """Skipping, by a tensor on the device."""
 
     _step_supports_amp_scaling = True
 
@@ -61,8 +59,17 @@ class SGD(torch.optim.SGD):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        _skipping(self, self._update, found_inf)
+        _skipping(self, self._update, found_inf)  # type: ignore[arg-type]
         return loss
+
+    def _update(self) -> None:
+        super().step()  # type: ignore[misc]
+
+
+class SGD(_OnDevice, torch.optim.SGD):
+    """torch.optim.SGD with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not
+    0.
+    """
 
     def _update(self) -> None:
         for group in self.param_groups:
@@ -89,33 +96,20 @@ class SGD(torch.optim.SGD):
         p.add_(change, alpha=-group["lr"])
 
 
-class _OnDevice:
-    """What Adam and AdamW share: step counts on the device, and skipping."""
-
-    _step_supports_amp_scaling = True
+class _Capturable(_OnDevice):
+    """Step counts are on the device, too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "capturable": True})
 
-    def step(self, closure: Callable[[], Any] | None = None, found_inf: torch.Tensor | None = None) -> Any:
-        """One step. closure: evaluates the model anew and returns the loss. found_inf: a tensor with one
-        number; not 0: skip.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        _skipping(self, super().step, found_inf)  # type: ignore[arg-type,misc]
-        return loss
 
-
-class Adam(_OnDevice, torch.optim.Adam):
+class Adam(_Capturable, torch.optim.Adam):
     """torch.optim.Adam with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not
     0.
     """
 
 
-class AdamW(_OnDevice, torch.optim.AdamW):
+class AdamW(_Capturable, torch.optim.AdamW):
     """torch.optim.AdamW with `step(closure, found_inf)`: nothing changes where the tensor `found_inf` is not
     0.
     """

@@ -9,27 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from .. import collectives, replication
 from .. import ops_detection as _detection
-
-
-def all_reduce(
-    reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: list[list[int]] | None = None
-) -> torch.Tensor:
-    """Reduce a tensor over the replicas, like `xm.all_reduce`, with gradients. The result is a new tensor.
-
-    reduce_type: xm.REDUCE_SUM, MUL, AND, OR, MIN or MAX. value: this replica's tensor. scale: the result is
-    multiplied by it. groups: replica ordinals that reduce among themselves, as [[0, 1], [2, 3]]; None: all of
-    them together.
-    """
-    return collectives.differentiable_all_reduce(reduce_type, value, scale, groups)
-
-
-def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """The tensors of all replicas, in the order of their ordinals, concatenated along `dim`: `xm.all_gather`
-    with gradients.
-    """
-    return collectives.differentiable_all_gather(value, dim)
+from .. import replication
+from ..collectives import differentiable_all_gather as all_gather  # noqa: F401
+from ..collectives import differentiable_all_reduce as all_reduce
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,52 +18,35 @@ import torch
 from .. import device as _devices
 from .. import sync
 from ..transfer import upload, wrap_array
+from ..utils.keyd_queue import Queue
 from ..utils.utils import for_each_instance_rewrite
 
 Device = torch.device | str
 
 
-class _Channel:
-    """A bounded queue between threads that either side can end. An exception that ends it is raised where
-    items are taken.
-    """
+class _Channel(Queue):
+    """A queue whose end can be an exception, which is raised where items are taken."""
 
-    def __init__(self, capacity: int) -> None:
-        self._items: deque[Any] = deque()
-        self._capacity = max(1, capacity)
-        self._change = threading.Condition()
-        self._ended = False
-        self._error: BaseException | None = None
+    _error: BaseException | None = None
 
     def put(self, item: Any) -> bool:
         """Wait for room; False when the channel has ended."""
-        with self._change:
-            self._change.wait_for(lambda: self._ended or len(self._items) < self._capacity)
-            if not self._ended:
-                self._items.append(item)
-                self._change.notify_all()
-            return not self._ended
+        return super().put((item,))
 
     def get(self) -> tuple[bool, Any]:
         """Wait for an item; (False, None) behind the last one."""
-        with self._change:
-            self._change.wait_for(lambda: self._ended or self._items)
-            if self._items:
-                item = self._items.popleft()
-                self._change.notify_all()
-                return True, item
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            return False, None
+        item = super().get()
+        if item is not None:
+            return True, item[0]
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return False, None
 
-    def end(self, error: BaseException | None = None, discard: bool = False) -> None:
-        """No more items; those inside can still be taken unless they are discarded."""
-        with self._change:
-            self._ended, self._error = True, self._error or error
-            if discard:
-                self._items.clear()
-            self._change.notify_all()
+    def end(self, error: BaseException | None = None) -> None:
+        """No more items; those inside can still be taken."""
+        self._error = self._error or error
+        self.close_write()
 
 
 class PerDeviceLoader:
@@ -203,7 +185,7 @@ class ParallelLoader:
         dropped.
         """
         for channel in (*self._host.values(), *self._ready.values()):
-            channel.end(discard=True)
+            channel.close()
 
 
 class MpDeviceLoader:

@@ -14,7 +14,7 @@ from typing import Any
 
 class _Closable:
     def __init__(self, maxsize: int = 1024) -> None:
-        self._maxsize, self._ready = maxsize, threading.Condition()
+        self._maxsize, self._ready = max(1, maxsize), threading.Condition()
         self._open = self._writable = True
         self._items: Any = deque()
 
