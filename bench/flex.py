@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dynamotor.tools.measure import quartiles
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from bench.measure import quartiles
 from bench.turns import geometric_mean, turns
 from dynamotor.api import compile as compile_
 from dynamotor.codegen import flex_attention as ours

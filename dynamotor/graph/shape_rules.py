@@ -306,7 +306,7 @@ def _unsafe_masked_index(x: TensorSpec, *args: Any) -> TensorSpec:
 @shape_rule(aten.log_sigmoid_forward.default)
 def _log_sigmoid(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     dense = TensorSpec.dense(x.shape, x.dtype, x.device)
-    return dense, dense
+    return dense, TensorSpec.dense((0,), x.dtype, x.device) if x.device.type == "cuda" else dense
 
 
 # Normalisations that return statistics behind their output; True where the output takes the input's memory
