@@ -58,7 +58,7 @@ from .sizes import SizePolicy, SizesHold, TraceSizes
 from .source import Const, Source
 from .stance import stance
 from .trace import Trace
-from .values import context, instances, klass, nn_module, tensor, torch_function
+from .values import context, deque, instances, klass, nn_module, tensor, torch_function
 from .values.base import Raised, Value
 
 # Importing these registers their opcodes, call rules and value kinds.
@@ -79,6 +79,7 @@ REGISTERED = (
     rules_transforms,
     torch_rules,
     context,
+    deque,
     instances,
     klass,
     nn_module,

@@ -101,14 +101,17 @@ register_all(
         (_of("__delitem__"), lambda trace, self, key: self.delitem(trace, key)),
         (_of("__iter__"), lambda trace, self: self.iterate(trace)),
         (_of("__repr__"), lambda trace, self: text_of(trace, self, repr)),
-        ((list.append, deque.append), lambda trace, self, item: self.mutate(trace).append(item)),
+        ((list.append,), lambda trace, self, item: self.mutate(trace).append(item)),
+        ((deque.append,), lambda trace, self, item: self.put(trace, item)),
+        ((deque.appendleft,), lambda trace, self, item: self.put(trace, item, left=True)),
+        ((deque.pop,), lambda trace, self: _pop(trace, self)),
+        ((deque.popleft,), lambda trace, self: _pop(trace, self, ZERO)),
         ((list.extend, deque.extend), lambda trace, self, other: self.extend(trace, other)),
         (
             (list.insert,),
             lambda trace, self, index, item: self.mutate(trace).insert(index.as_constant(), item),
         ),
         ((list.clear, deque.clear), lambda trace, self: self.mutate(trace).clear()),
-        ((deque.appendleft,), lambda trace, self, item: self.mutate(trace).insert(0, item)),
         ((list.reverse,), lambda trace, self: self.mutate(trace).reverse()),
         ((list.copy,), lambda trace, self: ListValue(self.items)),
         (
@@ -175,19 +178,13 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 # list -------------------------------------------------------------------------------------------------------
-@method(list.pop, deque.pop)
+@method(list.pop)
 def _pop(trace: Trace, self: ListValue, index: Value = LAST) -> Value:
     at = index.as_constant()
     if not -len(self.items) <= at < len(self.items):
-        raise trace.error(IndexError, "pop index out of range" if self.items else "pop from empty list")
+        empty = "pop from an empty deque" if self.kind is deque else "pop from empty list"
+        raise trace.error(IndexError, "pop index out of range" if self.items else empty)
     return self.mutate(trace).pop(at)
-
-
-@method(deque.popleft)
-def _popleft(trace: Trace, self: ListValue) -> Value:
-    if not self.items:
-        raise trace.error(IndexError, "pop from an empty deque")
-    return self.mutate(trace).pop(0)
 
 
 @method(list.sort)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .breaks import unsupported
 from .values.base import Value, builtin_rule
 from .values.constant import Constant
-from .values.containers import DictValue, ListValue, SequenceValue, SetValue, TupleValue
+from .values.containers import DictValue, ListValue, SetValue, TupleValue
 from .values.function import FunctionValue
 from .values.user_object import UserObject
 
@@ -48,7 +48,7 @@ def _copy(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _copy_container(value: Value, inner: Any) -> Value | None:
-    if isinstance(value, SequenceValue):
+    if type(value) in (ListValue, TupleValue):
         return type(value)([inner(item) for item in value.items])
     if isinstance(value, DictValue):
         return DictValue([(h, inner(k), inner(v)) for h, (k, v) in value.load().items()], kind=value.kind)
@@ -98,7 +98,7 @@ def _deep(trace: Trace, value: Value, memo: dict[Value, Value]) -> Value:
         return value if all(a is b for a, b in zip(items, value.items)) else TupleValue(items)
     # A container that holds itself is met again before its copy is known.
     memo[value] = _Cyclic()
-    if isinstance(value, ListValue):
+    if type(value) is ListValue:
         copied = memo[value] = type(value)([])
         copied.items.extend([_deep(trace, item, memo) for item in value.items])
     elif isinstance(value, DictValue | SetValue):

@@ -82,14 +82,7 @@ P(1), P(1, 2), P(b=1, a=0), P(1).a, P(1)._asdict(), P(1)._replace(a=3), P._field
 P(x, 2).a, P(x, x + 1)[1], [*P(1)], P(1) + (3,)
 OD["a"], list(OD), OrderedDict(a=1) == {"a": 1}, OrderedDict([("b", 1)]), list(OD.items()), OrderedDict(a=1, b=2) == OrderedDict(b=2, a=1)
 DF["a"], "z" in DF, DF.get("z"), defaultdict(int)["q"], defaultdict(lambda: 5)["a"], dict(DF), DF.default_factory
-deque([1, 2])
-DQ == deque([1, 2, 3]) #2
-list(reversed(DQ)) #2
-2 in DQ #2
-list(DQ) #2
-len(DQ) #2
-DQ[-1] #2
-DQ[0] #2
+deque([1, 2]), DQ == deque([1, 2, 3]), DQ == L, list(reversed(DQ)), 2 in DQ, list(DQ), len(DQ), DQ[-1], DQ[0], [*DQ], sum(DQ), bool(DQ), max(DQ)
 CT["a"], CT["z"], Counter("aab"), Counter([1, 1, 2]).most_common(1), sorted(CT.elements()), CT + Counter("a"), sum(CT.values())
 ChainMap({"a": 1}, {"a": 2, "b": 3})["b"], dict(ChainMap({"a": 1}, {"b": 2}))
 MyList([1, 2]), MyList([1, 2]).total(), MyList([1])[0], len(MyList([1])), MyList([1]) + [2], [i for i in MyList([4])]
@@ -102,7 +95,7 @@ gen(3)
 (i * 2 for i in L) #2
 (v for v in [x, x * 2]) #2
 [g for g in [gen(2), gen(1)]][0]
-collections.deque(maxlen=2) #2
+collections.deque(maxlen=2), deque([1, 2, 3], 2), deque([1], maxlen=0), deque("ab")
 L[10]
 DD["nope"]
 TT[9]
@@ -119,6 +112,11 @@ set().pop()
 (1, 2).foo
 DF.nope
 deque().popleft()
+DQ[5]
+deque([1]).pop(0)
+DQ[0:1] #2
+DQ + deque([1]) #2
+deque([1], 2) * 2 #2
 [] < {}
 next(gen(0))
 dict([1])
@@ -174,6 +172,22 @@ dict([(1, 2, 3)])
     n = defaultdict(int)
     for c in "hello": n[c] += 1
     return d, n, x
+
+    q = deque([x, 2], maxlen=2)
+    q.append(3); q.appendleft(x + 1); q.extend([5, 6]); q[0] = 4; del q[1]; q += [x]
+    return q, len(q) #2
+
+    q = deque([x, 2], maxlen=2)
+    q.append(3); q.appendleft(x + 1); q.extend([5, 6]); q[0] = 4
+    return q, len(q)
+
+    DQ.append(len(S)); DQ.popleft(); S.append(list(DQ)); DQ.clear(); DQ.extend([1, 2, 3])
+    return DQ[-1], x
+
+    q = deque([1, 2])
+    for i in q:
+        q.append(q.popleft())
+    return q, x #2
 
     c = Counter()
     c["a"] += 1; c.update("ab"); c.subtract(["a"])

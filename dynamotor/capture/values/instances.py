@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 import operator
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ...base.registry import register_all
@@ -85,8 +85,6 @@ def builtin_new(
         return UserObject(cls, base=DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict))
     if maker is types.SimpleNamespace.__new__:
         return UserObject(cls)
-    if cls is deque:
-        return UserObject(cls, base=ListValue([]))
     if issubclass(cls, list) and maker is list.__new__:
         return UserObject(cls, base=ListValue([]))
     if issubclass(cls, tuple) and maker is tuple.__new__:
@@ -108,11 +106,7 @@ def builtin_init(
 ) -> None:
     """A C `__init__` of an object made in the trace."""
     base = instance.base
-    if isinstance(base, ListValue) and init is deque.__init__:
-        if len(args) > 1 or kwargs:
-            raise unsupported("unsupported-call", "a deque with maxlen is made")
-        base.items.extend(args[0].unpack(trace) if args else [])
-    elif isinstance(base, ListValue) and init is list.__init__:
+    if isinstance(base, ListValue) and init is list.__init__:
         base.mutate(trace)[:] = args[0].unpack(trace) if args else []
     elif isinstance(base, DictValue) and init in (dict.__init__, OrderedDict.__init__):
         if args:

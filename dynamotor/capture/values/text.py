@@ -61,7 +61,7 @@ def _container_text(trace: Trace, value: Value) -> Value:
     def text(v: Value) -> str:
         return text_of(trace, v, repr).as_constant()
 
-    if isinstance(value, ListValue):
+    if type(value) is ListValue:
         return Constant(f"[{', '.join([text(v) for v in value.items])}]")
     if isinstance(value, TupleValue):
         return Constant(
@@ -71,7 +71,8 @@ def _container_text(trace: Trace, value: Value) -> Value:
         if value.is_constant():
             return Constant(repr(value.as_constant()))
         raise unsupported("unsupported-call", "the text of a set of objects")
-    assert isinstance(value, DictValue)
+    if not isinstance(value, DictValue):
+        raise unsupported("unsupported-call", f"the text of {value.describe()}")
     return Constant(f"{{{', '.join([f'{text(k)}: {text(v)}' for k, v in value.load().values()])}}}")
 
 

@@ -7,7 +7,7 @@ one place. An instance of a subclass of list, dict, tuple, set, int, str ... kee
 from __future__ import annotations
 
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -155,8 +155,6 @@ class UserObject(Value):
 
     def _new(self, cg: Codegen) -> str:
         cls, base = cg.constant(self.cls), self.base
-        if self.cls is deque:
-            return f"{cls}({cg.emit(base)})"  # type: ignore[arg-type]
         if base is None and issubclass(self.cls, types.SimpleNamespace):
             return f"{cls}.__new__({cls})"
         if base is None:
@@ -170,7 +168,7 @@ class UserObject(Value):
 
     def _fill_base(self, cg: Codegen, name: str) -> None:
         base = self.base
-        if isinstance(base, ListValue) and self.cls is not deque:
+        if isinstance(base, ListValue):
             cg.statement(f"list.extend({name}, [{', '.join([cg.emit(item) for item in base.items])}])")
         elif isinstance(base, DictValue):
             method = cg.constant(OrderedDict) if issubclass(self.cls, OrderedDict) else "dict"

@@ -1,0 +1,142 @@
+"""`collections.deque`, from outside or made in the trace. One from outside is read through the list of its
+items, taken at each call.
+
+>>> recent.append(x.mean())         # recent = deque(maxlen=8): written back after the graph
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..breaks import unsupported
+from ..guards import Length, TypeIs
+from ..source import Called, SeqItem
+from .base import MISSING, Value, builtin_rule, wrap_rule
+from .containers import ListValue, SequenceIterator, makers
+from .iterators import Iterator
+
+if TYPE_CHECKING:
+    from ..output import Codegen
+    from ..trace import Trace
+
+
+class DequeValue(ListValue):
+    """A deque of exactly that class."""
+
+    __slots__ = ("maxlen", "changes")
+    kind = deque  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        items: Iterable[Value] | None,
+        source: Any = None,
+        obj: Any = MISSING,
+        trace: Trace | None = None,
+        maxlen: int | None = None,
+    ) -> None:
+        super().__init__(items, source, obj, trace)
+        self.maxlen, self.changes = maxlen, 0
+
+    @property
+    def items(self) -> list[Value]:
+        if self._items is None:
+            listed = Called(self.source, list)
+            self._items = [self.trace.wrap(SeqItem(listed, i), item) for i, item in enumerate(list(self.obj))]
+        return self._items
+
+    def as_constant(self) -> Any:
+        return deque([item.as_constant() for item in self.items], self.maxlen)
+
+    def mutate(self, trace: Trace) -> list[Value]:
+        self.changes += 1
+        return super().mutate(trace)
+
+    def put(self, trace: Trace, item: Value, left: bool = False) -> None:
+        """`append`, `appendleft`: what is too much leaves at the other end."""
+        items = self.mutate(trace)
+        items.insert(0 if left else len(items), item)
+        if self.maxlen is not None and len(items) > self.maxlen:
+            items.pop(-1 if left else 0)
+
+    def extend(self, trace: Trace, other: Value) -> None:
+        for item in list(self.items) if other is self else other.each(trace):
+            self.put(trace, item)
+
+    def index_of(self, trace: Trace, key: Value) -> Any:
+        if not issubclass(key.python_type(), int):
+            raise unsupported("unsupported-call", f"a deque is indexed with {key.describe()}")
+        index = super().index_of(trace, key)
+        if not -len(self.items) <= index < len(self.items):
+            raise trace.error(IndexError, "deque index out of range")
+        return index
+
+    def iterate(self, trace: Trace) -> Iterator:
+        return DequeIterator(self)
+
+    def binary(
+        self, trace: Trace, op: Callable[..., Any], other: Value, reflected: bool = False
+    ) -> Value | None:
+        if op.__name__ in ("add", "mul", "iadd", "imul"):
+            raise unsupported("unsupported-call", f"{op.__name__} of a deque")
+        return super().binary(trace, op, other, reflected)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        name = cg.new_object(self, f"{cg.constant(deque)}(maxlen={self.maxlen})")
+        self.replay(cg, name)
+        return name
+
+    def replay(self, cg: Codegen, name: str = "") -> None:
+        """Give it its final contents."""
+        name = name or cg.emit(self)
+        items = ", ".join([cg.emit(item) for item in self.items])
+        if self.obj is not MISSING:
+            cg.statement(f"{name}.clear()")
+        cg.statement(f"{name}.extend([{items}])")
+
+
+class DequeIterator(SequenceIterator):
+    """Stops where the deque was changed meanwhile: its own raises there."""
+
+    __slots__ = ("deque", "changes")
+
+    def __init__(self, target: DequeValue) -> None:
+        super().__init__(target)
+        self.deque, self.changes = target, target.changes
+
+    def next(self, trace: Trace) -> Value | None:
+        if self.changes != self.deque.changes:
+            raise unsupported("unsupported-call", "a deque is changed while it is walked")
+        return super().next(trace)
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        return [item for item in iter(lambda: self.next(trace), None) if item is not None]
+
+    def reconstruct(self, cg: Codegen) -> str:
+        raise unsupported("reconstruct", "an iterator over a deque")
+
+
+@wrap_rule(deque)
+def _wrap(trace: Trace, source: Any, obj: deque[Any]) -> Value:
+    trace.reader.guard(TypeIs(source, deque))
+    trace.reader.guard(Length(Called(source, list), len(obj)))
+    maxlen = trace.reader.ask(source, obj, "its maxlen", lambda now: now.maxlen)
+    return DequeValue(None, source, obj, trace, maxlen)
+
+
+@builtin_rule(deque)
+def _make(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = dict(zip(("iterable", "maxlen"), args)) | kwargs
+    if len(given) != len(args) + len(kwargs) or given.keys() - {"iterable", "maxlen"}:
+        raise unsupported("unsupported-call", "a deque is made with other arguments")
+    maxlen = given["maxlen"].as_constant() if "maxlen" in given else None
+    if not (maxlen is None or type(maxlen) is int and maxlen >= 0):
+        raise unsupported("unsupported-call", f"a deque is made with maxlen={maxlen!r}")
+    made = DequeValue([], maxlen=maxlen)
+    if "iterable" in given:
+        made.extend(trace, given["iterable"])
+    return made
+
+
+makers[deque] = lambda trace, obj: DequeValue([trace.fresh(item) for item in obj], maxlen=obj.maxlen)
