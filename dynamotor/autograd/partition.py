@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..graph.nodes import overload
+from ..graph.nodes import needed_for, overload
 from ..graph.op_facts import facts
 from ..graph.size_nodes import is_size
 from ..graph.sizes import hint
@@ -82,7 +82,7 @@ def partition(joint: Joint) -> Partition:
     nodes = list(joint.gm.graph.nodes)
     backward = dependents(nodes, joint.tangents)
     grads = [node for node in joint.output[2] if node is not None]
-    wanted = _ancestors(grads)
+    wanted = needed_for(grads)
     eager = {
         memory_root(arg)
         for node in backward
@@ -109,17 +109,6 @@ def dependents(nodes: list[Node], roots: list[Node]) -> set[Node]:
     return found
 
 
-def _ancestors(roots: list[Node]) -> set[Node]:
-    found: set[Node] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
-
-
 def _size(node: Node) -> float:
     val = node.meta["val"]
     return hint(val.nbytes) if isinstance(val, TensorSpec) else _NEVER
@@ -136,7 +125,7 @@ def _minimum_cut(
 
     None when no cut separates the halves, which cannot be but need not be fatal.
     """
-    forward = _ancestors([*joint.output[0], *joint.output[1]])
+    forward = needed_for([*joint.output[0], *joint.output[1]])
     grads = {node for node in joint.output[2] if node is not None}
     free = {node for node in joint.output[0] if node in eager}
     candidates = [node for node in nodes if node in wanted and node not in backward and node.op != "output"]

@@ -144,7 +144,7 @@ class Compiler:
         self.fn, self.options, self.backend = fn, options, backend
         self.resumes: dict[Any, Any] = {}
         self.policy = policy
-        self.inner = InnerFrames(self.inner_dispatcher)
+        self.inner = InnerFrames(lambda function: InnerCompiler(function, self).dispatcher())
         self.told_full = False
         self.symbols_made = False  # by the last captures
         owner = getattr(fn, "__self__", None)
@@ -408,10 +408,6 @@ class Compiler:
         """Run the original."""
         n = len(args) - len(kwnames)
         return self.fn(*args[:n], **dict(zip(kwnames, args[n:])))
-
-    def inner_dispatcher(self, function: types.FunctionType) -> Any:
-        """The dispatcher of a user function that is entered while a graph break runs natively."""
-        return InnerCompiler(function, self).dispatcher()
 
     # Capture ------------------------------------------------------------------------------------------------
     def capture(self, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Captured:

@@ -15,7 +15,7 @@ from .values.constant import Constant
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
 
-_SYMBOLS = {
+SYMBOLS = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -332,7 +332,7 @@ for _names, _n, _compute in (
     (
         ("BINARY_OP", "COMPARE_OP"),
         2,
-        lambda frame, instr, a, b: frame.trace.binary(_SYMBOLS[instr.argval], a, b),
+        lambda frame, instr, a, b: frame.trace.binary(SYMBOLS[instr.argval], a, b),
     ),
     (("UNARY_NEGATIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.neg)),
     (("UNARY_POSITIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.pos)),

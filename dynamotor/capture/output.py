@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..graph.sizes import Size, Symbol, settled
+from ..graph.sizes import Size, settled
 from .breaks import unsupported
 from .source import Arg, Const, SizeOf, Source, StrideOf
 from .values.base import Value
@@ -25,10 +25,6 @@ from .values.torch_function import HeldNumber
 
 if TYPE_CHECKING:
     from .trace import Trace
-
-
-def _bare(symbol: Symbol) -> Size:
-    return Size({(symbol,): 1}, symbol.env)
 
 
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
@@ -134,7 +130,7 @@ class Codegen:
         self.constants.update(floordiv=operator.floordiv, mod=operator.mod)
         for symbol in number.symbols:
             if symbol.unbacked:
-                line = f"{symbol} = {self.output(self.trace.sizes.node(self.trace.graph, _bare(symbol)))}"
+                line = f"{symbol} = {self.output(self.trace.sizes.node(self.trace.graph, Size({(symbol,): 1}, symbol.env)))}"
                 if line not in self.prologue:
                     self.prologue.append(line)
                 continue

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.registry import register_all
 from .breaks import unsupported
-from .guards import IdIs
+from .ops_control import SYMBOLS
 from .polyfills import getters
 from .polyfills import itertools as polyfills
 from .source import Called, Const
@@ -45,6 +45,7 @@ from .values.base import (
     builtin_rules,
     call_finder,
     makers,
+    wrap_held,
     wrap_rule,
 )
 from .values.constant import PURE_TYPES, Constant
@@ -61,86 +62,41 @@ Kwargs = dict[str, Value]
 
 
 # operator ---------------------------------------------------------------------------------------------------
-def _operator_rule(name: str) -> None:
-    op = getattr(operator, name)
-
-    def _operate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        return trace.binary(op, args[0], args[1])
-
-    builtin_rules.setdefault(op, _operate)
+def _operator_rule(op: Any) -> None:
+    builtin_rules.setdefault(op, lambda trace, args, kwargs: trace.binary(op, args[0], args[1]))
 
 
-for _name in (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "lshift",
-    "rshift",
-    "and_",
-    "or_",
-    "xor",
-    "lt",
-    "le",
-    "eq",
-    "ne",
-    "gt",
-    "ge",
-):
-    _operator_rule(_name)
-for _name in (
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "ifloordiv",
-    "imod",
-    "ipow",
-    "imatmul",
-    "ilshift",
-    "irshift",
-    "iand",
-    "ior",
-    "ixor",
-):
-    _operator_rule(_name)
+for _op in SYMBOLS.values():
+    _operator_rule(_op)
 
 
-def _unary_rule(name: str) -> None:
-    op = getattr(operator, name)
+def _unary_rule(op: Any) -> None:
     builtin_rules.setdefault(op, lambda trace, args, kwargs: args[0].unary(trace, op))
 
 
-for _name in ("neg", "pos", "invert"):
-    _unary_rule(_name)
-builtin_rules.setdefault(operator.getitem, lambda trace, args, kwargs: args[0].getitem(trace, args[1]))
-builtin_rules.setdefault(operator.contains, lambda trace, args, kwargs: args[0].contains(trace, args[1]))
-builtin_rules.setdefault(operator.not_, lambda trace, args, kwargs: Constant(not trace.truth(args[0])))
-builtin_rules.setdefault(operator.truth, lambda trace, args, kwargs: Constant(trace.truth(args[0])))
-builtin_rules.setdefault(operator.is_, lambda trace, args, kwargs: Constant(trace.same(*args)))
-builtin_rules.setdefault(operator.is_not, lambda trace, args, kwargs: Constant(not trace.same(*args)))
-
-
-@builtin_rule(operator.setitem)
-def _setitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    args[0].setitem(trace, args[1], args[2])
-    return Constant(None)
-
-
-@builtin_rule(operator.delitem)
-def _delitem(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    args[0].delitem(trace, args[1])
-    return Constant(None)
-
-
-builtin_rules[operator.itemgetter] = lambda trace, args, kwargs: trace.call_python(getters.itemgetter, args)
-builtin_rules[operator.attrgetter] = lambda trace, args, kwargs: trace.call_python(getters.attrgetter, args)
-builtin_rules[operator.methodcaller] = lambda trace, args, kwargs: trace.call_python(
-    getters.methodcaller, args, kwargs
+for _op in (operator.neg, operator.pos, operator.invert):
+    _unary_rule(_op)
+register_all(
+    builtin_rule,
+    (
+        ((operator.getitem,), lambda trace, args, kwargs: args[0].getitem(trace, args[1])),
+        ((operator.contains,), lambda trace, args, kwargs: args[0].contains(trace, args[1])),
+        ((operator.not_,), lambda trace, args, kwargs: Constant(not trace.truth(args[0]))),
+        ((operator.truth,), lambda trace, args, kwargs: Constant(trace.truth(args[0]))),
+        ((operator.is_,), lambda trace, args, kwargs: Constant(trace.same(*args))),
+        ((operator.is_not,), lambda trace, args, kwargs: Constant(not trace.same(*args))),
+        (
+            (operator.setitem,),
+            lambda trace, args, kwargs: args[0].setitem(trace, *args[1:]) or Constant(None),
+        ),
+        ((operator.delitem,), lambda trace, args, kwargs: args[0].delitem(trace, args[1]) or Constant(None)),
+        ((operator.itemgetter,), lambda trace, args, kwargs: trace.call_python(getters.itemgetter, args)),
+        ((operator.attrgetter,), lambda trace, args, kwargs: trace.call_python(getters.attrgetter, args)),
+        (
+            (operator.methodcaller,),
+            lambda trace, args, kwargs: trace.call_python(getters.methodcaller, args, kwargs),
+        ),
+    ),
 )
 
 
@@ -409,21 +365,6 @@ def _var_reset(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return Constant(None)
 
 
-@wrap_rule(
-    contextvars.ContextVar,
-    weakref.ReferenceType,
-    type(threading.Lock()),
-    inspect.Signature,
-    inspect.Parameter,
-    dataclasses.Field,
-    re.Pattern,
-    re.Match,
-)
-def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return Held(obj, source)
-
-
 class Held(Builtin):
     """An object of the standard library, held by identity; those that describe code are taken as constant."""
 
@@ -439,6 +380,19 @@ class Held(Builtin):
             return super().call(trace, args, kwargs)
         source = self.source if self.source is not None else Const(self.value, "weakref")
         return trace.wrap(Called(source, _TARGET), self.value())
+
+
+wrap_held(
+    Held,
+    contextvars.ContextVar,
+    weakref.ReferenceType,
+    type(threading.Lock()),
+    inspect.Signature,
+    inspect.Parameter,
+    dataclasses.Field,
+    re.Pattern,
+    re.Match,
+)
 
 
 _TARGET = weakref.ref.__call__

@@ -13,8 +13,8 @@ except ImportError:  # PyTorch works without it
     np = None  # type: ignore[assignment]
 
 from .breaks import Unsupported, unsupported
-from .guards import IdIs, TypeIs
-from .values.base import CallRule, Value, call_finder, wrap_rule
+from .guards import TypeIs
+from .values.base import CallRule, Value, call_finder, wrap_held, wrap_rule
 from .values.constant import PURE_TYPES, Constant
 from .values.klass import Builtin
 
@@ -34,10 +34,7 @@ def _wrap_scalar(trace: Trace, source: Any, obj: Any) -> Value:
     return Constant(obj, source)
 
 
-@wrap_rule(*_CALLABLES)
-def _wrap_callable(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return Builtin(obj, source)
+wrap_held(Builtin, *_CALLABLES)
 
 
 def _is_plain(obj: Any) -> bool:

@@ -290,21 +290,17 @@ def _collect() -> dict[Any, str]:
     """Public functions of torch's namespaces that are nodes, with their names."""
     found: dict[Any, str] = {}
     for namespace in _NAMESPACES:
-        for name, obj in _members(namespace):
+        for name, obj in ((name, getattr(namespace, name)) for name in dir(namespace)):
             if name.startswith("__") or isinstance(obj, type) or not callable(obj) or not _hashable(obj):
                 continue
             if isinstance(obj, types.FunctionType):
                 if name.startswith("_") or getattr(obj, "__module__", None) not in _NODE_MODULES:
                     continue
-            elif not isinstance(obj, types.BuiltinFunctionType) or _is_setting(name):
+            elif not isinstance(obj, types.BuiltinFunctionType) or name.startswith(_NOT_COMPUTING):
                 continue
             if obj not in QUERIES and obj not in REFUSED and obj not in _CALL_BACK:
                 found.setdefault(obj, name)
     return found
-
-
-def _members(namespace: Any) -> list[tuple[str, Any]]:
-    return [(name, getattr(namespace, name)) for name in dir(namespace)]
 
 
 def _hashable(obj: Any) -> bool:
@@ -348,11 +344,6 @@ _NOT_COMPUTING = (
     "_print",
     "_parse_to",
 )
-
-
-def _is_setting(name: str) -> bool:
-    """Builtins that set or get PyTorch's state rather than compute."""
-    return name.startswith(_NOT_COMPUTING)
 
 
 GRAPH_FUNCTIONS = _collect()

@@ -26,11 +26,11 @@ from ..base.errors import BuildError
 from ..base.events import counters, emit
 from ..graph.info import GraphInfo
 from ..graph.sizes import hint
-from ..lower.program import ExternStep, LoopStep, Program
+from ..lower.program import ExternStep, LoopStep, Program, refs
 from ..runtime import device_memory, memory, triton_build, triton_interpret, triton_launch
 from . import autotune, pad_rows, triton, triton_gemm_choice
 from .cpp import structure
-from .program import CallProgram, Writer, _Instance, _nbytes, refs
+from .program import CallProgram, Writer, _Instance, _nbytes
 from .triton_batch import batched
 from .triton_family import ROOM, Chosen, Family, Variant
 from .triton_kernel import TritonFunction

@@ -16,8 +16,7 @@ import torch
 from ..graph.spec import contiguous_stride
 from ..lower.index import Index, Var
 from ..lower.ir import Expr, Kernel, Phase, Reduce, Statement, Store, load, loaded_exprs, loads_of, rebuild
-from ..lower.program import Buffer, BufRef, ExternStep, Program, Step
-from .program import refs
+from ..lower.program import Buffer, BufRef, ExternStep, Program, Step, refs
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)

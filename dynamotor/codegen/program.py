@@ -34,7 +34,7 @@ from ..graph.info import GraphInfo
 from ..graph.plain import plain
 from ..graph.sizes import FUNCTIONS, Size, equal, hint, is_symbolic
 from ..graph.spec import CPU, TensorSpec
-from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program
+from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches
 from ..runtime import build, launch, memory
 from . import checked, cpp, externs
 
@@ -44,28 +44,6 @@ UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.
 Shape = tuple[int, ...]
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _profiler_is_on = torch.autograd._profiler_enabled
-
-
-def refs(value: Any) -> Iterator[BufRef]:
-    """The buffer references inside an argument."""
-    if isinstance(value, BufRef):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from refs(item)
-    elif isinstance(value, dict):
-        yield from refs(list(value.values()))
-
-
-def _touches(step: LoopStep | ExternStep) -> set[str]:
-    """Names of all buffers that a step reads or writes."""
-    if isinstance(step, LoopStep):
-        return set(step.args) | set(step.reads) | set(step.writes)
-    return (
-        {ref.name for ref in refs((step.args, step.kwargs))}
-        | {name for name in step.outs if name}
-        | set(step.mutates)
-    )
 
 
 def shown_by(steps: Iterable[LoopStep | ExternStep]) -> dict[str, set[str]]:
@@ -88,13 +66,9 @@ def step_accesses(steps: Sequence[LoopStep | ExternStep]) -> Iterator[tuple[set[
 
     for step in steps:
         if isinstance(step, LoopStep):
-            yield memory_of(_touches(step)), memory_of(step.writes)
+            yield memory_of(touches(step)), memory_of(step.writes)
         else:
-            yield memory_of(_touches(step)), memory_of(step.mutates) | {*filter(None, step.outs)}
-
-
-def _makes(step: LoopStep | ExternStep, name: str) -> bool:
-    return isinstance(step, ExternStep) and name in step.outs
+            yield memory_of(touches(step)), memory_of(step.mutates) | {*filter(None, step.outs)}
 
 
 def _nbytes(spec: TensorSpec) -> int | Size:
@@ -309,7 +283,7 @@ class Writer:
         for at, step in enumerate(self.program.steps):
             if isinstance(step, ExternStep) and step.out_variant is None:
                 self._fresh |= {name for name in step.outs if name}
-            for name in _touches(step):
+            for name in touches(step):
                 for held in (name, *holds.get(name, ())):
                     first.setdefault(held, at)
                     self._last[held] = at
@@ -508,7 +482,7 @@ class Writer:
         """The source text of the program."""
         made: set[str] = set(self.program.inputs)
         for at, step in enumerate(self.program.steps):
-            touched = _touches(step)
+            touched = touches(step)
             for name in sorted(touched & self.outputs - made - self._fresh):
                 if self.program.buffers[name].kind not in ("input", "const"):
                     self.lines.append(self.new_result(name))
@@ -527,7 +501,7 @@ class Writer:
             dead = sorted(
                 n
                 for n in touched & (self._fresh | self.given) - self.outputs
-                if self._last[n] == at and not _makes(step, n)
+                if self._last[n] == at and not (isinstance(step, ExternStep) and n in step.outs)
             )
             if dead:
                 self.lines.append(f"del {', '.join(dead)}")

@@ -16,8 +16,7 @@ import torch
 from ..base.events import counters
 from ..graph.spec import TensorSpec
 from ..lower.ir import Expr, Reduce, Store, loads_of, walk
-from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step
-from .program import refs
+from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, Step, refs
 from .triton import TritonStep
 from .triton_conv import convolution
 from .triton_gemm import Tiling, emit_product

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .sizes import mapped
+
 
 class Leaf:
     """The place of the i-th tensor in a template: nested tuples, lists and dicts of leaves and constants."""
@@ -24,27 +26,19 @@ class Leaf:
 
 def fill(template: Any, leaves: Sequence[Any], leaf: Callable[[Any], Any] = lambda found: found) -> Any:
     """The template with tensors in it."""
-    kind = type(template)
-    if kind is Leaf:
-        return leaf(leaves[template.index])
-    if kind is tuple or kind is list:
-        return kind([fill(item, leaves, leaf) for item in template])
-    if kind is dict:
-        return {key: fill(item, leaves, leaf) for key, item in template.items()}
-    return template
+    return mapped(lambda item: leaf(leaves[item.index]) if type(item) is Leaf else item, template)
 
 
 def flatten(tree: Any, leaves: list[torch.Tensor]) -> Any:
     """The template of nested tuples, lists and dicts; their tensors are appended to `leaves`."""
-    kind = type(tree)
-    if isinstance(tree, torch.Tensor):
-        leaves.append(tree)
+
+    def leaf(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        leaves.append(item)
         return Leaf(len(leaves) - 1)
-    if kind is tuple or kind is list:
-        return kind([flatten(item, leaves) for item in tree])
-    if kind is dict:
-        return {key: flatten(item, leaves) for key, item in tree.items()}
-    return tree
+
+    return mapped(leaf, tree)
 
 
 @dataclass(eq=False)

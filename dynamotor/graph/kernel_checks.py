@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 
 from .op_facts import facts
 from .shapes import UnsupportedOp, infer_spec
-from .sizes import Dim, numbers
+from .sizes import Dim, leaves_in, numbers
 from .spec import TensorSpec
 
 aten = torch.ops.aten
@@ -286,11 +286,7 @@ def _made(kinds: Any, make: Callable[[Any], torch.Tensor]) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, torch.Tensor))
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

@@ -7,7 +7,7 @@ that node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from torch import fx
@@ -62,3 +62,15 @@ def spec_of(node: Any) -> TensorSpec:
     """The TensorSpec of a node that has one tensor result."""
     spec = node.meta.get("val")
     return spec if isinstance(spec, TensorSpec) else _wrong(node, "its result is not one tensor")
+
+
+def needed_for(wanted: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that these depend on, these with them."""
+    found: set[fx.Node] = set()
+    todo = list(wanted)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found

@@ -121,7 +121,7 @@ def infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     result = infer_spec(func, specs, {name: spec_of(v) for name, v in kwargs.items()} if kwargs else kwargs)
     if about.writes and any(r is not None for r in about.returns):
         return _returned_arguments(about.returns, result, args, kwargs)
-    return materialise(result, _memory_of(args[0]) if about.is_view else None)
+    return materialise(result, getattr(args[0], "memory", None) if about.is_view else None)
 
 
 def set_spec(tensor: ShapeTensor, spec: TensorSpec) -> ShapeTensor:
@@ -142,10 +142,6 @@ def materialise(result: Any, memory: Memory | None = None) -> Any:
             else tuple([materialise(r) for r in result])
         )
     return to_torch(result)
-
-
-def _memory_of(value: Any) -> Memory | None:
-    return value.memory if isinstance(value, ShapeTensor) else None
 
 
 def _returned_arguments(returns: tuple, result: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from ..base.events import counters
 from ..base.registry import Registry
 from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
-from .sizes import DataDependent, Size, hint
+from .sizes import DataDependent, Size, hint, mapped
 from .spec import CPU, TensorSpec, device_with_index
 from .sym_int import from_torch, to_torch
 from .symbolic_demands import demands
@@ -71,7 +71,7 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     except (RuntimeError, TypeError, NotImplementedError, AttributeError):
         if not has_symbols((args, kwargs)):
             raise
-        result = infer(func, *_specialised((args, kwargs)))  # a kernel that takes plain numbers only
+        result = infer(func, *mapped(_specialised, (args, kwargs)))  # a kernel that takes plain numbers only
         counters["specialised"][str(func)] += 1
     if key is not None:
         if len(_memo) >= _MEMO_LIMIT:
@@ -81,20 +81,15 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _specialised(value: Any) -> Any:
-    """Arguments with plain numbers in the place of sizes: each becomes a guard."""
-    kind = type(value)
-    if kind is TensorSpec:
+    """An argument with plain numbers in the place of sizes: each becomes a guard."""
+    if type(value) is TensorSpec:
         return replace(
             value,
             shape=tuple(map(int, value.shape)),
             stride=tuple(map(int, value.stride)),
             offset=int(value.offset),
         )
-    if kind is tuple or kind is list:
-        return kind([_specialised(v) for v in value])
-    if kind is dict:
-        return {name: _specialised(v) for name, v in value.items()}
-    return int(value) if kind is Size else value
+    return int(value) if type(value) is Size else value
 
 
 def _ambient() -> tuple[Any, ...]:
@@ -126,28 +121,22 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def _on_xla(value: Any) -> bool:
     kind = type(value)
-    if kind is TensorSpec:
-        return value.device.type == "xla"
-    if kind is tuple or kind is list:
-        return any(map(_on_xla, value))
-    if kind is dict:
-        return any(map(_on_xla, value.values()))
-    return kind is torch.device and value.type == "xla"
+    if kind is tuple or kind is list or kind is dict:
+        return any(map(_on_xla, value.values() if kind is dict else value))
+    device = value.device if kind is TensorSpec else value
+    return type(device) is torch.device and device.type == "xla"
 
 
 def _infer_as_on_cpu(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """XLA tensors report the shapes, strides and types that CPU tensors would."""
-    result = _infer(func, _moved(args, CPU), {name: _moved(value, CPU) for name, value in kwargs.items()})
-    return _moved(result, _device_of_result(args, kwargs))
+    result = _infer(func, *mapped(functools.partial(_moved, CPU), (args, kwargs)))
+    return mapped(functools.partial(_moved, _device_of_result(args, kwargs)), result)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    kind = type(value)
-    if kind is TensorSpec:
+def _moved(device: torch.device, value: Any) -> Any:
+    if type(value) is TensorSpec:
         return replace(value, device=device)
-    if kind is tuple or kind is list:
-        return kind([_moved(v, device) for v in value])
-    return device if kind is torch.device else value
+    return device if type(value) is torch.device else value
 
 
 def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -169,9 +158,7 @@ def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> T
     shape = broadcast(operands(args))
     try:
         with torch.no_grad(), torch._C._DisableAutocast():
-            out = func(
-                *_without_elements(args), **{name: _without_elements(value) for name, value in kwargs.items()}
-            )
+            out = func(*mapped(_without_elements, args), **mapped(_without_elements, kwargs))
     except (
         RuntimeError,
         TypeError,
@@ -195,12 +182,9 @@ def _without_elements(value: Any) -> Any:
     """Real tensors of a type on the CPU; those without dimensions keep their one element, since they promote
     otherwise.
     """
-    kind = type(value)
-    if kind is TensorSpec:
+    if type(value) is TensorSpec:
         return torch.ones(() if not value.shape else (0,), dtype=value.dtype)
-    if kind is tuple or kind is list:
-        return kind([_without_elements(v) for v in value])
-    return CPU if kind is torch.device else hint(value)
+    return CPU if type(value) is torch.device else hint(value)
 
 
 def specs_in(value: Any) -> Any:
@@ -216,12 +200,7 @@ def specs_in(value: Any) -> Any:
 
 def at_hints(value: Any) -> Any:
     """Arguments as they are at the call that is being compiled; asks nothing."""
-    kind = type(value)
-    if kind is TensorSpec:
-        return value.hinted()
-    if kind is tuple or kind is list:
-        return kind([at_hints(v) for v in value])
-    return {name: at_hints(v) for name, v in value.items()} if kind is dict else hint(value)
+    return mapped(lambda leaf: leaf.hinted() if type(leaf) is TensorSpec else hint(leaf), value)
 
 
 def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> list[TensorSpec]:
@@ -283,7 +262,7 @@ def _run_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> A
     device = _device_of_result(args, kwargs)
     try:
         with torch.no_grad():
-            out = func(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
+            out = func(*mapped(_to_meta, args), **mapped(_to_meta, kwargs))
     except NotImplementedError as error:
         raise UnsupportedOp(
             "DM243",
@@ -323,13 +302,9 @@ def _to_meta(value: Any) -> Any:
     kind = type(value)
     if kind is TensorSpec:
         return meta_tensor(value)
-    if kind is tuple or kind is list:
-        return kind([_to_meta(v) for v in value])
     if kind is torch.device:
         return _META
-    if kind is torch.Generator:
-        return None
-    return to_torch(value)
+    return None if kind is torch.Generator else to_torch(value)
 
 
 def _from_meta(out: Any, device: torch.device) -> Any:

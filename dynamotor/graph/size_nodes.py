@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .sizes import Atom, Size, Symbol, size
+from .sizes import Atom, Size, Symbol, mapped, size
 
 _CALLS: dict[str, Callable[..., Any]] = {
     "floordiv": operator.floordiv,
@@ -51,12 +51,7 @@ class SizeNodes:
 
     def nodes(self, value: Any) -> Any:
         """Arguments with nodes in the place of sizes."""
-        kind = type(value)
-        if kind is Size:
-            return self.node(value)
-        if kind is tuple or kind is list:
-            return kind([self.nodes(v) for v in value])
-        return value
+        return mapped(lambda v: self.node(v) if type(v) is Size else v, value)
 
     def _product(self, whole: Size, monomial: tuple[Atom, ...], c: int) -> Any:
         factors: list[Any] = [self._atom(atom) for atom in monomial]

@@ -464,14 +464,26 @@ def hint(value: Size | int) -> int:
     return value.hint if type(value) is Size else value
 
 
+def mapped(leaf: Callable[[Any], Any], value: Any) -> Any:
+    """`leaf` of each thing that tuples, lists and dicts hold."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([mapped(leaf, v) for v in value])
+    return {name: mapped(leaf, v) for name, v in value.items()} if kind is dict else leaf(value)
+
+
+def leaves_in(value: Any) -> Iterator[Any]:
+    """The things that tuples, lists and dicts hold."""
+    if isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from leaves_in(item)
+    else:
+        yield value
+
+
 def evaluate(value: Any, of: Mapping[Symbol, Any]) -> Any:
     """Arguments with each size's value in its place: lists, tuples and dicts by element."""
-    kind = type(value)
-    if kind is Size:
-        return value.value(of)
-    if kind is tuple or kind is list:
-        return kind([evaluate(v, of) for v in value])
-    return {k: evaluate(v, of) for k, v in value.items()} if kind is dict else value
+    return mapped(lambda leaf: leaf.value(of) if type(leaf) is Size else leaf, value)
 
 
 def is_symbolic(values: Any) -> bool:

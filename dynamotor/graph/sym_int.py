@@ -22,6 +22,7 @@ from .sizes import (
     equal,
     is_unbacked,
     known,
+    mapped,
     maximum,
     minimum,
     size,
@@ -93,14 +94,36 @@ class _Prover:
         return node.bool_() if node.is_bool() else node.int_()
 
 
-class SizeNode:
-    """What a `torch.SymInt`, `SymBool` or `SymFloat` of ours holds: a Size, a Condition or a plain number.
+class PlainNode:
+    """What PyTorch asks of every `SymNode` (torch/csrc/utils/python_symnode.h, 2.13): one that is no constant."""
 
-    The methods are those that PyTorch asks of a `SymNode` (torch/csrc/utils/python_symnode.h, 2.13).
-    """
+    __slots__ = ()
+    constant = None
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> Any:
+        return None
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def clone(self) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return self.str()  # type: ignore[attr-defined]
+
+    __str__ = _graph_repr = __repr__
+
+
+class SizeNode(PlainNode):
+    """What a `torch.SymInt`, `SymBool` or `SymFloat` of ours holds: a Size, a Condition or a plain number."""
 
     __slots__ = ("expr", "env")
-    constant = None
 
     def __init__(self, expr: Any, env: ShapeEnv) -> None:
         self.expr, self.env = expr, env
@@ -115,17 +138,11 @@ class SizeNode:
     def is_float(self) -> bool:
         return type(self.expr) is float
 
-    def is_nested_int(self) -> bool:
-        return False
-
     def is_constant(self) -> bool:
         return type(self.expr) in (int, bool, float)
 
     def is_symbolic(self) -> bool:
         return not self.is_constant()
-
-    def has_hint(self) -> bool:
-        return True
 
     @property
     def hint(self) -> Any:
@@ -152,8 +169,6 @@ class SizeNode:
 
     def str(self) -> builtins.str:
         return repr(self.expr)
-
-    __repr__ = __str__ = _graph_repr = str
 
     # Becoming a plain value
     def int_(self) -> int:
@@ -210,9 +225,6 @@ class SizeNode:
         return self._node(value)
 
     wrap_float = wrap_bool = wrap_int
-
-    def clone(self) -> SizeNode:
-        return self
 
     def sym_float(self) -> SizeNode:
         return self._node(float(self.expr))
@@ -319,12 +331,7 @@ SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 
 def to_torch(value: Any) -> Any:
     """Sizes as PyTorch takes them: a SymInt for a Size, lists and tuples by element."""
-    kind = type(value)
-    if kind is Size:
-        return torch.SymInt(SizeNode(value, value.env))
-    if kind is tuple or kind is list:
-        return kind([to_torch(v) for v in value])
-    return value
+    return mapped(lambda v: torch.SymInt(SizeNode(v, v.env)) if type(v) is Size else v, value)
 
 
 def from_torch(value: Any) -> Any:

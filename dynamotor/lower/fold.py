@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ..graph.info import GraphInfo
-from ..graph.nodes import operand, overload, spec_of
+from ..graph.nodes import needed_for, operand, overload, spec_of
 from ..graph.op_facts import facts
 from ..graph.spec import TensorSpec
 from .rewrite import call, placeholders, static_nodes
@@ -121,7 +121,7 @@ def split_constants(gm: fx.GraphModule, info: GraphInfo) -> tuple[Fold | None, G
     wanted = [node for node in _boundary(graph, static) if _pays(node)]
     if not wanted:
         return None, info
-    needed = _needed(wanted)
+    needed = needed_for(wanted)
     sources = tuple(i for i, node in enumerate(inputs) if node in needed)
     part = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
@@ -168,20 +168,9 @@ def _boundary(graph: fx.Graph, static: set[fx.Node]) -> list[fx.Node]:
     return list(found)
 
 
-def _needed(wanted: list[fx.Node]) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
-    todo = list(wanted)
-    while todo:
-        node = todo.pop()
-        if node not in needed:
-            needed.add(node)
-            todo.extend(node.all_input_nodes)
-    return needed
-
-
 def _pays(node: fx.Node) -> bool:
     """Whether reading the sources at each call (to see that they are the same) is cheap beside what is
     saved.
     """
-    read = sum(spec_of(n).nbytes for n in _needed([node]) if n.op == "placeholder")
+    read = sum(spec_of(n).nbytes for n in needed_for([node]) if n.op == "placeholder")
     return read <= _MAX_READ * node.meta["val"].nbytes or read <= 4096

@@ -153,7 +153,11 @@ class Group:
         if self.template in (None, "scan"):
             return Refuse("smaller than the nest")
         rest = self.big_vars - self.loop
-        if self.template == "rows" and used == rest and not self._reads_across(member):
+        if (
+            self.template == "rows"
+            and used == rest
+            and not any(self.result_level(p) in (FINAL, ONCE) for p in self.producers(member))
+        ):
             member.level = ROW
         elif used == (self.loop if self.template == "rows" else rest):
             member.level = FINAL
@@ -162,9 +166,6 @@ class Group:
         else:
             return Refuse("neither per row nor per column of the nest")
         return member
-
-    def _reads_across(self, member: Member) -> bool:
-        return any(self.result_level(p) in (FINAL, ONCE) for p in self.producers(member))
 
     def producers(self, member: Member) -> Iterable[Member]:
         """Members whose buffers it reads."""

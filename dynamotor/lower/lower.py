@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -37,7 +36,7 @@ from .index import is_zero
 from .instance import instances, nodes_at
 from .ir import ExternNode, Node, forget_expressions, roots, walk
 from .lowering import Lowering, lower_nodes
-from .program import Buffer, BufRef, LoopStep, Program, Step
+from .program import Buffer, BufRef, LoopStep, Program, Step, touches
 from .schedule import build_kernel, in_place_pairs
 from .text import kernel_text
 from .verify import verify_nodes, verify_program, verify_schedule
@@ -59,7 +58,7 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     steps = _steps(ctx, items, wanted)
     if not ctx.is_symbolic:
         steps = write_back(steps, ctx.buffers, ctx.mutated, wanted - set(ctx.mutated))
-    used = {name for step in steps for name in _names(step)} | set(inputs) | wanted
+    used = {name for step in steps for name in touches(step)} | set(inputs) | wanted
     returned = {o.name for o in outputs if isinstance(o, BufRef)}
     buffers = {name: _with_kind(b, returned) for name, b in ctx.buffers.items() if name in used}
     program = Program(
@@ -77,14 +76,13 @@ def lower_graph(gm: fx.GraphModule, info: GraphInfo) -> Program:
     log(
         "graphs",
         lambda: "\n".join(
-            [f"kernels of {info.name}\n{program}", *(kernel_text(s.kernel) for s in _loops(steps))]
+            [
+                f"kernels of {info.name}\n{program}",
+                *(kernel_text(s.kernel) for s in steps if isinstance(s, LoopStep)),
+            ]
         ),
     )
     return program
-
-
-def _loops(steps: Iterable[Step]) -> Iterable[LoopStep]:
-    return (step for step in steps if isinstance(step, LoopStep))
 
 
 def _with_kind(buffer: Buffer, returned: set[str]) -> Buffer:
@@ -115,27 +113,15 @@ def _has_effect(entry: ExternNode) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or is_collective(target)
 
 
-def _names(step: Step) -> set[str]:
-    if isinstance(step, LoopStep):
-        return set(step.args)
-    return {o for o in step.outs if o} | _refs(step.args) | _refs(step.kwargs) | set(step.mutates)
-
-
-def _refs(x: Any) -> set[str]:
-    if isinstance(x, BufRef):
-        return {x.name}
-    if isinstance(x, dict):
-        x = list(x.values())
-    if isinstance(x, (tuple, list)):
-        return set().union(*map(_refs, x)) if x else set()
-    return set()
-
-
 def _steps(ctx: Lowering, items: list[Group | ExternNode], wanted: set[str]) -> list[Step]:
     """A step for each item; a group stores only what somebody outside of it reads."""
     readers: dict[str, set[int]] = {}
     for n, item in enumerate(items):
-        for name in item.reads if isinstance(item, ExternNode) else _group_reads(item):
+        for name in (
+            item.reads
+            if isinstance(item, ExternNode)
+            else {name for m in item.members for name in m.node.reads}
+        ):
             readers.setdefault(name, set()).add(n)
     sizes = {name: (b.spec.numel, b.spec.dtype) for name, b in ctx.buffers.items()}
     steps: list[Step] = []
@@ -190,7 +176,3 @@ def _symbols(sizes: Iterable[Size]) -> tuple[Symbol, ...]:
     return tuple(
         sorted({symbol for size in set(sizes) for symbol in size.symbols}, key=lambda symbol: symbol.order)
     )
-
-
-def _group_reads(group: Group) -> set[str]:
-    return {name for m in group.members for name in m.node.reads}

@@ -198,17 +198,18 @@ def _variance(
 
 
 # -- softmax -------------------------------------------------------------------------------------------------
-def _row_max(ctx: Lowering, x: Value, dim: int, compute: torch.dtype) -> Value:
-    return ctx.reduce("max", x, [dim], keepdim=True, dtype=compute)
-
-
-@lowering(aten._softmax.default)
-def _softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
+def _row_max(ctx: Lowering, x: Value, dim: int) -> tuple[torch.dtype, Value]:
+    """The type that a softmax computes in, and its rows' maxima."""
     compute = wide(ctx.spec.dtype)
     if not x.shape or not numel(x.shape):
         raise Decline("0-d or empty operand")
     ctx.keep(x)
-    top = _row_max(ctx, x, dim, compute)
+    return compute, ctx.reduce("max", x, [dim], keepdim=True, dtype=compute)
+
+
+@lowering(aten._softmax.default)
+def _softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
+    compute, top = _row_max(ctx, x, dim)
     e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
     ctx.realize(e)
     s = total(ctx, e, [dim], True, compute)
@@ -221,12 +222,7 @@ def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None =
     """Softmax in which a row that is -inf throughout gives zeros and not NaN (attention with everything
     masked).
     """
-    compute = wide(ctx.spec.dtype)
-    if not x.shape or not numel(x.shape):
-        raise Decline("0-d or empty operand")
-    ctx.keep(x)
-    top = _row_max(ctx, x, dim, compute)
-
+    compute, top = _row_max(ctx, x, dim)
     low = ctx.pointwise(
         lambda m: select(compare("eq", m, like(float("-inf"), m)), like(0, m), m),
         top,
@@ -244,11 +240,7 @@ def _safe_softmax(ctx: Lowering, x: Value, dim: int, dtype: torch.dtype | None =
 
 @lowering(aten._log_softmax.default)
 def _log_softmax(ctx: Lowering, x: Value, dim: int, half_to_float: bool) -> Value:
-    compute = wide(ctx.spec.dtype)
-    if not x.shape or not numel(x.shape):
-        raise Decline("0-d or empty operand")
-    ctx.keep(x)
-    top = _row_max(ctx, x, dim, compute)
+    compute, top = _row_max(ctx, x, dim)
     e = ctx.pointwise(lambda a, m: op("exp", sub(a, m)), x, top, shape=x.shape, dtype=compute)
     s = total(ctx, e, [dim], True, compute)
     shift = ctx.pointwise(lambda s: op("log", s), s, shape=s.shape, dtype=compute)

@@ -11,6 +11,7 @@ of `symbols`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ import torch
 
 from ..base.errors import UserLine
 from ..graph.plain import plain
-from ..graph.sizes import Dim, Dims, ShapeEnv, Size
+from ..graph.sizes import Dim, Dims, ShapeEnv, Size, leaves_in
 from ..graph.spec import TensorSpec
 
 BufferKind = Literal["input", "temp", "output", "const"]
@@ -140,3 +141,15 @@ class Program:
                 where = f"  # {step.where.filename}:{step.where.lineno}" if step.where else ""
                 lines.append(f"    {made} = {step.target}({', '.join(words)}){where}")
         return "\n".join([*lines, f"    return {', '.join(map(str, self.outputs))}"]) + "\n"
+
+
+def refs(value: Any) -> Iterator[BufRef]:
+    """The buffer references inside an argument."""
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, BufRef))
+
+
+def touches(step: Step) -> set[str]:
+    """Names of all buffers that a step reads or writes."""
+    if isinstance(step, LoopStep):
+        return {*step.args, *step.reads, *step.writes}
+    return {ref.name for ref in refs((step.args, step.kwargs))} | {*filter(None, step.outs), *step.mutates}

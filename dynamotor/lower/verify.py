@@ -21,7 +21,7 @@ from ..graph.spec import TensorSpec, contiguous_stride, numel
 from .fusion import Group
 from .index import Atom, Bounds, Div, Index, Loaded, Mod, Var, flatten
 from .ir import COMPUTE_TYPE, Expr, ExternNode, Kernel, Node, Reduce, Scan, Statement, Store, roots, walk
-from .program import BufRef, LoopStep, Program
+from .program import BufRef, LoopStep, Program, refs
 
 Facts = tuple[tuple[Index, Bounds], ...]  # what sums of terms (without a constant) lie between, both included
 
@@ -353,7 +353,7 @@ def verify_program(program: Program) -> None:
                     _wrong(f"{name} takes the memory of {other}, which is still read", step.kernel)
             again = {name for name, s in stores.items() if s.scatters} | set(program.mutations)
         else:
-            found = list(_refs((step.args, step.kwargs)))
+            found = list(refs((step.args, step.kwargs)))
             for ref in found:
                 _lies_inside(ref, specs)
             reads, again = {ref.name for ref in found}, set(step.mutates)
@@ -370,7 +370,7 @@ def verify_program(program: Program) -> None:
             )
         there |= writes
         overwritten |= writes & set(program.mutations)
-    for ref in _refs(program.outputs):
+    for ref in refs(program.outputs):
         _lies_inside(ref, specs)
         if ref.name not in there - overwritten:
             _wrong(f"the output {ref.name} is never written, or overwritten", program)
@@ -381,14 +381,6 @@ def _lies_inside(ref: BufRef, specs: Mapping[str, TensorSpec]) -> None:
     end = ref.offset + TensorSpec(ref.shape, ref.stride, ref.dtype).extent
     if ref.offset < 0 or end > max(spec.extent, ref.offset) or ref.dtype.itemsize != spec.dtype.itemsize:
         _wrong(f"{ref} does not lie inside of its buffer", spec)
-
-
-def _refs(value: Any) -> Iterator[BufRef]:
-    if isinstance(value, BufRef):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _refs(item)
 
 
 # -- from nodes to kernels -----------------------------------------------------------------------------------

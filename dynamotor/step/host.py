@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..graph.nodes import needed_for
 from ..graph.spec import TensorSpec
 from .numbers import Question
 
@@ -143,7 +144,7 @@ class HostProgram:
         names = {node: f"n{k}" for k, node in enumerate([*leaves, *nodes])}
         scope: dict[str, Any] = {"single": single}
         lines = [f"{''.join(names[leaf] + ', ' for leaf in leaves)} = read"] if leaves else []
-        needed = _needed(
+        needed = needed_for(
             {
                 *wanted,
                 *(side for q, _ in questions for side in (q.left, q.right) if isinstance(side, fx.Node)),
@@ -166,16 +167,6 @@ class HostProgram:
         source = "def values(read):\n    " + "\n    ".join(lines) + "\n"
         exec(compile(source, "<dynamotor numbers of a step>", "exec"), scope)
         return HostProgram(scope["values"], source)
-
-
-def _needed(wanted: set[fx.Node]) -> set[fx.Node]:
-    found, stack = set(), list(wanted)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
 
 
 _SIGNS = {

@@ -21,6 +21,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from ..graph.shapes import UnsupportedOp
+from ..graph.sym_int import PlainNode
 
 aten = torch.ops.aten
 Operand = fx.Node | float | int
@@ -56,11 +57,10 @@ ANSWERS = {
 }
 
 
-class NumberNode:
+class NumberNode(PlainNode):
     """What a `torch.SymFloat` or `SymBool` of ours holds: a node, a question or a plain number."""
 
     __slots__ = ("value", "recorder")
-    constant = None
 
     def __init__(self, value: Operand | Question | bool, recorder: Recording) -> None:
         self.value, self.recorder = value, recorder
@@ -74,30 +74,14 @@ class NumberNode:
     def is_float(self) -> bool:
         return not self.is_bool()
 
-    def is_nested_int(self) -> bool:
-        return False
-
     def is_constant(self) -> bool:
         return type(self.value) in (int, float, bool)
 
     def is_symbolic(self) -> bool:
         return True
 
-    def has_hint(self) -> bool:
-        return True
-
-    def maybe_as_int(self) -> None:
-        return None
-
-    maybe_as_float = maybe_as_bool = maybe_as_int
-
     def str(self) -> builtins.str:
         return f"number({self.value})"
-
-    __repr__ = __str__ = _graph_repr = str
-
-    def clone(self) -> NumberNode:
-        return self
 
     def wrap_float(self, value: float) -> NumberNode:
         return NumberNode(value, self.recorder)

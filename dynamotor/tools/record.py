@@ -18,12 +18,11 @@ import torch
 
 from ..base.errors import UserLine
 from ..base.events import Event, subscribe
-from ..codegen.program import refs
 from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, numel
 from ..graph.text import call_text, program_text
 from ..lower.ir import Expr, Kernel, roots, walk
-from ..lower.program import BufRef, ExternStep, LoopStep, Program
+from ..lower.program import BufRef, ExternStep, LoopStep, Program, refs
 from ..lower.text import kernel_text
 
 _FREE = ("load", "const", "acc", "scratch", "scan", "index", "cast", "round_to")  # no arithmetic

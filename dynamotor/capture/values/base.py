@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.registry import Registry
 from ..breaks import unsupported
+from ..guards import IdIs
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -213,9 +214,6 @@ class Iterator(Value):
     def iterate(self, trace: Trace) -> Iterator:
         return self
 
-    def truth(self, trace: Trace) -> bool:
-        return True
-
     def hash_key(self, trace: Trace) -> Hashable:
         return self
 
@@ -242,6 +240,15 @@ def wrap_rule(*types: type, subclasses: bool = False) -> Callable[[WrapRule], Wr
         return rule
 
     return add
+
+
+def wrap_held(make: Callable[[Any, Source], Value], *types: type, subclasses: bool = False) -> None:
+    """Objects of these types are known by identity; `make(obj, source)` makes their values."""
+
+    @wrap_rule(*types, subclasses=subclasses)
+    def wrap(trace: Trace, source: Source, obj: Any) -> Value:
+        trace.reader.guard(IdIs(source, obj))
+        return make(obj, source)
 
 
 # How `trace.fresh` makes the value of a new real container: type -> (trace, obj) -> Value.

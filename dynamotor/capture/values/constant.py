@@ -64,9 +64,6 @@ class Constant(Value):
             trace.reader.guard_identity(self.source, self.value)  # as keys, NaNs are told apart
         return self.value
 
-    def instance_attr(self, trace: Trace, name: str) -> Value | None:
-        return None
-
     def getattr(self, trace: Trace, name: str) -> Value:
         if type(self.value) in PURE_TYPES:
             try:

@@ -173,9 +173,6 @@ class FunctionValue(Value):
     def hash_key(self, trace: Trace) -> Hashable:
         return self if self.fn is MISSING else self.fn
 
-    def truth(self, trace: Trace) -> bool:
-        return True
-
     @property
     def globals(self) -> DictValue:
         """The module's dict, shared by all functions of the module."""
@@ -370,9 +367,6 @@ class BoundMethod(Value):
     def as_constant(self) -> Any:
         return types.MethodType(self.func.as_constant(), self.instance.as_constant())
 
-    def truth(self, trace: Trace) -> bool:
-        return True
-
     def hash_key(self, trace: Trace) -> Hashable:
         return ("method", self.func.hash_key(trace), self.instance.hash_key(trace))
 
@@ -423,9 +417,6 @@ class PartialValue(Value):
     ) -> None:
         self.source, self.func, self.args, self.keywords, self.obj = source, func, args, keywords, obj
         self._dict: DictValue | None = DictValue([]) if obj is MISSING else None
-
-    def truth(self, trace: Trace) -> bool:
-        return True
 
     def hash_key(self, trace: Trace) -> Hashable:
         return self if self.obj is MISSING else self.obj

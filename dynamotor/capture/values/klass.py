@@ -20,7 +20,7 @@ from ..protocol import is_data_descriptor, trusted_class
 from ..source import Const, InstanceDict
 from ..trust import trusted_module
 from .arguments import refuse_misfits
-from .base import MISSING, Value, binders, find_rule, wrap_rule
+from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant
 from .containers import DictValue, TupleValue
 from .function import BoundMethod, FunctionValue
@@ -47,9 +47,6 @@ class ClassValue(Constant):
     """A class. Its attributes are guarded like those that instances find on it."""
 
     __slots__ = ()
-
-    def hash_key(self, trace: Trace) -> Hashable:
-        return self.value
 
     def truth(self, trace: Trace) -> bool:
         if (
@@ -154,6 +151,9 @@ class ClassValue(Constant):
         return f"class {self.value.__name__}"
 
 
+wrap_held(ClassValue, type, subclasses=True)
+
+
 _CLASS_SLOTS = frozenset(
     {
         "__name__",
@@ -224,12 +224,6 @@ class PythonModule(Constant):
             trace.reader.adopt(value.__dict__, known)
         self.dict: DictValue = known  # type: ignore[assignment]
 
-    def hash_key(self, trace: Trace) -> Hashable:
-        return self.value
-
-    def truth(self, trace: Trace) -> bool:
-        return True
-
     def getattr(self, trace: Trace, name: str) -> Value:
         if name == "__dict__":
             return self.dict
@@ -264,55 +258,16 @@ def _wrap_module(trace: Trace, source: Any, obj: types.ModuleType) -> Value:
     return PythonModule(trace, obj, source)
 
 
-@wrap_rule(type, subclasses=True)
-def _wrap_class(trace: Trace, source: Any, obj: type) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return ClassValue(obj, source)
-
-
 @wrap_rule(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, range, types.CodeType)
 def _wrap_constant(trace: Trace, source: Any, obj: Any) -> Value:
     trace.reader.guard(ConstEquals(source, obj))
     return Constant(obj, source)
 
 
-@wrap_rule(
-    property,
-    staticmethod,
-    classmethod,
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-    types.BuiltinFunctionType,
-    types.MethodWrapperType,
-    functools.cached_property,
-    type(functools.lru_cache(len)),
-    torch.finfo,
-    torch.iinfo,
-    slice,
-    types.GenericAlias,
-    types.UnionType,
-    type(typing.List),  # noqa: UP006
-    type(typing.List[int]),  # noqa: UP006
-    type(typing.Optional[int]),  # noqa: UP045
-    type(typing.Any),
-    type(typing.Optional),
-    typing.TypeVar,
-)
-def _wrap_held(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return Builtin(obj, source)
-
-
 class Builtin(Constant):
     """A C function or descriptor, held by identity."""
 
     __slots__ = ()
-
-    def truth(self, trace: Trace) -> bool:
-        return True
 
     def getitem(self, trace: Trace, key: Value) -> Value:
         if type(self.value).__module__ == "typing" and key.is_constant():  # List[int]
@@ -350,6 +305,34 @@ class Builtin(Constant):
 
     def describe(self) -> str:
         return f"builtin {getattr(self.value, '__qualname__', self.value)}"
+
+
+wrap_held(
+    Builtin,
+    property,
+    staticmethod,
+    classmethod,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    functools.cached_property,
+    type(functools.lru_cache(len)),
+    torch.finfo,
+    torch.iinfo,
+    slice,
+    types.GenericAlias,
+    types.UnionType,
+    type(typing.List),  # noqa: UP006
+    type(typing.List[int]),  # noqa: UP006
+    type(typing.Optional[int]),  # noqa: UP045
+    type(typing.Any),
+    type(typing.Optional),
+    typing.TypeVar,
+)
 
 
 # Descriptors and wrappers whose attributes a program may set; those of the other held objects are fixed.
@@ -395,10 +378,7 @@ class EnumConstant(Constant):
         return trace.wrap(InstanceDict(source), self.value.__dict__).lookup(name)  # type: ignore[attr-defined]
 
 
-@wrap_rule(enum.Enum, subclasses=True)
-def _wrap_enum(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return EnumConstant(obj, source)
+wrap_held(EnumConstant, enum.Enum, subclasses=True)
 
 
 # super() ----------------------------------------------------------------------------------------------------

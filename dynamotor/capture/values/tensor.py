@@ -19,7 +19,7 @@ from ... import _C
 from ...base.errors import DynamotorError
 from ...graph.kernel_checks import tf32
 from ...graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, shape_mode, spec_of
-from ...graph.sizes import Size
+from ...graph.sizes import Size, leaves_in
 from ...graph.spec import TensorSpec
 from ..breaks import Unsupported, unsupported
 from ..guards import Apart, IdIs, KernelSettings, MissingKey, NoOverlap, are_apart
@@ -605,14 +605,12 @@ def _bind(trace: Trace, made: list[Size], result: Value) -> None:
             if type(n) is Size and any(map(n.same, made)):
                 made = [symbol for symbol in made if not n.same(symbol)]
                 trace.sizes.bind(trace.graph, n, trace.graph.call_method("size", (value.node, dim), {}, n))
-        if type(value) is TensorValue and any(n.symbols & s.symbols for n in _sizes_of(value) for s in made):
+        if type(value) is TensorValue and any(
+            n.symbols & s.symbols for n in value.example.spec.shape if type(n) is Size for s in made
+        ):
             raise unsupported(
                 "data-dependent", f"no dimension of {value.describe()} is the size that it depends on"
             )
-
-
-def _sizes_of(value: TensorValue) -> list[Size]:
-    return [n for n in value.example.spec.shape if type(n) is Size]
 
 
 def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -693,26 +691,11 @@ def target_name(target: Any) -> str:
 
 
 def _versions(args: list[Any], kwargs: dict[str, Any]) -> list[int]:
-    found: list[int] = []
-    for value in args:
-        _collect_versions(value, found)
-    for value in kwargs.values():
-        _collect_versions(value, found)
-    return found
-
-
-def _collect_versions(value: Any, found: list[int]) -> None:
-    if isinstance(value, ShapeTensor):
-        found.append(version(value))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _collect_versions(item, found)
+    return [version(value) for value in leaves_in((args, kwargs)) if isinstance(value, ShapeTensor)]
 
 
 def _holds_tensor(result: Any) -> bool:
-    if isinstance(result, torch.Tensor):
-        return True
-    return isinstance(result, list | tuple) and any(_holds_tensor(item) for item in result)
+    return any(isinstance(value, torch.Tensor) for value in leaves_in(result))
 
 
 def constant_result(trace: Trace, result: Any) -> Value:

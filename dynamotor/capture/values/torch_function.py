@@ -16,11 +16,11 @@ import torch
 
 from ...base.registry import register_all
 from ..breaks import Unsupported, unsupported
-from ..guards import AmbientState, IdIs
+from ..guards import AmbientState
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
-from .base import CallRule, Iterator, Value, builtin_rule, call_finder, wrap_rule
+from .base import CallRule, Iterator, Value, builtin_rule, call_finder, wrap_held
 from .constant import Constant
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
@@ -229,16 +229,10 @@ def _refusing(name: str, kind: str, cause: str) -> CallRule:
     return rule
 
 
-@wrap_rule(torch._ops.OpOverload, torch._ops.OpOverloadPacket, subclasses=True)
-def _wrap_op(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return Builtin(obj, source)
+wrap_held(Builtin, torch._ops.OpOverload, torch._ops.OpOverloadPacket, subclasses=True)
 
 
-@wrap_rule(torch._C._SDPBackend)
-def _wrap_backend(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return Constant(obj, source)
+wrap_held(Constant, torch._C._SDPBackend)
 
 
 # Single rules -----------------------------------------------------------------------------------------------
@@ -373,12 +367,6 @@ def _holds_tensor_value(value: Value) -> bool:
     return isinstance(value, TensorValue) or isinstance(items, list) and any(map(_holds_tensor_value, items))
 
 
-@wrap_rule(type(torch.LongTensor))
-def _wrap_tensor_type(trace: Trace, source: Any, obj: Any) -> Value:
-    trace.reader.guard(IdIs(source, obj))
-    return TensorType(obj, source)
-
-
 class TensorType(Builtin):
     """`torch.LongTensor` and its kin: called with numbers it makes a tensor of them, with sizes one without
     values.
@@ -394,6 +382,9 @@ class TensorType(Builtin):
                 cure="use torch.tensor or torch.empty",
             )
         return _typed_tensor(trace, self.value.dtype, args, kwargs)
+
+
+wrap_held(TensorType, type(torch.LongTensor))
 
 
 def _typed_tensor(trace: Trace, dtype: torch.dtype, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -14,7 +14,6 @@ from .user_object import UserObject
 
 if TYPE_CHECKING:
     from ..output import Codegen
-    from ..trace import Trace
 
 Line = tuple[types.CodeType, int]
 _STUB = (lambda: sys._getframe()).__code__  # on one line: positions count from the first
@@ -29,9 +28,6 @@ class TracebackValue(Value):
     def __init__(self, lines: tuple[Line, ...]) -> None:
         super().__init__()
         self.lines = lines
-
-    def truth(self, trace: Trace) -> bool:
-        return True
 
     def reconstruct(self, cg: Codegen) -> str:
         return cg.new_object(self, f"{cg.constant(make_traceback)}({cg.constant(self.lines)})")

@@ -97,7 +97,12 @@ class UserObject(Value):
             else:
                 self.slots[name] = trace.wrap(Attr(self.source, name), found)
         value = self.slots.get(name)
-        if value is None and name not in self.slots and _is_builtin_exception(descr.__objclass__):
+        if (
+            value is None
+            and name not in self.slots
+            and issubclass(descr.__objclass__, BaseException)
+            and descr.__objclass__.__module__ == "builtins"
+        ):
             if name == "__suppress_context__":
                 return trace.make("__cause__" in self.slots)
             stop = unsupported(
@@ -207,10 +212,6 @@ class UserObject(Value):
 
     def describe(self) -> str:
         return f"an instance of {self.cls.__module__}.{self.cls.__qualname__}"
-
-
-def _is_builtin_exception(cls: type) -> bool:
-    return issubclass(cls, BaseException) and cls.__module__ == "builtins"
 
 
 def _identity_hash(cls: type) -> bool:
