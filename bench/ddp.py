@@ -29,12 +29,12 @@ from typing import Any
 import torch
 
 from dynamotor.base.errors import UsageError
-from dynamotor.distributed.simulate import Link, Profile, simulate
 
 from .ddp_fit import Sample, calibrate
 from .ddp_picture import lanes, timeline
 from .ddp_worker import OURS
 from .measure import quartiles
+from .simulate import Link, Profile, simulate
 
 MODES = ("eager", "inductor", *OURS)
 COLUMNS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dynamotor.distributed.simulate import Link
+from .simulate import Link
 
 
 @dataclass(frozen=True, slots=True)

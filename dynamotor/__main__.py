@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from .base.errors import DynamotorError, UsageError
-from .tools import cache, checkout, ddp_plan, doctor, minify, package, run
+from .tools import cache, checkout, doctor, minify, package, run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         ("cache", cache, "what the disk cache holds; prune and verify it"),
         ("package", package, "what a package of `dynamotor.export` holds"),
         ("doctor", doctor, "what this machine has and whether a small compile works"),
-        ("ddp-plan", ddp_plan, "the gradient buckets of a model and a simulated step of many ranks"),
+        ("ddp-plan", "ddp_plan", "the gradient buckets of a model and a simulated step of many ranks"),
         ("minify", minify, "from a program that fails to a small script that fails in the same way"),
         (
             "run",

@@ -4,7 +4,8 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +23,9 @@ from .value import Value
 aten = torch.ops.aten
 
 
-def _inverse_std(ctx: Lowering, squares: Value, n: Dim, eps: float) -> Value:
-    return ctx.pointwise(
-        lambda s: op("rsqrt", add(div(s, like(n, s)), like(eps, s))),
-        squares,
-        shape=squares.shape,
-        dtype=squares.dtype,
-    )
+def _root(v: Expr, eps: float) -> Expr:
+    """1/std of a variance."""
+    return op("rsqrt", add(v, like(eps, v)))
 
 
 def _scale_shift(
@@ -57,6 +54,26 @@ def _scale_shift(
     return ctx.pointwise(fn, *parts, shape=shape, dtype=dtype)
 
 
+def _normalised(
+    ctx: Lowering,
+    x: Value,
+    dims: Sequence[int],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[Value, Value, Value, Value]:
+    """(y, mean, 1/std, sum of squared differences) over `dims`, the statistics with these kept."""
+    n = numel(x.shape[d] for d in dims)
+    mean, squares = moments(ctx, x, dims)
+    rstd = ctx.pointwise(
+        lambda s: _root(div(s, like(n, s)), eps), squares, shape=squares.shape, dtype=squares.dtype
+    )
+    y = _scale_shift(ctx, x, mean, rstd, weight, bias, x.shape, dtype)
+    ctx.keep(mean), ctx.keep(rstd)
+    return y, mean, rstd, squares
+
+
 @lowering(aten.native_layer_norm.default)
 def _layer_norm(
     ctx: Lowering, x: Value, normalized: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
@@ -66,10 +83,7 @@ def _layer_norm(
     dims = list(range(rank - len(normalized), rank))
     if not numel(x.shape):
         raise Decline("empty operand")
-    mean, squares = moments(ctx, x, dims)
-    rstd = _inverse_std(ctx, squares, numel(normalized), eps)
-    y = _scale_shift(ctx, x, mean, rstd, weight, bias, x.shape, out.dtype)
-    ctx.keep(mean), ctx.keep(rstd)
+    y, mean, rstd, _ = _normalised(ctx, x, dims, weight, bias, eps, out.dtype)
     return y, narrow(ctx, mean, mean_spec.dtype), narrow(ctx, rstd, rstd_spec.dtype)
 
 
@@ -126,22 +140,32 @@ def _layer_norm_backward(
 ) -> tuple[Value | None, ...]:
     rank, inner = len(x.shape), len(normalized)
     outer, dims = list(range(rank - inner)), list(range(rank - inner, rank))
-    compute = COMPUTE_TYPE[x.dtype]
     if not numel(x.shape):
         raise Decline("empty operand")
     ctx.keep(g), ctx.keep(x)
-    dx = dw = db = None
+    dx = None
     if mask[0]:
         dx = _norm_backward_input(ctx, g, x, mean, rstd, weight, dims, x.dtype)
         dx.stride = ctx.spec[0].stride
-    if mask[1]:
-        product = ctx.pointwise(
-            lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g, x, mean, rstd, shape=x.shape, dtype=compute
-        )
-        dw = narrow(ctx, total(ctx, product, outer, False, compute), ctx.spec[1].dtype)
-    if mask[2]:
-        db = narrow(ctx, total(ctx, g, outer, False, compute), ctx.spec[2].dtype)
-    return dx, dw, db
+    return dx, *_affine_gradients(ctx, g, x, mean, rstd, outer, mask)
+
+
+def _affine_gradients(
+    ctx: Lowering, g: Value, x: Value, mean: Value, rstd: Value, outer: Sequence[int], mask: Sequence[bool]
+) -> Iterator[Value | None]:
+    """Gradients of weight and bias, summed over `outer`; None where they are not wanted."""
+    product = ctx.pointwise(
+        lambda g, x, m, r: mul(g, mul(sub(x, m), r)),
+        g,
+        x,
+        mean,
+        rstd,
+        shape=x.shape,
+        dtype=COMPUTE_TYPE[x.dtype],
+    )
+    for wanted, summed, spec in zip(mask[1:], (product, g), ctx.spec[1:], strict=True):
+        found = total(ctx, summed, outer, False, COMPUTE_TYPE[x.dtype]) if wanted else None
+        yield None if found is None else narrow(ctx, views.reshape(found, spec.shape), spec.dtype)
 
 
 @lowering(aten.native_group_norm.default)
@@ -161,11 +185,8 @@ def _group_norm(
         raise Decline("empty operand")
     ctx.keep(x)
     grouped = views.reshape(x, (n, group, c // group, hw))
-    mean, squares = moments(ctx, grouped, [2, 3])
-    rstd = _inverse_std(ctx, squares, hw * (c // group), eps)
     w, b = (None if p is None else views.reshape(p, (1, group, c // group, 1)) for p in (weight, bias))
-    y = _scale_shift(ctx, grouped, mean, rstd, w, b, grouped.shape, out.dtype)
-    ctx.keep(mean), ctx.keep(rstd)
+    y, mean, rstd, _ = _normalised(ctx, grouped, [2, 3], w, b, eps, out.dtype)
     flat_mean, flat_rstd = (views.reshape(v, (n, group)) for v in (mean, rstd))
     return (
         views.reshape(y, out.shape),
@@ -190,23 +211,14 @@ def _group_norm_backward(
 ) -> tuple[Value | None, ...]:
     if not numel(x.shape):
         raise Decline("empty operand")
-    compute = COMPUTE_TYPE[x.dtype]
     ctx.keep(g), ctx.keep(x)
     shape = (n, group, c // group, hw)
     g4, x4 = views.reshape(g, shape), views.reshape(x, shape)
     m4, r4 = views.reshape(mean, (n, group, 1, 1)), views.reshape(rstd, (n, group, 1, 1))
     w4 = None if weight is None else views.reshape(weight, (1, group, c // group, 1))
-    dx = dw = db = None
-    if mask[0]:
-        dx = views.reshape(_norm_backward_input(ctx, g4, x4, m4, r4, w4, [2, 3], x.dtype), x.shape)
-    if mask[1]:
-        product = ctx.pointwise(
-            lambda g, x, m, r: mul(g, mul(sub(x, m), r)), g4, x4, m4, r4, shape=shape, dtype=compute
-        )
-        dw = narrow(ctx, views.reshape(total(ctx, product, [0, 3], False, compute), (c,)), ctx.spec[1].dtype)
-    if mask[2]:
-        db = narrow(ctx, views.reshape(total(ctx, g4, [0, 3], False, compute), (c,)), ctx.spec[2].dtype)
-    return dx, dw, db
+    dx = _norm_backward_input(ctx, g4, x4, m4, r4, w4, [2, 3], x.dtype) if mask[0] else None
+    affine = _affine_gradients(ctx, g4, x4, m4, r4, [0, 3], mask)
+    return None if dx is None else views.reshape(dx, x.shape), *affine
 
 
 # -- batch norm ----------------------------------------------------------------------------------------------
@@ -221,15 +233,11 @@ def _batch_norm_train(
     """(y, mean, 1/std, sum of squared differences), the last three (C,) in the compute type."""
     rank = len(x.shape)
     dims = [0, *range(2, rank)]
-    n = numel(x.shape[d] for d in dims)
-    if not n or rank < 2:
+    if not numel(x.shape[d] for d in dims) or rank < 2:
         raise Decline("empty batch")
-    mean, squares = moments(ctx, x, dims)
-    rstd = _inverse_std(ctx, squares, n, eps)
     w, b = (None if p is None else _channel(p, rank) for p in (weight, bias))
-    y = _scale_shift(ctx, x, mean, rstd, w, b, x.shape, dtype)
+    y, mean, rstd, squares = _normalised(ctx, x, dims, w, b, eps, dtype)
     c = (x.shape[1],)
-    ctx.keep(mean), ctx.keep(rstd)
     return y, views.reshape(mean, c), views.reshape(rstd, c), views.reshape(squares, c)
 
 
@@ -249,10 +257,7 @@ def _batch_norm_eval(
     if not numel(x.shape):
         raise Decline("empty batch")
     w, b = (None if p is None else _channel(p, rank) for p in (weight, bias))
-
-    def root(v: Expr) -> Expr:
-        return op("rsqrt", add(v, like(eps, v)))
-
+    root = functools.partial(_root, eps=eps)
     if (
         ctx.on_gpu
     ):  # there a root for each element is free beside memory, and a launch for a few channels is not
@@ -309,9 +314,7 @@ def _eval_stats(ctx: Lowering, mean: Value, var: Value, eps: float) -> tuple[Val
     _, mean_spec, rstd_spec, *_ = ctx.spec
     if not mean_spec.numel:
         return _nothing(mean_spec), _nothing(rstd_spec)
-    rstd = ctx.pointwise(
-        lambda v: op("rsqrt", add(v, like(eps, v))), var, shape=rstd_spec.shape, dtype=rstd_spec.dtype
-    )
+    rstd = ctx.pointwise(lambda v: _root(v, eps), var, shape=rstd_spec.shape, dtype=rstd_spec.dtype)
     return ctx.pointwise(lambda m: m, mean, shape=mean_spec.shape, dtype=mean_spec.dtype), rstd
 
 
@@ -369,9 +372,7 @@ def _batch_norm_backward(
         if running_mean is None or running_var is None:
             raise Decline("no statistics")
         mean = running_mean
-        rstd = ctx.pointwise(
-            lambda v: op("rsqrt", add(v, like(eps, v))), running_var, shape=running_var.shape, dtype=compute
-        )
+        rstd = ctx.pointwise(lambda v: _root(v, eps), running_var, shape=running_var.shape, dtype=compute)
         ctx.realize(rstd)
     if mean is None or rstd is None:
         raise Decline("no statistics")

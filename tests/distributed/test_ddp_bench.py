@@ -9,7 +9,7 @@ import pytest
 from bench import ddp
 from bench.ddp_overlap import evidence, merged
 from bench.ddp_picture import lanes, timeline
-from dynamotor.distributed.simulate import Link
+from bench.simulate import Link
 
 JOB = {"model": "m", "world": 2}
 STAMPS = [{"ready": 0.01, "done": 0.03, "backward": 0.04}, {"ready": 0.03, "done": 0.05, "backward": 0.04}]

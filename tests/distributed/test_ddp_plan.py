@@ -12,15 +12,15 @@ import torch
 from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from bench import ddp_plan
 from bench.ddp_fit import Sample, calibrate
+from bench.simulate import Link, Profile, simulate
 from dynamotor import DynamotorError, UsageError, compile, explain
 from dynamotor.distributed.plan import make_plan
 from dynamotor.distributed.rewrite import gradient_nodes
-from dynamotor.distributed.simulate import Link, Profile, simulate
 from dynamotor.distributed.split import stage_borders
 from dynamotor.distributed.step import Step
 from dynamotor.graph.spec import TensorSpec
-from dynamotor.tools import ddp_plan
 
 aten = torch.ops.aten
 

@@ -21,13 +21,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..api import compile as compile_
-from ..base.errors import UsageError
-from ..base.events import collect
-from ..distributed.averager import averager_of
-from ..distributed.plan import Plan
-from ..distributed.simulate import Link, Profile, SimulatedStep, simulate
-from .checkout import bench
+from dynamotor.api import compile as compile_
+from dynamotor.base.errors import UsageError
+from dynamotor.base.events import collect
+from dynamotor.distributed.averager import averager_of
+from dynamotor.distributed.plan import Plan
+
+from . import models
+from .simulate import Link, Profile, SimulatedStep, simulate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def _load(args: argparse.Namespace) -> tuple[torch.nn.Module, Callable[[torch.nn
             )
         loss = space.get("loss", lambda output: output.square().mean())
         return space["model"], lambda module: loss(module(*space["inputs"]))
-    case = bench("models").load(args.model, small=args.small, batch=args.batch)
+    case = models.load(args.model, small=args.small, batch=args.batch)
     case.model.train()
     positional, keywords = case.make_inputs(train=True)
     return case.model, lambda module: case.loss(module(*positional, **keywords))
