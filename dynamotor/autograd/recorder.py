@@ -8,6 +8,7 @@ It stands below PyTorch's autograd, so the ops of the backward arrive here too. 
 from __future__ import annotations
 
 import bisect
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +129,10 @@ class GraphRecorder:
         )
         return self.made[at][1].meta.get("where") if at < len(self.made) else None
 
+    def _item(self, node: torch.fx.Node, index: int) -> torch.fx.Node:
+        """One result of a multi-output op; made when it is first read."""
+        return self.add(operator.getitem, (node, index), {}, node.meta["val"][index])
+
     def alias_of(self, tensor: torch.Tensor) -> Alias:
         """The alias that a tensor stands for."""
         if isinstance(tensor, ShapeTensor):
@@ -166,7 +171,7 @@ class GraphRecorder:
         for index, spec in enumerate(val):
             if isinstance(spec, TensorSpec):
                 made = ShapeTensor.make(spec)
-                made.note = base(spec, None, get=_Getter(self, node, index))
+                made.note = base(spec, None, get=functools.partial(self._item, node, index))
                 outs.append(made)
             elif isinstance(spec, tuple):
                 raise UnsupportedOp("DM239", f"{node.target} returns nested lists", cure="use another op")
@@ -252,7 +257,16 @@ class GraphRecorder:
         made = []
         for index, (spec, (step, step_args)) in enumerate(zip(val, steps, strict=True)):
             made.append(
-                self._view(parent, memory, spec, None, _Getter(self, node, index), step, step_args, {})
+                self._view(
+                    parent,
+                    memory,
+                    spec,
+                    None,
+                    functools.partial(self._item, node, index),
+                    step,
+                    step_args,
+                    {},
+                )
             )
             made[-1].note.one_of = (index, func, rest, kwargs)
         return made
@@ -327,20 +341,6 @@ def _with_defaults(form: OpOverload, args: tuple) -> tuple:
 _KEEP_HOLES = frozenset(
     (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
 )
-
-
-class _Getter:
-    """Makes one getitem node of a multi-output op when its value is first read."""
-
-    __slots__ = ("recorder", "node", "index")
-
-    def __init__(self, recorder: GraphRecorder, node: torch.fx.Node, index: int) -> None:
-        self.recorder, self.node, self.index = recorder, node, index
-
-    def __call__(self) -> torch.fx.Node:
-        return self.recorder.add(
-            operator.getitem, (self.node, self.index), {}, self.node.meta["val"][self.index]
-        )
 
 
 def _specs(value: Any) -> Any:

@@ -78,7 +78,7 @@ def compile_program(guards: Iterable[AnyGuard], inputs: Sequence[Source]) -> _C.
     `guards`: rows in any order, at most one `Ambient`. `inputs`: what the compiled callable takes.
     """
     rows = list(dict.fromkeys(guards))
-    ambient = next((g.state for g in rows if isinstance(g, Ambient)), None)
+    ambient = next((g for g in rows if isinstance(g, Ambient)), None)
     plain = [g for g in rows if isinstance(g, Guard)]
     nodes = _Nodes(plain)
     read = [[nodes.number(source) for source in row.sources] for row in plain]

@@ -582,8 +582,10 @@ def are_apart(tensors: list[torch.Tensor], n_written: int) -> bool:
 
 
 @dataclass(frozen=True)
-class AmbientState:
-    """PyTorch's thread-wide state that decides what an op does."""
+class Ambient:
+    """PyTorch's thread-wide state, which decides what an op does, is as it was at capture. One an entry; it
+    has no source.
+    """
 
     grad_mode: bool
     inference_mode: bool
@@ -600,19 +602,21 @@ class AmbientState:
     exclude_keys: int
 
     AUTOCAST_DEVICES: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "xla")
+    code: ClassVar[str] = "ambient"
+    sources: ClassVar[tuple[Source, ...]] = ()
 
     @staticmethod
-    def current() -> AmbientState:
-        """The state now, on this thread."""
+    def current() -> Ambient:
+        """The guard that holds now, on this thread."""
         autocast = tuple(
             (device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
-            for device in AmbientState.AUTOCAST_DEVICES
+            for device in Ambient.AUTOCAST_DEVICES
         )
         c = torch._C
         modes = _get_current_function_mode_stack() if c._len_torch_function_stack() else ()
         modes = tuple(mode.device if isinstance(mode, DeviceContext) else id(mode) for mode in modes)
         enabled = 0 if c._is_torch_function_enabled() else 2 if c._is_torch_function_all_disabled() else 1
-        return AmbientState(
+        return Ambient(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             autocast,
@@ -626,36 +630,13 @@ class AmbientState:
             c._dispatch_tls_local_exclude_set().raw_repr(),
         )
 
-
-@dataclass(frozen=True)
-class Ambient:
-    """PyTorch's thread-wide state is as it was at capture. One an entry; it has no source."""
-
-    state: AmbientState
-    code: ClassVar[str] = "ambient"
-
-    @staticmethod
-    def current() -> Ambient:
-        """The guard that holds now."""
-        return Ambient(AmbientState.current())
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        return ()
-
     def check(self, args: tuple[Any, ...]) -> bool:
-        return AmbientState.current() == self.state
+        return Ambient.current() == self
 
     def reason(self, args: tuple[Any, ...]) -> str:
-        now = AmbientState.current()
-        changed = [
-            name
-            for name in self.state.__dataclass_fields__
-            if getattr(now, name) != getattr(self.state, name)
-        ]
-        return "; ".join(
-            f"{name} is {getattr(now, name)}, was {getattr(self.state, name)}" for name in changed
-        )
+        now = Ambient.current()
+        facts = [(f.name, getattr(now, f.name), getattr(self, f.name)) for f in fields(self)]
+        return "; ".join(f"{name} is {a}, was {b}" for name, a, b in facts if a != b)
 
 
 AnyGuard = Guard | Ambient

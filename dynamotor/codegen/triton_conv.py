@@ -18,6 +18,7 @@ import torch
 
 from ..graph.spec import channels_last_stride
 from ..lower.program import BufRef, ExternStep, Program, Step
+from .triton_ops import lines_of
 from .triton_product import Operand, Product, Window, masked
 from .triton_tma import Plane
 
@@ -116,20 +117,23 @@ def multiply_window(
     tile_m, tile_n, tile_k = tile
     w, (_, m, n, k), big = p.window, p.size, ".to(tl.int64)" if wide else ""
     blocks = -(-w.channels // tile_k)
-    yield f"am = (tm * {tile_m} + tl.arange(0, {tile_m})){big}"
-    yield f"bn = (tn * {tile_n} + tl.arange(0, {tile_n})){big}"
-    yield f"ak = tl.arange(0, {tile_k}){big}"
-    yield f"top = (am // {w.result[1]}) % {w.result[0]} * {w.stride[0]} - {w.padding[0]}"
-    yield f"left = am % {w.result[1]} * {w.stride[1]} - {w.padding[1]}"
-    yield f"a_row = am // {w.result[0] * w.result[1]} * {w.step[0]} + top * {w.step[1]} + left * {w.step[2]}"
-    yield f"acc = tl.zeros([{tile_m}, {tile_n}], tl.float32)"
-    yield f"steps = depth // {w.channels} * {blocks}"
-    yield "tl.assume(steps > 0)"
-    yield "for step in tl.range(0, steps):"
-    yield f"    place = step // {blocks}" if blocks > 1 else "    place = step"
-    yield f"    c = step % {blocks} * {tile_k} + ak" if blocks > 1 else "    c = ak"
-    yield f"    down = place // {w.kernel[1]} * {w.dilation[0]}"
-    yield f"    right = place % {w.kernel[1]} * {w.dilation[1]}"
+    place, c = (f"step // {blocks}", f"step % {blocks} * {tile_k} + ak") if blocks > 1 else ("step", "ak")
+    yield from lines_of(f"""
+        am = (tm * {tile_m} + tl.arange(0, {tile_m})){big}
+        bn = (tn * {tile_n} + tl.arange(0, {tile_n})){big}
+        ak = tl.arange(0, {tile_k}){big}
+        top = (am // {w.result[1]}) % {w.result[0]} * {w.stride[0]} - {w.padding[0]}
+        left = am % {w.result[1]} * {w.stride[1]} - {w.padding[1]}
+        a_row = am // {w.result[0] * w.result[1]} * {w.step[0]} + top * {w.step[1]} + left * {w.step[2]}
+        acc = tl.zeros([{tile_m}, {tile_n}], tl.float32)
+        steps = depth // {w.channels} * {blocks}
+        tl.assume(steps > 0)
+        for step in tl.range(0, steps):
+            place = {place}
+            c = {c}
+            down = place // {w.kernel[1]} * {w.dilation[0]}
+            right = place % {w.kernel[1]} * {w.dilation[1]}
+    """)
     channel = f"c{{}} < {w.channels}" if w.channels % tile_k else ""
     rows = [f"am < {m}"] if m % tile_m else []
     for start, by, size, padded in zip(("top", "left"), ("down", "right"), w.image, w.padding, strict=True):

@@ -21,7 +21,7 @@ from ..lower.ir import F32, Store, load, loads_of, walk
 from .triton_body import Axis, Name, Scope, TileBody
 from .triton_conv import multiply_window
 from .triton_kernel import TritonFunction
-from .triton_ops import MEMORY, POINTER, unmarked
+from .triton_ops import MEMORY, POINTER, lines_of, unmarked
 from .triton_product import Operand, Product, masked
 from .triton_tma import DESCRIPTOR, Plane, planes, qualifies, stored_plane
 
@@ -171,10 +171,12 @@ class ProductEmitter:
             yield "tn = " + ("tile" if self.tiles_m == 1 else "0")
             return
         width = self.tiling.group * self.tiles_n
-        yield f"first = (tile // {width}) * {self.tiling.group}"
-        yield f"rows = min({self.tiles_m} - first, {self.tiling.group})"
-        yield f"tm = first + (tile % {width}) % rows"
-        yield f"tn = (tile % {width}) // rows"
+        yield from lines_of(f"""
+            first = (tile // {width}) * {self.tiling.group}
+            rows = min({self.tiles_m} - first, {self.tiling.group})
+            tm = first + (tile % {width}) % rows
+            tn = (tile % {width}) // rows
+        """)
 
     def _multiply(self) -> Iterator[str]:
         """The loop over k."""
@@ -183,29 +185,33 @@ class ProductEmitter:
             yield from multiply_window(p, (t.m, t.n, t.k), self.pointers, self.wide, self.planes.get("b"))
             return
         big = ".to(tl.int64)" if self.wide else ""
-        yield f"am = (tm * {t.m} + tl.arange(0, {t.m})){big}"
-        yield f"bn = (tn * {t.n} + tl.arange(0, {t.n})){big}"
-        yield f"ak = tl.arange(0, {t.k}){big}"
-        yield f"a_at = {self._address(p.a, 'am[:, None]', 'ak[None, :]')}"
-        yield f"b_at = {self._address(p.b, 'ak[:, None]', 'bn[None, :]')}"
-        yield f"acc = tl.zeros([{t.m}, {t.n}], tl.float32)"
-        yield f"for k in tl.range(0, depth, {t.k}):"
         inner_k = "" if self.k % t.k == 0 else "k + ak{} < " + str(self.k)
         a_mask = masked(f"am[:, None] < {self.m}" if self.m % t.m else "", inner_k.format("[None, :]"))
         b_mask = masked(inner_k.format("[:, None]"), f"bn[None, :] < {self.n}" if self.n % t.n else "")
         cast_a, cast_b = (o.cast(p.compute) for o in (p.a, p.b))
         precision = ', input_precision="tf32"' if p.compute is F32 else ""
-        yield f"    acc = tl.dot(tl.load(a_at{a_mask}){cast_a}, tl.load(b_at{b_mask}){cast_b}, acc{precision})"
-        yield f"    a_at += {t.k * p.a.stride[2]}"
-        yield f"    b_at += {t.k * p.b.stride[1]}"
+        yield from lines_of(f"""
+            am = (tm * {t.m} + tl.arange(0, {t.m})){big}
+            bn = (tn * {t.n} + tl.arange(0, {t.n})){big}
+            ak = tl.arange(0, {t.k}){big}
+            a_at = {self._address(p.a, "am[:, None]", "ak[None, :]")}
+            b_at = {self._address(p.b, "ak[:, None]", "bn[None, :]")}
+            acc = tl.zeros([{t.m}, {t.n}], tl.float32)
+            for k in tl.range(0, depth, {t.k}):
+                acc = tl.dot(tl.load(a_at{a_mask}){cast_a}, tl.load(b_at{b_mask}){cast_b}, acc{precision})
+                a_at += {t.k * p.a.stride[2]}
+                b_at += {t.k * p.b.stride[1]}
+        """)
 
     def _multiply_through_descriptors(self) -> Iterator[str]:
         """The loop over k; tiles beyond the ends are zeros."""
         t = self.tiling
         a, b = self.planes["a"], self.planes["b"]
-        yield f"acc = tl.zeros([{t.m}, {t.n}], tl.float32)"
-        yield f"for k in tl.range(0, depth, {t.k}):"
-        yield f"    acc = tl.dot({a.load('a_all', f'tm * {t.m}', 'k')}, {b.load('b_all', 'k', f'tn * {t.n}')}, acc)"
+        yield from lines_of(f"""
+            acc = tl.zeros([{t.m}, {t.n}], tl.float32)
+            for k in tl.range(0, depth, {t.k}):
+                acc = tl.dot({a.load("a_all", f"tm * {t.m}", "k")}, {b.load("b_all", "k", f"tn * {t.n}")}, acc)
+        """)
 
     def _address(self, o: Operand, row: str, column: str) -> str:
         """Pointers to a tile of an operand."""

@@ -9,6 +9,7 @@ The same text runs on the GPU and, under TRITON_INTERPRET=1, in Triton's interpr
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import torch
@@ -212,6 +213,11 @@ def normal_cdf(x):
     beyond = libdevice.exp2(p * t - 1.0)
     return tl.where(x < 0, beyond, 1.0 - beyond)
 '''
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text that is indented as the code around it."""
+    return inspect.cleandoc(text).splitlines()
 
 
 def mark(number: Dim | str) -> str:

@@ -10,7 +10,7 @@ element there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from ..graph.spec import contiguous_stride
 from ..lower.index import Index, Var
 from ..lower.ir import Kernel, Store, loaded_exprs, roots, walk
+from .triton_ops import lines_of
 
 VECTOR = 16  # bytes
 
@@ -68,18 +69,20 @@ class Vectors:
             f"{first}, {edge}, {block}",
         )
 
-    def edge(self, size: int, block: int) -> Iterator[str]:
+    def edge(self, size: int, lanes: int) -> list[str]:
         """Lines for the edge: `r` and its vectors' first positions `r_first`; of a vector `r_some` or `r_all`
         is the row's.
         """
-        inside = self.inside(size, block)
-        yield f"edge = base + tl.arange(0, {block})[None, :]"
-        yield f"r_first = edge // {self.unit} * {self.unit}"
-        yield f"r_first = tl.where(r_first == 0, lead - {self.unit}, lead + r_first + {inside - self.unit})"
-        yield f"r = r_first + edge % {self.unit}"
-        yield f"r_in = (r >= 0) & (r < {size})"
-        yield f"r_some = (r_first > -{self.unit}) & (r_first < {size}) if ALIGNED else r_in"
-        yield f"r_all = (r_first >= 0) & (r_first <= {size - self.unit})"
+        inside = self.inside(size, lanes)
+        return lines_of(f"""
+            edge = base + tl.arange(0, {lanes})[None, :]
+            r_first = edge // {self.unit} * {self.unit}
+            r_first = tl.where(r_first == 0, lead - {self.unit}, lead + r_first + {inside - self.unit})
+            r = r_first + edge % {self.unit}
+            r_in = (r >= 0) & (r < {size})
+            r_some = (r_first > -{self.unit}) & (r_first < {size}) if ALIGNED else r_in
+            r_all = (r_first >= 0) & (r_first <= {size - self.unit})
+        """)
 
     def place(self, at: str, edge: bool) -> str:
         """A position with what the compiler cannot see by itself."""

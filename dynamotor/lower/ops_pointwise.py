@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -131,24 +132,27 @@ for _name in (
     "lgamma",
 ):
     unary(getattr(aten, _name).default, _name)
-unary(aten.relu.default, relu)
-unary(aten.neg.default, lambda e: op("neg", e))
-unary(aten.abs.default, lambda e: op("abs", e))
-unary(aten.reciprocal.default, reciprocal)
-unary(aten.square.default, lambda e: mul(e, e))
-unary(aten.silu.default, lambda e: div(e, add(like(1, e), op("exp", op("neg", e)))))
-unary(aten.hardsigmoid.default, lambda e: div(clamp(add(e, like(3, e)), 0, 6), like(6, e)))
-unary(aten.hardswish.default, lambda e: div(mul(e, clamp(add(e, like(3, e)), 0, 6)), like(6, e)))
-unary(
-    aten.mish.default,
-    lambda e: (
-        mul(e, op("tanh", op("log1p", op("exp", e))))
-        if e.dtype is F64
-        else mul(e, op("tanh", select(compare("gt", e, like(20, e)), e, op("log1p", op("exp", e)))))
+for _target, _fn in (
+    (aten.relu.default, relu),
+    (aten.neg.default, lambda e: op("neg", e)),
+    (aten.abs.default, lambda e: op("abs", e)),
+    (aten.reciprocal.default, reciprocal),
+    (aten.square.default, lambda e: mul(e, e)),
+    (aten.silu.default, lambda e: div(e, add(like(1, e), op("exp", op("neg", e))))),
+    (aten.hardsigmoid.default, lambda e: div(clamp(add(e, like(3, e)), 0, 6), like(6, e))),
+    (aten.hardswish.default, lambda e: div(mul(e, clamp(add(e, like(3, e)), 0, 6)), like(6, e))),
+    (
+        aten.mish.default,
+        lambda e: (
+            mul(e, op("tanh", op("log1p", op("exp", e))))
+            if e.dtype is F64
+            else mul(e, op("tanh", select(compare("gt", e, like(20, e)), e, op("log1p", op("exp", e)))))
+        ),
     ),
-)
-unary(aten.sgn.default, lambda e: _sign(e))
-unary(aten.sign.default, lambda e: _sign(e))
+    (aten.sgn.default, lambda e: _sign(e)),
+    (aten.sign.default, lambda e: _sign(e)),
+):
+    unary(_target, _fn)
 
 
 def jumping(ctx: Lowering, fn: Callable[..., Expr], *inputs: Value | Scalar) -> Value:
@@ -170,10 +174,8 @@ def _jump(target: Any, fn: Callable[[Expr], Expr]) -> None:
     lowerings.add(target, rule)
 
 
-_jump(aten.floor.default, lambda e: op("floor", e))
-_jump(aten.ceil.default, lambda e: op("ceil", e))
-_jump(aten.round.default, lambda e: op("round", e))
-_jump(aten.trunc.default, lambda e: op("trunc", e))
+for _name in ("floor", "ceil", "round", "trunc"):
+    _jump(getattr(aten, _name).default, functools.partial(op, _name))
 _jump(aten.frac.default, lambda e: sub(e, op("trunc", e)))
 
 
@@ -197,16 +199,19 @@ def binary(
     lowerings.add(target, rule)
 
 
-binary(aten.mul.Scalar, mul)
-binary(aten.div.Tensor, div)
-binary(aten.div.Scalar, div)
-binary(aten.maximum.default, lambda a, b: op("max", a, b))
-binary(aten.minimum.default, lambda a, b: op("min", a, b))
-binary(aten.atan2.default, lambda a, b: op("atan2", a, b), True)
-binary(aten.hypot.default, lambda a, b: op("hypot", a, b), True)
-binary(aten.fmod.Tensor, lambda a, b: op("fmod", a, b), True, jumps=True)
-binary(aten.fmod.Scalar, lambda a, b: op("fmod", a, b), True, jumps=True)
-binary(aten.copysign.Tensor, lambda a, b: op("copysign", a, b), True)
+for _target, _of_two, _floats_only, _jumps in (
+    (aten.mul.Scalar, mul, False, False),
+    (aten.div.Tensor, div, False, False),
+    (aten.div.Scalar, div, False, False),
+    (aten.maximum.default, functools.partial(op, "max"), False, False),
+    (aten.minimum.default, functools.partial(op, "min"), False, False),
+    (aten.atan2.default, functools.partial(op, "atan2"), True, False),
+    (aten.hypot.default, functools.partial(op, "hypot"), True, False),
+    (aten.copysign.Tensor, functools.partial(op, "copysign"), True, False),
+    (aten.fmod.Tensor, functools.partial(op, "fmod"), True, True),
+    (aten.fmod.Scalar, functools.partial(op, "fmod"), True, True),
+):
+    binary(_target, _of_two, _floats_only, _jumps)
 
 
 def as_eager_adds(ctx: Lowering, x: Value | Scalar) -> Value | Scalar:

@@ -225,12 +225,6 @@ class Record:
             {"mode": event.data["mode"], "text": str(plan) if plan else event.data["reason"].text}
         )
 
-    def _recompile(self, event: Event) -> None:
-        self.recompiles.append(event.data)
-
-    def _fallback(self, event: Event) -> None:
-        self.fallbacks.append({k: str(v) for k, v in event.data.items() if v is not None})
-
     def _phase(self, event: Event) -> None:
         seconds = event.data["seconds"]
         self.phases.append((event.data["name"], event.time - seconds, seconds))
@@ -251,8 +245,10 @@ _HANDLERS: dict[str, Any] = {
     "aten_graph": Record._graph,
     "refuse": Record._refuse,
     "code": Record._code,
-    "recompile": Record._recompile,
-    "fallback": Record._fallback,
+    "recompile": lambda self, event: self.recompiles.append(event.data),
+    "fallback": lambda self, event: self.fallbacks.append(
+        {k: str(v) for k, v in event.data.items() if v is not None}
+    ),
     "phase": Record._phase,
     "ddp": Record._ddp,
     "xla.compiled": Record._xla,

@@ -16,7 +16,7 @@ import torch
 
 from ...base.registry import register_all
 from ..breaks import Unsupported, unsupported
-from ..guards import AmbientState
+from ..guards import Ambient
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
@@ -186,7 +186,7 @@ def _is_ambient(fn: Callable[..., Any], args: list[Any]) -> bool:
     device = args[0] if args else "cuda"
     if (
         fn not in (torch.is_autocast_enabled, torch.get_autocast_dtype)
-        or device not in AmbientState.AUTOCAST_DEVICES
+        or device not in Ambient.AUTOCAST_DEVICES
     ):
         return False
     return fn is torch.is_autocast_enabled or torch.is_autocast_enabled(device)
