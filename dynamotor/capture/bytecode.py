@@ -137,13 +137,6 @@ class CodeInfo:
     _handlers: dict[int, ExceptionRange | None] = field(default_factory=dict, repr=False)
 
     @property
-    def n_locals(self) -> int:
-        """Plain locals (arguments first); `localsplus` goes on with cells that are no locals, then free
-        variables.
-        """
-        return self.code.co_nlocals
-
-    @property
     def is_generator_like(self) -> bool:
         """Whether calling it makes a generator, coroutine or async generator instead of running the body."""
         return bool(

@@ -94,8 +94,6 @@ class Constant(Value):
                 return trace.format_percent(self, other)
             if isinstance(self.value, tuple) and not reflected and other.python_type() is tuple:
                 return trace.make_tuple(self.unpack(trace)).binary(trace, op, other)
-            if isinstance(self.value, int) and op is operator.mul and other.python_type() in (list, tuple):
-                return None
             return None
         return trace.generic_binary(self, op, other, reflected)
 

@@ -260,12 +260,7 @@ class FunctionValue(Value):
             return keywords_of(self.kwdefaults) if self.kwdefaults else Constant(None)
         if name == "__closure__":
             return TupleValue(self.closure) if self.closure else Constant(None)
-        found = self.dict.lookup(name)
-        if found is not None:
-            return found
-        if name == "__get__" or name == "__call__" or not hasattr(types.FunctionType, name):
-            return trace.generic_getattr(self, name)
-        return trace.generic_getattr(self, name)
+        return self.dict.lookup(name) or trace.generic_getattr(self, name)
 
     def instance_attr(self, trace: Trace, name: str) -> Value | None:
         return self.dict.lookup(name)
