@@ -1,4 +1,5 @@
-"""Python statements by room, so that formatting does not matter: `python -m bench size`.
+"""Python statements by room, so that formatting does not matter: `python -m bench size`; with `--mechanisms`, by
+what they are there for.
 
 A statement is a node of `ast` that is one; a docstring is one too. tests/tools/test_size.py has each room's
 limit.
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,8 +32,65 @@ def rooms(package: Path = ROOT / "dynamotor") -> Counter[str]:
     return found
 
 
+# What the files are there for: the first mechanism with a matching pattern (of paths in the package) has a file.
+MECHANISMS: dict[str, str] = {
+    "symbolic sizes": "graph/siz* graph/sym* graph/data_sizes* capture/sizes* capture/values/size* codegen/triton_sizes* "
+    "codegen/triton_family* lower/instance* autograd/variants*",
+    "functions inside graphs (vmap, cond, flex_attention, checkpoints)": "graph/bodies* graph/control_flow* graph/flex* "
+    "capture/bodies* capture/rules_control_flow* capture/rules_attention* capture/rules_transforms* capture/rules_autograd* codegen/flex_*",
+    "shapes and strides of eager's kernels": "graph/shape* graph/kernel_checks* graph/layout* graph/spec* graph/op_facts*",
+    "bytecode: decoding, opcodes, breaks, resumption": "capture/bytecode* capture/ops_* capture/interpreter* capture/cut* "
+    "capture/resume* capture/assembler* capture/liveness* capture/inner_frames* capture/breaks* capture/output*",
+    "guards and sources": "capture/guards* capture/source* capture/reader* capture/dispatch* capture/trust*",
+    "Python objects in a trace": "capture/values/*",
+    "rules of Python's builtins and libraries": "capture/rules_* capture/polyfills/* capture/protocol* capture/torch_rules*",
+    "the compile loop of a callable": "capture/*",
+    "second derivatives, parts cut out, kept programs": "autograd/again* autograd/around* autograd/kept* autograd/reach* "
+    "autograd/stages* autograd/recipe*",
+    "functionalisation and the joint graph": "autograd/func* autograd/rec* autograd/joint* autograd/nodes* autograd/inplace* "
+    "autograd/decomp* autograd/random* autograd/absent* autograd/simplify*",
+    "partition and run time of forward and backward": "autograd/*",
+    "lowerings of aten ops": "lower/ops_* lower/conv* lower/embedding* lower/gemm* lower/value* lower/extern*",
+    "loop IR, fusion, schedule": "lower/fusion* lower/schedule* lower/ir* lower/index* lower/space* lower/lower* lower/program*",
+    "checks of IRs and of results (verify, check)": "lower/verify* codegen/verify* codegen/checked* codegen/rounding* graph/verify*",
+    "passes before loops (folding, layout, padding)": "lower/*",
+    "C++ kernels": "codegen/cpp*",
+    "Triton: products and convolutions": "codegen/triton_gemm* codegen/triton_conv* codegen/triton_product* codegen/triton_tma* "
+    "codegen/gemm_table* codegen/autotune* codegen/pad_rows*",
+    "Triton: loops": "codegen/triton*",
+    "call programs, stored programs": "codegen/*",
+    "GPU at run time (CUDA graphs, builds, launches)": "runtime/cuda* runtime/device* runtime/triton*",
+    "builds and memory": "runtime/*",
+    "the lazy xla device and torch_xla's API": "xla/*",
+    "data-parallel training": "distributed/*",
+    "whole training steps": "step/*",
+    "what people see (report, minify, packages, doctor)": "tools/*",
+    "settings, errors, events, caches": "base/* graph/*",
+    "entry points and other compilers' backends": "*",
+}
+
+
+@functools.cache
+def mechanisms(package: Path = ROOT / "dynamotor") -> Counter[str]:
+    """Statements of each mechanism."""
+    found: Counter[str] = Counter()
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        which = next(
+            m
+            for m, patterns in MECHANISMS.items()
+            if any(fnmatch(name, pattern) for pattern in patterns.split())
+        )
+        found[which] += statements(path.read_text())
+    return found
+
+
 def main() -> None:
-    """Print the package's rooms, and what lies beside the package."""
+    """Print the package's rooms, and what lies beside the package; or its mechanisms."""
+    if "--mechanisms" in sys.argv:
+        for name, count in mechanisms().most_common():
+            print(f"{count:7,} {name}")
+        return
     found = rooms()
     for room, count in sorted(found.items()):
         print(f"{count:7,} dynamotor/{room}")
