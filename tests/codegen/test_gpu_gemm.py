@@ -270,7 +270,7 @@ def test_tf32_templates_are_left_when_tf32_is_no_longer_allowed(templates, monke
 
 def test_the_library_takes_the_place_of_a_template_that_does_not_build(templates, monkeypatch):
     templates()
-    interpreted = gpu_program._interpreted
+    interpreted = gpu_program.interpreted
 
     def build(f, ints):
         if f.name.startswith("g"):
@@ -279,7 +279,7 @@ def test_the_library_takes_the_place_of_a_template_that_does_not_build(templates
             )
         return interpreted(f, ints)
 
-    monkeypatch.setattr(gpu_program, "_interpreted", build)
+    monkeypatch.setattr(gpu_program, "interpreted", build)
     before = counters["fallback"]["template.DM305"]
     x = randn(16, 16)
     with config.patch(target="triton", strict=True), collect("code", "fallback") as events:
