@@ -193,7 +193,10 @@ class DictItem(Source):
         return type(self.key), self.key
 
     def read(self, parent: Any) -> Any:
-        return dict.__getitem__(parent, self.key)
+        found = dict.get(parent, self.key, self)  # `dict.__getitem__` asks a subclass's `__missing__`
+        if found is self:
+            raise KeyError(self.key)
+        return found
 
     def __str__(self) -> str:
         if isinstance(self.base, InstanceDict) and isinstance(self.key, str):

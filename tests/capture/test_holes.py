@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 import numpy as np
 import pytest
@@ -277,3 +277,24 @@ def test_booleans_of_numpy_beside_tensors():
         lambda x, k: (x + k, x * k, (x > k), x.sum(0, keepdim=bool(k))),
         *[(X.to(d), np.bool_(True)) for d in (torch.float32, torch.int64, torch.uint8)],
     )
+
+
+def test_a_look_at_a_default_dict_puts_nothing_in_it():
+    def f(x, d):
+        return {k: x * v for k, v in d.items()}, len(d), "b" in d
+
+    full = {"a": 1.0, "b": 2.0}
+    check(f, (X, full), (X, defaultdict(float, full)), (X, defaultdict(float, a=1.0)), (X, {"c": 1.0}))
+
+
+@pytest.mark.parametrize("detach", [torch.Tensor.detach_, torch.detach_, lambda y: y.detach_()])
+def test_a_tensor_is_cut_from_its_history_in_place(detach):
+    def f(x):
+        y = x * 2
+        detach(y)
+        return y, y * x
+
+    x = X.clone().requires_grad_()
+    cut, product = dynamotor.compile(f)(x)
+    product.sum().backward()
+    assert not cut.requires_grad and torch.equal(x.grad, X * 2)
