@@ -165,11 +165,15 @@ class Entry:
     used: float
 
     def is_whole(self) -> bool:
-        """Whether its content is what its checksum says, and nobody else can have written it."""
+        """Whether its content is what its checksum says, and nobody else can have written it; a source that
+        did not build is there for people and has none.
+        """
         try:
             data = _read(self.path)
         except OSError:
             return False
+        if self.kind == "failed":
+            return data is not None
         return data is not None and hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]
 
 

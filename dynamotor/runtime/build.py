@@ -117,7 +117,7 @@ def build_key(source: str, flags: Sequence[str]) -> str:
 def _failure(code: str, what: str, why: str, source: str, key: str, cure: str) -> BuildError:
     """A BuildError whose text names a kept copy of the source."""
     counters["build"]["failed"] += 1
-    for folder in (Path(config.cache_dir) / "failed", Path(tempfile.gettempdir())):
+    for folder in (cache.entry_path("failed", key).parent, Path(tempfile.gettempdir())):
         try:
             cache.make_folder(folder)
             handle, kept = tempfile.mkstemp(

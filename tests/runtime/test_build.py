@@ -134,6 +134,10 @@ def test_refused_source_names_the_error_and_the_kept_source():
     assert error.value.code == "DM302" and "error" in text
     kept = text.split("source: ")[1].split("\n")[0]
     assert Path(kept).read_text() == "int broken( { return 1; }"
+    mine = [entry for entry in cache.entries() if str(entry.path) == kept]
+    assert (
+        len(mine) == 1 and mine[0].is_whole()
+    )  # so that the cache's bound counts it, and `prune` removes it
 
 
 def test_a_failed_build_is_tried_again():
