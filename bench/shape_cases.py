@@ -73,8 +73,12 @@ def _batches(
         return torch.cat([norms, loss.detach()[None]])
 
     def exact() -> list[torch.Tensor]:
-        double = copy.deepcopy(model).double()
-        return [one(double, _doubled(batch), double).detach() for batch in batches]
+        double, before = copy.deepcopy(model).double(), torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(torch.float64)  # models make constants of the default type
+            return [one(double, _doubled(batch), double).detach() for batch in batches]
+        finally:
+            torch.set_default_dtype(before)
 
     def single(n: int) -> Callable[[Any], torch.Tensor]:
         return lambda call: one(call, batches[n])

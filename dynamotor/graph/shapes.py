@@ -68,7 +68,7 @@ def infer_spec(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     infer = _infer_as_on_cpu if _on_xla((args, kwargs)) else _infer
     try:
         result = infer(func, args, kwargs)
-    except (RuntimeError, TypeError, NotImplementedError, AttributeError):
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError, AssertionError):
         if not has_symbols((args, kwargs)):
             raise
         result = infer(func, *mapped(_specialised, (args, kwargs)))  # a kernel that takes plain numbers only

@@ -10,13 +10,14 @@ One row an op.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from ..base.registry import Registry, register_all
-from .sizes import Size, hint, minimum
+from .sizes import Size, hint
 from .spec import TensorSpec
 from .symbolic_rules import Shape, broadcast, require, symbolic_rules
 
@@ -91,17 +92,6 @@ def _index_put(x: TensorSpec, indices: Sequence[TensorSpec | None], values: Tens
 
 
 # Writes of a part -------------------------------------------------------------------------------------------
-@demand(aten.diagonal_scatter.default)
-def _diagonal_scatter(
-    x: TensorSpec, source: TensorSpec, offset: Any = 0, dim1: int = 0, dim2: int = 1
-) -> None:
-    dim1, dim2 = dim1 % len(x.shape), dim2 % len(x.shape)
-    rows, columns = x.shape[dim1] + min(offset, 0), x.shape[dim2] - max(offset, 0)
-    env = next((n.env for n in (rows, columns) if type(n) is not int), None)
-    length = min(rows, columns) if env is None else minimum(env, rows, columns)
-    _equal(source.shape, (*[n for d, n in enumerate(x.shape) if d not in (dim1, dim2)], length))
-
-
 # Layers -----------------------------------------------------------------------------------------------------
 @demand(aten.convolution.default)
 def _convolution(
@@ -171,7 +161,31 @@ register_all(
     demand,
     (
         ((aten.gather.default,), lambda x, dim, index, **kwargs: _within(index.shape, x.shape, dim)),
+        (
+            (aten.pixel_unshuffle.default,),
+            lambda x, n: _equal((x.shape[-2] % n, x.shape[-1] % n), (0, 0)),
+        ),
+        ((aten.channel_shuffle.default,), lambda x, groups: _equal((x.shape[1] % groups,), (0,))),
+        (
+            (aten.im2col.default,),
+            lambda *args: require(all(n >= 1 for n in symbolic_rules[aten.im2col.default](*args))),
+        ),
+        (
+            (aten.col2im.default,),
+            lambda x, size, *args: _equal(
+                symbolic_rules[aten.im2col.default](
+                    replace(x, shape=(*symbolic_rules[aten.col2im.default](x, size, *args),)), *args
+                ),
+                x.shape,
+            ),
+        ),
         ((aten.masked_scatter.default,), lambda x, mask, source: broadcast([x.shape, mask.shape])),
+        (
+            (aten.diagonal_scatter.default,),
+            lambda x, source, *args: _equal(
+                source.shape, symbolic_rules[aten.diagonal.default](x, *args).shape
+            ),
+        ),
         (
             (aten.slice_scatter.default,),
             lambda x, source, *args: _equal(source.shape, symbolic_rules[aten.slice.Tensor](x, *args).shape),

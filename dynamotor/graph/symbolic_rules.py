@@ -100,10 +100,11 @@ _SHAPED_LIKE: dict[int, tuple[OpOverload, ...]] = {
         aten.flip.default, aten.sort.default, aten.sort.stable, aten.copy.default, aten.bernoulli.p, aten.roll.default,
         aten.index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
         aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two, aten.masked_scatter.default,
-        aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.logcumsumexp.default,
+        aten.logcumsumexp.default, aten.channel_shuffle.default,
         aten.native_dropout_backward.default, aten.cummax.default, aten.cummin.default, aten._safe_softmax.default),
     1: (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten._adaptive_avg_pool2d_backward.default,
-        aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default, aten.mse_loss_backward.default),
+        aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default, aten.mse_loss_backward.default,
+        aten.huber_loss_backward.default, aten.binary_cross_entropy_backward.default),
 }  # fmt: skip
 for _position, _funcs in _SHAPED_LIKE.items():
     for _func in _funcs:
@@ -194,6 +195,12 @@ def _efficient_attention(
     return [(*q.shape[:3], v.shape[3]), (*q.shape[:2], length), (), ()]
 
 
+def _in_steps(x: TensorSpec, step: int) -> TensorSpec:
+    """As a new tensor whose rows start at multiples of so many elements."""
+    row = (x.shape[-1] + step - 1) // step * step
+    return TensorSpec(x.shape, contiguous_stride((*x.shape[:-1], row)), x.dtype, x.device)
+
+
 @symbolic_rule(aten._scaled_dot_product_flash_attention.default)
 def _flash_attention(q: TensorSpec, k: TensorSpec, v: TensorSpec, *args: Any, **kwargs: Any) -> list[Any]:
     """Result, logarithms of sums, the lengths, two seeds, and what debugging would show."""
@@ -251,19 +258,29 @@ def _convolution(
     return (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *spatial)
 
 
-@symbolic_rule(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default)
-def _pool(x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = (0,), *args: Any) -> Shape:
-    ceil = args[1] if len(args) > 1 else args[0] if args and isinstance(args[0], bool) else False
-    dilation = args[0] if args and not isinstance(args[0], bool) else (1,)
-    if ceil:
-        raise Unknown
+@symbolic_rule(aten.max_pool2d_with_indices.default)
+def _pool(
+    x: TensorSpec,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil: bool = False,
+) -> Shape:
     kernel, padding, dilation = ([*v] * 2 if len(v) == 1 else [*v] for v in (kernel, padding, dilation))
     stride = kernel if not stride else [*stride] * 2 if len(stride) == 1 else [*stride]
-    sizes = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(x.shape[-2:], kernel, stride, padding, dilation)
-    ]
+    sizes = []
+    for n, k, s, p, d in zip(x.shape[-2:], kernel, stride, padding, dilation):
+        last = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil else 0)) // s
+        beyond = ceil and p + s - 2 >= d * (k - 1) and last * s >= n + p  # it would begin behind the image
+        sizes.append(last if beyond else last + 1)
     return (*x.shape[:-2], *sizes)
+
+
+@symbolic_rule(aten.im2col.default)
+def _im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Shape:
+    rows, columns = _pool(x, kernel, stride, padding, dilation)[-2:]
+    return (*x.shape[:-3], x.shape[-3] * kernel[0] * kernel[1], rows * columns)
 
 
 @symbolic_rule(aten.constant_pad_nd.default)
@@ -363,18 +380,17 @@ def _viewed_stride(x: TensorSpec, shape: Sequence[Any]) -> list[Any]:
 
 @symbolic_rule(aten.expand.default)
 def _expand(x: TensorSpec, shape: Sequence[Any], **kwargs: Any) -> TensorSpec:
-    missing = len(shape) - len(x.shape)
     sizes: list[Dim] = []
     strides: list[Dim] = []
-    for d, n in enumerate(shape):
-        have, stride = (1, 0) if d < missing else (x.shape[d - missing], x.stride[d - missing])
-        keeps = type(n) is int and n == -1
-        n = have if keeps else n
-        if d >= missing and n == have:
-            sizes, strides = [*sizes, n], [*strides, stride]
+    for k, n in enumerate(reversed(shape), 1):
+        if k <= len(x.shape):
+            have, stride = x.shape[-k], x.stride[-k]
         else:
-            require(have == 1)
-            sizes, strides = [*sizes, n], [*strides, 0]
+            have, stride = 1, sizes[0] * strides[0] if sizes else 0
+        n = have if type(n) is int and n == -1 else n
+        keeps = n == have
+        require(keeps or have == 1)
+        sizes, strides = [n, *sizes], [stride if keeps else 0, *strides]
     return _look(x, sizes, strides)
 
 
@@ -411,6 +427,18 @@ def _select(x: TensorSpec, dim: int, index: Any) -> TensorSpec:
     require(index >= 0 and x.shape[dim] > index)
     kept = [d for d in range(len(x.shape)) if d != dim]
     return _look(x, [x.shape[d] for d in kept], [x.stride[d] for d in kept], x.offset + index * x.stride[dim])
+
+
+@symbolic_rule(aten.diagonal.default)
+def _diagonal(x: TensorSpec, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
+    dim1, dim2 = dim1 % len(x.shape), dim2 % len(x.shape)
+    rows, columns = x.shape[dim1] + min(offset, 0), x.shape[dim2] - max(offset, 0)
+    env = next((n.env for n in (rows, columns) if type(n) is Size), None)
+    length = min(rows, columns) if env is None else minimum(env, rows, columns)
+    kept = [d for d in range(len(x.shape)) if d not in (dim1, dim2)]
+    first = x.offset + (offset * x.stride[dim2] if offset >= 0 else -offset * x.stride[dim1])
+    strides = (*[x.stride[d] for d in kept], x.stride[dim1] + x.stride[dim2])
+    return _look(x, (*[x.shape[d] for d in kept], length), strides, first)
 
 
 @symbolic_rule(aten.slice.Tensor)
@@ -494,6 +522,18 @@ register_all(
             (aten.addmm.default, aten.baddbmm.default),
             lambda x, a, b, **kwargs: broadcast([x.shape, _product(a, b)]),
         ),
+        ((aten.diagonal_copy.default,), lambda x, *args: _diagonal(x, *args).shape),
+        ((aten.addbmm.default,), lambda x, a, b, **kwargs: broadcast([x.shape, _product(a, b)[1:]])),
+        ((aten.addmv.default,), lambda x, a, b, **kwargs: broadcast([x.shape, _matrix_vector(a, b)])),
+        ((aten.addr.default,), lambda x, a, b, **kwargs: broadcast([x.shape, (*a.shape, *b.shape)])),
+        (
+            (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default),
+            lambda x, *args, **kwargs: x,  # with its holes
+        ),
+        (
+            (aten.binary_cross_entropy.default, aten.binary_cross_entropy_with_logits.default),
+            lambda *args: broadcast(operands(args)) if args[-1] == 0 else (),
+        ),
         (
             (aten.native_layer_norm_backward.default,),
             lambda grad, x, shape, *args: [x.shape, tuple(shape), tuple(shape)],
@@ -518,7 +558,7 @@ register_all(
         (
             (aten._scaled_dot_product_efficient_attention_backward.default,),
             lambda grad, q, k, v, bias, *args, **kwargs: (
-                [q.shape, k.shape, v.shape, bias.shape if type(bias) is TensorSpec else ()]
+                [q.shape, k.shape, v.shape, _in_steps(bias, 16) if type(bias) is TensorSpec else ()]
             ),
         ),
         (
@@ -533,6 +573,21 @@ register_all(
             lambda grad, x, weight, bias, *args: [x.shape, weight.shape, grad.shape[1:2]],
         ),
         ((aten._adaptive_avg_pool2d.default,), lambda x, size: (*x.shape[:-2], *size)),
+        (
+            (aten.avg_pool2d.default,),
+            lambda x, kernel, stride=(), padding=(0,), ceil=False, *args: _pool(
+                x, kernel, stride, padding, (1,), ceil
+            ),
+        ),
+        (
+            (aten.col2im.default,),
+            lambda x, size, kernel, *args: (*x.shape[:-2], x.shape[-2] // (kernel[0] * kernel[1]), *size),
+        ),
+        (
+            (aten.pixel_unshuffle.default,),
+            lambda x, n: (*x.shape[:-3], x.shape[-3] * n * n, x.shape[-2] // n, x.shape[-1] // n),
+        ),
+        ((aten.diagonal_backward.default,), lambda grad, size, *args: tuple(size)),
         (
             (
                 aten.upsample_nearest1d.default,

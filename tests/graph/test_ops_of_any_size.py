@@ -1,0 +1,55 @@
+"""Ops with every size of every input a symbol, forward and backward: one program, right at the second sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dynamotor
+from dynamotor.base.events import counters
+
+FIRST = {"b": 3, "c": 8, "h": 10, "w": 14, "k": 6, "m": 5, "n": 7}
+SECOND = {"b": 5, "c": 12, "h": 13, "w": 9, "k": 9, "m": 4, "n": 10}
+ROWS: list[tuple[str, Callable[..., torch.Tensor], str]] = [
+    (
+        "rounded up",
+        lambda x: F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False),
+        "bchw",
+    ),
+    ("pooled", lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), "bchw"),
+    ("unfold", lambda x: F.unfold(x, 3, padding=1), "bchw"),
+    ("fold", lambda x: F.fold(F.unfold(x, 2), x.shape[2:], 2), "bchw"),
+    ("unshuffle", lambda x: F.pixel_unshuffle(x.repeat(1, 1, 2, 2), 2), "bchw"),
+    ("channels", lambda x: F.channel_shuffle(x, 4), "bchw"),
+    ("circular", lambda x: F.pad(x, (1, 2, 2, 1), mode="circular"), "bchw"),
+    ("new dimensions", lambda x, y: x.expand(y.shape[0], 1, -1) * 2, "k b"),
+    ("diagonal", lambda x: torch.einsum("bii->bi", x), "bkk"),
+    ("off diagonal", lambda x: x.diagonal(-1).sin(), "mk"),
+    ("huber", lambda x, y: F.huber_loss(x, y), "mk mk"),
+    ("entropy", lambda x, y: F.binary_cross_entropy_with_logits(x, y.detach()), "mk mk"),
+    ("matrices", lambda x, a, b: torch.addbmm(x, a, b), "mn bmk bkn"),
+    ("a vector", lambda x, a, b: torch.addmv(x, a, b), "m mk k"),
+    ("two vectors", lambda x, a, b: torch.addr(x, a, b), "mk m k"),
+]
+
+
+@pytest.mark.parametrize(("fn", "shapes"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_one_program(fn: Callable[..., torch.Tensor], shapes: str) -> None:
+    dynamotor.reset()
+    counters["specialised"].clear()
+    captured = counters["frames"]["captured"]
+    compiled = dynamotor.compile(fn, dynamic=True, backend="aot_eager")
+    for sizes in (FIRST, SECOND):
+        args = [torch.randn([sizes[n] for n in shape], requires_grad=True) for shape in shapes.split()]
+        found = []
+        for call in (fn, compiled):
+            out = call(*args)
+            out.square().sum().backward()
+            found.append([out, *[a.grad for a in args]])
+            for a in args:
+                a.grad = None
+        torch.testing.assert_close(found[1], found[0])
+    assert counters["frames"]["captured"] == captured + 1 and not counters["specialised"]
