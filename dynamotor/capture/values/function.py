@@ -245,7 +245,7 @@ class FunctionValue(Value):
             if name == "__doc__":
                 doc = self.code.co_consts[:1]
                 return Constant(doc[0] if doc and isinstance(doc[0], str) else None)
-            return DictValue([])
+            return TupleValue([]) if name == "__type_params__" else DictValue([])
         if name == "__dict__":
             return self.dict
         if name == "__code__":
