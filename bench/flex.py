@@ -143,7 +143,7 @@ def tune(name: str, args: argparse.Namespace, width: int) -> list[dict[str, Any]
     for what, given in tensors.items():
         tiles = [
             (m, n, warps, stages)
-            for m, n, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+            for m, n, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))
             if m * n <= 128 * 128 and (m * n >= 64 * 64)
         ]
         before = flex_kernels.TILES[what]

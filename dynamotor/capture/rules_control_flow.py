@@ -192,7 +192,9 @@ def _scan(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     through, leaves = _tensors(xs, "scan")
     at = at % leaves[0].example.dim() if leaves[0].example.dim() else 0
     if at and torch.__version__ < "2.13":
-        raise unsupported("unsupported-call", "where scan stacks its results differs between PyTorch's versions")
+        raise unsupported(
+            "unsupported-call", "where scan stacks its results differs between PyTorch's versions"
+        )
     if at:
         leaves = [torch_call(trace, torch.movedim, [leaf, Constant(at), Constant(0)], {}) for leaf in leaves]  # type: ignore[misc]
     if back:

@@ -22,11 +22,12 @@ from .triton_kernel import TritonFunction
 from .triton_ops import POINTER
 
 LOG2E = 1.4426950408889634
-# Rows, columns, warps and stages of a kernel by how wide heads are: for 16-bit types on sm_90, then for float32.
+# Rows of queries, rows of keys, warps and stages of a kernel's tiles by how wide heads are: the quickest of
+# `python -m bench.flex --tune` on an H200 (64 and 128; causal, bfloat16).
 TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
-    "forward": {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
-    "queries": {64: (128, 64, 8, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "keys": {64: (64, 128, 8, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "forward": {64: (64, 128, 4, 2), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "queries": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "keys": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 }
 SMALL = (32, 32, 4, 2)
 
