@@ -25,7 +25,30 @@ ROWS = {
     "l": _rows(world.LISTS),
 }
 ACTIONS, CHANGES = _rows(world.ACTIONS), _rows(world.CHANGES)
+MORE = {
+    "t": _rows(world.MORE_TENSORS),
+    "n": _rows(world.MORE_NUMBERS),
+    "c": _rows(world.MORE_CONDITIONS),
+    "l": ROWS["l"],
+}
+MORE_ACTIONS, MORE_CHANGES = _rows(world.MORE_ACTIONS), _rows(world.MORE_CHANGES)
 RISKS, HANDLERS = _rows(world.RISKS), _rows(world.HANDLERS)
+
+
+ALIASES = (
+    ("A := torch.randn(3, 4)", "A[0]"),
+    ("A := torch.randn(3, 4)", "A"),
+    ("A := torch.randn(3, 4)", "A.view(-1)[4:8]"),
+    ("(A := torch.randn(4, 4))[1:]", "A[1]"),
+    ("(A := torch.randn(4, 4))", "A.t()"),
+    ("(A := torch.randn(4, 4))[:3]", "A[3]"),
+    ("A := torch.randn(3, 4)", "A.detach()[1]"),
+    ("A := torch.randn(3, 4, requires_grad=True)", "A"),
+    ("(A := torch.randn(3, 4, requires_grad=True)) * 2", "A.detach()[0]"),
+    ("(A := torch.randn(1, 4)).expand(3, 4)", "A[0]"),
+    ("net.w.expand(3, 4)", "net.w"),
+    ("A := torch.randn(3, 4)", "net.mean"),
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +118,7 @@ class Author:
         self.count = 0
         self.budget = self.rng.choice([3, 5, 8, 12, 18])
         self.own = False  # whether `mine` is there
+        self.odd = self.rng.choice([0.0, 0.2, 0.5])  # how much is of the odder rows
 
     def name(self, stem: str) -> str:
         self.count += 1
@@ -109,7 +133,7 @@ class Author:
             return {"n": str(self.rng.randrange(5)), "c": "FLAG", "l": f"[{self.rng.choice(names.t)}]"}[kind]
         if kind == "n" and self.rng.random() < 0.2:
             return str(self.rng.randrange(-1, 6))
-        text = self.rng.choice(ROWS[kind])
+        text = self.rng.choice((MORE if self.rng.random() < self.odd else ROWS)[kind])
         if self.own and kind == "t" and self.rng.random() < 0.15:
             text = "mine({t}, {n})"
         return self.fill(text, names, depth)
@@ -147,6 +171,7 @@ class Author:
                 self.attempt,
                 self.context,
                 self.inner_function,
+                self.iterate,
             ]
             kinds += [self.match]
         return self.rng.choice(kinds)(names, depth)
@@ -167,6 +192,7 @@ class Author:
 
     def act(self, names: Names, depth: int) -> Statement:
         rows = RISKS if self.rng.random() < 0.05 else [*ACTIONS, "N += 1", "N = {n}", "FLAG = {c}"]
+        rows = MORE_ACTIONS if self.rng.random() < self.odd else rows
         text = self.rng.choice(rows)
         if self.rng.random() < 0.03:
             gone = self.rng.choice([name for name in [*names.t, *names.n] if name.isidentifier()])
@@ -239,6 +265,10 @@ class Author:
                 "with recorded('r') as r:",
                 "with sub, recorded('s'):",
                 "with contextlib.suppress(Failure, KeyError):",
+                f"with torch.set_grad_enabled({self.expression('c', names)}):",
+                f"with contextlib.nullcontext({self.expression('t', names)}) as v:",
+                "with contextlib.ExitStack() as stack, stack.enter_context(recorded('e')) or box:",
+                f"with contextlib.closing(failing({self.expression('n', names)})) as g:",
             ]
         )
         return Statement(parts=((head, self.block(names, depth + 1)),))
@@ -247,11 +277,46 @@ class Author:
         function, inside = self.name("g"), Names(list(names.t), list(names.n), list(names.l))
         inside.t.append("a")
         body = (*self.block(inside, depth + 1), Statement(f"return {self.expression('t', inside)}"))
+        changed = [n for n in names.n if n.isidentifier()]
+        if changed and self.rng.random() < 0.5:
+            n = self.rng.choice(changed)
+            body = (Statement(f"nonlocal {n}"), Statement(f"{n} += 1"), *body)
         target = self.name("t")
         call = Statement(f"{target} = {function}({self.expression('t', names)})")
         names.t.append(target)
         defined = Statement(parts=((f"def {function}(a, b={self.expression('n', names)}):", body),))
         return Statement(parts=(("if True:", (defined, call)),))
+
+    def iterate(self, names: Names, depth: int) -> Statement:
+        """An iterator that is used in several places, with other statements between."""
+        it, n, items = self.name("i"), self.expression("n", names), self.expression("l", names)
+        made = self.rng.choice(
+            [
+                "iter(box)", f"count({n} % 5)", f"chained({n} % 4)", f"failing({n})", "zip(box, IT)", f"enumerate({items})",
+                f"map(lambda v: LOG.append('m') or v, {items})", f"(v * 2 for v in {items})", "filter(None, box)",
+                f"(LOG.append(v) or v for v in range({n} % 5))", "reversed(box.items)", f"growing(box.items, {n} % 3)",
+                "itertools.chain(box, Q)", "iter(D)", "itertools.count(1)", f"itertools.accumulate({items})", "IT",
+            ]
+        )  # fmt: skip
+        uses = [
+            "LOG.append(next({i}))",
+            "LOG.append(next({i}, 'end'))",
+            "LOG.append(list(itertools.islice({i}, 2)))",
+        ]
+        uses += [
+            "box.t = {i}",
+            "LOG.append(1 in {i})",
+            "{i}.close()",
+            "LOG.append({i}.send(None))",
+            "a, *b = itertools.islice({i}, 3)",
+        ]
+        body = [Statement(f"{it} = {made}")]
+        for _ in range(self.rng.choice([1, 2, 3])):
+            body += [Statement(self.rng.choice(uses).replace("{i}", it)), *self.block(names, depth + 1)]
+        if self.rng.random() < 0.6:
+            inside = self.block(names, depth + 1, loop=True)
+            body.append(Statement(parts=((f"for v in itertools.islice({it}, 6):", inside),)))
+        return Statement(parts=(("if True:", tuple(body)),))
 
     def match(self, names: Names, depth: int) -> Statement:
         subject = self.rng.choice(["{n}", "({n}, FLAG)", "box", "[1, {n}]", "D"])
@@ -293,7 +358,8 @@ class Author:
         return self.rng.choice(shapes)
 
     def call(self) -> Call:
-        change = self.fill(self.rng.choice(CHANGES), Names(["W"], [], [])) if self.rng.random() < 0.6 else ""
+        rows = MORE_CHANGES if self.rng.random() < self.odd else CHANGES
+        change = self.fill(self.rng.choice(rows), Names(["W"], [], [])) if self.rng.random() < 0.6 else ""
         x = self.rng.choice(
             ["torch.randn(3, 4)"] * 6
             + [
@@ -306,6 +372,8 @@ class Author:
             ]
         )
         y = self.rng.choice(["torch.randn(4)"] * 4 + ["torch.randn(4, requires_grad=True)", "torch.zeros(4)"])
+        if self.rng.random() < self.odd:  # they share memory
+            x, y = self.rng.choice(ALIASES)
         n = self.rng.choice(["", "", ", 3", ", n=1", ", 0", ", True", ", 5"])
         return Call(change, f"{x}, {y}{n}")
 

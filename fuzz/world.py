@@ -9,7 +9,7 @@ sees the other.
 from __future__ import annotations
 
 WORLD = """
-import collections, contextlib, copy, dataclasses, enum, functools, itertools, math, operator, random, sys
+import collections, contextlib, copy, dataclasses, enum, functools, itertools, math, operator, random, sys, typing, weakref
 import torch
 import torch.nn.functional as F
 
@@ -84,7 +84,64 @@ class Color(enum.Enum):
     BLUE = 2
 
 
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 3
+
+
 Pair = collections.namedtuple("Pair", "left right")
+
+
+class Row(typing.NamedTuple):
+    t: object
+    n: int = 2
+    def double(self): return self.t * self.n
+
+
+@dataclasses.dataclass(slots=True, order=True)
+class Slot:
+    a: float
+    t: object = dataclasses.field(default=None, compare=False)
+
+
+class Key:
+    def __init__(self, v): self.v = v
+    def __hash__(self): return hash(self.v)  # how often is nobody's business
+    def __eq__(self, other): return isinstance(other, Key) and self.v == other.v
+    def __repr__(self): return f"Key({self.v})"
+    def __lt__(self, other): return self.v < other.v
+    def __bool__(self):
+        LOG.append("bool")
+        return self.v > 1
+
+
+class Meter:
+    reads = 0
+    @property
+    def value(self):
+        self.reads += 1
+        return self.reads
+    @value.setter
+    def value(self, v): LOG.append(("set", v))
+    @functools.cached_property
+    def kept(self):
+        LOG.append("kept")
+        return self.reads + 1
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((4,), 0.5))
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+        self.calls = 0
+    def forward(self, t, k=1):
+        self.calls += 1
+        self.seen += 1
+        if self.training:
+            self.mean = self.mean * 0.5 + t.detach().reshape(-1)[:4] * k
+        return t * self.w + self.mean
 
 
 @contextlib.contextmanager
@@ -110,6 +167,34 @@ def count(n):
 def chained(n):
     last = yield from count(n)
     yield -1
+
+
+# Generators that read what they fill.
+def growing(items, n):
+    for i in range(n):
+        yield (items[-1] if items else 0) + i
+def counting(held, n):
+    for i in range(n):
+        yield len(held)
+def pairs(held, n):
+    for i in range(n):
+        yield len(held), i
+def letters(log, n):
+    for i in range(n):
+        log.append(i)
+        yield str(len(log))
+def doubling(items, n):
+    items.extend(items[-1] * 2 for i in range(n))
+    return items
+def adding(items, n):
+    items += (items[-1] + len(items) for i in range(n))
+    return items
+def taking(it, t):
+    for v in it:
+        if v > 1:
+            return t * v
+    else:
+        return t
 
 
 def make_adder(n):
@@ -161,6 +246,9 @@ def raising(n, t):
 
 
 box, sub, point, adder = Box(1.5, [1, 2, 3]), Sub(0.5, [2]), Point(0.5), make_adder(3)
+slot, meter, net = Slot(1.5), Meter(), Net()
+S, Q, IT = {1, 2}, collections.deque([1, 2], maxlen=5), iter(range(1000))
+REF, KEYS, WEAK = weakref.ref(net), {Key(1): 1, Key(2): 2}, weakref.WeakKeyDictionary({net: 3})
 """
 
 # Globals whose contents are compared after each call.
@@ -178,6 +266,8 @@ STATE = (
     "Box.count",
     "Box.kind",
     "helper.__defaults__",
+    "(slot.a, slot.t, meter, S, list(Q), len(KEYS))",
+    "(net.calls, net.training, dict(net._buffers), dict(net._parameters))",
 )
 
 TENSORS = """
@@ -212,6 +302,39 @@ LOG.append({n})|LOG.append({t}.shape)|G.append({n} * 0.5)|G[0] += 0.25|D['k'] = 
 point.y += 1|point.x = {n} / 2|Box.count += 1|setattr(box, 'extra', {n})|delattr(box, 'extra')|{t}.add_(1)|{t}[0] = {n}|{t}.mul_({t}.detach())|print({n})
 LOG.extend(str(i) for i in range({n} % 3))|assert {c}, 'asserted'|G.sort()|D.clear()|LOG.pop()|sub.t = {t} * 2|box.items[:] = [{n}, 1]|LOG.append('%03d' % {n})
 {t}.data.mul_(2)|{t}.zero_()|{t}[:, 1:] = {t}[:, :-1].clone()|LOG.append(len(D))|W.add_(0.5)|LOG.append(float({t}.sum() * 0 + {n}))|{t}.requires_grad_()
+"""
+# What looks at memory, containers, iterators and modules in odder ways: a part of the programs is made of it.
+MORE_TENSORS = """
+net({t})|net({t}, k={n})|{t} * net.w|{t}.data|{t}.view_as({t})|{t}[1:]|{t}[0]|{t}.t()|{t}.view(-1)[:4]|{t}.narrow(0, 0, 1)|Row({t}, {n}).double()|{t} * meter.value
+taking(IT, {t})|taking(iter(box), {t})|taking(count({n}), {t})|{t} * next(IT)|slot.t if slot.t is not None else {t}|{t} * random.random()|torch.randint(0, 3, (4,)) + {t}
+doubling({l}, {n} % 3)[-1]|adding({l}, {n} % 3)[-1]|functools.reduce(lambda a, b: a * 2 + b, {l})|Row(*{l}[:1]).t|{t} + net.seen|net.mean * {t}|{t}.add_(1)|{t}.relu_()
+sum({l})|sum(({l})[1:], ({l})[0])|max({l}, key=lambda v: LOG.append('key') or {n})|{t} * Level.HIGH|{t}.detach().mul_(2)|{t}.requires_grad_()
+"""
+MORE_NUMBERS = """
+next(IT)|len(S)|Q[0]|meter.value|meter.kept|slot.a|len(KEYS)|KEYS[Key({n})]|KEYS.get(Key({n}), 5)|Level(1) + {n}|sum(growing([{n}], 3))|len(list(zip(IT, box)))|net.calls
+[*map(lambda v: next(IT), box)][-1]|sum(itertools.takewhile(lambda v: v < {n}, count(4)))|len(sorted([Key(2), Key({n}), Key(1)]))|[i // (i - {n}) for i in range(3)][-1]
+int(torch.randint(0, 5, (1,)))|random.randrange(5)|len("".join(letters(LOG, {n} % 3)))|dict(pairs(D, {n} % 3)).get(1, 2)|max(growing(G, 2))|{n} if Key({n}) else 3|Q.index(1)
+sum(v for v in growing(G, 2) if v)|len({Key({n}), Key(1)})|next(i for i in failing({n}))|(lambda: (yield {n}))().send(None)|len([*failing({n} % 3)])|sum(x * y for x, y in zip(box, count(2)))
+"""
+MORE_CONDITIONS = """
+Key({n})|Key({n}) == Key(1)|Key({n}) in KEYS|{n} in S|Slot({n}) < slot|net.training|Level.LOW < {n}|Key(1) in [Key({n}), Key(1)]|net.w.requires_grad
+any(Key(i) for i in range({n}))|net in WEAK|REF() is not None|{n} in count(4)|meter.value > 2|{n} in IT|{t}.is_leaf|{t}._version > 0|{t}.data_ptr() == {t}.data_ptr()|x is y|isinstance(slot, Slot)|Q
+"""
+MORE_ACTIONS = """
+G.extend(growing(G, {n} % 3))|box.items.extend(growing(box.items, {n} % 3))|D.update(pairs(D, {n} % 3))|S.update(counting(S, {n} % 3))|Q.extend(counting(Q, {n} % 3))|Q.extendleft(growing(Q, 2))
+box.items.__init__(growing(box.items, {n} % 3))|box.items.__iadd__(counting(box.items, 2))|box.items.sort(key=lambda v: LOG.append(v) or -v)|LOG.append("-".join(letters(LOG, {n} % 3)))
+LOG.append(next(IT))|LOG.append(list(itertools.islice(IT, {n} % 3)))|slot.a = {n}|slot.t = {t}|slot.zzz = {n}|meter.value = {n}|S.add({n})|S.discard({n})|Q.append({n})|Q.rotate({n})|Q.popleft()
+net.seen.add_({n})|net.mean = {t}.detach()|net.w.data.mul_(0.5)|net.gain = {n}|net.eval()|net.train()|net.register_buffer('late', {t})|net.seen = net.seen + 1|net.w.requires_grad_({c})|net.zero_grad()
+KEYS[Key({n})] = {n}|KEYS.pop(Key({n}), None)|{t}.data.add_(1)|{t}.detach().zero_()|{t}.view(-1)[0] = {n}|{t}[0].mul_(2)|y.add_(1)|x.mul_(2)|x[0] = {n}|torch.manual_seed({n})|random.seed({n})
+LOG.append(random.random())|LOG.append([v for v in failing({n})])|LOG.append(tuple(i * {n} for i in IT if i < 3))|{t}.t_()|{t}.set_(({t}).clone())|x.data = {t}.detach()
+LOG.append({k: v for k, v in pairs(D, {n} % 3)})|{l}.extend({l})|del {l}[:1]|{l}.append({l}[-1])|{l}.clear()|LOG.append(torch.initial_seed())|LOG.append(int(torch.get_rng_state().sum()))
+"""
+MORE_CHANGES = """
+net.eval()|net.train()|net.w.data.fill_({n})|setattr(net, 'w', torch.nn.Parameter(torch.ones(4)))|net.register_forward_hook(lambda m, a, o: o + 1)|net.seen.fill_({n})|setattr(net, 'mean', torch.ones(4))
+net.load_state_dict({'w': torch.ones(4), 'seen': torch.zeros(()), 'mean': torch.ones(4)}, strict=False)|adder.__closure__[0].cell_contents.__class__|adder.__closure__[1].__setattr__('cell_contents', {n})
+S.add({n})|Q.clear()|globals().update(IT=iter([{n}, 1, 2]))|next(IT)|WEAK.clear()|slot.__setattr__('a', {n})|setattr(Key, '__bool__', lambda self: False)|setattr(Key, '__eq__', lambda self, other: True)
+setattr(Meter, 'value', 3)|KEYS.clear()|globals().update(growing=counting)|setattr(Row, 'double', lambda self: self.t)|net.w.requires_grad_(False)|setattr(net, 'forward', lambda t, k=1: t * k)
+torch.manual_seed({n})|setattr(Level, 'HIGH', 4)|net.double()|net.register_parameter('w', torch.nn.Parameter(torch.zeros(4)))|globals().update(net=Net())|net._buffers.pop('late', None)|box.items.extend([4, 5])
 """
 # What raises, always or sometimes.
 RISKS = """

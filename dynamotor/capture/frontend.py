@@ -453,6 +453,7 @@ class Compiler:
             more = _beyond(fixed, trace.sizes.specialised())
             return self._trace(args, kwnames, {**fixed, **more}) if more else captured
         except Raised as raised:
+            raised.__traceback__ = None
             more = _beyond(fixed, trace.sizes.specialised())
             return (
                 self._trace(args, kwnames, {**fixed, **more})

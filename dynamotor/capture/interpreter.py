@@ -7,6 +7,7 @@ stop at a yield, and a graph break can rebuild the frame. A stack item None is C
 from __future__ import annotations
 
 import inspect
+import itertools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,7 @@ class Frame:
 
     def unwind(self, raised: Raised, instr: Instr) -> None:
         """Go to the handler of an exception, or let it leave the frame."""
+        raised.__traceback__ = None  # whose frames are those of all callers, and hold it: they would stay
         if raised.again:
             raised.again = False
         elif not self.code.co_filename.startswith(POLYFILLS):
@@ -210,15 +212,21 @@ class Inlining:
     inline = _inline
 
 
+ITERATORS: dict[types.CodeType, type] = {}  # what generators of ours stand for, by their code
+_REMADE = (types.GeneratorType, itertools.repeat)  # by their function: `repeat` takes no None
+
+
 class GeneratorValue(Iterator):
     """A generator: a frame that is stepped."""
 
     __slots__ = ("frame", "finished", "running")
-    kind = types.GeneratorType
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()
         self.frame, self.finished, self.running = frame, False, False
+
+    def python_type(self) -> type:
+        return ITERATORS.get(self.frame.code, types.GeneratorType)
 
     def next(self, trace: Trace) -> Value | None:
         yielded, value = self.send(trace, Constant(None))
@@ -263,9 +271,6 @@ class GeneratorValue(Iterator):
 
     def close(self, trace: Trace) -> None:
         """`generator.close()`."""
-        if self.finished or not self.frame.started:
-            self.finished = True
-            return
         try:
             yielded, _ = self.throw(trace, trace.new_exception(GeneratorExit, []))
         except Raised as raised:
@@ -277,10 +282,8 @@ class GeneratorValue(Iterator):
 
     def _delegate(self) -> GeneratorValue | None:
         frame = self.frame
-        if frame.ip >= 2 and frame.steps[frame.ip - 2][1].op == "SEND" and frame.stack:
-            inner = frame.stack[-1]
-            return inner if isinstance(inner, GeneratorValue) else None
-        return None
+        waits = frame.ip >= 2 and frame.steps[frame.ip - 2][1].op == "SEND" and frame.stack
+        return frame.stack[-1] if waits and isinstance(frame.stack[-1], GeneratorValue) else None
 
     def _step(self, trace: Trace) -> tuple[bool, Value]:
         frame = self.frame
@@ -318,7 +321,8 @@ class GeneratorValue(Iterator):
             return "iter(())"
         frame = self.frame
         if not frame.started and frame.func.fn is not MISSING:
-            return cg.new_object(self, f"{cg.emit(frame.func)}({_call_again(cg, frame)})")
+            made = frame.func if self.python_type() in _REMADE else Constant(self.python_type())
+            return cg.new_object(self, f"{cg.emit(made)}({_call_again(cg, frame)})")
         raise unsupported(
             "generator",
             f"generator {self.frame.code.co_qualname} leaves the captured region",

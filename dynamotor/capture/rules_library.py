@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.registry import register_all
 from .breaks import unsupported
+from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
 from .polyfills import getters
 from .polyfills import itertools as polyfills
@@ -185,6 +186,8 @@ def _bind_cached_method(trace: Trace, raw: Any, name: str, instance: Value, cls:
 
 # itertools --------------------------------------------------------------------------------------------------
 def _polyfill(original: Any, replacement: types.FunctionType) -> None:
+    if isinstance(original, type):
+        ITERATORS[replacement.__code__] = original
     builtin_rules.setdefault(
         original, lambda trace, args, kwargs: trace.call_python(replacement, args, kwargs)
     )

@@ -280,3 +280,10 @@ def global_mut(x):
 GL=[];GD={}
 @program
 def copy_module_attr(x): return x*math.tau, math.inf>1, torch.pi, torch.float32.is_floating_point, torch.Size([1,2])+(3,), torch.Size([2,3]).numel(), torch.finfo(torch.float32).eps, x.dtype==torch.float64, str(x.dtype), x.device.type
+@program
+def what_library_iterators_are(x):
+    made = itertools.chain(x, x), itertools.islice(x, 1), itertools.count(), itertools.repeat(1), itertools.accumulate([1, 2])
+    kinds = [(type(i), hasattr(i, "send"), isinstance(i, types.GeneratorType), next(i) is not None) for i in made]
+    try: made[0].close()
+    except AttributeError as e: kinds.append(type(e))
+    return x, kinds, (type(v for v in kinds), itertools.product([1], [2, 3]))[0]

@@ -123,3 +123,32 @@ def test_a_model_that_breaks_in_a_loop_is_freed():
     del model, compiled
     gc.collect()
     assert found() is None
+
+
+def test_what_a_frame_held_that_an_exception_left_is_given_back_with_the_exception():
+    """The capture's own exceptions held their frames, and those all callers, until a garbage collection."""
+    held = []
+
+    class Held:
+        pass
+
+    def raises(x):
+        local = Held()
+        held.append(weakref.ref(local))
+        raise ValueError(x.shape)
+
+    def f(x):
+        try:
+            raises(x)
+        except ValueError as error:
+            raise KeyError(1) from error
+
+    compiled = dynamotor.compile(f, backend="eager")
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                compiled(torch.ones(3))
+        assert [one() for one in held] == [None, None]
+    finally:
+        gc.enable()
