@@ -213,7 +213,6 @@ class Inlining:
 
 
 ITERATORS: dict[types.CodeType, type] = {}  # what generators of ours stand for, by their code
-_REMADE = (types.GeneratorType, itertools.repeat)  # by their function: `repeat` takes no None
 
 
 class GeneratorValue(Iterator):
@@ -272,13 +271,11 @@ class GeneratorValue(Iterator):
     def close(self, trace: Trace) -> None:
         """`generator.close()`."""
         try:
-            yielded, _ = self.throw(trace, trace.new_exception(GeneratorExit, []))
+            if self.throw(trace, trace.new_exception(GeneratorExit, []))[0]:
+                raise trace.error(RuntimeError, "generator ignored GeneratorExit")
         except Raised as raised:
             if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
                 raise
-            return
-        if yielded:
-            raise trace.error(RuntimeError, "generator ignored GeneratorExit")
 
     def _delegate(self) -> GeneratorValue | None:
         frame = self.frame
@@ -321,8 +318,9 @@ class GeneratorValue(Iterator):
             return "iter(())"
         frame = self.frame
         if not frame.started and frame.func.fn is not MISSING:
-            made = frame.func if self.python_type() in _REMADE else Constant(self.python_type())
-            return cg.new_object(self, f"{cg.emit(made)}({_call_again(cg, frame)})")
+            same = self.python_type() in (types.GeneratorType, itertools.repeat)  # which takes no None
+            made = cg.emit(frame.func if same else Constant(self.python_type()))
+            return cg.new_object(self, f"{made}({_call_again(cg, frame)})")
         raise unsupported(
             "generator",
             f"generator {self.frame.code.co_qualname} leaves the captured region",

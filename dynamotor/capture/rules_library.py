@@ -218,9 +218,8 @@ _polyfill(itertools.chain.from_iterable, polyfills.chain_from_iterable)
 
 @builtin_rule(itertools.tee)
 def _tee(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    items = args[0].unpack(trace)
-    n = args[1].as_constant() if len(args) > 1 else 2
-    return TupleValue([TupleValue(items).iterate(trace) for _ in range(n)])
+    items, copies = args[0].unpack(trace), range(args[1].as_constant() if len(args) > 1 else 2)
+    return TupleValue([TupleValue(items).iterate(trace) for _ in copies])
 
 
 # inspect, dataclasses, typing -------------------------------------------------------------------------------
