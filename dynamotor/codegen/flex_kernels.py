@@ -19,7 +19,7 @@ from ..base.cache import digest
 from ..graph.spec import TensorSpec
 from .flex_body import TRITON, TileFunction
 from .triton_kernel import TritonFunction
-from .triton_ops import POINTER
+from .triton_ops import POINTER, lines_of
 
 LOG2E = 1.4426950408889634
 # Rows of queries, rows of keys, warps and stages of a kernel's tiles by how wide heads are: the quickest of
@@ -81,6 +81,11 @@ class _Writer:
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
 
+    def text(self, text: str) -> None:
+        """The lines of a text that is indented as the code around it."""
+        for line in lines_of(text):
+            self.line(line)
+
     def load(
         self, name: str, spec: TensorSpec, rows: str, size: int, width: tuple[int, int], flip: bool
     ) -> str:
@@ -114,10 +119,12 @@ class _Writer:
 
     def parts(self) -> None:
         """Lines that lead to the parts of q, k and v that a batch and a head of queries use."""
-        self.line(f"q += {self.at(self.case.query, 'b', 'h')}")
-        self.line(f"g = h // {self.case.groups}")
-        self.line(f"k += {self.at(self.case.key, 'b', 'g')}")
-        self.line(f"v += {self.at(self.case.value, 'b', 'g')}")
+        self.text(f"""
+            q += {self.at(self.case.query, "b", "h")}
+            g = h // {self.case.groups}
+            k += {self.at(self.case.key, "b", "g")}
+            v += {self.at(self.case.value, "b", "g")}
+        """)
 
     # -- the scores of a tile --------------------------------------------------------------------------------
     def scores(self, product: str, i: str, j: str, masked: bool) -> None:
@@ -186,9 +193,11 @@ class _Writer:
             head = "h" if blocks.count.shape[1] != 1 else "0"
             count = self.at(blocks.count, batch, head)
             index = self.at(blocks.index, batch, head)
-            self.line(f"n{k} = tl.load(c{k} + {count} + ({own}) * {blocks.count.stride[2]})")
-            self.line(f"of{k} = x{k} + {index} + ({own}) * {blocks.index.stride[2]}")
-            self.line(f"for t in tl.range(0, n{k} * {per}):")
+            self.text(f"""
+                n{k} = tl.load(c{k} + {count} + ({own}) * {blocks.count.stride[2]})
+                of{k} = x{k} + {index} + ({own}) * {blocks.index.stride[2]}
+                for t in tl.range(0, n{k} * {per}):
+            """)
             at = f"tl.load(of{k} + t // {per}) * {long} + t % {per} * {step}"
             self.inside(body, at if per > 1 else f"tl.load(of{k} + t) * {long}", k == 0)
 
@@ -228,10 +237,12 @@ def tile(case: Case, what: str) -> tuple[int, int, int, int]:
 
 def _start(w: _Writer, count: int, heads: int) -> None:
     """Which tile, batch and head a program is for."""
-    w.line("pid = tl.program_id(0)")
-    w.line(f"of = pid // {count}")
-    w.line(f"b = (of // {heads}).to(tl.int64)")
-    w.line(f"h = (of % {heads}).to(tl.int64)")
+    w.text(f"""
+        pid = tl.program_id(0)
+        of = pid // {count}
+        b = (of // {heads}).to(tl.int64)
+        h = (of % {heads}).to(tl.int64)
+    """)
 
 
 def _dot(w: _Writer, a: str, b: str) -> str:
@@ -247,22 +258,26 @@ def forward(case: Case) -> TritonFunction:
     w.line(f"first = pid % {count} * {w.m}")
     w.positions("rows", "first", w.m)
     w.parts()
-    w.line(f"qt = {w.load('q', case.query, 'rows', w.tail(0), (w.e, w.ep), False)}")
-    w.line(f'top = tl.full([{w.m}], float("-inf"), tl.float32)')
-    w.line(f"total = tl.full([{w.m}], 0.0, tl.float32)")
-    w.line(f"acc = tl.full([{w.m}, {w.fp}], 0.0, tl.float32)")
+    w.text(f"""
+        qt = {w.load("q", case.query, "rows", w.tail(0), (w.e, w.ep), False)}
+        top = tl.full([{w.m}], float("-inf"), tl.float32)
+        total = tl.full([{w.m}], 0.0, tl.float32)
+        acc = tl.full([{w.m}, {w.fp}], 0.0, tl.float32)
+    """)
 
     def body(at: str, masked: bool) -> None:
         w.positions("cols", at, w.n)
         end = w.tail(1)
         w.line(f"kt = {w.load('k', case.key, 'cols', end, (w.e, w.ep), True)}")
         w.scores(_dot(w, "qt", "kt"), "rows[:, None]", "cols[None, :]", masked)
-        w.line("high = tl.maximum(top, tl.max(s, 1))")
-        w.line('base = tl.where(high == float("-inf"), 0.0, high)')
-        w.line("p = libdevice.exp2(s - base[:, None])")
-        w.line("shrink = libdevice.exp2(top - base)")
-        w.line("total = total * shrink + tl.sum(p, 1)")
-        w.line(f"vt = {w.load('v', case.value, 'cols', end, (w.f, w.fp), False)}")
+        w.text(f"""
+            high = tl.maximum(top, tl.max(s, 1))
+            base = tl.where(high == float("-inf"), 0.0, high)
+            p = libdevice.exp2(s - base[:, None])
+            shrink = libdevice.exp2(top - base)
+            total = total * shrink + tl.sum(p, 1)
+            vt = {w.load("v", case.value, "cols", end, (w.f, w.fp), False)}
+        """)
         kind = TRITON[case.value.dtype]
         w.line(f"acc = acc * shrink[:, None] + {_dot(w, f'p.to({kind})', 'vt')}")
         w.line("top = high")
@@ -285,14 +300,16 @@ def delta(case: Case) -> TritonFunction:
     """Of out, its gradient (both in rows), the sums' gradient and the result: what is taken from each row's slope."""
     w = _Writer(case, "delta", (64, 16, 4, 1))
     rows = int(case.query.shape[0]) * int(case.query.shape[1]) * w.length
-    w.line("rows = tl.program_id(0).to(tl.int64) * 64 + tl.arange(0, 64)")
-    w.line(f"cols = tl.arange(0, {w.fp})")
-    w.line(f"at = rows[:, None] * {w.f} + cols[None, :]")
-    w.line(f"seen = (rows < {rows})[:, None] & (cols < {w.f})[None, :]")
-    w.line("a = tl.load(out + at, seen, 0.0).to(tl.float32)")
-    w.line("g = tl.load(grad + at, seen, 0.0).to(tl.float32)")
-    w.line(f"less = tl.load(grad_lse + rows, rows < {rows}, 0.0)")
-    w.line(f"tl.store(delta + rows, tl.sum(a * g, 1) - less, rows < {rows})")
+    w.text(f"""
+        rows = tl.program_id(0).to(tl.int64) * 64 + tl.arange(0, 64)
+        cols = tl.arange(0, {w.fp})
+        at = rows[:, None] * {w.f} + cols[None, :]
+        seen = (rows < {rows})[:, None] & (cols < {w.f})[None, :]
+        a = tl.load(out + at, seen, 0.0).to(tl.float32)
+        g = tl.load(grad + at, seen, 0.0).to(tl.float32)
+        less = tl.load(grad_lse + rows, rows < {rows}, 0.0)
+        tl.store(delta + rows, tl.sum(a * g, 1) - less, rows < {rows})
+    """)
     kind = POINTER[case.query.dtype]
     text = "\n".join(w.lines)
     name = f"dm_flex_delta_{digest(text, kind)[:12]}"
@@ -315,9 +332,11 @@ def queries(case: Case) -> TritonFunction:
     w.positions("rows", "first", w.m)
     w.parts()
     end = w.tail(0)
-    w.line(f"qt = {w.load('q', case.query, 'rows', end, (w.e, w.ep), False)}")
-    w.line(f"grad += of.to(tl.int64) * {w.length * w.f}")
-    w.line(f"gt = {w.load('grad', _rows(w.length, w.f, case.query), 'rows', end, (w.f, w.fp), False)}")
+    w.text(f"""
+        qt = {w.load("q", case.query, "rows", end, (w.e, w.ep), False)}
+        grad += of.to(tl.int64) * {w.length * w.f}
+        gt = {w.load("grad", _rows(w.length, w.f, case.query), "rows", end, (w.f, w.fp), False)}
+    """)
     _sums(w, f"of.to(tl.int64) * {w.length} + rows", {"sum": "lse", "less": "delta"}, f", rows < {w.length}, 0.0" if end else "")  # fmt: skip
     w.line(f'sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})')
     w.line(f"acc = tl.full([{w.m}, {w.ep}], 0.0, tl.float32)")
@@ -350,16 +369,20 @@ def keys(case: Case) -> TritonFunction:
     for name, spec in (("k", case.key), ("v", case.value)):
         w.line(f"{name} += {w.at(spec, 'b', 'g')}")
     end = w.tail(1)
-    w.line(f"kt = {w.load('k', case.key, 'cols', end, (w.e, w.ep), False)}")
-    w.line(f"vt = {w.load('v', case.value, 'cols', end, (w.f, w.fp), False)}")
-    w.line(f"dkt = tl.full([{w.n}, {w.ep}], 0.0, tl.float32)")
-    w.line(f"dvt = tl.full([{w.n}, {w.fp}], 0.0, tl.float32)")
-    w.line(f"for member in tl.range(0, {case.groups}):")
+    w.text(f"""
+        kt = {w.load("k", case.key, "cols", end, (w.e, w.ep), False)}
+        vt = {w.load("v", case.value, "cols", end, (w.f, w.fp), False)}
+        dkt = tl.full([{w.n}, {w.ep}], 0.0, tl.float32)
+        dvt = tl.full([{w.n}, {w.fp}], 0.0, tl.float32)
+        for member in tl.range(0, {case.groups}):
+    """)
     w.indent += 1
-    w.line(f"h = g * {case.groups} + member")
-    w.line(f"qh = q + {w.at(case.query, 'b', 'h')}")
-    w.line(f"row0 = (b * {int(case.query.shape[1])} + h).to(tl.int64) * {w.length}")
-    w.line(f"gh = grad + row0 * {w.f}")
+    w.text(f"""
+        h = g * {case.groups} + member
+        qh = q + {w.at(case.query, "b", "h")}
+        row0 = (b * {int(case.query.shape[1])} + h).to(tl.int64) * {w.length}
+        gh = grad + row0 * {w.f}
+    """)
 
     def body(at: str, masked: bool) -> None:
         w.positions("rows", at, w.m)
