@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import builtins
 import operator
+import sys
 import types
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
@@ -283,7 +285,11 @@ def _print(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     raise unsupported("side-effect", "print() is called", cure="print outside the compiled function")
 
 
-@builtin_rule(input, open, breakpoint, exec, eval, compile, globals, locals, dir, memoryview, bytearray)
+@builtin_rule(
+    input, open, breakpoint, exec, eval, compile, globals, locals, dir, memoryview, bytearray,
+    sys.getrecursionlimit,  # the capture raises it
+    warnings.catch_warnings.__enter__, warnings.catch_warnings.__exit__,  # warnings wait for the end of a graph
+)  # fmt: skip
 def _refused(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     raise unsupported(
         "unsupported-call",

@@ -515,6 +515,13 @@ def _enabled(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(warnings.warn, warnings.warn_explicit)
 def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+    if trace.reader.ask(
+        Const(warnings, "warnings"),
+        warnings,
+        "whether one raises",
+        lambda now: any(f[0] == "error" for f in now.filters),
+    ):
+        raise unsupported("side-effect", "a warning may be raised as an error")
     trace.effects.later(
         trace.make(warnings.warn), [], args, {k: v for k, v in kwargs.items() if k != "stacklevel"}
     )
@@ -621,23 +628,15 @@ def _exc_info(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     )
 
 
-@builtin_rule(sys.getrecursionlimit)
-def _recursion_limit(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("unsupported-call", "the recursion limit is read", "the capture raises it")
-
-
 @builtin_rule(sys._getframe)
 def _frame(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     stop = unsupported(
         "frames", "the stack of Python frames is read", "inlined functions have none", "pass what is needed"
     )
-    stop.whole = trace.frames[-1].code.co_filename not in _NAME_THEIR_CALLER
+    stop.whole = trace.frames[-1].code.co_filename not in [  # they only name the module of a class
+        m.__file__ for m in (collections, enum, typing)
+    ]
     raise stop
-
-
-_NAME_THEIR_CALLER = [
-    m.__file__ for m in (collections, enum, typing)
-]  # as the module of a class that they make
 
 
 @builtin_rule(time.time, time.perf_counter, time.monotonic)

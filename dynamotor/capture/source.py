@@ -193,10 +193,11 @@ class DictItem(Source):
         return type(self.key), self.key
 
     def read(self, parent: Any) -> Any:
-        found = dict.get(parent, self.key, self)  # `dict.__getitem__` asks a subclass's `__missing__`
-        if found is self:
+        if not dict.__contains__(
+            parent, self.key
+        ):  # `dict.__getitem__` would call a subclass's `__missing__`
             raise KeyError(self.key)
-        return found
+        return dict.__getitem__(parent, self.key)
 
     def __str__(self) -> str:
         if isinstance(self.base, InstanceDict) and isinstance(self.key, str):

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import warnings
 from collections import OrderedDict, defaultdict
 
 import numpy as np
@@ -298,3 +299,40 @@ def test_a_tensor_is_cut_from_its_history_in_place(detach):
     cut, product = dynamotor.compile(f)(x)
     product.sum().backward()
     assert not cut.requires_grad and torch.equal(x.grad, X * 2)
+
+
+def warn_below_filters(x):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="hidden")
+        warnings.warn("hidden", stacklevel=1)
+        warnings.warn("seen", stacklevel=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            warnings.warn("raised", stacklevel=1)
+        except UserWarning:
+            x = x * 3
+    return x
+
+
+def warn(x):
+    try:
+        warnings.warn("first", stacklevel=1)
+    except UserWarning:
+        return x + 1
+    return x * 2
+
+
+@pytest.mark.parametrize("program", [warn_below_filters, warn])
+def test_a_warning_meets_the_filters_of_its_place(program):
+    compiled = dynamotor.compile(program, backend="eager")
+    for action in ("always", "error", "ignore", "always"):
+        seen = []
+        for fn in (program, compiled):
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter(action)
+                try:
+                    seen.append((fn(X).tolist(), [str(w.message) for w in given]))
+                except UserWarning as error:
+                    seen.append(str(error))
+        assert seen[0] == seen[1]
