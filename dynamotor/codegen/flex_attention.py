@@ -113,7 +113,7 @@ def _case(of: FlexAttention, specs: list[TensorSpec]) -> Case:
 
 
 class Kernels:
-    """A case's functions, being built."""
+    """A case's functions; being built, those of a backward where gradients are on."""
 
     def __init__(self, case: Case, which: Sequence[str] = ("forward", "delta", "queries", "keys")) -> None:
         self.device = case.query.device
@@ -122,7 +122,8 @@ class Kernels:
         if self.device.type == "cuda":
             arch = triton_launch.arch(self.device.index)
             self._jobs = {what: job_of(f, arch) for what, f in self._functions.items()}
-            self._pending = {what: triton_build.start_kernel(job) for what, job in self._jobs.items()}
+            for what in which if torch.is_grad_enabled() else which[:1]:
+                triton_build.start_kernel(self._jobs[what])
 
     def __call__(self, what: str, *tensors: torch.Tensor) -> None:
         """Run one of the functions on its tensors."""
@@ -137,7 +138,7 @@ class Kernels:
     def _make(self, what: str, function: TritonFunction, count: int) -> Callable[..., None]:
         if self.device.type != "cuda":
             return interpreted(function, ())
-        code = self._pending[what].result()
+        code = triton_build.start_kernel(self._jobs[what]).result()
         return triton_launch.make_gpu_kernel(
             self._jobs[what], code, self.device, int(function.grid), count, ()
         )
