@@ -362,8 +362,8 @@ class Lowering:
                 buffer = self.new_buffer(TensorSpec(spec.shape, stride, spec.dtype, spec.device))
                 values.append(Value(spec.shape, spec.dtype, ref=BufRef.whole(buffer)))
                 outs.append(buffer.name)
-            elif spec is None:
-                values.append(None)
+            elif spec is None or type(spec) is Size and str(target).startswith("aten."):
+                values.append(spec)  # lengths, that attention of a GPU hands on to its gradient
                 outs.append(None)
             elif type(spec) is Size:
                 raise Decline("a size that an op computes")
