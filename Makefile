@@ -40,7 +40,7 @@ test-report: setup
 	DYNAMOTOR_PICTURES=docs/pictures OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests/tools/test_report.py -m "slow or not slow"
 
 test-all: setup
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal -m "slow or not slow"
+	XLA_FLAGS= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal -m "slow or not slow"
 
 # Other people's libraries, in an environment of their own over this one: their packages are no part of `make test`.
 LIBRARIES := build/libraries

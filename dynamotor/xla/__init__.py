@@ -43,6 +43,7 @@ from . import environment  # noqa: F401  (what it says comes before anything sta
 
 # isort: split
 from . import (  # noqa: F401
+    _XLAC,
     amp,
     core,
     debug,
