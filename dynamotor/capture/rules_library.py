@@ -603,16 +603,19 @@ def _find_outside(fn: Any) -> CallRule | None:
     return None
 
 
+# Once torch.compile has run, PyTorch's modules count themselves when they are made; caches of transformers mark
+# tensors for its CUDA graphs. Nothing that a program sees.
+_BOOKKEEPING = {
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"),
+    ("torch._dynamo.decorators", "mark_static_address"),
+}
+
+
 @call_finder
 def _find_bookkeeping(fn: Any) -> CallRule | None:
-    """Once torch.compile has run, PyTorch's modules count themselves when they are made: nothing that a
-    program sees.
-    """
-    if not isinstance(fn, types.FunctionType) or fn.__module__ != "torch._dynamo.mutation_guard":
+    if not isinstance(fn, types.FunctionType) or (fn.__module__, fn.__qualname__) not in _BOOKKEEPING:
         return None
-    return (
-        (lambda trace, args, kwargs: Constant(None)) if fn.__qualname__ == "GenerationTracker.tag" else None
-    )
+    return lambda trace, args, kwargs: Constant(None)
 
 
 @builtin_rule(sys.exc_info)

@@ -19,6 +19,8 @@ x.shape, x.size(), x.size(0), x.dim(), x.ndim, x.numel(), x.dtype, x.device, x.i
 x.is_contiguous(), x.t().is_contiguous(), x.is_floating_point(), x.is_complex(), torch.is_tensor(x), x.type(), x.storage_offset(), x.nbytes, x.get_device()
 x[0], x[-1], x[1:, :2], x[..., 0], x[None], x[:, None, 1:3], x[idx], x[[0, 1]], x[:, idx], x[idx, idx], x[::2], x[1, 2], x[True], x[torch.tensor([True, False, True])] #2
 x[0].item() #2
+x.sum(torch.arange(0, 2).tolist()), [x + a.item() for a in torch.linspace(0, 1, 3)], x * torch.tensor(3.0).item(), int(torch.tensor(2.7)), float(torch.tensor(2)), torch.full((2,), len(x)).tolist()
+torch.tensor(1).item() == 1, torch.tensor([[1, 2], [3, 4]]).tolist(), (torch.arange(3) * 2 + 1).max().item() > 4, torch.tensor([1.0]).item() + x
 x > 0, x == x, x != 0, (x > 0).any(), (x > 0).all(), x.isnan(), x.sign(), x.abs(), x.neg(), x.exp(), x.log1p(), x.sqrt(), x.rsqrt(), x.sigmoid(), x.tanh(), x.relu(), x.floor(), x.round()
 x.sum(), x.sum(0), x.sum(dim=1, keepdim=True), x.mean(), x.mean(-1), x.std(), x.var(0), x.max(), x.max(0), x.min(1).values, x.argmax(), x.argmin(1), x.prod(), x.cumsum(0), x.norm(), x.median(), x.logsumexp(0)
 x.view(4, 3), x.view(-1), x.reshape(2, 6), x.flatten(), x.t(), x.T, x.mT, x.permute(1, 0), x.transpose(0, 1), x.unsqueeze(0), x[None].squeeze(0), x.expand(2, 3, 4), x.repeat(2, 1), x.flip(0), x.roll(1, 0), x.contiguous(), x.unfold(0, 2, 1), x.swapaxes(0, 1), x.movedim(0, 1), x.narrow(0, 0, 2), x.diagonal()

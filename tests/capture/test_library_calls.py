@@ -189,3 +189,40 @@ def test_constructors_of_before_and_functional_calls(function):
 
 
 LINEAR = torch.nn.Linear(4, 4)
+
+
+def test_a_mark_for_the_cuda_graphs_of_torch_compile_is_passed_over():
+    def function(x):
+        state = torch.zeros(3)
+        torch._dynamo.mark_static_address(state)
+        return x + state
+
+    x = torch.randn(3)
+    assert torch.equal(dynamotor.compile(function, backend="eager", fullgraph=True)(x), x)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a: a.add_(2),
+        lambda a: a[0].fill_(3),
+        lambda a: a.view(2, 1).float()[1:].mul_(0),
+        lambda a: torch.add(a, 1, out=a),
+        lambda a: a.__setitem__(1, 7.0),
+        lambda a: a.unbind()[0].sub_(1),
+        lambda a: KEPT.append(a),
+    ],
+)
+def test_numbers_of_a_tensor_that_was_written_are_what_was_written(write):
+    def function(x):
+        a = torch.ones(2)
+        b = a * 2
+        first = a.tolist()
+        write(a)
+        return x + a.tolist()[0] + a.tolist()[1] * 10 + first[1] * 100 + b.tolist()[0] * 1000
+
+    x = torch.randn(3)
+    assert torch.equal(dynamotor.compile(function, backend="eager")(x), function(x))
+
+
+KEPT = []

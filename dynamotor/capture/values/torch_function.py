@@ -24,6 +24,7 @@ from .base import CallRule, Iterator, Value, builtin_rule, call_finder, wrap_hel
 from .constant import Constant
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
+from .known import known
 from .tensor import ReturnTypeValue, TensorValue, constant_result, lower, torch_call
 from .user_object import UserObject
 
@@ -109,7 +110,12 @@ def _reading(name: str, refuse: CallRule) -> CallRule:
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
         x = args[0]
-        if len(args) != 1 or kwargs or type(x) is not TensorValue or not trace.sizes.takes_data:
+        if len(args) != 1 or kwargs or type(x) is not TensorValue:
+            return refuse(trace, args, kwargs)
+        data = known(trace, x)
+        if data is not None and (name == "tolist" or data.numel() == 1 and bool(data.isfinite())):
+            return trace.fresh(getattr(data, name)())
+        if not trace.sizes.takes_data:
             return refuse(trace, args, kwargs)
         shape, dtype = x.example.spec.shape, x.example.dtype
         if name == "tolist" and len(shape) == 1 and type(shape[0]) is int and shape[0] <= _LONGEST_LIST:

@@ -1,0 +1,92 @@
+"""Tensors whose data the trace knows: made of plain numbers by a few functions, and written by nobody.
+
+>>> x.sum(torch.arange(2, 4).tolist())       # no break: the list is [2, 3]
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from .tensor import TensorValue
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+_MOST = 256  # calls, and numbers of the result
+# Of a function's or method's name: the same on a CPU wherever and whenever they run.
+_NAMES = """
+    tensor as_tensor scalar_tensor arange linspace zeros ones full eye getitem long int float double bool
+    add sub mul div true_divide floor_divide floordiv truediv remainder mod neg abs pow floor ceil trunc
+    sum prod amax amin max min cumsum flip eq ne lt le gt ge any all unbind reshape view flatten unsqueeze squeeze
+"""
+_PURE = frozenset(_NAMES.split())
+_FUNCTIONS = {
+    getattr(m, name) for m in (torch, operator) for name in _PURE if callable(getattr(m, name, None))
+}
+_PLAIN = (int, float, bool, type(None), torch.dtype, str, slice)
+
+
+def known(trace: Trace, tensor: TensorValue) -> torch.Tensor | None:
+    """The tensor itself, on a CPU; None where its data come from outside, or are not known to stay."""
+    example = tensor.example
+    if (
+        tensor.source is not None
+        or example.device.type != "cpu"
+        or example.requires_grad
+        or not all(type(n) is int for n in example.shape)
+        or example.numel() > _MOST
+        or trace.sizes.in_body
+    ):
+        return None
+    env: dict[fx.Node, Any] = {}
+    return env[tensor.node] if _work_out(tensor.node, env) else None
+
+
+def _work_out(node: fx.Node, env: dict[fx.Node, Any]) -> bool:
+    """Run what the node is made of, on real tensors; whether that can be done."""
+    if node in env:
+        return True
+    if not node.op.startswith("call") or len(env) > _MOST:
+        return False
+    if not _is_pure(node) or _may_be_written(node):
+        return False
+    operands = fx.node.map_arg((node.args, node.kwargs), lambda one: _Done(_work_out(one, env)))
+    if not _all_plain(operands):
+        return False
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+    function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
+    with torch.no_grad(), torch.device("cpu"):
+        env[node] = function(*args, **kwargs)
+    return True
+
+
+class _Done:
+    """In an operand's place: whether its data are known."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+
+def _all_plain(operand: Any) -> bool:
+    if isinstance(operand, tuple | list):
+        return all(map(_all_plain, operand))
+    if isinstance(operand, dict):
+        return all(map(_all_plain, operand.values()))
+    if isinstance(operand, _Done):
+        return operand.done
+    return isinstance(operand, torch.device) and operand.type == "cpu" or isinstance(operand, _PLAIN)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    return (node.target in _PURE if isinstance(node.target, str) else node.target in _FUNCTIONS) and (
+        "out" not in node.kwargs
+    )
+
+
+def _may_be_written(node: fx.Node) -> bool:
+    """Whether anything but a pure function takes it, or what may be a view of it."""
+    return any(user.op != "output" and (not _is_pure(user) or _may_be_written(user)) for user in node.users)
