@@ -495,7 +495,7 @@ register_all(
     symbolic_rule,
     (
         (
-            (aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar),
+            (aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.floor_divide.default),
             lambda *args: broadcast(operands(args)),
         ),
         (

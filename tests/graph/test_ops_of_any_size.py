@@ -31,6 +31,7 @@ ROWS: list[tuple[str, Callable[..., torch.Tensor], str]] = [
     ("huber", lambda x, y: F.huber_loss(x, y), "mk mk"),
     ("entropy", lambda x, y: F.binary_cross_entropy_with_logits(x, y.detach()), "mk mk"),
     ("matrices", lambda x, a, b: torch.addbmm(x, a, b), "mn bmk bkn"),
+    ("whole quotients", lambda x: x + (x.detach() * 9).long() // 2, "mk"),
     ("a vector", lambda x, a, b: torch.addmv(x, a, b), "m mk k"),
     ("two vectors", lambda x, a, b: torch.addr(x, a, b), "mk m k"),
 ]
