@@ -90,8 +90,14 @@ def _own_size(n: Any, symbols: Mapping[Any, Size]) -> Dim:
 
 
 def capture_as_plain_tensor(subclass: type[torch.Tensor]) -> None:
-    """Let `torch.compile` capture tensors of a subclass as it does plain ones, without looking inside."""
+    """Let `torch.compile` capture tensors of a subclass as it does plain ones, without looking inside: not at
+    what our kernels do between two graphs either.
+    """
+    from torch._dynamo import trace_rules
     from torch._dynamo.variables import builder
+
+    for package in (__name__.partition(".")[0], "jax"):
+        trace_rules.add(package)
 
     wrap = builder.VariableBuilder._wrap
 

@@ -55,6 +55,19 @@ def test_calls_of_trace_once_record_nothing():
 NAMES = ("xla", "torchxla_trace_once", "aot_torchxla_trace_once", "torchxla_trivial", "aot_torchxla_trivial")
 
 
+def test_ops_between_two_graphs_are_not_captured_themselves():
+    """Sizes that data decides break the graph: such an op runs on the lazy device, whose code is nobody's to trace."""
+
+    def f(x):
+        y = x * 2
+        return y.nonzero() + 1, torch.unique(y.round()) - 1
+
+    x = torch.randn(4, 4)
+    torch._dynamo.reset()
+    for got, want in zip(torch.compile(f, backend="xla")(x.to("xla")), f(x)):
+        torch.testing.assert_close(got.cpu(), want)
+
+
 def test_the_names_that_users_of_torch_xla_know_are_found(tmp_path):
     """Through entry points as an installation writes them, in a process of its own; and under our own
     capture.
