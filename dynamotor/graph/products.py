@@ -33,14 +33,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return torch.matmul(a, b)
     if 1 in (a.dim(), b.dim()):
         return matmul(a[None], b).squeeze(-2) if a.dim() == 1 else matmul(a, b[:, None]).squeeze(-1)
-    if b.dim() == 2 and (b.requires_grad or _is_a_matrix(a)):
+    rows = (a.stride(d) == a.stride(d + 1) * a.shape[d + 1] for d in range(a.dim() - 2))  # as of one matrix
+    if b.dim() == 2 and (b.requires_grad or all(rows)):
         return _view(a.reshape(-1, a.shape[-1]).mm(b), (*a.shape[:-1], b.shape[-1]))
     sizes = itertools.zip_longest(*[reversed(x.shape[:-2]) for x in (a, b)], fillvalue=1)
     batch: list[Any] = [m if n == 1 else n for n, m in sizes][::-1]
     result = torch.bmm(*[x.expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (a, b)])
     return _view(result, (*batch, a.shape[-2], b.shape[-1]))
-
-
-def _is_a_matrix(x: torch.Tensor) -> bool:
-    """Whether all rows lie as those of one matrix."""
-    return all(x.stride(d) == x.stride(d + 1) * x.shape[d + 1] for d in range(x.dim() - 2))
