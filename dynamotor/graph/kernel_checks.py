@@ -186,7 +186,11 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
     indices = {t.dtype for t in tensors} - dtypes
     usual = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point and indices <= {torch.int64, torch.bool}
-    if usual or not tensors or sum(_spec(t).extent for t in tensors) > _LIMIT:
+    unchecked = {
+        "pivots",
+        "LU_pivots",
+    } & named.keys()  # LAPACK swaps the rows that they name, wherever those lie
+    if usual or unchecked or not tensors or sum(_spec(t).extent for t in tensors) > _LIMIT:
         return
 
     def make(spec: TensorSpec) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import dynamotor
+from dynamotor.graph import kernel_checks
 from dynamotor.graph.kernel_checks import meet
 from dynamotor.graph.spec import TensorSpec
 
@@ -186,3 +187,10 @@ def test_whether_views_meet():
             assert meet(a, b) == truth or not nested
             seen.add(truth)
     assert seen == {True, False}
+
+
+def test_what_swaps_the_rows_that_its_numbers_name_is_not_asked():
+    """LAPACK looks at no bounds: made-up pivots broke the heap."""
+    matrix, pivots = torch.eye(3), torch.tensor([1, 2, 3], dtype=torch.int32)
+    kernel_checks.check(torch.ops.aten.linalg_ldl_solve.default, (matrix, pivots, matrix), {})
+    assert not any(key[0] is torch.ops.aten.linalg_ldl_solve.default for key in kernel_checks._answers)
