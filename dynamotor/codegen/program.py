@@ -42,7 +42,7 @@ _view = torch._C._dynamo.guards._reinterpret_tensor
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory
 UNIT_CHARACTERS = 12_000  # a translation unit of about this size compiles in 0.2 s
 Shape = tuple[int, ...]
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+_below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 _profiler_is_on = torch.autograd._profiler_enabled
 
 

@@ -71,3 +71,11 @@ def test_a_write_into_an_output_reaches_what_it_is_a_view_of(backend: str) -> No
     expected = run(row, of_new_memory)
     got = run(dynamotor.compile(row, backend=backend), dynamotor.compile(of_new_memory, backend=backend))
     assert got[:3] == expected[:3] == [True, True, False] and torch.equal(got[3], expected[3])
+
+
+def test_a_library_calls_view_may_be_written_by_the_user():
+    """`conv1d` gives a view of what a 2-d convolution made: new memory to the caller."""
+    x = torch.randn(1, 3, 5, requires_grad=True)
+    y = dynamotor.compile(lambda x: torch.nn.functional.conv1d(x, torch.ones(3, 3, 1)))(x)
+    y.add_(1).sum().backward()
+    assert torch.equal(x.grad, torch.full((1, 3, 5), 3.0))
