@@ -103,7 +103,7 @@ def _sample(x: jax.Array, grid: jax.Array, mode: int, padding: int, align: bool)
     return total
 
 
-@op(aten.grid_sampler_2d, aten.grid_sampler_3d, aten._grid_sampler_2d_cpu_fallback)
+@op(aten.grid_sampler_2d, aten.grid_sampler_3d)
 def _grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners):
     return _sample(wide(x), wide(grid), interpolation_mode, padding_mode, align_corners)
 
@@ -114,10 +114,3 @@ def _grid_sampler_backward(grad, x, grid, interpolation_mode, padding_mode, alig
         lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), wide(x), wide(grid)
     )
     return vjp(wide(grad))
-
-
-@op(aten._grid_sampler_2d_cpu_fallback_backward)
-def _grid_sampler_fallback_backward(grad, x, grid, interpolation_mode, padding_mode, align_corners):
-    return _grid_sampler_backward(
-        grad, x, grid, interpolation_mode, padding_mode, align_corners, (True, True)
-    )

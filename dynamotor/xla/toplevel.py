@@ -16,8 +16,9 @@ import torch
 import torch.distributed
 
 from ..base.errors import XlaError
-from . import rng, runtime
+from . import runtime
 from .core import xla_model as xm
+from .core.xla_model import set_rng_state as manual_seed  # noqa: F401
 from .core.xla_model import xla_real_devices as real_devices  # noqa: F401
 from .device import device_count  # noqa: F401
 from .device import xla_devices as devices  # noqa: F401
@@ -39,11 +40,6 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     wait: block until the device is done. reset_scope: accepted, there are no scopes to reset.
     """
     _sync(wait=wait)
-
-
-def manual_seed(seed: int, device: str | torch.device | None = None) -> None:
-    """Set the seed of the random numbers of a device (the current one, where none is named)."""
-    rng.set_state(seed, device or xm.xla_device())
 
 
 def launch(
