@@ -319,8 +319,8 @@ class GeneratorValue(Iterator):
         frame = self.frame
         if not frame.started and frame.func.fn is not MISSING:
             same = self.python_type() in (types.GeneratorType, itertools.repeat)  # which takes no None
-            made = cg.emit(frame.func if same else Constant(self.python_type()))
-            return cg.new_object(self, f"{made}({_call_again(cg, frame)})")
+            made = frame.func if same else Constant(self.python_type())
+            return cg.new_object(self, f"{cg.emit(made)}({_call_again(cg, frame)})")
         raise unsupported(
             "generator",
             f"generator {self.frame.code.co_qualname} leaves the captured region",

@@ -184,13 +184,13 @@ def _ask_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     tensors = list(_tensors((args, tuple(kwargs.values()))))
     named = {a.name: value for a, value in zip(func._schema.arguments, args)} | kwargs
     dtypes = {t.dtype for t in _tensors([value for name, value in named.items() if name not in _INDICES])}
-    indices = {t.dtype for t in tensors} - dtypes
-    usual = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point and indices <= {torch.int64, torch.bool}
-    unchecked = {
-        "pivots",
-        "LU_pivots",
-    } & named.keys()  # LAPACK swaps the rows that they name, wherever those lie
-    if usual or unchecked or not tensors or sum(_spec(t).extent for t in tensors) > _LIMIT:
+    # Nor where LAPACK swaps the rows that numbers name, wherever those lie.
+    unasked = {"pivots", "LU_pivots"} & named.keys() or (
+        len(dtypes) == 1
+        and next(iter(dtypes)).is_floating_point
+        and {t.dtype for t in tensors} - dtypes <= {torch.int64, torch.bool}
+    )
+    if unasked or not tensors or sum(_spec(t).extent for t in tensors) > _LIMIT:
         return
 
     def make(spec: TensorSpec) -> torch.Tensor:

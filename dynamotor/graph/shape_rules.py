@@ -298,8 +298,11 @@ def _unsafe_masked_index(x: TensorSpec, *args: Any) -> TensorSpec:
         infer_by_meta_kernel(aten._unsafe_masked_index.default, (x, *args), {}),
         len(x.shape) - len(args[1]),
     )
-    shape = *out.shape[: len(out.shape) - behind], *[0] * behind
-    return TensorSpec.dense(shape, x.dtype, x.device) if 0 in x.shape else out
+    return (
+        TensorSpec.dense((*out.shape[: len(out.shape) - behind], *[0] * behind), x.dtype, x.device)
+        if 0 in x.shape
+        else out
+    )
 
 
 @shape_rule(aten.log_sigmoid_forward.default)
