@@ -73,6 +73,8 @@ def _sum(
     ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
     out = ctx.spec.dtype
+    if out is BOOL:
+        return ctx.reduce("any", x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
     return narrow(ctx, total(ctx, x, all_dims(x, dim), keepdim, COMPUTE_TYPE[out]), out)
 
 
