@@ -67,6 +67,7 @@ def cases(length: int, heads: int, device: str) -> dict[str, tuple[Any, Any]]:
 def measure(name: str, args: argparse.Namespace, width: int) -> list[dict[str, Any]]:
     """The rows of a case: forward, and forward with backward."""
     torch.manual_seed(0)
+    torch.compiler.reset()  # else it reaches its limit of recompilations, and runs without a kernel
     score, mask = cases(args.length, args.heads, args.device)[name]
     shape = (args.batch, args.heads, args.length, width)
     q, k, v, grad = (torch.randn(shape, device=args.device, dtype=torch.bfloat16) for _ in range(4))

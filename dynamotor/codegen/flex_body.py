@@ -8,7 +8,6 @@ over a tile of scores.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -220,8 +219,6 @@ class TileFunction:
 
 def _name(node: fx.Node) -> str:
     """An op's name without its overload."""
-    if node.target is operator.getitem:
-        return "getitem"
     packet: Any = getattr(node.target, "overloadpacket", node.target)
     return packet.__name__
 

@@ -24,7 +24,7 @@ from ..base.events import counters
 from ..base.registry import Registry
 from .layout import iterated_stride, preserved_stride
 from .op_facts import facts
-from .sizes import DataDependent, Size, hint, mapped
+from .sizes import DataDependent, Size, hint, is_symbolic, mapped
 from .spec import CPU, TensorSpec, device_with_index
 from .sym_int import from_torch, to_torch
 from .symbolic_demands import demands
@@ -145,19 +145,16 @@ def infer_by_meta_kernel(func: OpOverload, args: tuple, kwargs: dict[str, Any]) 
     result = _run_meta_kernel(func, args, kwargs)
     if type(result) is TensorSpec and facts(func).pointwise:
         return result.with_stride(iterated_stride(iterated_operands(func, args, result.dtype), result.shape))
-    if type(result) is TensorSpec and not facts(func).is_view and _has_shared_elements(result):
-        return TensorSpec.dense(
-            result.shape, result.dtype, result.device
-        )  # of select_scatter, before PyTorch 2.13
+    if (
+        type(result) is TensorSpec
+        and not facts(func).is_view
+        and not is_symbolic((*result.shape, *result.stride))
+    ):
+        if any(stride == 0 and size > 1 for size, stride in zip(result.shape, result.stride, strict=True)):
+            return TensorSpec.dense(
+                result.shape, result.dtype, result.device
+            )  # select_scatter's, before PyTorch 2.13
     return result
-
-
-def _has_shared_elements(spec: TensorSpec) -> bool:
-    """Whether positions are one element: no new tensor is such."""
-    return any(
-        type(stride) is int and stride == 0 and type(size) is int and size > 1
-        for size, stride in zip(spec.shape, spec.stride, strict=True)
-    )
 
 
 def _infer_pointwise(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> TensorSpec:

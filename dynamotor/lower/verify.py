@@ -143,9 +143,6 @@ def _inside(e: Expr, facts: Facts, specs: Mapping[str, TensorSpec]) -> None:
         _wrong(f"{e} reads positions {low} to {high}", f"{name} has {specs[name].extent}; known: {facts}")
 
 
-MOST_TRIED = 1 << 20
-
-
 def _tried(index: Index, facts: Facts) -> Bounds | None:
     """The ends by trying all values of the variables: bounds of sums take each term's worst. None where there are
     too many, or an element of a tensor is among the terms.
@@ -153,11 +150,7 @@ def _tried(index: Index, facts: Facts) -> Bounds | None:
     forms = [index, *(form for form, _ in facts)]
     loops = sorted(frozenset().union(*(form.vars() for form in forms)), key=str)
     sizes = [v.size for v in loops]
-    if (
-        any(type(n) is not int for n in sizes)
-        or numel(sizes) > MOST_TRIED
-        or any(_has_loaded(f) for f in forms)
-    ):
+    if any(type(n) is not int for n in sizes) or numel(sizes) > 1 << 20 or any(_has_loaded(f) for f in forms):
         return None
     grid = torch.meshgrid([torch.arange(int(n)) for n in sizes], indexing="ij") if loops else ()
     places = dict(zip(loops, grid, strict=True))

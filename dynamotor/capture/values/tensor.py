@@ -113,7 +113,7 @@ class TensorValue(Value):
         to the entry.
         """
         self.pinned = False
-        if self._node is not None:
+        if self._node is not None and self.source is not None:  # what the trace made comes from no place
             trace.reader.guards.pop(IdIs(self.source, self.obj), None)
             trace.graph.static.discard(trace.graph.inputs.index(self.source))
 
