@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,6 +23,7 @@ from ...base.errors import XlaError
 from .. import replication
 
 T = TypeVar("T")
+_CAUSE_SECONDS = 3.0  # for how long a replica that fails with its peer lets the peer be seen failing
 _stores: list[dist.Store] = []  # served by this process to the replicas that it has spawned
 
 
@@ -70,8 +72,12 @@ def _replica(index: int, fn: Callable[..., Any], args: tuple, size: int, port: i
     try:
         replication.start()
         fn(index, *args)
-    except BaseException:
+    except BaseException as error:
         replication.abandon()
+        if isinstance(error, XlaError) and error.code == "DM640":
+            # A consequence: the parent raises the failure that it sees first and ends the others, so that
+            # the peer that is the cause is given the time to be seen.
+            time.sleep(_CAUSE_SECONDS)
         raise
     replication.stop()
 
