@@ -11,7 +11,6 @@ from __future__ import annotations
 import dis
 import inspect
 import types
-from dataclasses import replace
 from typing import Any
 
 from .bytecode import CACHES, IS_311, ExceptionRange, encode_exception_table, parse_exception_table, units
@@ -111,9 +110,9 @@ def put_before(code: types.CodeType, prefix: Assembler, line: int, name: str) ->
     it.
     """
     size = prefix.offset
-    ranges = [replace(e, target=e.target + size) for e in prefix.ranges]
+    ranges = [e._replace(target=e.target + size) for e in prefix.ranges]
     ranges += [
-        replace(e, start=e.start + size, end=e.end + size, target=e.target + size)
+        e._replace(start=e.start + size, end=e.end + size, target=e.target + size)
         for e in parse_exception_table(code)
     ]
     varnames = code.co_varnames if code.co_nlocals else (_STATE_NAME, *code.co_varnames)

@@ -7,6 +7,7 @@ nodes moved into a graph of its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,13 +90,42 @@ def _stand_in(index: int) -> None:
     raise AssertionError("the argument of a body stands in its own graph")
 
 
-class _Region:
+class Rehearsal:
+    """A part of a trace that may have no effects; `refused` makes the error that says so."""
+
+    def __init__(self, trace: Trace, refused: Callable[[str], Unsupported]) -> None:
+        self.trace, self.refused = trace, refused
+        self.known = set(trace.graph.graph.nodes)
+        self.n_calls = trace.graph.n_calls
+
+    def begin(self) -> None:
+        """From here on nothing may be changed."""
+        trace = self.trace
+        self.touched, self.n_effects = dict(trace.effects.touched), len(trace.effects.calls)
+        self.versions = versions(trace)
+
+    def check(self) -> None:
+        """Refuse effects."""
+        trace = self.trace
+        changed = [v for v in trace.effects.touched if v not in self.touched and not _is_back(v)]
+        if changed or len(trace.effects.calls) != self.n_effects:
+            raise self.refused("it has side effects")
+        if any(value.example._version != version for value, version in self.versions):
+            raise self.refused("it writes a tensor of outside in place")
+
+    def forget(self) -> None:
+        """Take its nodes out of the graph."""
+        outer = self.trace.graph
+        for node in reversed([n for n in outer.graph.nodes if n not in self.known and n.op != "placeholder"]):
+            outer.graph.erase_node(node)
+        outer.n_calls = self.n_calls
+
+
+class _Region(Rehearsal):
     """The part of the outer graph in which a body is interpreted."""
 
     def __init__(self, trace: Trace, name: str) -> None:
-        self.trace, self.name = trace, name
-        self.known = set(trace.graph.graph.nodes)
-        self.n_calls = trace.graph.n_calls
+        super().__init__(trace, functools.partial(_refused, name))
         self.values = set(tensor_values(trace))
 
     def stand_in(self, example: torch.Tensor) -> TensorValue:
@@ -104,23 +134,12 @@ class _Region:
         made = ShapeTensor.make(spec, requires_grad=example.requires_grad)
         return TensorValue(self.trace, self.trace.graph.call_function(_stand_in, (0,), {}, spec), made)
 
-    def begin(self) -> None:
-        trace = self.trace
-        self.touched, self.n_effects = dict(trace.effects.touched), len(trace.effects.calls)
-        self.versions = _versions(trace)
-
     def cut_out(
         self, arguments: list[fx.Node], outputs: list[TensorValue], template: Any
     ) -> tuple[Body, list[TensorValue]]:
         """Move the new nodes; what they read of the others are further inputs."""
         trace, outer = self.trace, self.trace.graph
-        changed = [
-            value for value in trace.effects.touched if value not in self.touched and not _is_back(value)
-        ]
-        if changed or len(trace.effects.calls) != self.n_effects:
-            raise self.refused("it has side effects")
-        if any(value.example._version != version for value, version in self.versions):
-            raise self.refused("it writes a tensor of outside in place")
+        self.check()
         moved = [node for node in outer.graph.nodes if node not in self.known and node.op != "placeholder"]
         inside, ends = set(moved), [value.node for value in outputs]
         free = dict.fromkeys(n for node in moved for n in node.all_input_nodes if n not in inside)
@@ -134,18 +153,17 @@ class _Region:
             if node not in new:
                 new[node] = graph.node_copy(node, new.__getitem__)
         graph.output(tuple([new[node] for node in ends])).meta["val"] = tuple(n.meta["val"] for n in ends)
-        for node in reversed(moved):
-            outer.graph.erase_node(node)
-        outer.n_calls = self.n_calls
+        self.forget()
         for key, value in tensor_values(trace).items():
             if key not in self.values and value.source is None:
                 value._node = None  # nobody outside may read it
         return Body(graph_module(graph, "Body"), len(free), template), [by_node[node] for node in free]
 
-    def refused(self, cause: str) -> Unsupported:
-        return unsupported(
-            "transform", f"a function is given to {self.name}", cause, "keep the function free of effects"
-        )
+
+def _refused(name: str, cause: str) -> Unsupported:
+    return unsupported(
+        "transform", f"a function is given to {name}", cause, "keep the function free of effects"
+    )
 
 
 def _is_back(value: Value) -> bool:
@@ -162,7 +180,8 @@ def _placeholder(graph: fx.Graph, name: str, like: fx.Node) -> fx.Node:
     return node
 
 
-def _versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
+def versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
+    """The tensors of a trace, and how often each was written."""
     return [(v, v.example._version) for v in tensor_values(trace).values() if not v.example.is_inference()]
 
 

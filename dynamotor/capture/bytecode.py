@@ -16,7 +16,7 @@ import inspect
 import opcode
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,17 +95,9 @@ class Instr:
         return f"{self.offset:5d} {self.op}{shown}"
 
 
-@dataclass(frozen=True, slots=True)
-class ExceptionRange:
-    """An entry of the exception table: in [start, end) an exception cuts the stack to depth, pushes, goes to
-    target.
-    """
-
-    start: int
-    end: int
-    target: int
-    depth: int
-    lasti: bool
+# An entry of the exception table: in [start, end) an exception cuts the stack to depth, pushes, goes to target.
+ExceptionRange: Any = dis._ExceptionTableEntry  # type: ignore[attr-defined]
+parse_exception_table: Callable[[types.CodeType], list[Any]] = dis._parse_exception_table  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,25 +187,6 @@ def jump_target(unit: Unit) -> int | None:
     target = unit.end + (-2 if "BACKWARD" in name else 2) * unit.arg
     # 3.12 leaves the loop past END_FOR: the iterator is popped by FOR_ITER itself.
     return target + 2 if name == "FOR_ITER" and not IS_311 else target
-
-
-def parse_exception_table(code: types.CodeType) -> tuple[ExceptionRange, ...]:
-    """The exception table of a code object, in the order of the table."""
-    data = iter(code.co_exceptiontable)
-
-    def number(first: int) -> int:
-        value = first & 63
-        while first & 64:
-            first = next(data)
-            value = value << 6 | first & 63
-        return value
-
-    ranges = []
-    for byte in data:
-        start = 2 * number(byte)
-        length, target, depth_lasti = 2 * number(next(data)), 2 * number(next(data)), number(next(data))
-        ranges.append(ExceptionRange(start, start + length, target, depth_lasti >> 1, bool(depth_lasti & 1)))
-    return tuple(ranges)
 
 
 def encode_exception_table(ranges: list[ExceptionRange]) -> bytes:
@@ -315,7 +288,7 @@ def _decode(code: types.CodeType) -> CodeInfo:
     following = len(instrs) - 1
     for unit in reversed(list(units(code.co_code))):
         following = index.setdefault(unit.start, following)
-    return CodeInfo(code, tuple(instrs), index, parse_exception_table(code), slots)
+    return CodeInfo(code, tuple(instrs), index, tuple(parse_exception_table(code)), slots)
 
 
 # By identity: equal code objects may differ in their file names. An entry keeps its code object, so that no

@@ -7,6 +7,7 @@ and refuses what a recording would not see: effects, breaks, writes into argumen
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..graph.bodies import GRADIENT, Hook
 from ..graph.modes import preserved_modes
-from .bodies import interpret
+from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported
 from .polyfills import autograd_function as polyfills
 from .values.base import MISSING, Raised, Value, builtin_rule
@@ -43,11 +44,15 @@ def _apply(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for arg in args:
         _ = arg.node if isinstance(arg, TensorValue) else None  # makes its placeholder
     ModeEffect.of(trace)  # so that a rehearsal's `no_grad` is no effect that is new
-    state = _State(trace)
+    rehearsal, n_inputs = Rehearsal(trace, functools.partial(_refused, cls)), len(trace.graph.inputs)
+    rehearsal.begin()
     with preserved_modes():
         torch._C._set_grad_enabled(False)
         rehearse(trace, cls, args)
-    state.check_and_forget(cls, args)
+    rehearsal.check()
+    if len(trace.graph.inputs) != n_inputs:
+        raise _refused(cls, "it reads a tensor that is no argument")
+    rehearsal.forget()
     trace.type_attr(cls.value, "apply")  # guarded: it is what the node calls
     return torch_call(trace, cls.value.apply, args, {})
 
@@ -71,29 +76,6 @@ def rehearse(trace: Trace, cls: ClassValue, args: list[Value]) -> None:
             trace.call_python(polyfills.backward, [cls, ctx, *grads])
         except Raised as raised:
             raise _refused(cls, f"its backward raises {raised.value.describe()}") from None
-
-
-class _State:
-    """What a rehearsal may not change, and the place in the graph behind which its nodes go."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.n_calls, self.n_inputs = trace.graph.n_calls, len(trace.graph.inputs)
-        self.known = set(trace.graph.graph.nodes)
-        self.effects = dict(trace.effects.touched), len(trace.effects.calls)
-        self.versions = _versions(trace)
-
-    def check_and_forget(self, cls: ClassValue, args: list[Value]) -> None:
-        trace = self.trace
-        if (dict(trace.effects.touched), len(trace.effects.calls)) != self.effects:
-            raise _refused(cls, "it has side effects")
-        if len(trace.graph.inputs) != self.n_inputs:
-            raise _refused(cls, "it reads a tensor that is no argument")
-        if any(value.example._version != version for value, version in self.versions):
-            raise _refused(cls, "it writes a tensor in place")
-        for node in reversed([node for node in trace.graph.graph.nodes if node not in self.known]):
-            trace.graph.graph.erase_node(node)
-        trace.graph.n_calls = self.n_calls
 
 
 def _refused(cls: Value, cause: str) -> Unsupported:
@@ -139,7 +121,7 @@ def _checkpoint(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Va
             "its result has none then",
             "use_reentrant=False",
         )
-    before, n_calls = _versions(trace), len(trace.effects.calls)
+    before, n_calls = versions(trace), len(trace.effects.calls)
     touched, trace.effects.touched = trace.effects.touched, {}
     outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or graded
     try:
@@ -177,7 +159,7 @@ def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], effec
     known = dict(before)
     if any(
         version != known.get(value, value.first_version if value.source else version)
-        for value, version in _versions(trace)
+        for value, version in versions(trace)
     ):
         raise unsupported(
             "autograd",
@@ -188,10 +170,6 @@ def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], effec
 
 def _parts(result: Value) -> list[Value]:
     return result.items if isinstance(result, SequenceValue) else [result]
-
-
-def _versions(trace: Trace) -> list[tuple[TensorValue, Any]]:
-    return [(v, v.example._version) for v in tensor_values(trace).values() if not v.example.is_inference()]
 
 
 # Gradients inside the forward -------------------------------------------------------------------------------

@@ -37,7 +37,13 @@ from .values.containers import (
 )
 from .values.function import BoundMethod
 from .values.instances import pure_functions
-from .values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
+from .values.iterators import (
+    EnumerateIterator,
+    FilterIterator,
+    MapIterator,
+    StrictZipIterator,
+    ZipIterator,
+)
 from .values.klass import ClassValue, SuperValue
 from .values.tensor import TensorValue
 from .values.text import text_of
@@ -107,7 +113,7 @@ register_all(
                 args[0].as_constant().join, constants(args[1].unpack(trace))
             ),
         ),
-        ((map,), lambda trace, args, kwargs: MapIterator(args[0], [a.iterate(trace) for a in args[1:]])),
+        ((map,), lambda trace, args, kwargs: MapIterator(args[0], *[a.iterate(trace) for a in args[1:]])),
         ((filter,), lambda trace, args, kwargs: FilterIterator(args[0], args[1].iterate(trace))),
         ((types.MethodType,), lambda trace, args, kwargs: BoundMethod(args[0], args[1])),
         (
@@ -444,13 +450,14 @@ def _range(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 @builtin_rule(enumerate)
 def _enumerate(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
-    return EnumerateIterator(args[0].iterate(trace), start.as_constant())
+    return EnumerateIterator(args[0].iterate(trace), start)
 
 
 @builtin_rule(zip)
 def _zip(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     strict = kwargs.get("strict")
-    return ZipIterator([a.iterate(trace) for a in args], strict is not None and trace.truth(strict))
+    kind = StrictZipIterator if strict is not None and trace.truth(strict) else ZipIterator
+    return kind(*[a.iterate(trace) for a in args])
 
 
 @builtin_rule(reversed)

@@ -33,7 +33,6 @@ from ..base.registry import register_all
 from .breaks import unsupported
 from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
-from .polyfills import getters
 from .polyfills import itertools as polyfills
 from .source import Called, Const
 from .trust import trusted_module
@@ -50,12 +49,14 @@ from .values.base import (
     wrap_rule,
 )
 from .values.constant import PURE_TYPES, Constant
-from .values.containers import DictValue, ListValue, TupleValue, contents_of
-from .values.function import BoundMethod, FunctionValue, PartialValue, code_rule, keywords_of
+from .values.containers import ListValue, TupleValue
+from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
 from .values.instances import pure_functions
 from .values.klass import Builtin, ClassValue
+from .values.user_object import UserObject
 
 if TYPE_CHECKING:
+    from .output import Codegen
     from .trace import Trace
 
 Args = list[Value]
@@ -91,34 +92,48 @@ register_all(
             lambda trace, args, kwargs: args[0].setitem(trace, *args[1:]) or Constant(None),
         ),
         ((operator.delitem,), lambda trace, args, kwargs: args[0].delitem(trace, args[1]) or Constant(None)),
-        ((operator.itemgetter,), lambda trace, args, kwargs: trace.call_python(getters.itemgetter, args)),
-        ((operator.attrgetter,), lambda trace, args, kwargs: trace.call_python(getters.attrgetter, args)),
-        (
-            (operator.methodcaller,),
-            lambda trace, args, kwargs: trace.call_python(getters.methodcaller, args, kwargs),
-        ),
     ),
 )
 
 
 # functools --------------------------------------------------------------------------------------------------
+class PartialValue(UserObject):
+    """A `functools.partial`, which keeps what it calls with in C members."""
+
+    __slots__ = ()
+
+    def call(self, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
+        func, given, named = self.parts(trace)
+        return trace.tail_call(func, [*given, *args], {**named, **kwargs})
+
+    def parts(self, trace: Trace) -> tuple[Value, Args, Kwargs]:
+        """The function, and the arguments that it is called with first."""
+        func, given, named = [self.getattr(trace, name) for name in _PARTS]
+        return func, given.unpack(trace), {k.as_constant(): v for k, v in named.load().values()}  # type: ignore[attr-defined]
+
+    def _new(self, cg: Codegen) -> str:
+        func, given, named = [cg.emit(self.slots.pop(name)) for name in _PARTS]
+        return f"{cg.constant(functools.partial)}({func}, *{given}, **{named})"
+
+
+_PARTS = ("func", "args", "keywords")
+
+
 @builtin_rule(functools.partial)
 def _partial(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    fn = args[0]
-    if isinstance(fn, PartialValue):
-        return PartialValue(fn.func, [*fn.args, *args[1:]], keywords_of({**fn.kwargs, **kwargs}))
-    return PartialValue(fn, args[1:], keywords_of(kwargs))
+    func, *given = args
+    if isinstance(func, PartialValue):
+        func, first, named = func.parts(trace)
+        given, kwargs = [*first, *given], {**named, **kwargs}
+    made = PartialValue(functools.partial)
+    made.slots = dict(zip(_PARTS, (func, TupleValue(given), keywords_of(kwargs))))
+    return made
 
 
 @wrap_rule(functools.partial)
 def _wrap_partial(trace: Trace, source: Any, obj: functools.partial) -> Value:
     trace.reader.guard_type(source, functools.partial)
-    func, args, keywords = [
-        trace.reader.attribute(source, obj, name) for name in ("func", "args", "keywords")
-    ]
-    named = contents_of(keywords)
-    assert isinstance(named, DictValue)
-    return PartialValue(func, args.unpack(trace), named, source, obj)
+    return PartialValue(functools.partial, source, obj)
 
 
 @call_finder
@@ -185,8 +200,8 @@ def _bind_cached_method(trace: Trace, raw: Any, name: str, instance: Value, cls:
 
 
 # itertools --------------------------------------------------------------------------------------------------
-def _polyfill(original: Any, replacement: types.FunctionType) -> None:
-    if isinstance(original, type):
+def _polyfill(original: Any, replacement: Any) -> None:
+    if isinstance(original, type) and isinstance(replacement, types.FunctionType):
         ITERATORS[replacement.__code__] = original
     builtin_rules.setdefault(
         original, lambda trace, args, kwargs: trace.call_python(replacement, args, kwargs)
@@ -248,30 +263,8 @@ register_all(
                 logging.getLogger, *[a.as_constant() for a in (*args, *kwargs.values())]
             ),
         ),
-        (
-            (os.getenv,),
-            lambda trace, args, kwargs: environment(
-                trace,
-                args[0].as_constant(),
-                args[1] if len(args) > 1 else kwargs.get("default", Constant(None)),
-            ),
-        ),
     ),
 )
-
-
-@builtin_rule(dataclasses.fields)
-def _fields(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    cls = args[0].value if isinstance(args[0], ClassValue) else args[0].python_type()
-    if trace.type_attr(cls, "__dataclass_fields__") is not MISSING:  # guards what is called for real
-        contents_of(trace.make(cls).getattr(trace, "__dataclass_fields__")).load()  # type: ignore[union-attr]
-    return trace.real_call(dataclasses.fields, cls)
-
-
-@builtin_rule(dataclasses.is_dataclass)
-def _is_dataclass(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    cls = args[0].value if isinstance(args[0], ClassValue) else args[0].python_type()
-    return Constant(trace.type_attr(cls, "__dataclass_fields__") is not MISSING)
 
 
 def _pure_rule(fn: types.FunctionType) -> None:
@@ -458,6 +451,9 @@ for _name in [
 ]:
     builtin_rules[getattr(heapq, _name)] = _heap_rule(getattr(_heapq, _name))
 _polyfill(functools.reduce, _in_python("functools").reduce)
+_operator = _in_python("operator")
+for _name in ("itemgetter", "attrgetter", "methodcaller"):
+    _polyfill(getattr(operator, _name), getattr(_operator, _name))
 
 
 # Messages ---------------------------------------------------------------------------------------------------
@@ -529,62 +525,6 @@ def _warn(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 
 # The outside world ------------------------------------------------------------------------------------------
-def environment(trace: Trace, name: str, default: Value | None) -> Value:
-    """An environment variable, guarded."""
-    data = os.environ._data  # type: ignore[attr-defined]
-    table = trace.wrap(Const(data, "os.environ"), data)
-    key = os.environ.encodekey(name)  # type: ignore[attr-defined]
-    found = table.lookup(key)  # type: ignore[attr-defined]
-    if found is None:
-        if default is None:
-            raise trace.error(KeyError, name)
-        return default
-    return Constant(os.environ.decodevalue(found.as_constant()))  # type: ignore[attr-defined]
-
-
-@wrap_rule(type(os.environ))
-def _wrap_environ(trace: Trace, source: Any, obj: Any) -> Value:
-    return EnvironValue(obj, source)
-
-
-class EnvironValue(Constant):
-    """`os.environ`: each variable that is read is guarded."""
-
-    __slots__ = ()
-
-    def getattr(self, trace: Trace, name: str) -> Value:
-        if name in ("get", "__getitem__", "__contains__"):
-            return EnvironMethod(name)
-        return trace.generic_getattr(self, name)
-
-    def getitem(self, trace: Trace, key: Value) -> Value:
-        return environment(trace, key.as_constant(), None)
-
-    def contains(self, trace: Trace, item: Value) -> Value:
-        missing = Constant(None)
-        return Constant(environment(trace, item.as_constant(), missing) is not missing)
-
-    def setitem(self, trace: Trace, key: Value, value: Value) -> None:
-        raise unsupported("side-effect", "os.environ is changed")
-
-
-class EnvironMethod(Value):
-    """A bound method of `os.environ`."""
-
-    __slots__ = ("name",)
-    kind = types.MethodType
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def call(self, trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-        default = args[1] if len(args) > 1 else kwargs.get("default")
-        if self.name == "get" and default is None:
-            default = Constant(None)
-        return environment(trace, args[0].as_constant(), default)
-
-
 @call_finder
 def _find_outside(fn: Any) -> CallRule | None:
     """random, time and the like change from call to call."""

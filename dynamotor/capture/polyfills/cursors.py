@@ -52,7 +52,7 @@ class EnumerateCursor(Cursor):
 class ZipCursor(Cursor):
     """`zip(*inners)`."""
 
-    def __init__(self, inners: tuple[Iterator[Any], ...]) -> None:
+    def __init__(self, *inners: Iterator[Any]) -> None:
         self.inners = inners
 
     def __next__(self) -> Any:
@@ -64,18 +64,15 @@ class ZipCursor(Cursor):
         return tuple(items)
 
 
-class MapCursor(Cursor):
+class MapCursor(ZipCursor):
     """`map(fn, *inners)`."""
 
-    def __init__(self, fn: Callable[..., Any], inners: tuple[Iterator[Any], ...]) -> None:
+    def __init__(self, fn: Callable[..., Any], *inners: Iterator[Any]) -> None:
         self.fn = fn
         self.inners = inners
 
     def __next__(self) -> Any:
-        items = []
-        for inner in self.inners:
-            items.append(next(inner))
-        return self.fn(*items)
+        return self.fn(*super().__next__())
 
 
 class FilterCursor(Cursor):
@@ -90,3 +87,11 @@ class FilterCursor(Cursor):
             item = next(self.inner)
             if item if self.fn is None else self.fn(item):
                 return item
+
+
+CURSORS: dict[type, type[Cursor]] = {
+    enumerate: EnumerateCursor,
+    zip: ZipCursor,
+    map: MapCursor,
+    filter: FilterCursor,
+}

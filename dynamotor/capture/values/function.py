@@ -6,7 +6,6 @@ is an argument.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +19,6 @@ from ..source import (
     Const,
     FuncAttr,
     GlobalsOf,
-    InstanceDict,
     MethodFunc,
     MethodSelf,
     SeqItem,
@@ -399,68 +397,6 @@ def _wrap_method(trace: Trace, source: Any, obj: types.MethodType) -> Value:
 def keywords_of(named: Mapping[str, Value]) -> DictValue:
     """A new dict of keyword arguments."""
     return DictValue([(name, Constant(name), value) for name, value in named.items()])
-
-
-class PartialValue(Value):
-    """`functools.partial`."""
-
-    __slots__ = ("func", "args", "keywords", "obj", "_dict")
-    kind = functools.partial
-
-    def __init__(
-        self, func: Value, args: list[Value], keywords: DictValue, source: Any = None, obj: Any = MISSING
-    ) -> None:
-        self.source, self.func, self.args, self.keywords, self.obj = source, func, args, keywords, obj
-        self._dict: DictValue | None = DictValue([]) if obj is MISSING else None
-
-    def hash_key(self, trace: Trace) -> Hashable:
-        return self if self.obj is MISSING else self.obj
-
-    def getattr(self, trace: Trace, name: str) -> Value:
-        if name == "func":
-            return self.func
-        if name == "args":
-            return TupleValue(self.args)
-        if name == "keywords":
-            return self.keywords
-        found = self.instance_attr(trace, name)
-        return found if found is not None else super().getattr(trace, name)
-
-    @property
-    def kwargs(self) -> Mapping[str, Value]:
-        """What the dict of keywords holds now."""
-        return {key.as_constant(): value for key, value in self.keywords.load().values()}
-
-    def dict(self, trace: Trace) -> DictValue:
-        """The partial's own attributes."""
-        if self._dict is None:
-            self._dict = trace.wrap(InstanceDict(self.source), self.obj.__dict__)  # type: ignore[assignment]
-        assert self._dict is not None
-        return self._dict
-
-    def instance_attr(self, trace: Trace, name: str) -> Value | None:
-        return self.dict(trace).lookup(name)
-
-    def store_attr(self, trace: Trace, name: str, value: Value | None) -> None:
-        if value is None:
-            self.dict(trace).remove(trace, name)
-        else:
-            self.dict(trace).store(trace, name, Constant(name), value)
-
-    def call(self, trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return trace.tail_call(self.func, [*self.args, *args], {**self.kwargs, **kwargs})
-
-    def reconstruct(self, cg: Codegen) -> str:
-        items = [
-            cg.emit(self.func),
-            *map(cg.emit, self.args),
-            *(f"**{{{k!r}: {cg.emit(v)}}}" for k, v in self.kwargs.items()),
-        ]
-        name = cg.new_object(self, f"{cg.constant(functools.partial)}({', '.join(items)})")
-        if self._dict is not None:
-            for key, value in self._dict.table.values():
-                cg.statement(f"{name}.__dict__[{cg.emit(key)}] = {cg.emit(value)}")
-        return name
 
 
 def bind_arguments(

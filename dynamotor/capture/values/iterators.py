@@ -4,7 +4,8 @@ graph break.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Any
 
 from ..polyfills import cursors
 from .base import Iterator, Value
@@ -16,107 +17,94 @@ if TYPE_CHECKING:
     from ..trace import Trace
 
 
-class EnumerateIterator(Iterator):
-    """`enumerate(inner, start)`."""
+class OverIterators(Iterator):
+    """Steps other iterators; `given` are the arguments with which the builtin would go on from here."""
 
-    __slots__ = ("inner", "count")
+    __slots__ = ("given",)
+
+    def __init__(self, *given: Value) -> None:
+        super().__init__()
+        self.given = list(given)
+
+    def reconstruct(self, cg: Codegen) -> str:
+        name = cg.constant(cursors.CURSORS[self.kind]) if cg.for_frame else self.kind.__name__
+        return f"{name}({', '.join([cg.emit(value) for value in self.given])})"
+
+
+class EnumerateIterator(OverIterators):
+    """`enumerate(inner, count)`."""
+
+    __slots__ = ()
     kind = enumerate
 
-    def __init__(self, inner: Iterator, start: int) -> None:
-        super().__init__()
-        self.inner, self.count = inner, start
-
     def next(self, trace: Trace) -> Value | None:
-        item = self.inner.next(trace)
+        inner, count = self.given
+        item = inner.next(trace)  # type: ignore[attr-defined]
         if item is None:
             return None
-        self.count += 1
-        return TupleValue([Constant(self.count - 1), item])
-
-    def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame:
-            return f"{cg.constant(cursors.EnumerateCursor)}({cg.emit(self.inner)}, {self.count})"
-        return f"enumerate({cg.emit(self.inner)}, {self.count})"
+        self.given[1] = Constant(count.as_constant() + 1)
+        return TupleValue([count, item])
 
 
-class ZipIterator(Iterator):
-    """`zip(*inners, strict=strict)`."""
+class ZipIterator(OverIterators):
+    """`zip(*inners)`."""
 
-    __slots__ = ("inners", "strict")
+    __slots__ = ()
     kind = zip
 
-    def __init__(self, inners: list[Iterator], strict: bool) -> None:
-        super().__init__()
-        self.inners, self.strict = inners, strict
+    def next(self, trace: Trace) -> Value | None:
+        items = _step(trace, self.given)
+        return TupleValue(items) if len(items) == len(self.given) > 0 else None
+
+
+class StrictZipIterator(ZipIterator):
+    """`zip(*inners, strict=True)`."""
+
+    __slots__ = ()
 
     def next(self, trace: Trace) -> Value | None:
-        items: list[Value] = []
-        for i, inner in enumerate(self.inners):
-            item = inner.next(trace)
-            if item is None:
-                if self.strict:
-                    self._check(trace, i)
-                return None
-            items.append(item)
-        return TupleValue(items) if self.inners else None
-
-    def _check(self, trace: Trace, ended: int) -> None:
+        items = _step(trace, self.given)
+        ended = len(items)
+        if ended == len(self.given):
+            return TupleValue(items) if items else None
         if ended:
             raise trace.error(ValueError, f"zip() argument {ended + 1} is shorter than argument {ended}")
-        for i, inner in enumerate(self.inners[1:]):
-            if inner.next(trace) is not None:
+        for i, inner in enumerate(self.given[1:]):
+            if inner.next(trace) is not None:  # type: ignore[attr-defined]
                 raise trace.error(ValueError, f"zip() argument {i + 2} is longer than argument {i + 1}")
-
-    def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame and not self.strict:
-            return f"{cg.constant(cursors.ZipCursor)}(({''.join([cg.emit(i) + ', ' for i in self.inners])}))"
-        return f"zip({', '.join([cg.emit(i) for i in self.inners])}{', strict=True' if self.strict else ''})"
-
-
-class MapIterator(Iterator):
-    """`map(fn, *inners)`."""
-
-    __slots__ = ("fn", "inners")
-    kind = map
-
-    def __init__(self, fn: Value, inners: list[Iterator]) -> None:
-        super().__init__()
-        self.fn, self.inners = fn, inners
-
-    def next(self, trace: Trace) -> Value | None:
-        items: list[Value] = []
-        for inner in self.inners:
-            item = inner.next(trace)
-            if item is None:
-                return None
-            items.append(item)
-        return trace.call(self.fn, items)
-
-    def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame:
-            inners = "".join([cg.emit(i) + ", " for i in self.inners])
-            return f"{cg.constant(cursors.MapCursor)}({cg.emit(self.fn)}, ({inners}))"
-        return f"map({', '.join([cg.emit(self.fn), *[cg.emit(i) for i in self.inners]])})"
-
-
-class FilterIterator(Iterator):
-    """`filter(fn, inner)`."""
-
-    __slots__ = ("fn", "inner")
-    kind = filter
-
-    def __init__(self, fn: Value, inner: Iterator) -> None:
-        super().__init__()
-        self.fn, self.inner = fn, inner
-
-    def next(self, trace: Trace) -> Value | None:
-        none = isinstance(self.fn, Constant) and self.fn.value is None
-        while (item := self.inner.next(trace)) is not None:
-            if trace.truth(item if none else trace.call(self.fn, [item])):
-                return item
         return None
 
     def reconstruct(self, cg: Codegen) -> str:
-        if cg.for_frame:
-            return f"{cg.constant(cursors.FilterCursor)}({cg.emit(self.fn)}, {cg.emit(self.inner)})"
-        return f"filter({cg.emit(self.fn)}, {cg.emit(self.inner)})"
+        return f"zip({', '.join([cg.emit(value) for value in self.given])}, strict=True)"
+
+
+class MapIterator(OverIterators):
+    """`map(fn, *inners)`."""
+
+    __slots__ = ()
+    kind = map
+
+    def next(self, trace: Trace) -> Value | None:
+        fn, *inners = self.given
+        items = _step(trace, inners)
+        return trace.call(fn, items) if len(items) == len(inners) else None
+
+
+class FilterIterator(OverIterators):
+    """`filter(fn, inner)`."""
+
+    __slots__ = ()
+    kind = filter
+
+    def next(self, trace: Trace) -> Value | None:
+        fn, inner = self.given
+        none = isinstance(fn, Constant) and fn.value is None
+        while (item := inner.next(trace)) is not None:  # type: ignore[attr-defined]
+            if trace.truth(item if none else trace.call(fn, [item])):
+                return item
+        return None
+
+
+def _step(trace: Trace, inners: list[Any]) -> list[Value]:
+    """The next item of each, up to the first that has none."""
+    return list(itertools.takewhile(lambda item: item is not None, (inner.next(trace) for inner in inners)))
