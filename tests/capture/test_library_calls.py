@@ -5,6 +5,7 @@ change.
 from __future__ import annotations
 
 import functools
+import os
 
 import numpy as np
 import pytest
@@ -226,3 +227,38 @@ def test_numbers_of_a_tensor_that_was_written_are_what_was_written(write):
 
 
 KEPT = []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [len, list, dict, lambda env: env.get("DYNAMOTOR_ODD", "no"), lambda env: "DYNAMOTOR_ODD" in env],
+)
+def test_the_environment_is_a_mapping_whose_answers_are_guarded(read, monkeypatch):
+    def function(x):
+        return x + 1, read(os.environ)
+
+    compiled = dynamotor.compile(function, backend="eager", fullgraph=True)
+    for value in ("1", "2", None):
+        if value is None:
+            monkeypatch.delenv("DYNAMOTOR_ODD")
+        else:
+            monkeypatch.setenv("DYNAMOTOR_ODD", value)
+        assert compiled(x)[1] == read(os.environ)
+
+
+def test_a_partial_from_outside_or_made_in_the_trace_is_called_kept_and_rebuilt():
+    scaled = functools.partial(torch.mul, other=3.0)
+
+    def function(x):
+        own = functools.partial(scaled, other=x.shape[0])
+        own.name = "own"
+        return own(x), own, scaled.func, own.keywords
+
+    y, own, func, keywords = dynamotor.compile(function, backend="eager", fullgraph=True)(x)
+    assert torch.equal(y, x * 4) and torch.equal(own(x), y)
+    assert (own.func, own.args, own.keywords, own.name) == (
+        torch.mul,
+        (),
+        keywords,
+        "own",
+    ) and func is torch.mul

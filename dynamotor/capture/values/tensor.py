@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+import types
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -251,24 +252,12 @@ class ReturnTypeValue(TupleValue):
 
     def getattr(self, trace: Trace, name: str) -> Value:
         member = getattr(self.return_type, name, None)
-        if type(member).__name__ == "member_descriptor":
-            names = [
-                n
-                for n in dir(self.return_type)
-                if type(getattr(self.return_type, n)).__name__ == "member_descriptor"
-            ]
-            index = {n: i for i, n in enumerate(_field_order(self.return_type, names))}
-            return self.items[index[name]]
+        if isinstance(member, types.MemberDescriptorType):  # of a probe that holds its positions
+            return self.items[member.__get__(self.return_type(range(self.return_type.n_sequence_fields)))]  # type: ignore[attr-defined]
         return super().getattr(trace, name)
 
     def reconstruct(self, cg: Codegen) -> str:
         return f"{cg.constant(self.return_type)}({super().reconstruct(cg)})"
-
-
-def _field_order(return_type: type, names: list[str]) -> list[str]:
-    """Field names by position: a probe instance holds its positions."""
-    probe = return_type(range(return_type.n_sequence_fields))  # type: ignore[attr-defined]
-    return sorted(names, key=lambda name: getattr(probe, name))
 
 
 def _is_number(value: Value) -> bool:
