@@ -1,8 +1,8 @@
 """The C++ function of a "cols" kernel: sums down the columns, a block of columns per task, accumulators in
 registers.
 
-for (block of columns) { for (middle rows) acc[u] += ...; final statements }    long columns are cut into
-chunks first
+for (block of columns) { for (middle rows) acc[u] += ...; final statements }    columns are cut into chunks first
+where there are few
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from ..lower.ir import Kernel, Reduce, Store, of_kind
 from .cpp_body import Scope
 from .cpp_kernel import FINAL, ONCE, PARALLEL_WORK, TAIL, Emitter, beyond, pick_width, times
 from .cpp_ops import COMBINE, ctype, reduce_start
-
-CHUNK_ROWS = 4096  # rows summed into one accumulator before it is put aside: keeps float32 sums accurate
+from .cpp_sums import Strips, loses
 
 
 class ColsEmitter(Emitter):
@@ -30,7 +29,6 @@ class ColsEmitter(Emitter):
             self.body.widths.add(self.width)
         self.outer = [*kernel.outer, *kernel.inner[:-1]]
         self.reductions = [s for s in kernel.phases[0].inner if isinstance(s, Reduce)]
-        self.rows = numel(v.size for v in kernel.middle)
 
     def text(self) -> str:
         outer = numel(v.size for v in self.outer)
@@ -56,18 +54,17 @@ class ColsEmitter(Emitter):
 
     def _chunks(self, outer: Dim, tasks: Dim, first: Dim) -> tuple[str, str]:
         """In how many parts the rows are summed, and the line that computes it at the call."""
-        work, rows = self.work(), self.rows
+        work = self.work()
         nbytes = outer * self.columns * 8 * len(self.reductions)
-        if all(type(n) is int for n in (work, tasks, first, rows, nbytes)):
-            chunks = -(-8 // tasks) if work >= PARALLEL_WORK and tasks < 8 else 1
-            chunks = min(first, max(chunks, -(-rows // CHUNK_ROWS)))
+        if all(type(n) is int for n in (work, tasks, first, nbytes)):
+            chunks = min(first, -(-8 // tasks) if work >= PARALLEL_WORK and tasks < 8 else 1)
             while chunks > 1 and chunks * nbytes > 1 << 22:
                 chunks //= 2
             return str(chunks), ""
         number = self.number
         least = f"up(8,max({number(tasks)},1))"
-        given = f"{number(first)},{least},{number(rows)},{CHUNK_ROWS},{number(nbytes)}"
-        return "chunks", f"const i64 chunks=parts({number(work)}>={PARALLEL_WORK},{given});"
+        given = f"{number(work)}>={PARALLEL_WORK},{number(first)},{least},{number(nbytes)}"
+        return "chunks", f"const i64 chunks=parts({given});"
 
     # -- summing ---------------------------------------------------------------------------------------------
     def _tasks(self, outer: Dim, blocks: Dim, unroll: int, tail: Dim, chunks: str, first: Dim) -> str:
@@ -109,11 +106,12 @@ class ColsEmitter(Emitter):
         lane = self.lane
         column = Scope(place)
         lines = []
+        strips = Strips([(v, v.size) for v in self.kernel.middle])
         for s in self.reductions:
             t = ctype(s.expr.dtype, width)
-            lines += [
-                f"{t} a{s.id}_{u}=bc<{t}>({reduce_start(s.kind, s.expr.dtype)});" for u in range(unroll)
-            ]
+            for name in (f"a{s.id}_{u}" for u in range(unroll)):
+                kept = strips.declare(t, name) if loses(s) else ""
+                lines.append(f"{t} {name}=bc<{t}>({reduce_start(s.kind, s.expr.dtype)});{kept}")
         names = [f"{self.vars[lane]}_{u}" if width > 1 else start for u in range(unroll)] if lane else [""]
         if width > 1:
             lines += [f"const i64 {n}={start}+{u * width};" for u, n in enumerate(names)]
@@ -129,9 +127,8 @@ class ColsEmitter(Emitter):
                     if chunks != "1" and v is self.kernel.middle[0]
                     else ("0", self.number(v.size))
                 )
-                parent.lines.append(
-                    f"for(i64 {name}={limits[0]};{name}<{limits[1]};{name}++){{{''.join(scope.lines)}}}"
-                )
+                body = strips.loop(v, name, 1, limits[1], "".join(scope.lines))
+                parent.lines.append(f"{{i64 {name}={limits[0]};{body}}}")
                 return
             for u, pairs in enumerate(bound):
                 scope = Scope(parent, pairs, width, lane if width > 1 else None)
@@ -144,7 +141,7 @@ class ColsEmitter(Emitter):
                 parent.lines.append("{" + "".join(scope.lines) + "}")
 
         rows(self.kernel.middle, column)
-        lines += column.lines
+        lines += [*column.lines, strips.end()]
         for u, pairs in enumerate(bound):
             end = Scope(place, [*pairs, (FINAL, "")], width, lane if width > 1 else None)
             if chunks != "1":

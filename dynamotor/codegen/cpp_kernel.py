@@ -35,6 +35,7 @@ from ..lower.ir import (
 )
 from .cpp_body import Body, Scope, same_for_all_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
+from .cpp_sums import STRIP, Strips, loses
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
 STREAMED = 1 << 18  # elements above which a buffer is not expected to lie in a core's own cache
@@ -190,20 +191,17 @@ class Emitter:
         clause = f" num_threads({config.threads})" if config.threads else ""
         return f"\n#pragma omp parallel for schedule(static){clause}\n{loop.format('0', count, inside)}"
 
-    def chunks(self, rows: Dim, least: int, longest: int, nbytes: Dim) -> tuple[str, str]:
+    def chunks(self, rows: Dim, least: int, nbytes: Dim) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it
         at the call.
         """
         work = self.work()
         if all(type(n) is int for n in (work, rows, nbytes)):
-            count = 1 if work < PARALLEL_WORK else min(rows, max(least, -(-rows // longest)))
+            count = 1 if work < PARALLEL_WORK else min(rows, least)
             while count > 1 and count * nbytes > 1 << 22:
                 count //= 2
             return str(count), ""
-        count = self.number(rows)
-        parts = (
-            f"{self.number(work)}>={PARALLEL_WORK},{count},{least},{count},{longest},{self.number(nbytes)}"
-        )
+        parts = f"{self.number(work)}>={PARALLEL_WORK},{self.number(rows)},{least},{self.number(nbytes)}"
         return "chunks", f"const i64 chunks=parts({parts});"
 
     def complete(self, s: Reduce, scope: Scope, name: str, width: int) -> None:
@@ -284,6 +282,7 @@ class RowsEmitter(Emitter):
         )
         self.inner_count = numel(v.size for v in kernel.inner)
         self.row_buffers = 0  # of a length that is known at the call
+        self.strips = Strips(())
 
     @staticmethod
     def apart(v: Var, s: Store) -> bool:
@@ -337,23 +336,27 @@ class RowsEmitter(Emitter):
         k = self.kernel
         rows = numel(v.size for v in k.outer)
         lanes = self.inner_count
-        chunks, head = self.chunks(rows, 8, 2048, lanes * 8 * len(self.across))
+        chunks, head = self.chunks(rows, 8, lanes * 8 * len(self.across))
         room, offset = "", "0"
-        start, places = [], {}
+        start, keep, places = [], [], {}
         for s, per_inner in self.across:
-            n = self.number(lanes if per_inner else 1)
-            t = ctype(s.expr.dtype, 1)
-            places[s.id] = (f"acc{s.id}", n, t)
+            n, long = self.number(lanes if per_inner else 1), loses(s) and hint(rows) > STRIP
+            t, span = ctype(s.expr.dtype, 1), times("3" if long else "1", n)
+            places[s.id] = (f"(acc{s.id}+{n})" if long else f"acc{s.id}", span, t)
             room += f"{t}*const acc{s.id}=({t}*)(room_+{offset});"
-            offset = beyond(offset, times(chunks, n))
+            offset = beyond(offset, times(chunks, span))
+            first = reduce_start(s.kind, s.expr.dtype)
             start.append(
-                f"{t}*const a{s.id}_=acc{s.id}+chunk*{n};for(i64 i=0;i<{n};i++)a{s.id}_[i]={reduce_start(s.kind, s.expr.dtype)};"
+                f"{t}*const a{s.id}_=acc{s.id}+chunk*{span};for(i64 i=0;i<{span};i++)a{s.id}_[i]={first};"
             )
+            keep += [f"keep_all<{ctype(s.expr.dtype, self.width)}>(a{s.id}_,{n});"] * long
         row = Scope(self.top, [*((v, self.vars[v]) for v in k.outer), (ROW, "")])
         self._row(row, None)
         decode = self.decode("row", k.outer, self.vars) if k.outer else ""
         count = self.number(rows)
-        inside = f"for(i64 row=chunk*{count}/{chunks};row<(chunk+1)*{count}/{chunks};row++){{{decode}{''.join(row.lines)}}}"
+        inside = f"const i64 last=(chunk+1)*{count}/{chunks};for(i64 row=chunk*{count}/{chunks};row<last;){{"
+        inside += f"const i64 stop_=row+{STRIP}<last?row+{STRIP}:last;"
+        inside += f"for(;row<stop_;row++){{{decode}{''.join(row.lines)}}}{''.join(keep)}}}"
         loop = (
             self.over("chunk", int(chunks) if chunks.isdigit() else rows, chunks, "".join(start) + inside)
             + "\n"
@@ -385,9 +388,9 @@ class RowsEmitter(Emitter):
         return "{" + "".join(final.lines) + "}"
 
     def _combine_once(self, s: Reduce, chunks: str, place: tuple[str, str, str], scope: Scope) -> None:
-        name, _, t = place
+        name, span, t = place
         result = self.body.fresh()
-        combine = COMBINE[s.kind].format("s_", f"{name}[c_]")
+        combine = COMBINE[s.kind].format("s_", f"{name}[c_*{span}]")
         scope.lines.append(
             f"{t} {result};{{{t} s_={name}[0];for(i64 c_=1;c_<{chunks};c_++)s_={combine};{result}=s_;}}"
         )
@@ -456,6 +459,9 @@ class RowsEmitter(Emitter):
             if reductions and len(exprs) <= 16 and hint(self.size) >= 8 * self.width and self.width > 1
             else 1
         )
+        step = unroll * self.width
+        turns = [*(v.size for v in k.inner[:-1]), (self.size + step - 1) // step]
+        self.strips = Strips([*zip(k.inner, turns, strict=False)])
         for s in reductions:
             self._declare(s, row, unroll)
         position = flatten([Index.of(v) for v in k.inner], contiguous_stride([v.size for v in k.inner]))
@@ -480,6 +486,8 @@ class RowsEmitter(Emitter):
                     )
 
         self.nest(k.inner, row, emit, limits, unroll)
+        row.lines.append(self.strips.end())
+        self.strips = Strips(())
         for s in reductions:
             self._collect(s, row, unroll)
 
@@ -505,16 +513,17 @@ class RowsEmitter(Emitter):
         )
 
     def _declare(self, s: Reduce, row: Scope, unroll: int) -> None:
-        t, start = ctype(s.expr.dtype, 1), reduce_start(s.kind, s.expr.dtype)
-        row.lines.append(f"{t} a{s.id}s={start};")
+        start = reduce_start(s.kind, s.expr.dtype)
+        names = {f"a{s.id}s": ctype(s.expr.dtype, 1)}
         if s.position is not None:
             row.lines.append(f"i64 a{s.id}at=-1;")
         elif self.width > 1:
-            vt = ctype(s.expr.dtype, self.width)
-            row.lines += [f"{vt} a{s.id}_{u}=bc<{vt}>({start});" for u in range(unroll)]
+            names |= {f"a{s.id}_{u}": ctype(s.expr.dtype, self.width) for u in range(unroll)}
             if self._has_tail():
-                vt = ctype(s.expr.dtype, TAIL)
-                row.lines.append(f"{vt} a{s.id}_t=bc<{vt}>({start});")
+                names[f"a{s.id}_t"] = ctype(s.expr.dtype, TAIL)
+        for name, t in names.items():
+            kept = self.strips.declare(t, name) if loses(s) else ""
+            row.lines.append(f"{t} {name}=bc<{t}>({start});{kept}")
 
     def _collect(self, s: Reduce, row: Scope, unroll: int) -> None:
         """One number from the lanes' accumulators, known to the row from now on."""
@@ -605,15 +614,13 @@ class RowsEmitter(Emitter):
             emit(scope)
             parent.lines.append("{" + "".join(scope.lines) + "}")
             return
+        v, name = loops[0], self.vars[loops[0]]
         if len(loops) > 1:
-            v, name = loops[0], self.vars[loops[0]]
             scope = Scope(parent, [(v, name), *extra])
             self.nest(loops[1:], scope, emit, limits, unroll, extra)
-            parent.lines.append(
-                f"for(i64 {name}=0;{name}<{self.number(v.size)};{name}++){{{''.join(scope.lines)}}}"
-            )
+            body = self.strips.loop(v, name, 1, self.number(v.size), "".join(scope.lines))
+            parent.lines.append(f"{{i64 {name}=0;{body}}}")
             return
-        v, name = loops[0], self.vars[loops[0]]
         lo, hi = limits or ("0", self.number(v.size))
         lines = [f"{{i64 {name}={lo};"]
         width = self.width if type(v.size) is Size or v.size >= self.width else 1
@@ -624,20 +631,18 @@ class RowsEmitter(Emitter):
                     scope = Scope(parent, [(v, f"{name}_{u}"), *extra], width, v)
                     emit(scope, u)
                     copies.append(f"{{const i64 {name}_{u}={name}+{u * width};{''.join(scope.lines)}}}")
-                lines.append(
-                    f"for(;{name}+{unroll * width}<={hi};{name}+={unroll * width}){{{''.join(copies)}}}\n"
-                )
+                lines.append(self.strips.loop(v, name, unroll * width, hi, "".join(copies)))
             if unroll == 1 or not divides(unroll * width, v.size) or limits:
                 scope = Scope(parent, [(v, name), *extra], width, v)
                 emit(scope)
-                lines.append(f"for(;{name}+{width}<={hi};{name}+={width}){{{''.join(scope.lines)}}}\n")
+                lines.append(self.strips.loop(v, name, width, hi, "".join(scope.lines)))
         if width > 1 and self._has_tail():
             self.body.widths.add(TAIL)
             scope = Scope(parent, [(v, name), *extra], TAIL, v)
             emit(scope, "t")
-            lines.append(f"for(;{name}+{TAIL}<={hi};{name}+={TAIL}){{{''.join(scope.lines)}}}\n")
+            lines.append(self.strips.loop(v, name, TAIL, hi, "".join(scope.lines)))
         if width == 1 or not divides(TAIL if self._has_tail() else width, v.size):
             scope = Scope(parent, [(v, name), *extra], 1, None)
             emit(scope)
-            lines.append(f"for(;{name}<{hi};{name}++){{{''.join(scope.lines)}}}\n")
+            lines.append(self.strips.loop(v, name, 1, hi, "".join(scope.lines)))
         parent.lines.append("".join(lines) + "}")

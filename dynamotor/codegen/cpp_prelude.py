@@ -9,6 +9,8 @@ function works on a scalar and on a vector alike, so that one text serves both t
 
 from __future__ import annotations
 
+from .cpp_sums import KEEP
+
 # With instructions for halves of its own, GCC 12 takes a vector's way to half and back for no rounding at all.
 TYPES = r"""
 #ifdef __AVX512FP16__
@@ -107,9 +109,8 @@ INL i64 mod(i64 a,i64 b){ i64 r=a%b; return r+((r!=0&&((r<0)!=(b<0)))?b:0); }
 INL i64 min(i64 a,i64 b){ return a<b?a:b; }
 INL i64 max(i64 a,i64 b){ return a>b?a:b; }
 INL i64 up(i64 a,i64 b){ return (a+b-1)/b; }
-// Parts in which n rows with sums of `bytes` each are gone through: `least` where it pays, at most `longest` of `total` in one, in 4 MB.
-static i64 parts(bool pays,i64 n,i64 least,i64 total,i64 longest,i64 bytes){ i64 c=min(n,max(pays?least:1,up(total,longest)));
- while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
+// Parts in which n rows with sums of `bytes` each are gone through: `least` where it pays, in 4 MB.
+static i64 parts(bool pays,i64 n,i64 least,i64 bytes){ i64 c=min(n,pays?least:1); while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
 // Tasks 0 to n, in as many parts as threads where that pays. A part's numbers are copies, so no store can change them.
 extern "C" { int omp_get_max_threads(); int omp_get_num_threads(); int omp_get_thread_num(); }
 template<class F> static __attribute__((noinline)) void part_(F f,i64 first,i64 last){ f(first,last); }
@@ -223,5 +224,6 @@ def prelude(widths: set[int], random: bool, sizes: bool = False) -> str:
         CORE,
         *([SIZES] if sizes else []),
         MATH,
+        KEEP,
     ]
     return "".join(parts) + (RANDOM if random else "")

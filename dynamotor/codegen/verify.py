@@ -60,7 +60,7 @@ _TOKEN = re.compile(r"for\(([^;{}]*);([^;{}]*);([^;{}]*?)\)\{|(if|else)([^;{}]*)
 _STORED = re.compile(r"(?:\bst[bg]*(?:<\w+>)?\(|\*const \w+=)p(\d+)\+")
 _STORE = re.compile(r"stb?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
 _ADD = re.compile(r"st<\w+>\((\w+),ld<(?:[A-Z](\d+)|\w+)>\(\1\).*")
-_NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo|first_|last_"
+_NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo|first_|last_?|stop_"
 _POSITION = re.compile(rf"(?:const )?i64 ((?:,?\w+=(?:{_NAME}|\d+l?|[-+*/%()<?:])+)+)")
 _CHOICE = re.compile(r"(.+)<(.+)\?(.+):(.+)")
 
@@ -132,9 +132,9 @@ def _up(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _parts(pays: bool, n: int, least: int, total: int, longest: int, nbytes: int) -> int:
+def _parts(pays: bool, n: int, least: int, nbytes: int) -> int:
     """As in the text that every unit with symbols starts with."""
-    count = min(n, max(least if pays else 1, _up(total, longest)))
+    count = min(n, least if pays else 1)
     while count > 1 and count * nbytes > 1 << 22:
         count //= 2
     return max(count, 1)

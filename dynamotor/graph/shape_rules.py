@@ -213,6 +213,7 @@ _LAYOUTS: dict[Callable[[tuple, TensorSpec], Dims], tuple[OpOverload, ...]] = {
         aten.nll_loss2d_forward.default,
     ),
     _reversed: (aten.rsub.Tensor, aten.leaky_relu_backward.default),
+    lambda args, out: preserved_stride(args[0]): (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor),
     lambda args, out: preserved_stride(args[1]): (aten.binary_cross_entropy_backward.default,),
 }
 for _layout, _funcs in _LAYOUTS.items():

@@ -68,14 +68,21 @@ def total(
     return ctx.reduce("sum", x, dims, keepdim=keepdim, dtype=compute, **options)
 
 
+def _arithmetic(
+    ctx: Lowering, kind: ReduceKind, of_booleans: ReduceKind, x: Value, dim: Any, keepdim: bool
+) -> Value:
+    """A sum or a product in the type that the result is computed in; booleans have no arithmetic."""
+    out, dims = ctx.spec.dtype, all_dims(x, dim)
+    if out is BOOL:
+        return ctx.reduce(of_booleans, x, dims, keepdim=keepdim, dtype=BOOL, compute=BOOL)
+    return narrow(ctx, ctx.reduce(kind, x, dims, keepdim=keepdim, dtype=COMPUTE_TYPE[out]), out)
+
+
 @lowering(aten.sum.default, aten.sum.dim_IntList)
 def _sum(
     ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
-    out = ctx.spec.dtype
-    if out is BOOL:
-        return ctx.reduce("any", x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
-    return narrow(ctx, total(ctx, x, all_dims(x, dim), keepdim, COMPUTE_TYPE[out]), out)
+    return _arithmetic(ctx, "sum", "any", x, dim, keepdim)
 
 
 @lowering(aten.mean.default, aten.mean.dim)
@@ -92,8 +99,7 @@ def _mean(
 def _prod(
     ctx: Lowering, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
-    out = ctx.spec.dtype
-    return narrow(ctx, ctx.reduce("prod", x, all_dims(x, dim), keepdim=keepdim, dtype=COMPUTE_TYPE[out]), out)
+    return _arithmetic(ctx, "prod", "all", x, dim, keepdim)
 
 
 def _extreme(kind: ReduceKind) -> Any:

@@ -23,8 +23,8 @@ FEW_ROWS, LONG_ROW = (
 def scan(ctx: Lowering, kind: ScanKind, x: Value, dim: int, spec: TensorSpec, compute: torch.dtype) -> Value:
     """The running `kind` of x along a dimension, gathered in `compute`."""
     dim %= max(len(x.shape), 1)
-    if x.dtype is BOOL and kind not in ("sum", "prod"):
-        raise Decline("bool operand")
+    if spec.dtype is BOOL or x.dtype is BOOL and kind not in ("sum", "prod"):
+        raise Decline("bool operand or result")
     if not x.shape or x.shape[dim] < 2 or not numel(x.shape):
         position = kind.startswith("arg")
         return ctx.pointwise(lambda e: e, 0 if position else x, shape=x.shape, dtype=spec.dtype)

@@ -320,8 +320,8 @@ def verify_nodes(schedule: Iterable[Node | ExternNode], specs: Mapping[str, Tens
             for e, facts in _accesses([node.evaluate()], set()):
                 _inside(e, facts, specs)
             _place(node, node.place, node.own[: len(node.shape)], specs[node.buffer])
-            if node.reduce == "sum" and node.memory is torch.bool:
-                _wrong(f"{node.buffer} is a sum of booleans", "two of them are no boolean: it is any of them")
+            if (node.reduce or node.scan) in ("sum", "prod") and node.memory is torch.bool:
+                _wrong(f"{node.buffer} is a {node.reduce} of booleans", "they have no arithmetic: any, all")
 
 
 def verify_program(program: Program) -> None:

@@ -62,3 +62,13 @@ def test_values_that_end_in_a_view_may_be_written_in_place(last, backend):
     with torch.no_grad():
         value = dynamotor.compile(fn, backend=backend)(x, weight)
     value.mul_(2)
+
+
+@pytest.mark.parametrize("value", [1.0, torch.tensor(1.0)])
+def test_a_filled_copy_lies_as_its_source_does_without_holes(value: float | torch.Tensor) -> None:
+    def fn(x, index):
+        return x[::2].index_fill(-1, index, value)
+
+    for x in (torch.randn(3, 3).t(), torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(4, 6)):
+        found, wanted = (f(x, torch.tensor([1])) for f in (dynamotor.compile(fn), fn))
+        assert (found.stride(), found.tolist()) == (wanted.stride(), wanted.tolist())

@@ -7,7 +7,7 @@ for(i64 task=0;
 task<5;
 task++){
 const i64 o0=task;
-float a0s=0.0f;
+float a0s=bc<float>(0.0f);
 F8 a0_0=bc<F8>(0.0f);
 {
 i64 n0=0;
@@ -18,7 +18,7 @@ const F8 v1=ld<F8>(p0+32l*o0+n0);
 a0_0=a0_0+v1;
 }
 }const float v2=a0s+hsum(a0_0);
-float a1s=0.0f;
+float a1s=bc<float>(0.0f);
 F8 a1_0=bc<F8>(0.0f);
 const float v4=v2/32.0f;
 {

@@ -7,7 +7,7 @@ for(i64 task=0;
 task<6;
 task++){
 const i64 o0=task;
-float a0s=(-__builtin_inff());
+float a0s=bc<float>((-__builtin_inff()));
 F8 a0_0=bc<F8>((-__builtin_inff()));
 {
 i64 n0=0;
@@ -22,7 +22,7 @@ a0_0=max_(a0_0,v4);
 }
 }const float v5=max_(a0s,hmax(a0_0));
 float s0_[40] __attribute__((aligned(64)));
-float a2s=0.0f;
+float a2s=bc<float>(0.0f);
 F8 a2_0=bc<F8>(0.0f);
 {
 i64 n0=0;
