@@ -18,7 +18,7 @@ from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported
 from .bytecode import CodeInfo, Instr, decode
 from .values.base import MISSING, Iterator, Raised, Value
-from .values.constant import Constant
+from .values.constant import Constant, is_none
 from .values.function import CellValue, FunctionValue, bind_arguments
 from .values.traceback import note_line
 
@@ -237,7 +237,7 @@ class GeneratorValue(Iterator):
             return False, Constant(None)
         if self.frame.started:
             self.frame.stack.append(value)
-        elif not (isinstance(value, Constant) and value.value is None):
+        elif not is_none(value):
             raise trace.error(TypeError, "can't send non-None value to a just-started generator")
         return self._step(trace)
 

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import _C
-from .breaks import unsupported
 from .guards import IdIs
 from .stance import set_stance
 from .trust import trusted_module
-from .values.base import CallRule, Value, builtin_rule, builtin_rules, call_finder, wrap_rule
+from .values.base import CallRule, Value, builtin_rule, builtin_rules, call_finder, refusing, wrap_rule
 from .values.constant import Constant
 from .values.klass import Builtin
 from .values.torch_function import graph_function
@@ -113,9 +112,7 @@ def is_compiling() -> bool:
     return False
 
 
-@builtin_rule(is_compiling)
-def _is_compiling(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(True)
+builtin_rule(is_compiling)(lambda trace, args, kwargs: Constant(True))
 
 
 @call_finder
@@ -139,10 +136,7 @@ def _find_allowed(fn: Any) -> CallRule | None:
 
 
 def _refusing(fn: Any, mark: str) -> CallRule:
-    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise unsupported("disabled", f"{getattr(fn, '__qualname__', fn)} is marked with {mark}")
-
-    return rule
+    return refusing("disabled", f"{getattr(fn, '__qualname__', fn)} is marked with {mark}")
 
 
 @call_finder
@@ -175,13 +169,9 @@ def _find_disabled(fn: Any) -> CallRule | None:
     inner = fn.__dict__.get("_torchdynamo_orig_callable")
     if inner is not None:
         disable(inner, recursive=False)
-
-    def rule(trace: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise unsupported(
-            "unsupported-call", f"{fn.__qualname__} is marked with dynamotor.disable(recursive=False)"
-        )
-
-    return rule
+    return refusing(
+        "unsupported-call", f"{fn.__qualname__} is marked with dynamotor.disable(recursive=False)"
+    )
 
 
 @wrap_rule(_C.Dispatcher)

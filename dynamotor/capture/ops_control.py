@@ -11,7 +11,7 @@ from .bytecode import Instr
 from .interpreter import Frame, GeneratorValue, opcode, replace
 from .protocol import ObjectIterator
 from .values.base import MISSING, Iterator, Raised, Value
-from .values.constant import Constant
+from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.klass import ClassValue
 
@@ -57,10 +57,6 @@ def jump(frame: Frame, instr: Instr, target: int) -> None:
     frame.ip = target
 
 
-def _is_none(value: Value) -> bool:
-    return isinstance(value, Constant) and value.value is None
-
-
 @opcode("FOR_ITER")
 def for_iter(frame: Frame, instr: Instr, target: int) -> None:
     iterator = frame.stack[-1]
@@ -91,8 +87,8 @@ def _jump_rule(when: str, holds: Callable[[Any, Value], bool]) -> None:
 
 _jump_rule("FALSE", lambda trace, value: not trace.truth(value))
 _jump_rule("TRUE", lambda trace, value: trace.truth(value))
-_jump_rule("NONE", lambda trace, value: _is_none(value))
-_jump_rule("NOT_NONE", lambda trace, value: not _is_none(value))
+_jump_rule("NONE", lambda trace, value: is_none(value))
+_jump_rule("NOT_NONE", lambda trace, value: not is_none(value))
 
 
 # Calls and returns ------------------------------------------------------------------------------------------
@@ -205,7 +201,7 @@ def raise_varargs(frame: Frame, instr: Instr, target: int) -> None:
     if value.real() is not MISSING:
         raise unsupported("side-effect", "an exception from outside is raised", "its traceback grows")
     if cause is not None:
-        cause = cause if _is_none(cause) else _instance(frame, cause, "exception causes")
+        cause = cause if is_none(cause) else _instance(frame, cause, "exception causes")
         value.setattr(trace, "__cause__", cause)
     trace.link_context(value)
     raise Raised(value)

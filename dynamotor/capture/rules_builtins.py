@@ -11,6 +11,7 @@ import operator
 import sys
 import types
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
@@ -20,8 +21,8 @@ from .interpreter import GeneratorValue
 from .polyfills import builtin as polyfills
 from .protocol import ObjectIterator, trusted_class
 from .source import Const
-from .values.base import MISSING, CallRule, Iterator, Raised, Value, builtin_rule, call_finder
-from .values.constant import PURE_TYPES, Constant, RealIterator
+from .values.base import MISSING, CallRule, Iterator, Raised, Value, builtin_rule, call_finder, refusing
+from .values.constant import PURE_TYPES, Constant, RealIterator, is_none
 from .values.containers import (
     DictIterator,
     DictValue,
@@ -102,6 +103,18 @@ register_all(
                 trace.getattr_or_none(args[0], args[1].as_constant()) is not None
             ),
         ),
+        (
+            (setattr,),
+            lambda trace, args, kwargs: (
+                args[0].setattr(trace, args[1].as_constant(), args[2]) or Constant(None)
+            ),
+        ),
+        (
+            (delattr,),
+            lambda trace, args, kwargs: args[0].delattr(trace, args[1].as_constant()) or Constant(None),
+        ),
+        ((any,), lambda trace, args, kwargs: Constant(any(map(trace.truth, _items(trace, args[0]))))),
+        ((all,), lambda trace, args, kwargs: Constant(all(map(trace.truth, _items(trace, args[0]))))),
         ((list,), lambda trace, args, kwargs: ListValue(args[0].unpack(trace) if args else [])),
         ((set,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [])),
         ((frozenset,), lambda trace, args, kwargs: SetValue.of(trace, args[0] if args else [], frozenset)),
@@ -240,18 +253,6 @@ def _getattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return args[2] if found is None else found
 
 
-@builtin_rule(setattr)
-def _setattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    args[0].setattr(trace, args[1].as_constant(), args[2])
-    return Constant(None)
-
-
-@builtin_rule(delattr)
-def _delattr(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    args[0].delattr(trace, args[1].as_constant())
-    return Constant(None)
-
-
 @builtin_rule(callable)
 def _callable(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Constant):
@@ -286,22 +287,18 @@ def _vars(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return args[0].getattr(trace, "__dict__")
 
 
-@builtin_rule(print)
-def _print(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("side-effect", "print() is called", cure="print outside the compiled function")
-
-
-@builtin_rule(
+builtin_rule(print)(refusing("side-effect", "print() is called", cure="print outside the compiled function"))
+builtin_rule(
     input, open, breakpoint, exec, eval, compile, globals, locals, dir, memoryview, bytearray,
     sys.getrecursionlimit,  # the capture raises it
     warnings.catch_warnings.__enter__, warnings.catch_warnings.__exit__,  # warnings wait for the end of a graph
-)  # fmt: skip
-def _refused(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported(
+)(
+    refusing(
         "unsupported-call",
         "a builtin that depends on the frame or the outside world is called",
         cure="call it outside the compiled function",
     )
+)  # fmt: skip
 
 
 @builtin_rule(super)
@@ -409,12 +406,7 @@ def _next(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         raise trace.error(TypeError, f"'{args[0].python_type().__name__}' object is not an iterator")
     if isinstance(iterator, GeneratorValue):
         yielded, item = iterator.send(trace, Constant(None))
-        if yielded:
-            return item
-        if len(args) == 2:
-            return args[1]
-        none = isinstance(item, Constant) and item.value is None
-        raise Raised(trace.new_exception(StopIteration, [] if none else [item]))
+        return _generator_result(trace, (yielded, item)) if yielded or len(args) == 1 else args[1]
     found = iterator.next(trace)
     if found is not None:
         return found
@@ -492,22 +484,11 @@ def _sum(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
-@builtin_rule(any)
-def _any(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    iterator = args[0].iterate(trace)
+def _items(trace: Trace, value: Value) -> Iterable[Value]:
+    """The items of an iterable, one step after the other."""
+    iterator = value.iterate(trace)
     while (item := iterator.next(trace)) is not None:
-        if trace.truth(item):
-            return Constant(True)
-    return Constant(False)
-
-
-@builtin_rule(all)
-def _all(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    iterator = args[0].iterate(trace)
-    while (item := iterator.next(trace)) is not None:
-        if not trace.truth(item):
-            return Constant(False)
-    return Constant(True)
+        yield item
 
 
 def _extreme_rule(fn: Any, op: Any) -> None:
@@ -519,7 +500,7 @@ def _extreme_rule(fn: Any, op: Any) -> None:
             if "default" in kwargs:
                 return kwargs["default"]
             return trace.real_call(fn, ())  # raises, in this Python's words
-        none = key is None or isinstance(key, Constant) and key.value is None
+        none = is_none(key)
         best, best_key = None, None
         for item in items:
             this = item if none else trace.call(key, [item])  # type: ignore[arg-type]
@@ -536,8 +517,7 @@ def sort_values(trace: Trace, items: Args, kwargs: Kwargs) -> Args:
     """The items in sorted order; stable, with `key` and `reverse`."""
     key = kwargs.get("key")
     reverse = trace.truth(kwargs["reverse"]) if "reverse" in kwargs else False
-    none = key is None or isinstance(key, Constant) and key.value is None
-    keys = items if none else [trace.call(key, [item]) for item in items]  # type: ignore[arg-type]
+    keys = items if is_none(key) else [trace.call(key, [item]) for item in items]  # type: ignore[arg-type]
     if all_constant(keys):
         real = [k.as_constant() for k in keys]
         try:
@@ -592,18 +572,16 @@ def _pow(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     return trace.binary(operator.pow, args[0], args[1])
 
 
-@builtin_rule(property, staticmethod, classmethod)
-def _descriptor(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported(
+builtin_rule(property, staticmethod, classmethod)(
+    refusing(
         "unsupported-call", "a descriptor is made", cure="define the class outside the compiled function"
     )
+)
 
 
 @builtin_rule(types.FunctionType.__get__)
 def _function_get(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[1], Constant) and args[1].value is None:
-        return args[0]
-    return BoundMethod(args[0], args[1])
+    return args[0] if is_none(args[1]) else BoundMethod(args[0], args[1])
 
 
 def _generator(value: Value) -> GeneratorValue:
@@ -630,8 +608,7 @@ def _generator_result(trace: Trace, result: tuple[bool, Value]) -> Value:
     yielded, value = result
     if yielded:
         return value
-    none = isinstance(value, Constant) and value.value is None
-    raise Raised(trace.new_exception(StopIteration, [] if none else [value]))
+    raise Raised(trace.new_exception(StopIteration, [] if is_none(value) else [value]))
 
 
 @builtin_rule(BaseException.with_traceback)

@@ -16,7 +16,7 @@ from ..base.registry import register_all
 from .breaks import unsupported
 from .rules_builtins import sort_values
 from .values.base import Value, builtin_rule, builtin_rules
-from .values.constant import Constant
+from .values.constant import Constant, is_none
 from .values.containers import DictIterator, DictValue, DictView, ListValue, SetValue, TupleValue, contents_of
 from .values.text import text_of
 from .values.user_object import UserObject
@@ -153,7 +153,7 @@ for _descr in (dict.__getitem__, OrderedDict.__getitem__, defaultdict.__getitem_
 
 def _missing(trace: Trace, obj: UserObject, key: Value) -> Value:
     factory = obj.getattr(trace, "default_factory")
-    if isinstance(factory, Constant) and factory.value is None:
+    if is_none(factory):
         raise trace.error(KeyError, key)
     value = trace.call(factory, [])
     obj.base.store(trace, key.hash_key(trace), key, value)  # type: ignore[union-attr]

@@ -45,6 +45,7 @@ from .values.base import (
     builtin_rules,
     call_finder,
     makers,
+    refusing,
     wrap_held,
     wrap_rule,
 )
@@ -533,13 +534,8 @@ def _find_outside(fn: Any) -> CallRule | None:
     if module in ("random", "time", "secrets", "uuid", "_random", "datetime") or isinstance(
         owner, random.Random
     ):
-
-        def rule(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-            raise unsupported(
-                "random", f"{getattr(fn, '__name__', fn)} is called", "its result changes from call to call"
-            )
-
-        return rule
+        name = getattr(fn, "__name__", fn)
+        return refusing("random", f"{name} is called", "its result changes from call to call")
     return None
 
 
@@ -582,17 +578,15 @@ def _frame(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     raise stop
 
 
-@builtin_rule(time.time, time.perf_counter, time.monotonic)
-def _clock(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported("random", "the clock is read", "its value changes from call to call")
+builtin_rule(time.time, time.perf_counter, time.monotonic)(
+    refusing("random", "the clock is read", "its value changes from call to call")
+)
 
 
 # collections ------------------------------------------------------------------------------------------------
-@builtin_rule(collections.namedtuple)
-def _namedtuple(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    raise unsupported(
-        "unsupported-call", "a namedtuple class is made", cure="make it outside the compiled function"
-    )
+builtin_rule(collections.namedtuple)(
+    refusing("unsupported-call", "a namedtuple class is made", cure="make it outside the compiled function")
+)
 
 
 pure_functions.update({typing.get_origin, typing.get_args, sys.intern, os.path.join, os.fspath})

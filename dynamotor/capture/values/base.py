@@ -282,6 +282,15 @@ def builtin_rule(*callables: Any) -> Callable[[CallRule], CallRule]:
     return add
 
 
+def refusing(kind: str, what: str, cause: str = "", cure: str = "") -> CallRule:
+    """The rule of what breaks the graph."""
+
+    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        raise unsupported(kind, what, cause, cure)
+
+    return rule
+
+
 def call_finder(finder: Callable[[Any], CallRule | None]) -> Callable[[Any], CallRule | None]:
     """Register a finder for a family of callables."""
     call_finders.append(finder)

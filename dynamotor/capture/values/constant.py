@@ -144,6 +144,11 @@ class Constant(Value):
         return f"{self.value!r:.80}"
 
 
+def is_none(value: Value | None) -> bool:
+    """Whether an argument is None, or not given."""
+    return value is None or type(value) is Constant and value.value is None
+
+
 class RealIterator(Iterator):
     """Steps a real iterator over immutable data (a str, tuple, range, ...)."""
 

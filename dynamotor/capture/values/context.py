@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext
 from ...graph.modes import AUTOCAST_DEVICES, autocast_state
 from ..breaks import unsupported
 from ..source import Const
-from .base import Value, builtin_rule
+from .base import Value, builtin_rule, refusing
 from .constant import Constant
 from .user_object import UserObject
 
@@ -179,10 +179,10 @@ def _exit_autocast(trace: Trace, args: list[Value], kwargs: dict[str, Value]) ->
     return Constant(False)
 
 
-@builtin_rule(torch.inference_mode)
-def _inference_mode(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise unsupported(
+builtin_rule(torch.inference_mode)(
+    refusing(
         "context",
         "torch.inference_mode() is entered",
         cure="enter it outside the compiled function, or use torch.no_grad",
     )
+)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...base.registry import register_all
 from ..breaks import unsupported
 from .arguments import refuse_misfits
-from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule
+from .base import MISSING, CallRule, Value, builtin_rule, call_finder, find_rule, refusing
 from .constant import PURE_TYPES, Constant
 from .containers import DictValue, ListValue, SetValue, TupleValue, contents_of
 from .function import FunctionValue
@@ -291,6 +291,13 @@ register_all(
             ),
         ),
         (
+            (object.__setattr__, object.__delattr__),
+            lambda trace, args, kwargs: (
+                trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), (*args, None)[2])
+                or Constant(None)
+            ),
+        ),
+        (
             (object.__eq__,),
             lambda trace, args, kwargs: Constant(True) if trace.same(*args) else Constant(NotImplemented),
         ),
@@ -302,29 +309,17 @@ register_all(
 )
 
 
-@builtin_rule(object.__setattr__)
-def _object_setattr(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), args[2])
-    return Constant(None)
-
-
-@builtin_rule(object.__delattr__)
-def _object_delattr(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    trace.object_setattr(args[0], args[0].python_type(), args[1].as_constant(), None)
-    return Constant(None)
-
-
 @builtin_rule(object.__ne__)
 def _object_ne(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     equal = trace.generic_binary(args[0], operator.eq, args[1], False)
     return Constant(NotImplemented) if equal is None else Constant(not trace.truth(equal))
 
 
-@builtin_rule(object.__hash__)
-def _object_hash(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise unsupported(
+builtin_rule(object.__hash__)(
+    refusing(
         "unsupported-call", "the hash of an object is its address", cure="do not compute with id() or hash()"
     )
+)
 
 
 def _new_rule(base: type) -> None:

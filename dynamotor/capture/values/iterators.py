@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..polyfills import cursors
 from .base import Iterator, Value
-from .constant import Constant
+from .constant import Constant, is_none
 from .containers import TupleValue
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ class FilterIterator(OverIterators):
 
     def next(self, trace: Trace) -> Value | None:
         fn, inner = self.given
-        none = isinstance(fn, Constant) and fn.value is None
         while (item := inner.next(trace)) is not None:  # type: ignore[attr-defined]
-            if trace.truth(item if none else trace.call(fn, [item])):
+            if trace.truth(item if is_none(fn) else trace.call(fn, [item])):
                 return item
         return None
 

@@ -19,7 +19,7 @@ from ..guards import IdIs, TypeIs
 from ..protocol import is_data_descriptor
 from ..source import Const
 from .base import MISSING, CallRule, Value, builtin_rule, call_finder, wrap_rule
-from .constant import Constant
+from .constant import Constant, is_none
 from .containers import DictValue, SetValue, contents_of
 from .tensor import TensorValue
 from .user_object import UserObject, content_base
@@ -64,7 +64,7 @@ class NNModuleValue(UserObject):
         if self.instance_attr(trace, "_call_impl") is not None:
             return False
         compiled = self.instance_attr(trace, "_compiled_call_impl")
-        if compiled is not None and not (isinstance(compiled, Constant) and compiled.value is None):
+        if not is_none(compiled):
             return False
         return not any(self._filled(trace, name) for name in _HOOKS) and not _global_hooks(trace)
 
@@ -122,9 +122,7 @@ class NNModuleValue(UserObject):
         buffers = self.table(trace, "_buffers")
         old = buffers.lookup(name)
         if old is not None:
-            if not isinstance(value, TensorValue) and not (
-                isinstance(value, Constant) and value.value is None
-            ):
+            if not isinstance(value, TensorValue) and not is_none(value):
                 raise trace.error(
                     TypeError,
                     f"cannot assign '{value.python_type().__name__}' object to buffer '{name}' "

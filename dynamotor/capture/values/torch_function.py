@@ -20,8 +20,8 @@ from ..guards import Ambient
 from ..polyfills import tensors
 from ..source import Const
 from ..torch_rules import QUERIES, REFUSED_METHODS, TENSOR_METHODS, is_graph_function, is_query, refusal
-from .base import CallRule, Iterator, Value, builtin_rule, call_finder, wrap_held
-from .constant import Constant
+from .base import CallRule, Iterator, Value, builtin_rule, call_finder, refusing, wrap_held
+from .constant import Constant, is_none
 from .containers import ListValue, SequenceValue
 from .klass import Builtin
 from .known import known
@@ -72,7 +72,7 @@ def graph_function(fn: Callable[..., Any]) -> CallRule:
 
 def _refuse_generator(kwargs: dict[str, Value]) -> None:
     generator = kwargs.get("generator")
-    if generator is not None and not (isinstance(generator, Constant) and generator.value is None):
+    if not is_none(generator):
         raise unsupported(
             "random",
             "a random number generator object is passed to a torch function",
@@ -229,10 +229,7 @@ def _query_argument(trace: Trace, fn: Callable[..., Any], value: Value) -> Any:
 
 
 def _refusing(name: str, kind: str, cause: str) -> CallRule:
-    def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise unsupported(kind, f"{name} is called", cause, cure="call it outside the compiled function")
-
-    return rule
+    return refusing(kind, f"{name} is called", cause, "call it outside the compiled function")
 
 
 wrap_held(Builtin, torch._ops.OpOverload, torch._ops.OpOverloadPacket, subclasses=True)
@@ -242,9 +239,9 @@ wrap_held(Constant, torch._C._SDPBackend)
 
 
 # Single rules -----------------------------------------------------------------------------------------------
-@builtin_rule(torch.overrides.handle_torch_function)
-def _handle(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise unsupported("tensor-subclass", "an object with __torch_function__ takes over a torch call")
+builtin_rule(torch.overrides.handle_torch_function)(
+    refusing("tensor-subclass", "an object with __torch_function__ takes over a torch call")
+)
 
 
 @builtin_rule(torch.nn.functional.one_hot)
@@ -278,16 +275,12 @@ def _interpolate(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> V
         and isinstance(antialias, Constant)
         and not antialias.value
     ):
-        with_sizes = _is_none(size) is not _is_none(scale)
+        with_sizes = is_none(size) is not is_none(scale)
         spec = x.example.spec
         if spec.is_symbolic and with_sizes and (mode.value, len(spec.shape) - 2) in tensors.UPSAMPLING:
             more = [given.get(name, Constant(None)) for name in names[4:6]]
             return trace.call_python(tensors.interpolate, [x, size, scale, mode, *more])
     return torch_call(trace, torch.nn.functional.interpolate, args, kwargs)
-
-
-def _is_none(value: Value) -> bool:
-    return isinstance(value, Constant) and type(value) is Constant and value.value is None
 
 
 @builtin_rule(torch._assert)
@@ -312,9 +305,7 @@ register_all(
 )
 
 
-@builtin_rule(torch.Tensor.__hash__)
-def _hash(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise unsupported("unsupported-call", "hash() of a tensor is its address")
+builtin_rule(torch.Tensor.__hash__)(refusing("unsupported-call", "hash() of a tensor is its address"))
 
 
 @builtin_rule(torch.Tensor.requires_grad_)
