@@ -27,8 +27,9 @@ from .base import cache
 from .base.config import config
 from .base.events import counters, emit, silence, timed
 from .codegen import stored
-from .codegen.checked import checkable, copy_of, difference
+from .codegen.checked import checkable, difference
 from .graph.control_flow import ControlFlow
+from .graph.module import copy_of
 from .graph.plain import NotPlain
 
 LEAST, MOST, SECONDS = 5, 40, 1.0  # rounds, and until so much time has gone
@@ -58,16 +59,17 @@ def _through_xla(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Compiled
     return lambda *given: tuple([out.to(home) for out in run(*[t.to("xla") for t in given])])
 
 
-def _jax_is_there(device: str) -> bool:
-    """On a GPU jax takes most of its memory when it starts: only where the program uses it already."""
-    return importlib.util.find_spec("jax") is not None and (device == "cpu" or "jax" in sys.modules)
-
-
 ROWS: dict[str, Row] = {
     "eager": Row(eager, ours=True),
     "native": Row(_without_cuda_graphs, ours=True),
     "native_cudagraphs": Row(native, lambda device: device == "cuda" and config.cuda_graphs, ours=True),
-    "xla": Row(_through_xla, _jax_is_there),
+    # On a GPU jax takes most of its memory when it starts: only where the program uses it already.
+    "xla": Row(
+        _through_xla,
+        lambda device: (
+            importlib.util.find_spec("jax") is not None and (device == "cpu" or "jax" in sys.modules)
+        ),
+    ),
 }
 
 

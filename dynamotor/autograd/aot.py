@@ -28,6 +28,7 @@ from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
 from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
+from ..graph.module import copy_of
 from ..graph.passes import run_passes
 from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
 from ..graph.shape_tensor import unseen_by_hooks
@@ -588,7 +589,7 @@ def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: C
     ]
     env = symbols[0][1].env if symbols else None
     before = 0 if env is None else len(env.guards)
-    as_it_is = None if env is None else _copy_of(graph)
+    as_it_is = None if env is None else copy_of(graph)
     try:
         with contextlib.nullcontext() if env is None else env.reopened():
             compiled = _compile(graph, info, compile_graph)
@@ -618,13 +619,6 @@ def _note_unmet(name: str, guard: Guard) -> None:
     counters["fallback"]["backward.sizes"] += 1
     emit("fallback", what="call", name=name, reason=reason, code="sizes")
     warn_once(f"backward-{name}-{guard}", f"{name}: {reason}; at others it runs op by op")
-
-
-def _copy_of(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph as it is now; what compiles it rewrites it in place."""
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return torch.fx.GraphModule(gm, graph)
 
 
 def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:

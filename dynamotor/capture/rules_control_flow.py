@@ -14,6 +14,7 @@ import torch
 from ..graph.bodies import Body, Leaf
 from ..graph.control_flow import Cond, ControlFlow, Scan, WhileLoop
 from ..graph.shape_tensor import ShapeTensor
+from ..graph.sizes import leaves_in, mapped
 from ..graph.spec import TensorSpec
 from .bodies import interpret, template_of, value_of
 from .breaks import unsupported
@@ -50,19 +51,12 @@ def _tensors(value: Value, name: str) -> tuple[Any, list[TensorValue]]:
 
 
 def _only_leaves(template: Any) -> bool:
-    if isinstance(template, dict):
-        return all(map(_only_leaves, template.values()))
-    return type(template) is Leaf or isinstance(template, tuple | list) and all(map(_only_leaves, template))
+    return all(type(leaf) is Leaf for leaf in leaves_in(template))
 
 
 def _shifted(template: Any, by: int) -> Any:
     """The template with its leaves counted on from `by`."""
-    kind = type(template)
-    if kind is Leaf:
-        return Leaf(template.index + by)
-    if kind is dict:
-        return {key: _shifted(item, by) for key, item in template.items()}
-    return kind([_shifted(item, by) for item in template])
+    return mapped(lambda leaf: Leaf(leaf.index + by), template)
 
 
 def _body(

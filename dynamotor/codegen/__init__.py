@@ -57,6 +57,7 @@ from ..base.errors import BuildError
 from ..base.events import counters, emit, timed
 from ..base.log import warn_once
 from ..graph.info import GraphInfo
+from ..graph.module import copy_of
 from ..graph.op_facts import meets_ranks
 from ..graph.size_nodes import is_size
 from ..graph.spec import TensorSpec
@@ -66,7 +67,7 @@ from ..lower.lowering import COPY_
 from ..lower.passes import optimise
 from ..runtime import triton_build
 from ..runtime.cuda_graphs import GraphedCall, GraphedSizes
-from .checked import Checked, checkable, copy_of
+from .checked import Checked, checkable
 from .folded import FoldedCall, Part
 from .gpu_program import GpuProgram
 from .program import build_program

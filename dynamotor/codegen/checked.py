@@ -64,13 +64,6 @@ _reference: ContextVar[dict[str, tuple[fx.Node, Any, list[Any]]] | None] = Conte
 )
 
 
-def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph as it is now; passes rewrite `gm` in place."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return fx.GraphModule(gm, graph)
-
-
 @dataclass(frozen=True)
 class Plan:
     """Planned memory, by buffer: where its bytes start, where they end, where those that guard it end; first

@@ -365,7 +365,7 @@ class GpuProgram(CallProgram):
         return _InTurn(found, parts, self.device.type == "cuda")
 
     def _run(self, inputs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> tuple[Any, ...]:
-        if self.rounds and not triton_gemm_choice.tf32_is_allowed():  # it was when this was compiled
+        if self.rounds and not triton_gemm_choice.tf32():  # it was when this was compiled
             return self._without_templates()(*inputs)
         try:
             if self.device.type != "cuda" or torch._C._cuda_getDevice() == self.device.index:

@@ -19,6 +19,7 @@ import torch
 
 from ..base import cache
 from ..base.events import counters, emit
+from ..graph.kernel_checks import tf32
 from ..lower.program import Program
 from ..runtime.triton_build import triton_version
 from . import gemm_table
@@ -93,7 +94,7 @@ def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
     if tune is None and not gemm_table.knows(gpu):
         return program
     chosen = []
-    for site in find_sites(program, tf32=tf32_is_allowed()):
+    for site in find_sites(program, tf32=bool(tf32())):
         found = _from_table(site, gpu, gemm_table.stored)
         if found is None:
             found = (
@@ -104,14 +105,6 @@ def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
         if found is not None:
             chosen.append(found)
     return put(program, chosen) if chosen else program
-
-
-def tf32_is_allowed() -> bool:
-    """Whether float32 products may round their operands to TF32 at the moment."""
-    try:
-        return torch._C._get_cublas_allow_tf32()
-    except RuntimeError:  # both of PyTorch's ways to say so were used, and they differ
-        return False
 
 
 def _from_table(site: Site, gpu: str, look_up: Callable[[str], Tiling | None]) -> tuple[Site, Tiling] | None:

@@ -27,3 +27,10 @@ def graph_module(
 ) -> torch.fx.GraphModule:
     """A `GraphModule` over the graph (and the root's attributes, if it has `get_attr` nodes)."""
     return _OnDemand({} if root is None else root, graph, name)
+
+
+def copy_of(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph as it is now; what compiles it rewrites it in place."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return torch.fx.GraphModule(gm, graph)

@@ -17,10 +17,11 @@ from ..base.errors import InternalError
 from .spec import TensorSpec
 
 
-def _wrong(node: fx.Node, what: str) -> NoReturn:
+def wrong(node: fx.Node, what: str, stage: str = "aten") -> NoReturn:
+    """Refuse a graph that must not be."""
     raise InternalError(
         "DM901",
-        f"an aten graph is wrong at `{node.format_node()}`: {what}",
+        f"the {stage} graph is wrong at `{node.format_node()}`: {what}",
         where=node.meta.get("where"),
         cure="this is a bug in dynamotor: please report it",
     )
@@ -30,7 +31,7 @@ def operand(node: fx.Node, position: int) -> fx.Node:
     """The node that is an argument."""
     found = node.args[position]
     return (
-        found if isinstance(found, fx.Node) else _wrong(node, f"argument {position} is no value of the graph")
+        found if isinstance(found, fx.Node) else wrong(node, f"argument {position} is no value of the graph")
     )
 
 
@@ -44,12 +45,12 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 def overload(node: fx.Node) -> OpOverload:
     """The aten op that a node calls."""
     target = node.target
-    return target if isinstance(target, OpOverload) else _wrong(node, "not a call of an op")
+    return target if isinstance(target, OpOverload) else wrong(node, "not a call of an op")
 
 
 def function(node: fx.Node) -> Callable[..., Any]:
     """The Python function that a node calls (operator.getitem, arithmetic on numbers)."""
-    return _wrong(node, "not a call of a function") if isinstance(node.target, str) else node.target
+    return wrong(node, "not a call of a function") if isinstance(node.target, str) else node.target
 
 
 def find_spec(value: Any) -> TensorSpec | None:
@@ -61,7 +62,7 @@ def find_spec(value: Any) -> TensorSpec | None:
 def spec_of(node: Any) -> TensorSpec:
     """The TensorSpec of a node that has one tensor result."""
     spec = node.meta.get("val")
-    return spec if isinstance(spec, TensorSpec) else _wrong(node, "its result is not one tensor")
+    return spec if isinstance(spec, TensorSpec) else wrong(node, "its result is not one tensor")
 
 
 def needed_for(wanted: Iterable[fx.Node]) -> set[fx.Node]:

@@ -107,9 +107,10 @@ def _infer(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if rule is None and facts(func).elementwise:
             return _infer_pointwise(func, args, kwargs)
         if func in symbolic_rules and has_symbols((args, kwargs)):
-            return completed(
-                symbolic_rules[func](*args, **kwargs), infer_spec(func, *at_hints((args, kwargs)))
+            hints = mapped(
+                lambda leaf: leaf.hinted() if type(leaf) is TensorSpec else hint(leaf), (args, kwargs)
             )
+            return completed(symbolic_rules[func](*args, **kwargs), infer_spec(func, *hints))
     except Unknown:
         pass
     try:
@@ -205,11 +206,6 @@ def specs_in(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return (tuple if isinstance(value, tuple) else list)([specs_in(v) for v in value])
     return {name: specs_in(v) for name, v in value.items()} if isinstance(value, dict) else value
-
-
-def at_hints(value: Any) -> Any:
-    """Arguments as they are at the call that is being compiled; asks nothing."""
-    return mapped(lambda leaf: leaf.hinted() if type(leaf) is TensorSpec else hint(leaf), value)
 
 
 def iterated_operands(func: OpOverload, args: tuple, result: torch.dtype) -> list[TensorSpec]:

@@ -11,22 +11,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..base.errors import InternalError
+from .nodes import wrong
 from .op_facts import facts
 from .size_nodes import is_size
 from .sizes import Size
 from .spec import TensorSpec
 
 aten = torch.ops.aten
-
-
-def _fail(stage: str, node: torch.fx.Node, what: str) -> None:
-    raise InternalError(
-        "DM901",
-        f"the {stage} graph is wrong at `{node.format_node()}`: {what}",
-        where=node.meta.get("where"),
-        cure="this is a bug in dynamotor: please report it",
-    )
 
 
 def _is_value(value: Any) -> bool:
@@ -39,11 +30,11 @@ def verify_torch_graph(gm: torch.fx.GraphModule) -> None:
     """Contract 2: placeholders, functions and methods only, a flat output."""
     for node in gm.graph.nodes:
         if node.op in ("get_attr", "call_module"):
-            _fail("torch", node, f"{node.op} nodes are not allowed, outside tensors are placeholders")
+            wrong(node, f"{node.op} nodes are not allowed, outside tensors are placeholders", "torch")
         if node.op == "call_function" and not callable(node.target):
-            _fail("torch", node, "the target cannot be called")
+            wrong(node, "the target cannot be called", "torch")
         if node.op == "output" and not isinstance(node.args[0], (tuple, list)):
-            _fail("torch", node, "the output is a flat tuple")
+            wrong(node, "the output is a flat tuple", "torch")
     gm.graph.lint()
 
 
@@ -55,30 +46,30 @@ def verify_aten_graph(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             if not isinstance(node.meta.get("val"), (TensorSpec, Size)):
-                _fail("aten", node, "a placeholder has no TensorSpec (or symbol) in meta['val']")
+                wrong(node, "a placeholder has no TensorSpec (or symbol) in meta['val']")
             continue
         if node.op == "output":
             if not isinstance(node.args[0], (tuple, list)):
-                _fail("aten", node, "the output is a flat tuple")
+                wrong(node, "the output is a flat tuple")
             continue
         if node.op != "call_function":
-            _fail("aten", node, f"{node.op} nodes are not allowed")
+            wrong(node, f"{node.op} nodes are not allowed")
         if node.target is aten.copy_.default and node.args[0].op == "placeholder":
             mutations_began = True
             continue
         if mutations_began:
-            _fail("aten", node, "an op follows the trailing copy_")
+            wrong(node, "an op follows the trailing copy_")
         if node.target is operator.getitem:
             source = node.args[0].meta["val"]
             if not isinstance(source, tuple) or node.meta.get("val") != source[node.args[1]]:
-                _fail("aten", node, "getitem's spec is not the one that the op gives")
+                wrong(node, "getitem's spec is not the one that the op gives")
             continue
         if is_size(node):
             continue
         if not isinstance(node.target, OpOverload):
-            _fail("aten", node, "the target is not an OpOverload")
+            wrong(node, "the target is not an OpOverload")
         if facts(node.target).writes and node.target is not aten.native_batch_norm.default:
-            _fail("aten", node, "the op writes its argument")
+            wrong(node, "the op writes its argument")
         if "val" not in node.meta or not _is_value(node.meta["val"]):
-            _fail("aten", node, f"meta['val'] is {node.meta.get('val')!r}")
+            wrong(node, f"meta['val'] is {node.meta.get('val')!r}")
     gm.graph.lint()

@@ -78,20 +78,42 @@ def build_step(
     """Compile a traced step. `static`: the captured graph's inputs that are the same tensors at each call."""
     graph, leaves, ends = traced.recorder.graph, traced.leaves, _simplified(traced)
     known = traced.recorder.known  # of tensors on a GPU under a scaler nothing is
-    by_node = {
-        node: path
-        for path, node in (*leaves.numbers.items(), *leaves.tensors.items())
-        if known.get(node) is not None
-    }
+    paths = (*leaves.numbers.items(), *leaves.tensors.items())
+    by_node = {node: path for path, node in paths if known.get(node) is not None}
     on_host = host.on_host(graph, list(by_node), ends.new)
     writes = _host_writes(ends, leaves, by_node, on_host)
     crossing = _cross(graph, on_host, ends.output, [*ends.values, *ends.grads], device)
     nodes = [node for node in graph.nodes if node in on_host and node.op == "call_function"]
     reads = [node for node in graph.nodes if node in on_host and node.op == "placeholder"]
     wanted = [*crossing.nodes, *(node for _, node in writes)]
-    program = host.HostProgram.of(nodes, reads, wanted, ends.questions)
-
     tensors = {node: path for path, node in leaves.tensors.items() if node not in on_host}
+    inputs, fixed = _inputs(traced, tensors, crossing, static)
+    main, n_results = _on_device(traced, ends, on_host, crossing, inputs)
+    info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
+    room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
+    return StepProgram(
+        compiled=_compile(main, info, compile_graph),
+        n_values=len(ends.values),
+        rebuild=rebuilder(Recipe(len(inputs), (), {}, tuple(traced.plans), len(ends.values), (), ())),
+        parameters=tuple(k for k, _ in traced.parameters),
+        tensors=tuple(tensors.values()),
+        constants=tuple(t for _, t in traced.recorder.constants),
+        reads=tuple(by_node[node] for node in reads),
+        writes=tuple(path for path, _ in writes),
+        values=host.HostProgram.of(nodes, reads, wanted, ends.questions).code,
+        room=room,
+        numbers=tuple(room[:, 0].unbind()),
+        grads=tuple(traced.grads),
+        owned=traced.owned,
+        scaled=ends.found is not None,
+        device=device,
+    )
+
+
+def _inputs(
+    traced: Traced, tensors: dict[fx.Node, Path], crossing: _Crossing, static: frozenset[int]
+) -> tuple[list[fx.Node], frozenset[int]]:
+    """The program's inputs, and which of them are the same tensors at each call."""
     inputs = [
         *traced.placeholders,
         *(node for _, node in traced.parameters),
@@ -104,27 +126,7 @@ def build_step(
         for i, node in enumerate(inputs)
         if tensors.get(node, ("",))[0] != "grad" and (i >= len(traced.placeholders) or i in static)
     )
-    main, n_results = _on_device(traced, ends, on_host, crossing, inputs)
-    info = GraphInfo("forward", f"step{next(_names)}", fixed, n_results)
-    room = torch.zeros((len(crossing.nodes), NUMBER_STEP), dtype=torch.float64, device=device)
-    recipe = Recipe(len(inputs), (), {}, tuple(traced.plans), len(ends.values), (), ())
-    return StepProgram(
-        _compile(main, info, compile_graph),
-        len(ends.values),
-        rebuilder(recipe),
-        tuple(k for k, _ in traced.parameters),
-        tuple(tensors.values()),
-        tuple(t for _, t in traced.recorder.constants),
-        tuple(by_node[node] for node in reads),
-        tuple(path for path, _ in writes),
-        program.code,
-        room,
-        tuple(room[:, 0].unbind()),
-        tuple(traced.grads),
-        traced.owned,
-        ends.found is not None,
-        device,
-    )
+    return inputs, fixed
 
 
 def _simplified(traced: Traced) -> _Ends:
