@@ -95,9 +95,7 @@ def forced(tiling: Tiling) -> Iterator[list[str]]:
     labels: list[str] = []
 
     def choose(program: Program, gpu: str, tune: Any = None) -> Program:
-        sites = [
-            site.variants()[-1] for site in find_sites(program, tf32=bool(triton_gemm_choice.tf32()))
-        ]
+        sites = [site.variants()[-1] for site in find_sites(program, tf32=bool(triton_gemm_choice.tf32()))]
         labels.extend(site.label() for site in sites)
         return put(program, [(site, tiling) for site in sites])
 
