@@ -13,24 +13,24 @@ import functools
 import itertools
 import json
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from ..base import cache
 from ..base.collector import collector_paused
 from ..base.config import config
-from ..base.errors import BackendError, DynamotorError, InternalError
+from ..base.errors import BackendError, DynamotorError
 from ..base.events import counters, emit, timed
-from ..base.log import log, warn_once
+from ..base.log import log
 from ..graph.bodies import Hook
 from ..graph.control_flow import ControlFlow
 from ..graph.info import GraphInfo
 from ..graph.modes import preserved_modes
-from ..graph.module import copy_of
 from ..graph.passes import run_passes
-from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph
+from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, symbols_by_name
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
@@ -43,7 +43,8 @@ from .absent import without_tangents
 from .around import regions_around
 from .extract import extract, inputs_of
 from .joint import Joint, trace_joint
-from .kept import MISSING, Keeper, Kept, Notes, kept
+from .kept import MISSING, Keeper, Kept, Notes, kept, specs_of
+from .late import compile_late
 from .nodes import AutogradNode
 from .partition import dependents, partition
 from .reach import gradient_groups
@@ -85,7 +86,9 @@ def aot_compile(
     ]
     with collector_paused(), unseen_by_hooks(), _outside_inference_mode():
         name = f"graph{next(_names)}"
-        place = kept(keeper, gm, example_inputs, graded, static_inputs)
+        place = None
+        if not _decided_late(gm):  # else its parts are kept
+            place = kept(keeper, gm, example_inputs, graded, static_inputs)
         if place is None:
             return _aot_compile(
                 gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, None
@@ -121,7 +124,7 @@ def _aot_compile(
 ) -> Compiled:
     if config.verify:
         verify_torch_graph(gm)
-    data = [n for n in gm.graph.nodes if "data_dependent" in n.meta or isinstance(n.target, ControlFlow)]
+    data = _decided_late(gm)
     for node in data:
         if isinstance(node.target, ControlFlow):  # its bodies are graphs, compiled when they first run
             node.target.compile = functools.partial(
@@ -138,7 +141,7 @@ def _aot_compile(
         return gm.forward
     try:
         with timed("trace joint graph"), preserved_modes():
-            joint = trace_joint(gm, _specs(gm, example_inputs), graded, _memory_groups(example_inputs))
+            joint = trace_joint(gm, specs_of(gm, example_inputs), graded, _memory_groups(example_inputs))
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = getattr(error, "torch_node", None)
         written = isinstance(error, DynamotorError) and error.code == "DM231"
@@ -156,6 +159,11 @@ def _aot_compile(
     leaves = frozenset(i for i in static_inputs if example_inputs[i].is_leaf)
     on_backward = gm.meta.pop("on_backward", None)
     return _compile_training(gm, joint, compile_graph, name, static_inputs, cuts, leaves, on_backward, place)
+
+
+def _decided_late(gm: torch.fx.GraphModule) -> list[Node]:
+    """The nodes around which the graph is cut since data decides what they give."""
+    return [n for n in gm.graph.nodes if "data_dependent" in n.meta or isinstance(n.target, ControlFlow)]
 
 
 def _in_parts(
@@ -178,13 +186,6 @@ def _in_parts(
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _specs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[TensorSpec | Size]:
-    """The examples' specs; where sizes differ between calls, what capture says of the placeholders."""
-    if "shape_env" in gm.meta:
-        return [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    return [TensorSpec.of(t) for t in example_inputs]
 
 
 def _memory_groups(inputs: Sequence[Any]) -> list[int]:
@@ -212,7 +213,7 @@ def _regions(
         return None  # one backward is wanted; a hook is to see the whole gradient
     try:
         with preserved_modes():
-            return regions_around(gm, example_inputs, _specs(gm, example_inputs), ats)
+            return regions_around(gm, example_inputs, specs_of(gm, example_inputs), ats)
     except (
         RuntimeError,
         NotImplementedError,
@@ -297,41 +298,51 @@ def _compile_first(
     for backward in backwards:
         _adopt_layouts(graph, backward.saved_outputs, backward.graph(), len(backward.saved_inputs))
     if place is not None:
-        place.keep("forward", compiled, notes, lambda: _plain_program(recipe, backwards))
+        own = place.env.guards[place.assumed :] if place.env is not None else ()
+        place.keep("forward", compiled, notes, own, lambda: _plain_program(place, recipe, backwards))
     return compiled
 
 
-def _plain_program(recipe: Recipe, backwards: Sequence[_Backward]) -> dict[str, Any]:
+def _plain_program(place: Kept, recipe: Recipe, backwards: Sequence[_Backward]) -> dict[str, Any]:
     """What is kept of a program beside its compiled forward. Graphs are texts in the text: few are read
     again.
     """
     if recipe.constants:
         raise NotPlain("a tensor that the program holds as a constant")
-    rows = [
-        [
-            encode((one.saved_inputs, one.saved_outputs, one.gradients, one.tangents, one.reach, one.info)),
-            json.dumps(encode_graph(one.graph())),
-        ]
-        for one in backwards
-    ]
+    rows = []
+    for one in backwards:
+        info = replace(one.info, name="")  # counts the programs of this process
+        facts = one.saved_inputs, one.saved_outputs, one.gradients, one.tangents, one.reach, info
+        rows.append([encode(facts), json.dumps(encode_graph(one.graph()))])
+    place.backwards = cache.digest(json.dumps(rows))
     return {"recipe": encode(recipe), "backwards": rows}
 
 
 def _found(gm: torch.fx.GraphModule, place: Kept, name: str, compile_graph: CompileGraph, cuts: int) -> Any:
     """The program as an earlier process kept it, or MISSING."""
 
-    def build(data: dict[str, Any], forward: Compiled | None) -> Compiled:
-        recipe: Recipe = decode(data["recipe"])
+    def build(data: dict[str, Any], forward: Compiled | None, guards: list[Guard]) -> Compiled:
+        for guard in guards:
+            guard.expr.env.assume(guard)
+        symbols = symbols_by_name(place.env)
+        recipe: Recipe = decode(data["recipe"], symbols)
         backwards: list[_Backward] = []
         for facts, text in data["backwards"]:
-            inputs, outputs, gradients, tangents, reach, info = decode(facts)
+            inputs, outputs, gradients, tangents, reach, info = decode(facts, symbols)
             info = replace(info, name=_backward_name(name, len(backwards)))
             backwards.append(
                 _Backward(
-                    functools.partial(_graph_of, text), inputs, outputs, gradients, tangents, reach, info
+                    functools.partial(_graph_of, text, symbols),
+                    inputs,
+                    outputs,
+                    gradients,
+                    tangents,
+                    reach,
+                    info,
                 )
             )
         assert forward is not None
+        place.backwards = cache.digest(json.dumps(data["backwards"]))
         if not backwards:
             return inference_callable(forward, recipe)
         second = _again(gm, recipe, backwards, compile_graph, cuts)
@@ -342,8 +353,8 @@ def _found(gm: torch.fx.GraphModule, place: Kept, name: str, compile_graph: Comp
     return place.find("forward", name, build)
 
 
-def _graph_of(text: str) -> torch.fx.GraphModule:
-    return decode_graph(json.loads(text))
+def _graph_of(text: str, symbols: Mapping[str, Any]) -> torch.fx.GraphModule:
+    return decode_graph(json.loads(text), symbols)
 
 
 @dataclass(frozen=True)
@@ -530,29 +541,35 @@ class _BackwardCompiler:
     place: Kept | None
 
     def __call__(self, absent: frozenset[int]) -> Compiled | None:
-        make = functools.partial(self.compiled, absent)
+        make, graph = functools.partial(self.compiled, absent), functools.partial(self.graph, absent)
         with collector_paused():
             if self.place is None:
-                return make()
-            return self.place.program(
-                f"backward {self.number} {sorted(absent)}", self.backward.info.name, make
-            )
+                call = make()
+            else:
+                part = f"backward {self.number} {sorted(absent)}"
+                call = self.place.backward(part, self.backward.info.name, make, graph)
+        return call if self.around is None or call is None else self.around(call)
 
     def compiled(self, absent: frozenset[int]) -> Compiled | None:
         """Compile it now."""
+        graph, info = self.graph(absent), self.backward.info
+        if graph is None:
+            return None
+        compile = functools.partial(_compile, info=info, compile_graph=self.compile_graph)
+        refused = functools.partial(_note_fallback, info.name, at=None, what="graph")
+        return compile_late(graph, info.name, compile, refused)
+
+    def graph(self, absent: frozenset[int]) -> torch.fx.GraphModule | None:
+        """The graph of what arrives; None when nothing does."""
         one = self.backward
         graph = one.graph()
         n_saved = len(one.saved_inputs) + len(one.saved_outputs)
         if (
-            sum(node.op == "placeholder" for node in graph.graph.nodes) > n_saved + 1
+            sum(node.op == "placeholder" for node in graph.graph.nodes) <= n_saved + 1
         ):  # the graph is kept for other tangents
-            reached = frozenset(n for n, tangents in enumerate(one.reach) if tangents - absent)
-            pruned = without_tangents(graph, frozenset(n_saved + k for k in absent), n_saved, reached)
-            if pruned is None:
-                return None
-            graph = pruned
-        compiled = _compile_late(graph, one.info, self.compile_graph)
-        return compiled if self.around is None else self.around(compiled)
+            return graph
+        reached = frozenset(n for n, tangents in enumerate(one.reach) if tangents - absent)
+        return without_tangents(graph, frozenset(n_saved + k for k in absent), n_saved, reached)
 
 
 def _adopt_layouts(
@@ -576,49 +593,6 @@ def _generators(joint: Joint, backward: set[torch.fx.Node]) -> list[torch.fx.Nod
         for node in joint.gm.graph.nodes
         if node.op == "call_function" and node not in backward and has_effect(node)
     ]
-
-
-def _compile_late(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:
-    """Compile a graph whose program has run before: where what it assumes of sizes does not hold, it runs op
-    by op.
-    """
-    symbols = [
-        (i, *node.meta["val"].symbols)
-        for i, node in enumerate(graph.graph.nodes)
-        if node.op == "placeholder" and is_size(node)
-    ]
-    env = symbols[0][1].env if symbols else None
-    before = 0 if env is None else len(env.guards)
-    as_it_is = None if env is None else copy_of(graph)
-    try:
-        with contextlib.nullcontext() if env is None else env.reopened():
-            compiled = _compile(graph, info, compile_graph)
-    except InternalError as error:  # its forward has run: there is no going back to a program with numbers
-        if as_it_is is None or config.verify or config.strict:
-            raise
-        _note_fallback(info.name, error, None, "graph")
-        return as_it_is.forward
-    own = [] if env is None else env.guards[before:]
-    if not own:
-        return compiled
-
-    def run(*inputs: Any) -> Any:
-        values = {symbol: inputs[i] for i, symbol in symbols}
-        unmet = next((guard for guard in own if not guard.holds(values)), None)
-        if unmet is None:
-            return compiled(*inputs)
-        _note_unmet(info.name, unmet)
-        return graph(*inputs)
-
-    return run
-
-
-def _note_unmet(name: str, guard: Guard) -> None:
-    """A backward that was compiled for fewer sizes than its forward runs op by op."""
-    reason = f"the backward was compiled for sizes with {guard}"
-    counters["fallback"]["backward.sizes"] += 1
-    emit("fallback", what="call", name=name, reason=reason, code="sizes")
-    warn_once(f"backward-{name}-{guard}", f"{name}: {reason}; at others it runs op by op")
 
 
 def _compile(graph: torch.fx.GraphModule, info: GraphInfo, compile_graph: CompileGraph) -> Compiled:

@@ -3,8 +3,9 @@ plain data.
 
 The key holds the torch graph's text with its lines, the inputs' metadata, PyTorch's settings and the
 backend's `environment` (versions, settings, machine). What has no exact text (a user's function, a custom op,
-a generator, a size that differs between calls) is not kept: an event "not kept" says why. Capture and its
-guards are live in every process.
+a generator, a size that data decides) is not kept: an event "not kept" says why. Capture and its guards are
+live in every process. Where sizes differ between calls, the key holds what was known of the symbols and not
+their values; the entry holds what compilation assumed of them, and serves calls of which that is true.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -30,11 +31,14 @@ from ..base.config import config
 from ..base.events import collect, counters, emit, listening, timed
 from ..graph.kernel_checks import kernel_settings
 from ..graph.modes import autocast_state
-from ..graph.plain import NotPlain, decode, encode
+from ..graph.plain import NotPlain, decode, encode, symbols_by_name
+from ..graph.sizes import Guard, ShapeEnv, Size
 from ..graph.spec import TensorSpec
+from .late import Narrow
 
 Compiled = Callable[..., Any]
 WAIT_SECONDS = 60.0  # for another process that compiles the same program
+MOST = 4  # entries of one graph, for sizes of which different things are assumed
 _STAGES = (
     "aten_graph",
     "build",
@@ -89,27 +93,47 @@ class Notes:
             emit("fallback", **event)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kept:
     """A program's place on disk. Parts: "forward" (or the whole of inference), and backwards by number and
     absent tangents.
+
+    settings: a backward is looked for when it is first run, outside of what held for its forward. env: the
+    symbols, of which `assumed` guards came with the graph. backwards: the hash of what the forward's entry says
+    of them, since another process may have cut the graph elsewhere. numbers: of the entry in use, by part.
     """
 
     key: str
     keeper: Keeper
-    settings: dict[
-        str, Any
-    ]  # a backward is looked for when it is first run, outside of what held for its forward
+    settings: dict[str, Any]
+    env: ShapeEnv | None
+    assumed: int
+    backwards: str = ""
+    numbers: dict[str, int] = field(default_factory=dict)
 
-    def program(self, part: str, name: str, make: Callable[[], Compiled | None]) -> Compiled | None:
-        """A compiled graph, from the disk or made and kept."""
-        with self.alone(part, lambda: self.find(part, name, lambda data, program: program)) as found:
+    def backward(
+        self,
+        part: str,
+        name: str,
+        make: Callable[[], Compiled | None],
+        graph: Callable[[], fx.GraphModule | None],
+    ) -> Compiled | None:
+        """A compiled backward, from the disk or made and kept; `graph` gives what it was made of."""
+        if not self.backwards:
+            return make()
+        part = f"{part} of {self.backwards}"
+
+        def restored(data: Any, call: Compiled | None, guards: list[Guard]) -> Compiled | None:
+            return Narrow(call, guards, graph, name) if call is not None and guards else call
+
+        with self.alone(part, lambda: self.find(part, name, restored)) as found:
             if found is not MISSING:
                 return found
             notes = Notes()
             with notes.taken():
                 made = make()
-            self.keep(part, made, notes)
+            call, guards = (made.call, made.guards) if type(made) is Narrow else (made, ())
+            self.keep(part, call, notes, guards)
         return made
 
     @contextlib.contextmanager
@@ -124,37 +148,55 @@ class Kept:
                 yield look() if waited else MISSING
 
     def _name(self, part: str) -> str:
-        return cache.digest(self.key, part)
+        return cache.digest(self.key, part, str(self.numbers.get(part, 0)))
 
-    def find(self, part: str, name: str, build: Callable[[dict[str, Any], Compiled | None], Any]) -> Any:
-        """What `build(entry, its compiled graph)` gives; MISSING when there is no entry or a library is
-        gone.
+    def find(
+        self, part: str, name: str, build: Callable[[dict[str, Any], Compiled | None, list[Guard]], Any]
+    ) -> Any:
+        """What `build(entry, its compiled graph, what it assumes)` gives; MISSING when there is no entry for
+        these sizes or a library is gone.
         """
-        payload = cache.load("program", self._name(part))
-        if payload is None:
-            return MISSING
-        try:
-            with timed("restore"):
-                data = json.loads(payload)
-                program = data["program"] and self.keeper.restore(data["program"], name)
-                if data["program"] and program is None:
-                    counters["cache"]["program.incomplete"] += 1
-                    return MISSING
-                found = build(data, program)
-                Notes.tell(data["notes"])
-        except _UNREADABLE as error:
-            counters["cache"]["program.unreadable"] += 1
-            emit("not kept", reason=f"an entry cannot be read: {type(error).__name__}: {error}")
-            return MISSING
-        return found
+        for number in range(MOST if self.env is not None else 1):
+            self.numbers[part] = number
+            payload = cache.load("program", self._name(part))
+            if payload is None:
+                return MISSING
+            try:
+                with timed("restore"):
+                    data = json.loads(payload)
+                    guards: list[Guard] = decode(data["guards"], symbols_by_name(self.env))
+                    if self.env is not None and not all(g.holds(self.env.hints) for g in guards):
+                        continue
+                    program = data["program"] and self.keeper.restore(data["program"], name)
+                    if data["program"] and program is None:
+                        counters["cache"]["program.incomplete"] += 1
+                        return MISSING
+                    found = build(data, program, guards)
+                    Notes.tell(data["notes"])
+            except _UNREADABLE as error:
+                counters["cache"]["program.unreadable"] += 1
+                emit("not kept", reason=f"an entry cannot be read: {type(error).__name__}: {error}")
+                return MISSING
+            return found
+        return MISSING
 
     def keep(
-        self, part: str, program: Compiled | None, notes: Notes, more: Callable[[], dict[str, Any]] = dict
+        self,
+        part: str,
+        program: Compiled | None,
+        notes: Notes,
+        guards: Sequence[Guard],
+        more: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Write an entry, unless something in it is not plain."""
         try:
             with timed("keep"):
-                data = {"program": self.keeper.describe(program), "notes": notes.plain(), **more()}
+                data = {
+                    "program": self.keeper.describe(program),
+                    "notes": notes.plain(),
+                    "guards": encode(list(guards)),
+                    **more(),
+                }
                 cache.store("program", self._name(part), _text(data).encode())
         except NotPlain as why:
             _not_kept(str(why))
@@ -181,7 +223,8 @@ def kept(
     except NotPlain as why:
         _not_kept(str(why))
         return None
-    return Kept(key, keeper, asdict(config.snapshot()))
+    env = gm.meta.get("shape_env")
+    return Kept(key, keeper, asdict(config.snapshot()), env, len(env.guards) if env is not None else 0)
 
 
 def _whole_compilation_is_wanted() -> bool:
@@ -199,11 +242,11 @@ def program_key(
     environment: Sequence[str],
 ) -> str:
     """A hash of all that decides what a graph is compiled to. NotPlain for what has no exact text."""
-    for name in ("on_backward", "shape_env"):
-        if name in gm.meta:
-            raise NotPlain(f"a graph with {name.replace('_', ' ')}")
-    given = [_input_text(t, i in static_inputs) for i, t in enumerate(inputs)]
-    storages = [t.untyped_storage()._cdata for t in inputs]
+    if "on_backward" in gm.meta:
+        raise NotPlain("a graph with on backward")
+    specs = specs_of(gm, inputs)
+    given = [_input_text(*row, i in static_inputs) for i, row in enumerate(zip(inputs, specs, strict=True))]
+    storages = [-i if type(t) is int else t.untyped_storage()._cdata for i, t in enumerate(inputs, 1)]
     first = {storage: i for i, storage in reversed(list(enumerate(storages)))}
     facts = [
         given,
@@ -211,6 +254,7 @@ def program_key(
         [first[storage] for storage in storages],
         sorted(static_inputs),
         _graph_text(gm),
+        _sizes_text(gm.meta.get("shape_env")),
     ]
     return cache.digest("program-1", *environment, repr(torch_settings()), _text(facts))
 
@@ -219,17 +263,36 @@ def _text(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
-def _input_text(tensor: Any, static: bool) -> Any:
+def specs_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[TensorSpec | Size]:
+    """The inputs' specs; where sizes differ between calls, what capture says of the placeholders."""
+    if "shape_env" in gm.meta:
+        return [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    return [TensorSpec.of(t) for t in inputs]
+
+
+def _input_text(tensor: Any, spec: TensorSpec | Size, static: bool) -> Any:
+    if type(spec) is Size:
+        return encode(spec)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         raise NotPlain(f"an input that is a {type(tensor).__qualname__}")
     if tensor.device.type not in ("cpu", "cuda"):
         raise NotPlain(f"tensors on {tensor.device.type}")
     return [
-        encode(TensorSpec.of(tensor)),
+        encode(spec),
         tensor.requires_grad,
         tensor.is_leaf and static,
         tensor.is_conj() or tensor.is_neg(),
     ]
+
+
+def _sizes_text(env: ShapeEnv | None) -> Any:
+    """What is known of the symbols, of which only numbers that arrive have names in every process."""
+    if env is None:
+        return None
+    if any(symbol.unbacked for symbol in env.symbols):
+        raise NotPlain("a size that data decides")
+    guards = [f"{guard.kind} {guard.expr}" for guard in env.guards]
+    return [[(symbol.name, symbol.lo, symbol.hi) for symbol in env.symbols], guards, env.told]
 
 
 def torch_settings() -> tuple[Any, ...]:
@@ -260,6 +323,7 @@ def _graph_text(gm: fx.GraphModule) -> list[Any]:
             encode(node.args),
             encode(node.kwargs),
             encode(node.meta.get("where")),
+            "recompute" in node.meta,
         ]
         for node in gm.graph.nodes
     ]

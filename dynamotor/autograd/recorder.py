@@ -362,14 +362,15 @@ def _same_value(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor)
 
 @record_rule(aten.lift_fresh.default, aten.lift.default)
 def _lift(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) -> ShapeTensor:
-    """A literal of the traced program: scalars are folded into the graph, others become bound
-    placeholders.
+    """A literal of the traced program: scalars, and what has no elements, are folded into the graph, others
+    become bound placeholders.
     """
     if isinstance(source, ShapeTensor):
         return _same_value(recorder, func, source)
-    if source.numel() == 1:
+    if source.numel() <= 1:
+        value = source.item() if source.numel() else 0
         return recorder.call(
-            aten.full.default, list(source.shape), source.item(), dtype=source.dtype, device=source.device
+            aten.full.default, list(source.shape), value, dtype=source.dtype, device=source.device
         )
     return recorder.call(aten.clone.default, source)
 

@@ -221,7 +221,8 @@ def _differs(ref: BufRef) -> bool:
 class Listing:
     """A program as data: its text, and what the text's globals stand for beside ops.
 
-    layout: the text of `Writer.layout` where sizes differ between calls. symbols: which inputs are sizes.
+    layout: the text of `Writer.layout` where sizes differ between calls, checks: of results of such sizes.
+    symbols: which inputs are sizes.
     takes: it is called with a list, which it empties. scratch: tensors in the block: their buffer, where that
     starts and how far in they lie (bytes), its bytes, the view. bound: views of inputs: the position, the
     view, the input's spec. pool: results by bytes and type. kernels: C name, pointers, ints. labels: what a
@@ -238,6 +239,7 @@ class Listing:
     pool: dict[tuple[int, torch.dtype], int]
     kernels: dict[str, tuple[str, int, tuple[int, ...]]]
     labels: dict[str, str]
+    checks: dict[str, Expected]
 
 
 class Writer:
@@ -536,7 +538,9 @@ class Writer:
     def listing(self) -> Listing:
         """The program as data; its text is written here."""
         source, buffers = self.write(), self.program.buffers
-        fixed = self.program.env is None
+        fixed = self.program.env is None  # else `layout` says the sizes
+        pool = dict(self.pool) if fixed else {(0, torch.uint8): max(self.pool.values(), default=1)}
+        unsized = {name: replace(c, spec=replace(c.spec, shape=(), stride=())) for name, c in self.checks.items()}
         position = {name: i for i, name in enumerate(self.program.inputs)}
         scratch = {
             name: (
@@ -556,11 +560,12 @@ class Writer:
             symbols,
             self.takes,
             scratch if fixed else {},
-            self.scratch_size,
+            self.scratch_size if fixed else 0,
             bound,
-            dict(self.pool),
+            pool,
             self.kernels,
             self.labels,
+            unsized,
         )
 
     def layout(self) -> str:
@@ -723,7 +728,7 @@ class CallProgram:
         if self._layout is not None:
             _, places, results = self._laid_out(sizes)
             scope.update(block.places(places))
-            scope.update((name, self._writer.checks[name].sized(*result)) for name, result in results.items())
+            scope.update((name, self.listing.checks[name].sized(*result)) for name, result in results.items())
             return _Instance(types.FunctionType(self._code, scope, "call"), scope)
         apart: dict[str, memory.Block] = {}
         for name, (buffer, start, inside, nbytes, ref) in self.listing.scratch.items():

@@ -56,13 +56,13 @@ def describe(call: Compiled | None) -> Any:
         }
     if type(call) not in (CallProgram, GpuProgram):
         raise NotPlain(f"a {type(call).__qualname__}")
-    if call.listing.layout:
-        raise NotPlain("a program of sizes that differ between calls")
     text = [
         encode(call.listing),
         {name: _constant(name, value) for name, value in call.described().items()},
     ]
     if type(call) is GpuProgram:
+        if call.listing.layout:
+            raise NotPlain("a GPU's program of sizes that differ between calls")
         return {"gpu": [*text, stored_gpu.kernels(call), encode(stored_gpu.gpu(call.device))]}
     return {"program": [*text, [[build.build_key(s, flags), names] for s, flags, names in call.units()]]}
 

@@ -4,7 +4,8 @@ run.
 >>> decode(json.loads(json.dumps(encode(TensorSpec.dense((2, 3), torch.float32)))))
 TensorSpec(shape=(2, 3), stride=(3, 1), dtype=torch.float32, device=device(type='cpu'), offset=0)
 
-A tuple is a JSON list; whatever JSON has no word for is an object of one key, which names its kind.
+A tuple is a JSON list; whatever JSON has no word for is an object of one key, which names its kind. Sizes that
+differ between calls name their symbols, which who reads them has to know (`symbols_by_name`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch._ops import OpOverload
 from ..base.errors import UserLine
 from .info import GraphInfo
 from .module import graph_module
+from .sizes import Atom, Guard, ShapeEnv, Size, Symbol
 from .spec import TensorSpec
 
 C = TypeVar("C", bound=type)
@@ -48,13 +50,13 @@ def plain(cls: C) -> C:
     return cls
 
 
-for _cls in (TensorSpec, UserLine, GraphInfo):
+for _cls in (TensorSpec, UserLine, GraphInfo, Guard):
     plain(_cls)
 
 _NAMED = {torch.dtype: "dtype", torch.memory_format: "memory_format", torch.layout: "layout"}
 _OPERATORS = {
     getattr(operator, name): name for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
-}
+} | {torch.sym_min: "sym_min", torch.sym_max: "sym_max"}
 
 
 def encode(value: Any) -> Any:
@@ -71,7 +73,7 @@ def encode(value: Any) -> Any:
         return rule(value)
     if _classes.get(kind.__name__) is kind:
         return {kind.__name__: [encode(getattr(value, f.name)) for f in fields(kind)]}
-    if kind is types.BuiltinFunctionType and value in _OPERATORS:
+    if kind in (types.BuiltinFunctionType, types.FunctionType) and value in _OPERATORS:
         return {"operator": _OPERATORS[value]}
     raise NotPlain(f"a {kind.__module__}.{kind.__qualname__}")
 
@@ -90,6 +92,14 @@ def _named(word: str, value: Any) -> Any:
     return {word: str(value).removeprefix("torch.")}
 
 
+def _atom(atom: Atom) -> Any:
+    return atom.name if type(atom) is Symbol else [atom.kind, _terms(atom.a), _terms(atom.b)]
+
+
+def _terms(value: Size) -> Any:
+    return [[c, *map(_atom, monomial)] for monomial, c in value.terms.items()]
+
+
 _ENCODERS: dict[type, Callable[[Any], Any]] = {
     float: _float,
     complex: lambda value: {"complex": [_float(value.real), _float(value.imag)]},
@@ -105,25 +115,47 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     type(...): lambda value: {"ellipsis": None},
     torch.device: lambda value: {"device": str(value)},
     OpOverload: _op,
+    Size: lambda value: {"size": _terms(value)},
+    Symbol: lambda value: {"symbol": value.name},
     fx.Node: lambda node: {"node": node.name},
     **{cls: functools.partial(_named, word) for cls, word in _NAMED.items()},
 }
 
 
-def decode(value: Any, nodes: Mapping[str, Any] | None = None) -> Any:
-    """The value of which `encode` wrote this. Any exception means that it was not written by this version."""
+def symbols_by_name(env: ShapeEnv | None) -> dict[str, Any]:
+    """What `decode` has to know of a program whose sizes differ between calls."""
+    return {} if env is None else {f"%{symbol.name}": symbol for symbol in env.symbols}
+
+
+def decode(value: Any, known: Mapping[str, Any] | None = None) -> Any:
+    """The value of which `encode` wrote this; known: nodes by name, symbols behind a %. Any exception means
+    that it was not written by this version.
+    """
     kind = type(value)
     if kind is list:
-        return tuple([decode(v, nodes) for v in value])
+        return tuple([decode(v, known) for v in value])
     if kind is not dict:
         return value
     ((word, data),) = value.items()
-    if word == "node":
-        return (nodes or {})[data]
     rule = _DECODERS.get(word)
     if rule is not None:
-        return rule(data, nodes)
-    return _classes[word](*[decode(v, nodes) for v in data])
+        return rule(data, known or {})
+    return _classes[word](*[decode(v, known) for v in data])
+
+
+def _size(terms: Any, known: Mapping[str, Any]) -> Size:
+    """The very expression: nothing is simplified, since nothing was when it was written."""
+    env = next(iter(known.values())).env
+
+    def atom(data: Any) -> Atom:
+        if type(data) is str:
+            return known[f"%{data}"]
+        kind, a, b = data
+        derived = env.derived(kind, _size(a, known), _size(b, known))
+        ((monomial,),) = [derived.terms]
+        return monomial[0]
+
+    return Size({tuple(map(atom, monomial)): c for c, *monomial in terms}, env)
 
 
 def _named_op(name: str) -> OpOverload:
@@ -135,7 +167,7 @@ def _named_op(name: str) -> OpOverload:
 
 
 def _of_torch(kind: type) -> Callable[[Any, Any], Any]:
-    def find(name: str, nodes: Any) -> Any:
+    def find(name: str, known: Any) -> Any:
         found = getattr(torch, name)
         if type(found) is not kind:
             raise NotPlain(name)
@@ -145,17 +177,20 @@ def _of_torch(kind: type) -> Callable[[Any, Any], Any]:
 
 
 _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
-    "float": lambda data, nodes: float(data),
-    "complex": lambda data, nodes: complex(*[decode(part) for part in data]),
-    "list": lambda data, nodes: [decode(v, nodes) for v in data],
-    "Size": lambda data, nodes: torch.Size([decode(v) for v in data]),
-    "dict": lambda data, nodes: {decode(k): decode(v, nodes) for k, v in data},
-    "set": lambda data, nodes: frozenset(decode(v) for v in data),
-    "slice": lambda data, nodes: slice(*[decode(v, nodes) for v in data]),
-    "ellipsis": lambda data, nodes: ...,
-    "device": lambda data, nodes: torch.device(data),
-    "op": lambda data, nodes: _named_op(data),
-    "operator": lambda data, nodes: {name: function for function, name in _OPERATORS.items()}[data],
+    "float": lambda data, known: float(data),
+    "complex": lambda data, known: complex(*[decode(part) for part in data]),
+    "list": lambda data, known: [decode(v, known) for v in data],
+    "Size": lambda data, known: torch.Size([decode(v) for v in data]),
+    "dict": lambda data, known: {decode(k): decode(v, known) for k, v in data},
+    "set": lambda data, known: frozenset(decode(v) for v in data),
+    "slice": lambda data, known: slice(*[decode(v, known) for v in data]),
+    "ellipsis": lambda data, known: ...,
+    "device": lambda data, known: torch.device(data),
+    "op": lambda data, known: _named_op(data),
+    "node": lambda data, known: known[data],
+    "symbol": lambda data, known: known[f"%{data}"],
+    "size": _size,
+    "operator": lambda data, known: {name: function for function, name in _OPERATORS.items()}[data],
     **{word: _of_torch(cls) for cls, word in _NAMED.items()},
 }
 
@@ -176,15 +211,15 @@ def encode_graph(gm: fx.GraphModule) -> list[Any]:
     ]
 
 
-def decode_graph(rows: list[Any]) -> fx.GraphModule:
-    """The graph that `encode_graph` wrote down."""
+def decode_graph(rows: list[Any], symbols: Mapping[str, Any] | None = None) -> fx.GraphModule:
+    """The graph that `encode_graph` wrote down, of these symbols (`symbols_by_name`)."""
     graph = fx.Graph()
-    nodes: dict[str, fx.Node] = {}
+    known: dict[str, Any] = dict(symbols or {})
     for name, op, target, args, kwargs, val, where in rows:
         called = decode(target) if op == "call_function" else target
-        nodes[name] = node = graph.create_node(op, called, decode(args, nodes), decode(kwargs, nodes), name)
+        known[name] = node = graph.create_node(op, called, decode(args, known), decode(kwargs, known), name)
         if val is not None:
-            node.meta["val"] = decode(val)
+            node.meta["val"] = decode(val, known)
         if where is not None:
             node.meta["where"] = decode(where)
     return graph_module(graph)

@@ -15,6 +15,7 @@ is such a question: what knows nothing of symbols stays right, with its sizes sp
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ class ShapeEnv:
         self.where = where
         self.undecided: Callable[[str], Exception] = _undecided
         self.settled = False  # whether the entry is guarded already: what is assumed now, nobody would check
+        self.told: list[str] = []  # what holds without a guard
         self._guards: dict[Any, Guard] = {}
         self._derived: dict[Any, Derived] = {}
         self._answers: dict[Any, bool] = {}
@@ -176,38 +178,48 @@ class ShapeEnv:
         """Take the hint's answer and note it."""
         if any(symbol.unbacked for symbol in expr.symbols):
             raise self.undecided(f"{expr} {kind} 0")
-        if self.settled:
-            raise _too_late(f"{expr} {kind} 0")
         answer = expr.hint >= 0 if kind == ">=" else expr.hint == 0
         if kind == "==":
-            guard = Guard("==" if answer else "!=", expr, self.where())
-            key = guard.kind, min(expr, -expr, key=repr)
+            self.assume(Guard("==" if answer else "!=", expr, self.where()))
         else:
-            guard = Guard(">=", expr if answer else -expr - 1, self.where())
-            key = guard.kind, guard.expr
-        self._guards.setdefault(key, guard)
-        self._learn(guard)
+            self.assume(Guard(">=", expr if answer else -expr - 1, self.where()))
         return answer
+
+    def assume(self, guard: Guard) -> None:
+        """Note a guard, which holds at this call: the program is right where it does."""
+        if self.settled:
+            raise _too_late(repr(guard))
+        same = guard.expr if guard.kind == ">=" else min(guard.expr, -guard.expr, key=repr)
+        self._guards.setdefault((guard.kind, same), guard)
+        self._know(guard)
 
     @contextlib.contextmanager
     def reopened(self) -> Iterator[None]:
         """For who checks what is assumed within by itself."""
-        before, self.settled = self.settled, False
+        names = ("settled", "fixed", "told", "_guards", "_derived", "_answers")
+        before = {name: copy.copy(getattr(self, name)) for name in names}
+        bounds = [(symbol, symbol.lo, symbol.hi) for symbol in self.symbols]
+        self.settled = False
         try:
             yield
-        finally:
-            self.settled = before
+        finally:  # what else is compiled for these symbols may not rely on it
+            vars(self).update(before)
+            for symbol, lo, hi in bounds:
+                symbol.lo, symbol.hi = lo, hi
 
     def tell(self, kind: Literal[">=", "==", "!="], expr: Size | int) -> None:
         """`expr >= 0` (`== 0`, `!= 0`) holds from here on, since the program checks it itself or eager would
         raise: no guard.
         """
         if type(expr) is Size:
-            self._answers[">=" if kind == ">=" else "==", expr] = kind != "!="
-            self._learn(Guard(kind, expr))
+            self.told.append(f"{kind} {expr}")
+            self._know(Guard(kind, expr))
 
-    def _learn(self, guard: Guard) -> None:
-        """What a guard on one symbol, `c * symbol + number`, says of its range."""
+    def _know(self, guard: Guard) -> None:
+        """Answer the same question alike, and learn what a guard on one symbol, `c * symbol + number`, says of
+        its range.
+        """
+        self._answers[">=" if guard.kind == ">=" else "==", guard.expr] = guard.kind != "!="
         rest = {m: c for m, c in guard.expr.terms.items() if m}
         if guard.kind == "==" and len(rest) == 2:
             self._unify(rest, guard.expr)
@@ -240,6 +252,11 @@ class ShapeEnv:
     def bind(self, values: Mapping[str, int]) -> dict[Symbol, int]:
         """Values by symbol from values by name."""
         return {symbol: values[symbol.name] for symbol in self.symbols if symbol.name in values}
+
+    @property
+    def hints(self) -> dict[Symbol, int]:
+        """The symbols' values at the call that is being compiled."""
+        return {symbol: symbol.hint for symbol in self.symbols}
 
     def admits(self, of: Mapping[Symbol, int]) -> bool:
         """Whether a program compiled under these guards is right for these values."""

@@ -20,7 +20,7 @@ OTHERS = (3, 17, 70)  # sizes at which a program is checked beside those at whic
 
 def samples(env: ShapeEnv) -> Iterator[dict[Symbol, int]]:
     """Values of the symbols: those at which a program is compiled, and others that it admits."""
-    yield {symbol: symbol.hint for symbol in env.symbols}
+    yield env.hints
     for n in range(len(OTHERS)):
         of = {symbol: OTHERS[(n + k) % len(OTHERS)] for k, symbol in enumerate(env.symbols)}
         if env.admits(of):

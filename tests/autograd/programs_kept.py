@@ -181,6 +181,38 @@ def recurrence_and_losses(compile: Compile) -> None:
     beside_eager(compile, fn, torch.randn(3, 4, 6), torch.randn(6, requires_grad=True), torch.tensor([0, 1, 3]))
 
 
+@program
+def sizes_that_differ(compile: Compile) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple:
+        y = F.layer_norm(x @ w, (8,)).view(x.shape[0] * 2, -1)
+        return torch.cat([y, y.roll(1, 0)], 1).softmax(-1), x.flatten()[: x.shape[1] // 2 + 1]
+
+    fast = compile(fn, dynamic=True)
+    for b, s in ((4, 6), (3, 9), (7, 2)):
+        beside_eager(lambda fn: fast, fn, torch.randn(b, s, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True))
+
+
+@program
+def a_cache_that_grows(compile: Compile) -> None:
+    def step(x: torch.Tensor, keys: torch.Tensor) -> tuple:
+        keys = torch.cat([keys, x], 1)
+        return (x @ keys.transpose(1, 2)).softmax(-1) @ keys, keys
+
+    fast, x = compile(step), torch.randn(1, 1, 8)
+    ours = theirs = torch.randn(1, 3, 8)
+    for _ in range(6):
+        (a, ours), (b, theirs) = fast(x, ours), step(x, theirs)
+        close((a, ours), (b, theirs))
+
+
+@program
+def sizes_that_data_decides(compile: Compile) -> None:
+    fast = compile(lambda x: x[x > 0].exp().sum() * 2)
+    for n in (20, 30, 40):
+        x = torch.randn(n)
+        close(fast(x), x[x > 0].exp().sum() * 2)
+
+
 def main() -> None:
     import dynamotor
 
