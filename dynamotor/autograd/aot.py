@@ -34,8 +34,7 @@ from ..graph.plain import NotPlain, decode, decode_graph, encode, encode_graph, 
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.shapes import UnsupportedOp
 from ..graph.size_nodes import is_size
-from ..graph.sizes import DataDependent, Guard, Size
-from ..graph.spec import TensorSpec
+from ..graph.sizes import DataDependent, Guard
 from ..graph.text import program_text
 from ..graph.verify import verify_aten_graph, verify_torch_graph
 from . import again

@@ -540,7 +540,9 @@ class Writer:
         source, buffers = self.write(), self.program.buffers
         fixed = self.program.env is None  # else `layout` says the sizes
         pool = dict(self.pool) if fixed else {(0, torch.uint8): max(self.pool.values(), default=1)}
-        unsized = {name: replace(c, spec=replace(c.spec, shape=(), stride=())) for name, c in self.checks.items()}
+        unsized = {
+            name: replace(c, spec=replace(c.spec, shape=(), stride=())) for name, c in self.checks.items()
+        }
         position = {name: i for i, name in enumerate(self.program.inputs)}
         scratch = {
             name: (

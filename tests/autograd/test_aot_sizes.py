@@ -145,6 +145,8 @@ def test_a_backward_that_assumes_more_runs_op_by_op_where_that_does_not_hold() -
         for b, ran in ((4, 1), (2, 1), (9, 2)):
             x, w = tensors(SHAPES, {"b": b, "s": 16})
             compiled(x, w, b, 16)[used].sum().backward()
-            torch.testing.assert_close(x.grad, ((x @ w).exp() if used == 0 else torch.ones(b, 16, 8, dtype=x.dtype)) @ w.T)
+            torch.testing.assert_close(
+                x.grad, ((x @ w).exp() if used == 0 else torch.ones(b, 16, 8, dtype=x.dtype)) @ w.T
+            )
             assert len(seen) == ran
     assert env.guards == []

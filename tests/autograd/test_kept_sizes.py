@@ -4,7 +4,6 @@ and none for which what was assumed of them does not hold.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,11 @@ def test_an_entry_that_was_changed_is_compiled_again(tmp_path: Path) -> None:
     check(dynamotor.compile(fn, dynamic=True), fn, 8, 5)
     for entry in [path for path in (tmp_path / "program").rglob("*") if path.is_file()]:
         data = entry.read_bytes()
-        for wrong in (data.replace(b"s0", b"s1"), data.replace(b'"guards":{"list":[', b'"guards":{"list":[7,'), data[:-3]):
+        for wrong in (
+            data.replace(b"s0", b"s1"),
+            data.replace(b'"guards":{"list":[', b'"guards":{"list":[7,'),
+            data[:-3],
+        ):
             assert wrong != data
             entry.write_bytes(wrong)
             found()
@@ -114,7 +117,13 @@ class Asking:
 
 def test_what_compilation_assumed_is_assumed_by_who_finds_it() -> None:
     asking = Asking("forward")
-    for b, hit, guard in ((4, 0, "b >= 4"), (9, 1, "b >= 4"), (2, 1, "b <= 3"), (3, 2, "b <= 3"), (70, 1, "b >= 4")):
+    for b, hit, guard in (
+        (4, 0, "b >= 4"),
+        (9, 1, "b >= 4"),
+        (2, 1, "b <= 3"),
+        (3, 2, "b <= 3"),
+        (70, 1, "b >= 4"),
+    ):
         _, env = asking.compile(b)
         assert found()[0] == hit and list(map(repr, env.guards)) == [guard]
     assert len(asking.made) == 3
