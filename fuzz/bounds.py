@@ -107,7 +107,8 @@ class Jiggle(TorchDispatchMode):
                     self._move(one, other)
             if func.overloadpacket in _PRODUCTS:  # it depends on the order whether infinity meets a zero
                 if self.row_major:  # and on the type of the steps, whether they vanish
-                    result.copy_(moved[0])
+                    kept = moved[0].clamp(-65504, 65504) if result.dtype is torch.float16 else moved[0]
+                    result.copy_(torch.where(moved[0].isfinite(), kept, moved[0]))
                 elif self.exact and _overflows(args[0]):
                     result.fill_(torch.nan)
             if rough and _infinite(args):  # which of them meet, and when, is the formula's

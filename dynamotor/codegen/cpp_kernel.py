@@ -355,8 +355,8 @@ class RowsEmitter(Emitter):
         decode = self.decode("row", k.outer, self.vars) if k.outer else ""
         count = self.number(rows)
         inside = f"const i64 last=(chunk+1)*{count}/{chunks};for(i64 row=chunk*{count}/{chunks};row<last;){{"
-        inside += f"const i64 stop_=row+{STRIP}<last?row+{STRIP}:last;"
-        inside += f"for(;row<stop_;row++){{{decode}{''.join(row.lines)}}}{''.join(keep)}}}"
+        inside += f"const i64 until=row+{STRIP}<last?row+{STRIP}:last;"
+        inside += f"for(;row<until;row++){{{decode}{''.join(row.lines)}}}{''.join(keep)}}}"
         loop = (
             self.over("chunk", int(chunks) if chunks.isdigit() else rows, chunks, "".join(start) + inside)
             + "\n"

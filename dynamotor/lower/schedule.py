@@ -139,7 +139,8 @@ class _Builder:
             else:
                 value = e
             half = m.node.memory in (torch.bfloat16, torch.float16)
-            if config.exact:
+            gathered = m.is_reduction or m.node.scan is not None
+            if config.exact or gathered and not half:  # narrow integers wrap; maps of them say so themselves
                 value = round_to(value, m.node.memory)
             elif (
                 half and m in self.stored

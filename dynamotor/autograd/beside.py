@@ -1,0 +1,104 @@
+"""The check mode before the aten graph: what is traced from a torch graph, split into a forward and its backwards
+and joined to autograd again, computes what the torch graph does.
+
+Both run once, op by op, on copies of the examples; results, written inputs and gradients are compared, so that a
+gradient left out, a decomposition of another function, saved values in another order or a lost write is an error
+(DM922) that names the result. What comes after the aten graphs is checked in `codegen/checked.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..base.config import config
+from ..base.errors import InternalError
+from ..graph.bodies import Transformed
+from ..graph.control_flow import ControlFlow
+
+Compiled = Callable[..., Any]
+Values = dict[str, torch.Tensor | None]
+_FAR = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}
+_FAR_HALF = 0.1
+_PLAIN = ("torch", "_operator", "builtins", "math")
+
+
+def check_traced(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], trace: Callable[[Sequence[Any]], Compiled]
+) -> None:
+    """Compare what `trace(examples)` gives with the torch graph; InternalError DM922 where they differ."""
+    if not _repeatable(gm, inputs):
+        return
+    state = torch.get_rng_state()
+    try:
+        want = _values(gm.forward, _copies(inputs))
+    except Exception:  # eager refuses the copies (a leaf that is written): nothing to compare with
+        return
+    finally:
+        torch.set_rng_state(state)
+    given = _copies(inputs)
+    with config.patch(check=False, fallback_random=True):
+        got = _values(trace(given), given)
+    torch.set_rng_state(state)
+    for name, value in want.items():
+        if (why := _difference(got[name], value)) is not None:
+            cure = "report the program; backend='eager' runs it as it is"
+            raise InternalError("DM922", f"{name} of a traced graph is not eager's", why=why, cure=cure)
+
+
+def _repeatable(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether the graph has no effects but on its inputs, which are plain tensors with memory of their own."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    alone = len({x.untyped_storage()._cdata for x in tensors}) == len(tensors)
+    calls = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    return (
+        alone
+        and "on_backward" not in gm.meta
+        and all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type == "cpu" for x in tensors)
+        and not any(isinstance(f, (Transformed, ControlFlow)) for f in calls)
+        and all((getattr(f, "__module__", None) or "torch").split(".")[0] in _PLAIN for f in calls)
+        and not any("empty" in str(node.target) or "generator" in node.kwargs for node in gm.graph.nodes)
+    )
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    return [_copy(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory of the same layout; no leaf where the original is none."""
+    with torch.no_grad():
+        storage = x.untyped_storage().clone()
+        new = torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.shape, x.stride())
+    return new.requires_grad_(x.requires_grad)
+
+
+def _values(run: Compiled, inputs: Sequence[Any]) -> Values:
+    """Results, inputs as they are then, and the gradients of sums of the results with unequal weights."""
+    results = [x for x in run(*inputs) if isinstance(x, torch.Tensor)]
+    found: Values = {f"result {k}": x.detach() for k, x in enumerate(results)}
+    tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    found |= {f"input {i}": x.detach() for i, x in tensors.items()}
+    roots = [x for x in results if x.requires_grad]
+    leaves = {i: x for i, x in tensors.items() if x.requires_grad}
+    if roots and leaves:
+        weights = [torch.linspace(0.5, 1.5, x.numel()).to(x.dtype).view(x.shape) for x in roots]
+        grads = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
+        found |= {f"the gradient of input {i}": g for i, g in zip(leaves, grads, strict=True)}
+    return found
+
+
+def _difference(got: torch.Tensor | None, want: torch.Tensor | None) -> str | None:
+    if got is None or want is None:
+        other = got if want is None else want
+        return None if other is None or not other.any() else "it is absent in one of them"
+    if (got.shape, got.dtype) != (want.shape, want.dtype):
+        return f"{got.dtype}{list(got.shape)}, and not {want.dtype}{list(want.shape)}"
+    if not (want.dtype.is_floating_point or want.dtype.is_complex):
+        return None if torch.equal(got, want) else "its numbers differ"
+    scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
+    same = (got == want) | ((got != got) & (want != want))
+    far = ~same & ~((got - want).abs() <= _FAR.get(want.dtype, _FAR_HALF) * scale + 1e-30)
+    return f"{int(far.sum())} of {far.numel()} elements differ" if far.any() else None
