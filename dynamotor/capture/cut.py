@@ -144,6 +144,10 @@ def emit_break(
             if isinstance(value, Value) and issubclass(value.python_type(), BaseException):
                 cg.statement(f"{cg.constant(in_flight)}({cg.emit(value)})")
         states.append((frame, at, list(at.flat(slots, stack))))
+    for _, at, values in states:  # what has a name is what CPython has there
+        for value in values[: len(at.bound_slots)]:
+            cg.emit(value)
+    cg.for_frame = True
     expression = ""
     for frame, at, values in states:
         inner = bool(expression)

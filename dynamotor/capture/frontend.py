@@ -32,6 +32,7 @@ from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.sizes import Guard as Assumption
 from ..graph.text import program_text
 from . import (
+    failed_graphs,
     ops_control,
     ops_stack,
     rules_attention,
@@ -300,18 +301,18 @@ class Compiler:
 
     def raised(self, entry: Any, error: Exception, args: tuple[Any, ...], kwnames: tuple[str, ...]) -> Any:
         """The graph of an entry raised (an index out of range): the call runs eager from its start, where all
-        that came before the error happens and the error shows the user's own line. Not where the graph may
-        have had an effect already, and not where saved-tensor hooks count what runs (they raise to end a
-        checkpoint's recomputation)."""
+        that came before the error happens and the error shows the user's own line. Where the graph may have
+        had an effect already the error gets that line, and not where saved-tensor hooks count what runs (they
+        raise to end a checkpoint's recomputation)."""
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         if isinstance(error, InternalError):
             failures.note(entry.info.data.gm, entry.program.check(args), error)
-        if (
-            entry.info.data.effects
-            or hooked
-            or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError)
-        ):
+        if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             raise error
+        if entry.info.data.effects:
+            raise failed_graphs.as_eager_raises(
+                entry.info.data.gm, entry.program.check(args), error
+            ) from None
         counters["frames"]["graph raised"] += 1
         return self.eager(args, kwnames)
 
@@ -541,7 +542,6 @@ class Compiler:
                         cg = Codegen(trace)
                         trace.effects.guard_aliases()
                         trace.effects.replay(cg)
-                        cg.for_frame = True
                         going_on = emit_break(trace, cg, self.resume_dispatcher, inner, self.is_root)
                         return finish_trace(trace, cg, going_on, ambient, stop.reason)
                     except Unsupported:
@@ -629,7 +629,9 @@ def finish_trace(
     tensor.guard_overlaps(trace)
     guards = [ambient, *trace.reader.guards]
     log("guards", lambda: "\n".join(map(str, guards)))
-    effects = gm is not None and (tensor.writes_inputs(trace) or any(map(_may_have_effect, gm.graph.nodes)))
+    effects = gm is not None and (
+        tensor.writes_inputs(trace) or any(map(failed_graphs.acts_outside, gm.graph.nodes))
+    )
     trace.reader.forget()
     lines = trace.reader.guards if trace.reader.heard else {}
     return Captured(
@@ -652,12 +654,6 @@ def _beyond(
 ) -> Mapping[Source, Assumption]:
     """What another trace would know more; nothing where it would only be the same again."""
     return more if more.keys() - fixed.keys() else _NONE
-
-
-def _may_have_effect(node: torch.fx.Node) -> bool:
-    """Whether a node is a custom op or communicates."""
-    custom = isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-    return custom and not str(node.target).startswith("aten.")
 
 
 def root_value(trace: Trace, fn: Callable[..., Any]) -> tuple[Value, list[Value]]:

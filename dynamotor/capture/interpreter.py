@@ -17,6 +17,7 @@ from ..base.log import enabled, log
 from ..base.registry import Registry
 from .breaks import Stop, Unsupported, unsupported
 from .bytecode import CodeInfo, Instr, decode
+from .polyfills import cursors
 from .values.base import MISSING, Iterator, Raised, Value
 from .values.constant import Constant, is_none
 from .values.function import CellValue, FunctionValue, bind_arguments
@@ -314,13 +315,19 @@ class GeneratorValue(Iterator):
         return handler is not None and not frame.info.passes_over_exit(handler.target)
 
     def reconstruct(self, cg: Any) -> str:
+        frame, kind = self.frame, self.python_type()
         if self.finished:
-            return "iter(())"
-        frame = self.frame
-        if not frame.started and frame.func.fn is not MISSING:
-            same = self.python_type() in (types.GeneratorType, itertools.repeat)  # which takes no None
-            made = frame.func if same else Constant(self.python_type())
-            return cg.new_object(self, f"{cg.emit(made)}({_call_again(cg, frame)})")
+            return cg.new_object(self, f"{cg.constant(cursors.ended)}({cg.constant(kind)})")
+        if not frame.started and frame.func.fn is not MISSING and kind not in (cursors.Tee, cursors.Group):
+            words = _call_again(cg, frame)
+            if kind is itertools.repeat:  # which takes no None
+                words = words.removesuffix(", None")
+            made = (
+                "iter"
+                if kind is cursors.Until
+                else cg.emit(frame.func if kind is types.GeneratorType else Constant(kind))
+            )
+            return cg.new_object(self, f"{made}({words})")
         raise unsupported(
             "generator",
             f"generator {self.frame.code.co_qualname} leaves the captured region",

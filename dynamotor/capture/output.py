@@ -38,7 +38,9 @@ class Codegen:
         self.prologue: list[str] = []
         self.lines: list[str] = []
         self.names: dict[int, str] = {}
-        self.for_frame = False  # iterators are for a frame that a resumed capture will read
+        self.for_frame = (
+            False  # iterators are for the stack of a frame, where only a resumed capture reads them
+        )
         self.constants: dict[str, Any] = {}
         self.outputs: list[Any] = []  # fx nodes, in the order of `outs`
         self._constant_names: dict[int, str] = {}

@@ -104,12 +104,20 @@ class Boundary:
         return exception_slots(self.code).get(self.offset, ())
 
 
+_LOCALS_AS_DICT = frozenset({"locals", "vars", "dir", "eval", "exec"})
+
+
 def why_not_resumable(code: types.CodeType) -> str | None:
     """Why a frame of this code cannot be cut in two, or None when it can."""
     if decode(code).is_generator_like:
         return "a generator or coroutine cannot be resumed"
     if not code.co_flags & inspect.CO_OPTIMIZED:
         return "a module or class body cannot be resumed"
+    loads = [i.op for i in decode(code).instrs if i.op == "LOAD_GLOBAL" and i.argval in _LOCALS_AS_DICT]
+    if len(loads) > 1:
+        return (
+            "what it puts into its dict of locals, it may read there later: the rest would have another dict"
+        )
     return None
 
 

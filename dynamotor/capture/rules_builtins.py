@@ -28,6 +28,7 @@ from .values.containers import (
     DictValue,
     DictView,
     ListValue,
+    ReversedIterator,
     SequenceIterator,
     SequenceValue,
     SetValue,
@@ -465,9 +466,9 @@ def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, DictView):
         return DictIterator(value.target, value.part, reverse=True)
     if isinstance(contents, SequenceValue):
-        return SequenceIterator(TupleValue(contents.items[::-1]))
+        return ReversedIterator(contents)
     if isinstance(value, Constant) and value.is_plain:
-        return RealIterator(iter(list(reversed(value.value))))
+        return RealIterator(reversed(value.value))
     if not trace.has_special(value, "__len__") or not trace.has_special(value, "__getitem__"):
         return trace.call_special(value, "__reversed__", [], {})
     length = value.length(trace).as_constant()

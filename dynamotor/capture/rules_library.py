@@ -33,7 +33,9 @@ from ..base.registry import register_all
 from .breaks import unsupported
 from .interpreter import ITERATORS
 from .ops_control import SYMBOLS
+from .polyfills import cursors
 from .polyfills import itertools as polyfills
+from .polyfills.builtin import iter_until
 from .source import Called, Const
 from .trust import trusted_module
 from .values.base import (
@@ -212,6 +214,7 @@ def _polyfill(original: Any, replacement: Any) -> None:
 for _name in (
     "chain",
     "islice",
+    "tee",
     "repeat",
     "count",
     "cycle",
@@ -230,12 +233,9 @@ for _name in (
 ):
     _polyfill(getattr(itertools, _name), getattr(polyfills, _name))
 _polyfill(itertools.chain.from_iterable, polyfills.chain_from_iterable)
-
-
-@builtin_rule(itertools.tee)
-def _tee(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    items, copies = args[0].unpack(trace), range(args[1].as_constant() if len(args) > 1 else 2)
-    return TupleValue([TupleValue(items).iterate(trace) for _ in copies])
+ITERATORS[polyfills.tee_branch.__code__] = cursors.Tee
+ITERATORS[polyfills.group_of.__code__] = cursors.Group
+ITERATORS[iter_until.__code__] = cursors.Until
 
 
 # inspect, dataclasses, typing -------------------------------------------------------------------------------

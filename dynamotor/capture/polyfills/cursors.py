@@ -8,8 +8,31 @@ where they stand.
 
 from __future__ import annotations
 
+import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
+
+Until = type(iter(int, 0))
+Tee = type(itertools.tee(())[0])
+Group = itertools._grouper  # type: ignore[attr-defined]
+_NOTHING: dict[type, tuple[Any, ...]] = {  # arguments that leave no items; () for others
+    itertools.islice: ((), 0),
+    itertools.repeat: (None, 0),
+    itertools.combinations: ((), 1),
+    itertools.permutations: ((), 1),
+    itertools.compress: ((), ()),
+    **dict.fromkeys((itertools.starmap, itertools.takewhile, itertools.dropwhile), (None, ())),
+    itertools.filterfalse: (None, ()),
+    Group: (itertools.groupby(()), None),
+}
+
+
+def ended(kind: type) -> Iterator[Any]:
+    """An iterator of a class of Python's that has no items left."""
+    if kind is types.GeneratorType:
+        return (item for item in ())
+    return iter(int, 0) if kind is Until else kind(*_NOTHING.get(kind, ((),)))
 
 
 class Cursor:

@@ -31,6 +31,24 @@ def islice(iterable: Iterable[Any], *args: Any) -> Iterator[Any]:
             return
 
 
+def tee(iterable: Iterable[Any], n: int = 2) -> tuple[Iterator[Any], ...]:
+    iterator, items = iter(iterable), []
+    return tuple([tee_branch(iterator, items) for _ in range(n)])
+
+
+def tee_branch(iterator: Iterator[Any], items: list[Any]) -> Iterator[Any]:
+    at = 0
+    while True:
+        if at == len(items):
+            for item in iterator:
+                items.append(item)
+                break
+            else:
+                return
+        at += 1
+        yield items[at - 1]
+
+
 def repeat(obj: Any, times: int | None = None) -> Iterator[Any]:
     if times is None:
         while True:
@@ -156,15 +174,32 @@ def filterfalse(predicate: Callable[[Any], Any] | None, iterable: Iterable[Any])
 
 
 def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
-    groups: list[tuple[Any, list[Any]]] = []
-    for item in iterable:
-        this = item if key is None else key(item)
-        if groups and groups[-1][0] == this:
-            groups[-1][1].append(item)
-        else:
-            groups.append((this, [item]))
-    for this, items in groups:
-        yield this, iter(items)
+    ahead: list[Any] = []  # key and item, once they were looked at
+    state = iter(iterable), key, ahead, [0]
+    group: Iterator[Any] = iter(())
+    while True:
+        for _ in group:
+            pass
+        if not _look(state):
+            return
+        state[3][0] += 1
+        group = group_of(state, ahead[0][0], state[3][0])
+        yield ahead[0][0], group
+
+
+def group_of(state: Any, this: Any, number: int) -> Iterator[Any]:
+    ahead, turn = state[2:]
+    while turn[0] == number and _look(state) and this == ahead[0][0]:
+        yield ahead.pop()[1]
+
+
+def _look(state: Any) -> bool:
+    iterator, key, ahead, _ = state
+    if not ahead:
+        for item in iterator:
+            ahead.append((item if key is None else key(item), item))
+            break
+    return bool(ahead)
 
 
 def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:

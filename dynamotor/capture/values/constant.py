@@ -168,12 +168,10 @@ class RealIterator(Iterator):
         return None
 
     def reconstruct(self, cg: Codegen) -> str:
-        rest = tuple(copy.copy(self.iterator))
-        return (
-            f"{cg.constant(cursors.SequenceCursor)}({cg.constant(rest)}, 0)"
-            if cg.for_frame
-            else f"iter({cg.constant(rest)})"
-        )
+        rest = copy.copy(self.iterator)
+        if cg.for_frame:
+            return f"{cg.constant(cursors.SequenceCursor)}({cg.constant(tuple(rest))}, 0)"
+        return f"{cg.constant(copy.copy)}({cg.constant(rest)})"
 
 
 class BoundBuiltin(Value):

@@ -242,10 +242,40 @@ class SequenceIterator(Iterator):
             items = Constant(None) if self.index >= 1 << 60 else self.target
             return f"{cg.constant(cursors.SequenceCursor)}({cg.emit(items)}, {self.index})"
         if self.index >= 1 << 60:
-            return "iter(())"
+            return f"iter({self.target.kind.__name__}())"
         name = cg.new_object(self, f"iter({cg.emit(self.target)})")
         if self.index:
             cg.statement(f"{name}.__setstate__({self.index})")
+        return name
+
+
+class ReversedIterator(SequenceIterator):
+    """Steps a list or tuple from its end."""
+
+    __slots__ = ()
+
+    def __init__(self, target: SequenceValue) -> None:
+        super().__init__(target, len(target.items) - 1)
+
+    def python_type(self) -> type:
+        return type(reversed(self.target.kind()))
+
+    def next(self, trace: Trace) -> Value | None:
+        if not 0 <= self.index < len(self.target.items):
+            self.index = -1
+            return None
+        self.index -= 1
+        return self.target.items[self.index + 1]
+
+    def unpack(self, trace: Trace) -> list[Value]:
+        return [item for item in iter(lambda: self.next(trace), None) if item is not None]
+
+    def reconstruct(self, cg: Codegen) -> str:
+        if cg.for_frame:
+            rest = TupleValue(self.target.items[: self.index + 1][::-1])
+            return f"{cg.constant(cursors.SequenceCursor)}({cg.emit(rest)}, 0)"
+        name = cg.new_object(self, f"reversed({cg.emit(self.target)})")
+        cg.statement(f"{name}.__setstate__({self.index})")
         return name
 
 
@@ -501,17 +531,18 @@ class DictView(Value):
 class DictIterator(Iterator):
     """Steps the items that a dict had when the loop began; a changed size raises as in CPython."""
 
-    __slots__ = ("target", "part", "pairs", "index")
+    __slots__ = ("target", "part", "pairs", "index", "start")
 
     def __init__(self, target: DictValue, part: str, reverse: bool = False) -> None:
         super().__init__()
         self.target, self.part, self.index = target, part, 0
+        self.start = reversed if reverse else iter
         self.pairs = list(target.load())
         if reverse:
             self.pairs.reverse()
 
     def python_type(self) -> type:
-        return type(iter(getattr({}, self.part)()))
+        return type(self.start(getattr({}, self.part)()))
 
     def next(self, trace: Trace) -> Value | None:
         table = self.target.table
@@ -529,6 +560,13 @@ class DictIterator(Iterator):
         return TupleValue(pair) if self.part == "items" else pair[0 if self.part == "keys" else 1]
 
     def reconstruct(self, cg: Codegen) -> str:
+        target = self.target
+        as_begun = target.source is None or not (target.changed or target.removed)
+        if not cg.for_frame and target.kind is dict and as_begun and len(target.table) == len(self.pairs):
+            name = cg.new_object(self, f"{self.start.__name__}({cg.emit(target)}.{self.part}())")
+            if self.index:
+                cg.statement(f"for _ in range({self.index}): next({name}, None)")
+            return name
         rest = [self.target.table[key] for key in self.pairs[self.index :]]
         items = [TupleValue(p) if self.part == "items" else p[0 if self.part == "keys" else 1] for p in rest]
         text = f"[{', '.join([cg.emit(item) for item in items])}]"

@@ -87,6 +87,8 @@ class ModeEffect(Value):
 
 @builtin_rule(torch._C._set_grad_enabled)
 def _set_grad_enabled(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args[0].python_type() is not bool:
+        raise unsupported("unsupported-call", "set_grad_enabled() is called with what is no boolean")
     enabled = args[0].as_constant()
     ModeEffect.of(trace)
     if enabled != torch.is_grad_enabled():

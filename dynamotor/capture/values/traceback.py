@@ -45,12 +45,13 @@ def make_traceback(lines: Sequence[Line]) -> types.TracebackType | None:
     """A traceback that shows these lines, over frames that do nothing."""
     inner = None
     for code, line in reversed(lines):
-        stub = _STUB.replace(
-            co_filename=code.co_filename,
-            co_name=code.co_name,
-            co_qualname=code.co_qualname,
-            co_firstlineno=line,
+        inner = traceback_at(
+            line, inner, co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname
         )
-        frame = types.FunctionType(stub, {"sys": sys})()
-        inner = types.TracebackType(inner, frame, frame.f_lasti, line)
     return inner
+
+
+def traceback_at(line: int, inner: types.TracebackType | None = None, **names: str) -> types.TracebackType:
+    """A traceback of one more line around `inner`; `names` are those of its code object."""
+    frame = types.FunctionType(_STUB.replace(**names, co_firstlineno=line), {"sys": sys})()  # type: ignore[arg-type]
+    return types.TracebackType(inner, frame, frame.f_lasti, line)

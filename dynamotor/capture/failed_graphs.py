@@ -1,0 +1,65 @@
+"""A graph that raised after it may have written what it was given cannot run again: its calls run one by one
+on copies of its inputs, to find the line of the program that raises.
+
+>>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"))
+IndexError: index 7 is out of bounds for dimension 0 with size 5        # at the user's line
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..base.errors import UserLine
+from .values.traceback import traceback_at
+
+_NOTE = (
+    "the compiled call had written its inputs: what it did to Python objects before this line is not done "
+    "(dynamotor, DM405)"
+)
+
+
+def acts_outside(node: fx.Node) -> bool:
+    """Whether a node is a custom op or communicates."""
+    custom = isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return custom and not str(node.target).startswith("aten.")
+
+
+class _Steps(fx.Interpreter):
+    at: UserLine | None = None
+
+    def run_node(self, node: fx.Node) -> Any:
+        if acts_outside(node):
+            raise NotImplementedError(f"{node} is not for copies")
+        self.at = node.meta.get("where")
+        return super().run_node(node)
+
+
+def as_eager_raises(gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exception) -> Exception:
+    """The error of the op that raises, with a traceback that ends at the user's line; `error` itself where
+    the ops on copies raise nothing of its kind.
+    """
+    steps = _Steps(gm, garbage_collect_values=False)
+    steps.extra_traceback = False  # the error's text is eager's own
+    devices = {t.device.index for t in inputs or () if isinstance(t, torch.Tensor) and t.is_cuda}
+    try:
+        with torch.random.fork_rng([d for d in devices if d is not None]), torch.no_grad():
+            given = [t.detach() if isinstance(t, torch.Tensor) else t for t in inputs or ()]
+            steps.run(*copy.deepcopy(given), enable_io_processing=False)
+    except type(error) as found:
+        if steps.at is not None:
+            names = {
+                "co_filename": steps.at.filename,
+                "co_name": steps.at.function,
+                "co_qualname": steps.at.function,
+            }
+            error = found.with_traceback(traceback_at(steps.at.lineno, **names))
+            error.__context__ = None
+    except Exception:  # a copy may fail where the call did not: its error is not the program's
+        pass
+    error.add_note(_NOTE)
+    return error

@@ -1,0 +1,92 @@
+"""Iterators that a trace makes and the program keeps: they have eager's class, stand where eager's stand, and
+what they walk is looked at when eager looks at it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+ITEMS, TABLE = [10, 20, 30, 40], {1: 2, 3: 4, 5: 6}
+MAKERS: list[Callable[[], Any]] = [
+    lambda: itertools.chain([1, 2], [3, 4]),
+    lambda: itertools.repeat(2, 3),
+    lambda: iter([3, 2, 1].pop, 1),
+    lambda: (i for i in range(3)),
+    lambda: map(abs, [1, -2, 3]),
+    lambda: itertools.tee([1, 2, 3])[0],
+    lambda: itertools.groupby([1, 1, 2]),
+    lambda: enumerate([4, 5, 6]),
+    lambda: reversed(ITEMS),
+    lambda: reversed((1, 2, 3)),
+    lambda: reversed(TABLE),
+    lambda: iter(TABLE.items()),
+    lambda: iter(range(3)),
+    lambda: iter("abc"),
+]
+
+
+def kept(x: torch.Tensor, make: Callable[[], Any], box: Any) -> torch.Tensor:
+    box.it = make()
+    return x + 1
+
+
+def begun(x: torch.Tensor, make: Callable[[], Any], box: Any) -> torch.Tensor:
+    it = make()
+    box.seen = str(next(it, None))[:3]
+    print(end="")
+    box.it = it
+    return x + 1
+
+
+def walked(x: torch.Tensor, make: Callable[[], Any], box: Any) -> torch.Tensor:
+    it = make()
+    box.seen = [str(item)[:3] for item in it]
+    box.it = it
+    return x + 1
+
+
+def left(function: Any, make: Callable[[], Any]) -> tuple[Any, ...]:
+    box = types.SimpleNamespace()
+    function(torch.ones(2), make, box)
+    ITEMS.append(5)
+    rest = [str(item)[:3] for item in box.it]
+    ITEMS.pop()
+    return type(box.it), getattr(box, "seen", None), rest
+
+
+@pytest.mark.parametrize("function", [kept, begun, walked])
+def test_class_and_place(function: Any) -> None:
+    for make in MAKERS:
+        assert left(dynamotor.compile(function, backend="eager"), make) == left(function, make)
+
+
+def test_groups_and_tees_take_items_when_they_are_asked_for() -> None:
+    log: list[Any] = []
+
+    def items(n: int) -> Any:
+        for i in range(n):
+            log.append(i)
+            yield i
+
+    def f(x: torch.Tensor) -> Any:
+        groups = itertools.groupby(items(5), lambda i: log.append("key") or i // 2)
+        _, first = next(groups)
+        a = next(first)
+        _, second = next(groups)
+        one, two = itertools.tee(items(4))
+        b = next(one), next(one)
+        log.append("between")
+        return x + 1, a, list(first), list(second), b, list(two), list(one)
+
+    expected, told = f(torch.ones(2)), log.copy()
+    log.clear()
+    assert str(dynamotor.compile(f, backend="eager", fullgraph=True)(torch.ones(2))) == str(expected)
+    assert log == told
