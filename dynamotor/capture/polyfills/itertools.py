@@ -121,9 +121,13 @@ def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Itera
 
 
 def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:
-    lists = [list(iterable) for iterable in iterables]
-    for i in range(max([len(items) for items in lists], default=0)):
-        yield tuple([items[i] if i < len(items) else fillvalue for items in lists])
+    iterators = [iter(iterable) for iterable in iterables]
+    ended = object()
+    while iterators:
+        items = [next(iterator, ended) for iterator in iterators]
+        if all([item is ended for item in items]):
+            return
+        yield tuple([fillvalue if item is ended else item for item in items])
 
 
 def pairwise(iterable: Iterable[Any]) -> Iterator[Any]:
@@ -136,21 +140,11 @@ def pairwise(iterable: Iterable[Any]) -> Iterator[Any]:
 
 def combinations(iterable: Iterable[Any], r: int) -> Iterator[Any]:
     pool = tuple(iterable)
-    n = len(pool)
-    if r > n:
-        return
-    indices = list(range(r))
-    yield tuple([pool[i] for i in indices])
-    while True:
-        for i in reversed(range(r)):
-            if indices[i] != i + n - r:
-                break
-        else:
-            return
-        indices[i] += 1
-        for j in range(i + 1, r):
-            indices[j] = indices[j - 1] + 1
-        yield tuple([pool[i] for i in indices])
+    if r == 0:
+        yield ()
+    for i in range(len(pool) - r + 1 if r else 0):
+        for rest in combinations(pool[i + 1 :], r - 1):
+            yield pool[i], *rest
 
 
 def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[Any]:

@@ -232,11 +232,6 @@ class SequenceIterator(Iterator):
         self.index += 1
         return items[self.index - 1]
 
-    def unpack(self, trace: Trace) -> list[Value]:
-        rest = self.target.items[self.index :]
-        self.index = 1 << 60
-        return rest
-
     def reconstruct(self, cg: Codegen) -> str:
         if cg.for_frame:
             items = Constant(None) if self.index >= 1 << 60 else self.target
@@ -266,9 +261,6 @@ class ReversedIterator(SequenceIterator):
             return None
         self.index -= 1
         return self.target.items[self.index + 1]
-
-    def unpack(self, trace: Trace) -> list[Value]:
-        return [item for item in iter(lambda: self.next(trace), None) if item is not None]
 
     def reconstruct(self, cg: Codegen) -> str:
         if cg.for_frame:

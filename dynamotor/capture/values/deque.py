@@ -110,9 +110,6 @@ class DequeIterator(SequenceIterator):
             raise unsupported("unsupported-call", "a deque is changed while it is walked")
         return super().next(trace)
 
-    def unpack(self, trace: Trace) -> list[Value]:
-        return [item for item in iter(lambda: self.next(trace), None) if item is not None]
-
     def reconstruct(self, cg: Codegen) -> str:
         raise unsupported("reconstruct", "an iterator over a deque")
 
