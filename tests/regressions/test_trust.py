@@ -1,0 +1,92 @@
+"""The table of docs/trust.md names tests that exist; and cases of it that have no other file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)(?:\[([^\]]+)\])?`", (ROOT / "docs/trust.md").read_text())
+
+
+def test_every_test_of_the_table_exists() -> None:
+    assert len(NAMED) > 50
+    for file, function, case in NAMED:
+        text = (ROOT / file).read_text()
+        made = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+        assert function in made, f"{file}::{function}"
+        assert not case or f"def {case}(" in text or f'"{case}"' in text, f"{file}::{function}[{case}]"
+
+
+def test_no_file_is_unpickled() -> None:
+    """Pickles go through pipes (the Triton worker) and between ranks only; torch.load reads data alone."""
+    package = Path(dynamotor.__file__).parent
+    users = {p.name for p in package.rglob("*.py") if "pickle.load" in p.read_text()}
+    assert users == {"triton_worker.py", "collectives.py"}
+
+
+def f_locals(x: torch.Tensor) -> Any:
+    exec("z = 3")
+    return x + locals().get("z", 0), sorted(locals())
+
+
+def f_held_locals(x: torch.Tensor) -> Any:
+    held = locals()
+    held["q"] = 5
+    y = x + 1
+    print(end="")
+    return y, locals().get("q")
+
+
+def f_inlined(x: torch.Tensor) -> Any:
+    return f_held_locals(x * 2), f_locals(x - 1)
+
+
+@pytest.mark.parametrize("function", [f_locals, f_held_locals, f_inlined])
+def test_dicts_of_locals(function: Callable[..., Any]) -> None:
+    compiled = dynamotor.compile(function, backend="eager")
+    for _ in range(2):
+        assert str(compiled(torch.ones(2))) == str(function(torch.ones(2)))
+
+
+@pytest.mark.parametrize("mode", [[1], None, 1])
+def test_a_mode_that_is_no_boolean(mode: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(mode):
+            return x + 1
+
+    compiled = dynamotor.compile(function, backend="eager")
+    for _ in range(2):
+        with pytest.raises(TypeError, match="must be bool"):
+            compiled(torch.ones(2))
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_backwards_of_two_outputs(backend: str) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        h = (x * w).sin()
+        return h.sum(), (h * h).sum()
+
+    seen = []
+    for run in (function, dynamotor.compile(function, backend=backend)):
+        x, w = torch.arange(5.0, requires_grad=True), torch.ones(5, requires_grad=True)
+        said: list[Any] = []
+        for keeps in ((True, True, False), (True, False, False)):
+            first, second = run(x, w)
+            try:
+                for output, keep in zip((first, second, first), keeps):
+                    output.backward(retain_graph=keep)
+                    said.append([x.grad.clone(), w.grad.clone()])
+            except RuntimeError as error:
+                said.append(str(error)[:40])
+        seen.append(said)
+    torch.testing.assert_close(seen[1][:-1], seen[0][:-1])
+    assert seen[1][-1] == seen[0][-1]
