@@ -90,3 +90,20 @@ def test_backwards_of_two_outputs(backend: str) -> None:
         seen.append(said)
     torch.testing.assert_close(seen[1][:-1], seen[0][:-1])
     assert seen[1][-1] == seen[0][-1]
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+def test_a_slot_that_is_set_and_deleted_in_one_call() -> None:
+    def function(x: torch.Tensor, thing: Slotted) -> torch.Tensor:
+        thing.a = x
+        del thing.a
+        return x + 1
+
+    compiled, thing = dynamotor.compile(function, backend="eager"), Slotted()
+    for _ in range(2):
+        compiled(torch.ones(2), thing)
+        assert not hasattr(thing, "a")
+        thing.a = 1
