@@ -296,7 +296,10 @@ class GeneratorValue(Iterator):
         except Raised as raised:
             self.finished = True
             if issubclass(raised.value.python_type(), StopIteration):
-                raise trace.error(RuntimeError, "generator raised StopIteration") from None
+                error = trace.error(RuntimeError, "generator raised StopIteration")
+                for name in ("__context__", "__cause__"):
+                    error.value.setattr(trace, name, raised.value)
+                raise error from None
             raise
         finally:
             self.running = False

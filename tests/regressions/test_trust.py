@@ -107,3 +107,18 @@ def test_a_slot_that_is_set_and_deleted_in_one_call() -> None:
         compiled(torch.ones(2), thing)
         assert not hasattr(thing, "a")
         thing.a = 1
+
+
+def test_what_a_generator_raises_for_stop_iteration_has_its_cause() -> None:
+    def items() -> Any:
+        yield 1
+        raise StopIteration("inner")
+
+    def function(x: torch.Tensor) -> Any:
+        try:
+            return list(items())
+        except RuntimeError as error:
+            return x + 1, repr(error.__cause__), error.__context__ is error.__cause__
+
+    expected = function(torch.ones(2))
+    assert str(dynamotor.compile(function, backend="eager")(torch.ones(2))) == str(expected)

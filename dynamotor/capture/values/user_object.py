@@ -205,7 +205,9 @@ class UserObject(Value):
         name = cg.emit(self)
         for slot, descr in self.changed_slots.items():
             value = self.slots[slot]
-            now = "None" if value is None else cg.emit(value)  # what is deleted may not have been there before
+            now = (
+                "None" if value is None else cg.emit(value)
+            )  # what is deleted may not have been there before
             cg.statement(f"{cg.constant(descr)}.__set__({name}, {now})")
             if value is None:
                 cg.statement(f"{cg.constant(descr)}.__delete__({name})")
