@@ -125,7 +125,7 @@ def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[An
     ended = object()
     while iterators:
         items = [next(iterator, ended) for iterator in iterators]
-        if all([item is ended for item in items]):
+        if all(item is ended for item in items):
             return
         yield tuple([fillvalue if item is ended else item for item in items])
 
