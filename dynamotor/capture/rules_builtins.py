@@ -457,10 +457,8 @@ def _zip(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 def _reversed(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     contents = contents_of(value)
-    if trace.has_special(value, "__reversed__") and isinstance(value, UserObject):
-        raw = trace.type_attr(value.cls, "__reversed__")
-        if isinstance(raw, types.FunctionType):
-            return trace.call_special(value, "__reversed__", [], {})
+    if isinstance(trace.type_attr(value.python_type(), "__reversed__"), types.FunctionType):
+        return trace.call_special(value, "__reversed__", [], {})
     if isinstance(contents, DictValue):
         return DictIterator(contents, "keys", reverse=True)
     if isinstance(value, DictView):

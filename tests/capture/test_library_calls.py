@@ -4,6 +4,7 @@ change.
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 
@@ -262,3 +263,20 @@ def test_a_partial_from_outside_or_made_in_the_trace_is_called_kept_and_rebuilt(
         keywords,
         "own",
     ) and func is torch.mul
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+    CRIMSON = 1
+
+
+@pytest.mark.parametrize(
+    "read", [list, len, reversed, lambda kinds: Colour.BLUE in kinds, lambda kinds: kinds["BLUE"]]
+)
+def test_enums_are_read_as_their_python_says(read):
+    def function(x):
+        found = read(Colour)
+        return x + 1, list(found) if read is reversed else found
+
+    assert dynamotor.compile(function, backend="eager", fullgraph=True)(x)[1] == function(x)[1]

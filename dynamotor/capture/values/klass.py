@@ -22,7 +22,7 @@ from ..trust import trusted_module
 from .arguments import refuse_misfits
 from .base import MISSING, Value, binders, find_rule, wrap_held, wrap_rule
 from .constant import PURE_TYPES, BoundBuiltin, Constant
-from .containers import DictValue, TupleValue
+from .containers import DictValue
 from .function import BoundMethod, FunctionValue
 from .user_object import UserObject
 
@@ -47,14 +47,6 @@ class ClassValue(Constant):
     """A class. Its attributes are guarded like those that instances find on it."""
 
     __slots__ = ()
-
-    def truth(self, trace: Trace) -> bool:
-        if (
-            trace.type_attr(type(self.value), "__bool__") is MISSING
-            and trace.type_attr(type(self.value), "__len__") is MISSING
-        ):
-            return True
-        return trace.generic_truth(self)
 
     def getattr(self, trace: Trace, name: str) -> Value:
         cls = self.value
@@ -114,24 +106,9 @@ class ClassValue(Constant):
         )
 
     def getitem(self, trace: Trace, key: Value) -> Value:
-        if isinstance(self.value, enum.EnumMeta) or key.is_constant():
+        if key.is_constant():
             return trace.real_call(lambda: self.value[key.as_constant()])
         return super().getitem(trace, key)
-
-    def length(self, trace: Trace) -> Value:
-        if isinstance(self.value, enum.EnumMeta):
-            return Constant(len(self.value))
-        return super().length(trace)
-
-    def contains(self, trace: Trace, item: Value) -> Value:
-        if isinstance(self.value, enum.EnumMeta) and item.is_constant():
-            return trace.real_call(lambda: item.as_constant() in self.value)
-        return trace.generic_contains(self, item)
-
-    def iterate(self, trace: Trace) -> Any:
-        if isinstance(self.value, enum.EnumMeta):
-            return TupleValue([trace.make(member) for member in self.value]).iterate(trace)
-        return trace.generic_iterate(self)
 
     def binary(self, trace: Trace, op: Any, other: Value, reflected: bool = False) -> Value | None:
         if op.__name__ == "or_" and other.is_constant():
