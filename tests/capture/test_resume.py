@@ -5,6 +5,7 @@ function's.
 import contextlib
 import difflib
 import fractions
+import functools
 import inspect
 import posixpath
 import random
@@ -299,13 +300,19 @@ def contained(call):
     yield call()
 
 
+@functools.cache
+def stepping(function, at):
+    """What runs the one instruction and stops; written once for a place."""
+    resumes = [lambda *flat, b=b: Stopped(b, flat) for b in successors(at)]
+    return break_function(at, resumes, function.__globals__, handled=False)
+
+
 def step(function, at, flat):
     """One instruction: the next (boundary, flat), or ("done", result). Exceptions go to handlers as the
     interpreter does it.
     """
-    resumes = [lambda *flat, b=b: Stopped(b, flat) for b in successors(at)]
     try:
-        broken = break_function(at, resumes, function.__globals__, handled=False)
+        broken = stepping(function, at)
         result = next(contained(lambda: broken(*flat)))
     except Exception as error:
         handler = decode(at.code).handler(at.instr.end - 2)

@@ -51,26 +51,26 @@ print("done")
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
     assert "done" in saved.stdout, saved.stderr
-    for folder in (10, 20):
-        loaded = run_script(
-            MODEL
-            + f"""
-model, optimizer = make(1, 2)
-before = [p.detach().cpu() for p in model.parameters()]
-prime_optimizer(optimizer)
-torch.testing.assert_close([p.detach().cpu() for p in model.parameters()], before)
-into = state(model, optimizer)
-CheckpointManager(sys.argv[1], 10).restore({folder}, into)
-model.load_state_dict(into["model"]); optimizer.load_state_dict(into["optim"])
-assert into["note"] == 7
-assert all(xs.XLAShardedTensor(p.detach()).sharding_type == "TILED" for p in model.parameters())
-torch.manual_seed(5); batches = torch.randn(4, 6, 8)
+    loaded = run_script(
+        MODEL
+        + """
 losses, expected = torch.load(sys.argv[1] + "/expected")
-torch.testing.assert_close([step(model, optimizer, x) for x in batches[2:]], losses)
-torch.testing.assert_close({{k: v.cpu() for k, v in model.state_dict().items()}}, expected)
+for folder in (10, 20):
+    model, optimizer = make(1, 2)
+    before = [p.detach().cpu() for p in model.parameters()]
+    prime_optimizer(optimizer)
+    torch.testing.assert_close([p.detach().cpu() for p in model.parameters()], before)
+    into = state(model, optimizer)
+    CheckpointManager(sys.argv[1], 10).restore(folder, into)
+    model.load_state_dict(into["model"]); optimizer.load_state_dict(into["optim"])
+    assert into["note"] == 7
+    assert all(xs.XLAShardedTensor(p.detach()).sharding_type == "TILED" for p in model.parameters())
+    torch.manual_seed(5); batches = torch.randn(4, 6, 8)
+    torch.testing.assert_close([step(model, optimizer, x) for x in batches[2:]], losses)
+    torch.testing.assert_close({k: v.cpu() for k, v in model.state_dict().items()}, expected)
 print("done")
 """,
-            str(tmp_path),
-            XLA_FLAGS="--xla_force_host_platform_device_count=2",
-        )
-        assert "done" in loaded.stdout, loaded.stderr
+        str(tmp_path),
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+    assert "done" in loaded.stdout, loaded.stderr

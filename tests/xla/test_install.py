@@ -120,6 +120,7 @@ SPAWNING = """
 """
 
 
+@pytest.mark.slow  # the processes that `test_launch` spawns import torch_xla too
 def test_spawned_processes_have_the_alias(tmp_path):
     done = run(tmp_path, SPAWNING, "-m", "dynamotor", "run", "--torch-xla")
     assert done.returncode == 0, done.stderr

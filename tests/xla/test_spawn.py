@@ -50,7 +50,8 @@ def report(index: int, folder: str, factor: int) -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+# That processes are spawned is shown by the next test and by test_install.py's launch.
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "fork"])
 def test_spawn_runs_replicas(tmp_path: Path, method: str) -> None:
     code = f"""
     import sys
