@@ -76,16 +76,11 @@ def compile(
         backend = "auto"
     options = own_options(options or {})
     settings = CompileOptions(fullgraph, dynamic, mode, types.MappingProxyType(options))
+    again = functools.partial(
+        compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
+    )
     if model is None:
-        return lambda fn: compile(
-            fn,
-            backend=backend,
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            mode=mode,
-            options=options,
-            disable=disable,
-        )
+        return functools.partial(again, disable=disable)
     if not callable(model):
         raise UsageError(
             "DM100", f"compile() takes a function, a method or a module, not {type(model).__name__}"
@@ -101,17 +96,12 @@ def compile(
             types.MethodType(type(inside).__call__, inside), settings, backend_call, symbolic
         )
         _dispatchers.add(dispatcher)
-        again = functools.partial(
-            compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
-        )
         return compile_module(plain, dispatcher, again)
     dispatcher = make_dispatcher(model, settings, backend_call, symbolic)
     _dispatchers.add(dispatcher)
     functools.update_wrapper(dispatcher, model, updated=())
     dispatcher.warm_up = functools.partial(dispatcher.miss.__self__.warm_up, dispatcher)
-    dispatcher.compiled_again = functools.partial(
-        compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options
-    )
+    dispatcher.compiled_again = again
     return dispatcher
 
 
@@ -154,11 +144,7 @@ def _guarded_backend(function: Backend, name: str | Backend, settings: CompileOp
 
     def call(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
         implied = {"strict": True} if settings.fullgraph else {}
-        if settings.mode in ("reduce-overhead", "max-autotune"):
-            implied["cuda_graphs"] = True
-        if (settings.mode or "").startswith("max-autotune"):
-            implied["max_autotune"] = True
-        with config.patch(**{**implied, **settings.options}), timed("backend"):
+        with config.patch(**{**implied, **settings.settings}), timed("backend"):
             try:
                 compiled = function(gm, example_inputs)
             except InternalError as error:

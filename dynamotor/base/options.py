@@ -41,3 +41,13 @@ class CompileOptions:
                 why="options are fields of dynamotor.config",
                 cure="use one of " + ", ".join(sorted(known)),
             )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of `config` that the mode implies and the options set."""
+        found: dict[str, Any] = {}
+        if self.mode in ("reduce-overhead", "max-autotune"):
+            found["cuda_graphs"] = True
+        if (self.mode or "").startswith("max-autotune"):
+            found["max_autotune"] = True
+        return {**found, **self.options}

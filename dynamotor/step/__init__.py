@@ -212,10 +212,5 @@ class _Step:
 
     def _settings(self) -> dict[str, Any]:
         """The configuration under which this step's graphs are compiled."""
-        implied: dict[str, Any] = {}
-        if self.settings.mode in ("reduce-overhead", "max-autotune"):
-            implied["cuda_graphs"] = True
-        if (self.settings.mode or "").startswith("max-autotune"):
-            implied["max_autotune"] = True
-        with config.patch(**{**implied, **self.settings.options}):
+        with config.patch(**self.settings.settings):
             return asdict(config.snapshot())

@@ -22,7 +22,7 @@ from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, numel
 from ..graph.text import call_text, program_text
 from ..lower.ir import Expr, Kernel, roots, walk
-from ..lower.program import BufRef, ExternStep, LoopStep, Program, refs
+from ..lower.program import BufRef, ExternStep, LoopStep, Program, refs, touches
 from ..lower.text import kernel_text
 
 _FREE = ("load", "const", "acc", "scratch", "scan", "index", "cast", "round_to")  # no arithmetic
@@ -308,10 +308,7 @@ def live_bytes(program: Program) -> list[int]:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for at, step in enumerate(program.steps):
-        touched: set[Any] = set(step.args)
-        if isinstance(step, ExternStep):
-            touched = {r.name for r in refs((step.args, step.kwargs))} | {*step.outs}
-        for name in touched:
+        for name in touches(step):
             first.setdefault(name, at)
             last[name] = at
     end = len(program.steps) - 1
