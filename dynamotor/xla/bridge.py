@@ -130,7 +130,9 @@ class Result:
 
     def make(self, results: Sequence[jax.Array], inputs: Sequence[torch.Tensor], lane: Lane) -> Any:
         tensor = self._tensor()
-        tensor._alias = Alias(Node(None, (), self.meta, lane, results[self.index]), stride=self.stride)
+        tensor._alias = Alias(
+            Node(None, (), self.meta, lane, results[self.index]), None, None, (), None, self.stride
+        )
         return tensor
 
 
@@ -232,7 +234,7 @@ class Program:
             executable = self.executable
             if executable is None or precision_settings() != self.settings:
                 executable = self._compile(arrays, inputs)
-            results = sync.execute_now(executable, arrays)
+            results = executable.run(arrays)
             if self.checks:
                 raise_failed(self.checks, [results[index] for index in self.checked])
             lane = devices.lane_of(self.device)

@@ -132,7 +132,7 @@ def _install_python_guard(folder: Path) -> Any:
 
 
 _installed: list[Any] = []
-_lanes: dict[int, Lane] = {}
+_lanes: dict[Any, Lane] = {}
 
 
 _started: list[jax.Device] = []
@@ -212,12 +212,14 @@ def _tell_guard(what: str, number: int) -> None:
 
 def lane_of(device: Any) -> Lane:
     """The lane of a device; `xla` without an index is the current one."""
-    index = device.index if isinstance(device, torch.device) else torch.device(device).index
-    index = _current if index is None else index
-    lane = _lanes.get(index)
+    lane = _lanes.get(device)
     if lane is None:
-        jax_device(torch.device("xla", index))
-        lane = _lanes[index] = Lane(torch.device("xla", index))
+        index = torch.device(device).index
+        device = torch.device("xla", _current if index is None else index)
+        lane = _lanes.get(device)
+        if lane is None:
+            jax_device(device)
+            lane = _lanes[device] = Lane(device)
     return lane
 
 
@@ -230,11 +232,10 @@ def lanes(device: Any = None) -> list[Lane]:
 def using_lane(lane: Lane) -> Iterator[None]:
     """Record what is done on the lane's device into this lane: how the bridge traces apart from the running
     program, whose random state stays what it is."""
-    index = lane.device.index
     # A backward pass must run in this thread: others wait for the lock.
     with lock, torch.autograd.set_multithreading_enabled(False):
-        before, state = _lanes.get(index), rng.get_state(lane.device)
-        _lanes[index] = lane
+        before, state = _lanes.get(lane.device), rng.get_state(lane.device)
+        _lanes[lane.device] = lane
         if lane.before is None:
             lane.before = lane.after = state
         rng.set_state(lane.after, lane.device)
@@ -244,9 +245,9 @@ def using_lane(lane: Lane) -> Iterator[None]:
             lane.after = rng.get_state(lane.device)
             rng.set_state(state, lane.device)
             if before is None:
-                del _lanes[index]
+                del _lanes[lane.device]
             else:
-                _lanes[index] = before
+                _lanes[lane.device] = before
 
 
 class _DeviceContext:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ..base.errors import DynamotorError
 from ..base.events import emit
 from . import metrics, persistent_cache, replicated, replication, rng
 from .ir import Instruction, Lane, Meta, XlaError, lower_instruction
@@ -131,16 +132,26 @@ def to_function(graph: Graph) -> Callable[..., list[jax.Array]]:
     return program
 
 
+@dataclass(slots=True)
 class Executable:
-    """A compiled graph. `run` takes jax arrays in the graph's input order and checks nothing: the trace's key
-    proved that they fit."""
+    """A compiled graph. `start` takes jax arrays in the graph's input order and checks nothing: the trace's
+    key proved that they fit."""
 
-    __slots__ = ("graph", "compiled", "run")
+    graph: Graph
+    compiled: Any
+    start: Callable[[list[jax.Array]], list[jax.Array]]
 
-    def __init__(
-        self, graph: Graph, compiled: Any, run: Callable[[list[jax.Array]], list[jax.Array]]
-    ) -> None:
-        self.graph, self.compiled, self.run = graph, compiled, run
+    def run(self, inputs: list[jax.Array]) -> list[jax.Array]:
+        """Run (asynchronously, as jax does) and count it. Errors of the device become coded errors."""
+        start = time.perf_counter()
+        try:
+            results = self.start(inputs)
+        except DynamotorError:
+            raise
+        except Exception as error:
+            raise failure(error, "DM605", "an XLA program failed while it ran") from error
+        metrics.timings["ExecuteTime"].since(start)
+        return results
 
 
 def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
@@ -159,10 +170,9 @@ def compile_graph(graph: Graph, inputs: list[Any]) -> Executable:
             executable = Executable(graph, compiled, _runner(compiled, inputs))
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
         raise failure(error, "DM604", "XLA could not compile this graph") from error
-    seconds = time.perf_counter() - start
-    metrics.record_time("CompileTime", seconds)
+    metrics.timings["CompileTime"].since(start)
     metrics.counter("UncachedCompile")
-    emit("xla.compiled", seconds=seconds, nodes=len(graph.steps), graph=graph)
+    emit("xla.compiled", seconds=time.perf_counter() - start, nodes=len(graph.steps), graph=graph)
     return executable
 
 

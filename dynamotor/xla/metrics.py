@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from ..base.errors import UserLine
@@ -24,7 +24,9 @@ _KEPT = 1024
 
 
 class Timing:
-    """Samples of one duration (seconds): their number, their sum, and the last 1,024 as (when, seconds)."""
+    """Samples of one duration (seconds): their number, their sum, and the last 1,024 as (when it ended by
+    `time.perf_counter()`, seconds).
+    """
 
     __slots__ = ("count", "total", "samples")
 
@@ -32,26 +34,20 @@ class Timing:
         self.count, self.total = 0, 0.0
         self.samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
-    def add(self, seconds: float) -> None:
+    def since(self, start: float) -> None:
+        """Add a sample that began at `start`."""
+        now = time.perf_counter()
         self.count += 1
-        self.total += seconds
-        self.samples.append((time.time(), seconds))
+        self.total += now - start
+        self.samples.append((now, now - start))
 
 
-timings: dict[str, Timing] = {}
+timings: defaultdict[str, Timing] = defaultdict(Timing)
 
 
 def counter(name: str, n: int = 1) -> None:
     """Add to a counter."""
     counters[name] += n
-
-
-def record_time(name: str, seconds: float) -> None:
-    """Add a sample, in seconds, to a timing."""
-    timing_of = timings.get(name)
-    if timing_of is None:
-        timing_of = timings[name] = Timing()
-    timing_of.add(seconds)
 
 
 @contextlib.contextmanager
@@ -61,7 +57,7 @@ def timing(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        record_time(name, time.perf_counter() - start)
+        timings[name].since(start)
 
 
 def all_counters() -> Counter[str]:

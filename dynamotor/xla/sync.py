@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -120,24 +119,9 @@ def _donated(lane: Lane) -> tuple[int, ...]:
 
 def run(executable: execute.Executable, inputs: list[jax.Array], outputs: list[Node]) -> None:
     """Run and hand the results to their nodes."""
-    for node, array in zip(outputs, execute_now(executable, inputs)):
+    for node, array in zip(outputs, executable.run(inputs)):
         node.data = array
         node.instruction, node.inputs, node.epoch = None, (), -1
-
-
-def execute_now(executable: execute.Executable, inputs: list[jax.Array]) -> list[jax.Array]:
-    """Run an executable (asynchronously, as jax does) and count it. Errors of the device become coded
-    errors.
-    """
-    start = time.perf_counter()
-    try:
-        results = executable.run(inputs)
-    except DynamotorError:
-        raise
-    except Exception as error:
-        raise execute.failure(error, "DM605", "an XLA program failed while it ran") from error
-    metrics.record_time("ExecuteTime", time.perf_counter() - start)
-    return results
 
 
 _closures: list[tuple[Callable, tuple]] = []

@@ -10,6 +10,8 @@ Metric: CompileTime
 
 from __future__ import annotations
 
+import time
+
 from .. import metrics as _metrics
 
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
@@ -58,11 +60,9 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     timing = _metrics.timings.get(_ALSO.get(name, name))
     if timing is None:
         return None
-    return (
-        timing.count,
-        timing.total * _NANOSECONDS,
-        [(when, seconds * _NANOSECONDS) for when, seconds in list(timing.samples)],
-    )
+    epoch = time.time() - time.perf_counter()
+    samples = [(epoch + when, seconds * _NANOSECONDS) for when, seconds in list(timing.samples)]
+    return timing.count, timing.total * _NANOSECONDS, samples
 
 
 def clear_metrics() -> None:
