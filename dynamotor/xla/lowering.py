@@ -101,6 +101,12 @@ def random_op(*targets: Target, out: bool = False) -> Callable[[Callable], Calla
     return register
 
 
+def rows(register: Callable[..., Callable], table: dict[Any, Callable]) -> None:
+    """A table of rules of one line: `register(target)(rule)` for each row, whose key is a target or several."""
+    for targets, rule in table.items():
+        register(*(targets if isinstance(targets, tuple) else (targets,)))(rule)
+
+
 def decomposition(*targets: Target) -> Callable[[Callable], Callable]:
     """Register a decomposition: a function of torch tensors that calls other torch ops; used before torch's
     own tables.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from .lowering import op
+from .lowering import op, rows
 from .numerics import wide
 from .promotion import elementwise
 
@@ -28,20 +28,9 @@ def sigmoid(x: jax.Array) -> jax.Array:
     return 1 / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else lax.logistic(x)
 
 
-elementwise(aten.sigmoid)(sigmoid)
-
-
-elementwise(aten.sigmoid_backward)(lambda grad, result: grad * jnp.conj((1 - result) * result))
-elementwise(aten.tanh_backward)(lambda grad, result: grad * jnp.conj(1 - result * result))
-
-
 # -- piecewise linear ----------------------------------------------------------------------------------------
 
 
-elementwise(aten.relu)(lambda x: jnp.maximum(x, 0))
-elementwise(aten.threshold_backward)(lambda grad, x, threshold: jnp.where(x <= threshold, 0, grad))
-elementwise(aten.hardtanh)(lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high))
-elementwise(aten.leaky_relu)(lambda x, slope=0.01: jnp.where(x > 0, x, x * slope))
 op(aten.leaky_relu_backward)(
     lambda grad, x, slope, is_result: jnp.where(wide(x) > 0, wide(grad), wide(grad) * slope)
 )
@@ -60,8 +49,20 @@ def _elu(x, alpha=1, scale=1, input_scale=1):
     return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
 
 
-elementwise(aten.silu)(
-    lambda x: x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x)
+rows(
+    elementwise,
+    {
+        aten.sigmoid: sigmoid,
+        aten.sigmoid_backward: lambda grad, result: grad * jnp.conj((1 - result) * result),
+        aten.tanh_backward: lambda grad, result: grad * jnp.conj(1 - result * result),
+        aten.relu: lambda x: jnp.maximum(x, 0),
+        aten.threshold_backward: lambda grad, x, threshold: jnp.where(x <= threshold, 0, grad),
+        aten.hardtanh: lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high),
+        aten.leaky_relu: lambda x, slope=0.01: jnp.where(x > 0, x, x * slope),
+        aten.silu: lambda x: (
+            x / (1 + jnp.exp(-x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * lax.logistic(x)
+        ),
+    },
 )
 
 

@@ -11,34 +11,28 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from .lowering import op
+from .lowering import op, rows
 from .ops_pointwise import is_integer
 from .promotion import comparison, elementwise, promoted
 
 aten = torch.ops.aten
 
-COMPARISONS = {
-    aten.eq: lambda x, y: x == y,
-    aten.ne: lambda x, y: x != y,
-    aten.lt: lambda x, y: x < y,
-    aten.le: lambda x, y: x <= y,
-    aten.gt: lambda x, y: x > y,
-    aten.ge: lambda x, y: x >= y,
-    aten.isnan: lambda x: x != x,
-    aten.isinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else jnp.isinf(x),
-    aten.isposinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == jnp.inf,
-    aten.isneginf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == -jnp.inf,
-    aten.signbit: lambda x: x < 0 if is_integer(x) else jnp.signbit(x),
-}
-for _target, _fn in COMPARISONS.items():
-    comparison(_target)(_fn)
-
-TRUTH = {
-    aten.logical_and: lambda x, y: x & y,
-    aten.logical_or: lambda x, y: x | y,
-    aten.logical_xor: lambda x, y: x ^ y,
-    aten.logical_not: lambda x: ~x,
-}
+rows(
+    comparison,
+    {
+        aten.eq: lambda x, y: x == y,
+        aten.ne: lambda x, y: x != y,
+        aten.lt: lambda x, y: x < y,
+        aten.le: lambda x, y: x <= y,
+        aten.gt: lambda x, y: x > y,
+        aten.ge: lambda x, y: x >= y,
+        aten.isnan: lambda x: x != x,
+        aten.isinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else jnp.isinf(x),
+        aten.isposinf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == jnp.inf,
+        aten.isneginf: lambda x: jnp.zeros(x.shape, bool) if is_integer(x) else x == -jnp.inf,
+        aten.signbit: lambda x: x < 0 if is_integer(x) else jnp.signbit(x),
+    },
+)
 
 
 def truth(x: jax.Array) -> jax.Array:
@@ -46,21 +40,15 @@ def truth(x: jax.Array) -> jax.Array:
     return x if x.dtype == jnp.bool_ else x != 0
 
 
-for _target, _fn in TRUTH.items():
-    op(_target)(lambda *values, fn=_fn: fn(*(truth(v) for v in values)))
-
-BITS = {
-    aten.bitwise_and: lambda x, y: x & y,
-    aten.bitwise_or: lambda x, y: x | y,
-    aten.bitwise_xor: lambda x, y: x ^ y,
-    aten.bitwise_not: lambda x: ~x,
-    aten.maximum: jnp.maximum,
-    aten.minimum: jnp.minimum,
-    aten.fmax: lambda x, y: jnp.maximum(x, y) if is_integer(x) else jnp.fmax(x, y),
-    aten.fmin: lambda x, y: jnp.minimum(x, y) if is_integer(x) else jnp.fmin(x, y),
-}
-for _target, _fn in BITS.items():
-    elementwise(_target)(_fn)
+rows(
+    lambda target: lambda fn: op(target)(lambda *values: fn(*map(truth, values))),
+    {
+        aten.logical_and: lambda x, y: x & y,
+        aten.logical_or: lambda x, y: x | y,
+        aten.logical_xor: lambda x, y: x ^ y,
+        aten.logical_not: lambda x: ~x,
+    },
+)
 
 
 def _bits(x: jax.Array) -> int:
@@ -109,5 +97,18 @@ def _bounded(x: jax.Array, low: jax.Array | None, high: jax.Array | None) -> jax
     return x if high is None else jnp.minimum(x, high)
 
 
-elementwise(aten.clamp_min)(lambda x, low: jnp.maximum(x, low))
-elementwise(aten.clamp_max)(lambda x, high: jnp.minimum(x, high))
+rows(
+    elementwise,
+    {
+        aten.bitwise_and: lambda x, y: x & y,
+        aten.bitwise_or: lambda x, y: x | y,
+        aten.bitwise_xor: lambda x, y: x ^ y,
+        aten.bitwise_not: lambda x: ~x,
+        aten.maximum: jnp.maximum,
+        aten.minimum: jnp.minimum,
+        aten.fmax: lambda x, y: jnp.maximum(x, y) if is_integer(x) else jnp.fmax(x, y),
+        aten.fmin: lambda x, y: jnp.minimum(x, y) if is_integer(x) else jnp.fmin(x, y),
+        aten.clamp_min: lambda x, low: jnp.maximum(x, low),
+        aten.clamp_max: lambda x, high: jnp.minimum(x, high),
+    },
+)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from .lowering import op
+from .lowering import op, rows
 from .numerics import wide
 from .ops_pointwise import is_complex
 from .promotion import widened_float
@@ -24,17 +24,18 @@ from .promotion import widened_float
 aten = torch.ops.aten
 
 
-op(aten.complex)(lambda real, imag: lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag))))
-
-
 @op(aten._conj, aten._conj_physical, aten.conj_physical, aten._conj_copy)
 def _conj(x):
     return jnp.conj(x) if is_complex(x) else x
 
 
-@op(aten._neg_view, aten._neg_view_copy)
-def _neg_view(x):
-    return -x
+rows(
+    op,
+    {
+        aten.complex: lambda real, imag: lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag))),
+        (aten._neg_view, aten._neg_view_copy): lambda x: -x,
+    },
+)
 
 
 @op(aten.angle.default)

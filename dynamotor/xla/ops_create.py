@@ -7,13 +7,15 @@ Array([0.  , 0.25, 0.5 , 0.75], dtype=float32)
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
 
 from .dtypes import LOW_PRECISION, convert, is_complex, is_float, jax_dtype
-from .lowering import Spec, op
+from .lowering import Spec, op, rows
 
 aten = torch.ops.aten
 
@@ -22,10 +24,15 @@ def _filled(out: Spec, value: object) -> jax.Array:
     return jnp.broadcast_to(convert(jnp.asarray(value), jax_dtype(out.dtype)), out.shape)
 
 
-op(aten.full, out=True, lift=True)(lambda size, fill_value, *, dtype=None, out: _filled(out, fill_value))
-op(aten.full_like, out=True, lift=True)(lambda x, fill_value, *, dtype=None, out: _filled(out, fill_value))
-op(aten.scalar_tensor, out=True, lift=True)(lambda s, *, dtype=None, out: _filled(out, s))
-op(aten.fill, out=True, lift=True)(lambda x, value, *, out: _filled(out, value))
+rows(
+    partial(op, out=True, lift=True),
+    {
+        aten.full: lambda size, fill_value, *, dtype=None, out: _filled(out, fill_value),
+        aten.full_like: lambda x, fill_value, *, dtype=None, out: _filled(out, fill_value),
+        aten.scalar_tensor: lambda s, *, dtype=None, out: _filled(out, s),
+        aten.fill: lambda x, value, *, out: _filled(out, value),
+    },
+)
 
 
 @op(
@@ -35,12 +42,6 @@ op(aten.fill, out=True, lift=True)(lambda x, value, *, out: _filled(out, value))
 def _zeros(*args, dtype=None, out: Spec):
     """What `empty` leaves undefined is zero here."""
     return jnp.zeros(out.shape, jax_dtype(out.dtype))
-
-
-op(aten.ones, aten.ones_like, aten.new_ones, out=True)(
-    lambda *args, dtype=None, out: jnp.ones(out.shape, jax_dtype(out.dtype))
-)
-op(aten.eye, out=True)(lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jnp.bool_))
 
 
 @op(aten.arange, out=True)
@@ -53,9 +54,6 @@ def _arange(start, end=None, step=1, *, dtype=None, out: Spec):
     if wide == jnp.int64:
         start, step = int(start), int(step)
     return jnp.asarray(start, wide) + jnp.asarray(step, wide) * lax.iota(wide, out.shape[0])
-
-
-op(aten.range, out=True)(lambda start, end, step=1, *, dtype=None, out: _arange(start, end, step, out=out))
 
 
 def _spaced(start: object, end: object, steps: int, out: Spec) -> jax.Array:
@@ -83,11 +81,6 @@ def _step_dtype(out: Spec) -> jnp.dtype:
     )
 
 
-op(aten.linspace, out=True)(
-    lambda start, end, steps, *, dtype=None, out: _truncated(_spaced(start, end, steps, out), out)
-)
-
-
 @op(aten.logspace, out=True)
 def _logspace(start, end, steps, base=10.0, *, dtype=None, out: Spec):
     place = _spaced(start, end, steps, out)
@@ -98,20 +91,27 @@ def _truncated(values: jax.Array, out: Spec) -> jax.Array:
     return convert(values, jax_dtype(out.dtype))
 
 
-op(aten.tril_indices, out=True)(
-    lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.tril_indices(row, offset, col))
-)
-op(aten.triu_indices, out=True)(
-    lambda row, col, offset=0, *, dtype=None, out: jnp.stack(jnp.triu_indices(row, offset, col))
-)
 op(aten.clone)(lambda x: x)
 
 
-@op(aten._to_copy, out=True)
-def _to_copy(x, *, dtype=None, out: Spec):
-    return convert(x, jax_dtype(out.dtype))
-
-
-op(aten.copy, out=True)(
-    lambda x, src, *, out: jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape)
+rows(
+    partial(op, out=True),
+    {
+        (aten.ones, aten.ones_like, aten.new_ones): lambda *args, dtype=None, out: jnp.ones(
+            out.shape, jax_dtype(out.dtype)
+        ),
+        aten.eye: lambda *args, dtype=None, out: jnp.eye(*out.shape, dtype=jnp.bool_),
+        aten.range: lambda start, end, step=1, *, dtype=None, out: _arange(start, end, step, out=out),
+        aten.linspace: lambda start, end, steps, *, dtype=None, out: _truncated(
+            _spaced(start, end, steps, out), out
+        ),
+        aten.tril_indices: lambda row, col, offset=0, *, dtype=None, out: jnp.stack(
+            jnp.tril_indices(row, offset, col)
+        ),
+        aten.triu_indices: lambda row, col, offset=0, *, dtype=None, out: jnp.stack(
+            jnp.triu_indices(row, offset, col)
+        ),
+        aten._to_copy: lambda x, *, dtype=None, out: convert(x, jax_dtype(out.dtype)),
+        aten.copy: lambda x, src, *, out: jnp.broadcast_to(convert(src, jax_dtype(out.dtype)), out.shape),
+    },
 )

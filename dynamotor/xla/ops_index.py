@@ -20,7 +20,7 @@ import torch
 from jax import lax
 
 from .indexing import WITHIN, WRAPPED, Index, add_at, along, at_dim
-from .lowering import Unsupported, op
+from .lowering import Unsupported, op, rows
 
 aten = torch.ops.aten
 
@@ -40,9 +40,6 @@ def _index_select(x, dim, index):
     return x.at[at_dim(dim, jnp.atleast_1d(index), x.ndim)].get(**WITHIN)
 
 
-op(aten.take)(lambda x, index: x.reshape(-1).at[index].get(**WRAPPED))
-
-
 @op(aten.put)
 def _put(x, index, source, accumulate=False):
     flat, values = x.reshape(-1), source.reshape(index.shape)
@@ -59,9 +56,6 @@ def _places(indices: Sequence[jax.Array | None]) -> Index:
     if any(_is_mask(index) for index in indices):
         raise Unsupported("how many elements a boolean mask selects is known only from its data")
     return tuple(slice(None) if index is None else index for index in indices)
-
-
-op(aten.index.Tensor, aten._unsafe_index)(lambda x, indices: x.at[_places(indices)].get(**WRAPPED))
 
 
 @op(aten.index_put, aten._unsafe_index_put, aten._index_put_impl)
@@ -121,7 +115,14 @@ def _in_dim(vector: jax.Array, dim: int, ndim: int) -> jax.Array:
     return lax.expand_dims(vector, [d for d in range(ndim) if d != dim % ndim])
 
 
-op(aten.masked_fill)(lambda x, mask, value: jnp.where(mask, jnp.asarray(value).astype(x.dtype), x))
+rows(
+    op,
+    {
+        aten.take: lambda x, index: x.reshape(-1).at[index].get(**WRAPPED),
+        (aten.index.Tensor, aten._unsafe_index): lambda x, indices: x.at[_places(indices)].get(**WRAPPED),
+        aten.masked_fill: lambda x, mask, value: jnp.where(mask, jnp.asarray(value).astype(x.dtype), x),
+    },
+)
 
 
 @op(aten.masked_scatter)

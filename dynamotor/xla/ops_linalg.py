@@ -14,7 +14,7 @@ import jax.scipy.linalg as jsl
 import torch
 
 from .dtypes import is_complex
-from .lowering import Unsupported, op
+from .lowering import Unsupported, op, rows
 from .numerics import on_cpu
 from .ops_matmul import product
 
@@ -167,11 +167,6 @@ def _lu_factor_ex(a, *, pivot=True, check_errors=False):
     return _lu(a)
 
 
-op(aten.linalg_lu_solve)(
-    lambda factors, pivots, b, *, left=True, adjoint=False: _lu_solve(factors, pivots, b, left, adjoint)
-)
-
-
 def _unpacked(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
     """L (m, k) with ones on its diagonal and U (k, n), k = min(m, n)."""
     rows, columns = factors.shape[-2:]
@@ -263,7 +258,15 @@ def _geqrf(a):
     return _transposed(reflectors), tau
 
 
-op(aten.linalg_householder_product)(lambda a, tau: jax.lax.linalg.householder_product(a, tau))
+rows(
+    op,
+    {
+        aten.linalg_lu_solve: lambda factors, pivots, b, *, left=True, adjoint=False: _lu_solve(
+            factors, pivots, b, left, adjoint
+        ),
+        aten.linalg_householder_product: lambda a, tau: jax.lax.linalg.householder_product(a, tau),
+    },
+)
 
 
 @op(aten.ormqr)

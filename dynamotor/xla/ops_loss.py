@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .lowering import op
+from .lowering import op, rows
 from .numerics import wide
 
 aten = torch.ops.aten
@@ -28,10 +28,18 @@ def _spread(grad: jax.Array, like: jax.Array, reduction: int) -> jax.Array:
     return wide(grad) / like.size if reduction == _MEAN else wide(grad)
 
 
-op(aten.mse_loss)(lambda x, target, reduction=_MEAN: _reduce(jnp.square(wide(x) - wide(target)), reduction))
-op(aten.mse_loss_backward)(
-    lambda grad, x, target, reduction: _spread(grad, each := wide(x) - wide(target), reduction) * 2 * each
+rows(
+    op,
+    {
+        aten.mse_loss: lambda x, target, reduction=_MEAN: _reduce(
+            jnp.square(wide(x) - wide(target)), reduction
+        ),
+        aten.mse_loss_backward: lambda grad, x, target, reduction: (
+            _spread(grad, each := wide(x) - wide(target), reduction) * 2 * each
+        ),
+    },
 )
+
 
 # -- negative log likelihood: classes along dimension 1 (0 for a single sample) ------------------------------
 

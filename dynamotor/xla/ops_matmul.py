@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from .dtypes import LOW_PRECISION
-from .lowering import op
+from .lowering import op, rows
 from .numerics import contract, matmul_precision, rounded, wide
 
 aten = torch.ops.aten
@@ -39,12 +39,13 @@ def _scaled(value: jax.Array, factor: float) -> jax.Array:
     return value * jnp.asarray(factor, value.dtype) if value.dtype != jnp.bool_ else value & bool(factor)
 
 
-op(aten.mm, aten.bmm, aten.mv, aten.dot, aten.matmul)(lambda x, y, out_dtype=None: product(x, y))
-
-
-@op(aten._int_mm)
-def _int_mm(x, y):
-    return jnp.matmul(x, y, preferred_element_type=jnp.int32)
+rows(
+    op,
+    {
+        (aten.mm, aten.bmm, aten.mv, aten.dot, aten.matmul): lambda x, y, out_dtype=None: product(x, y),
+        aten._int_mm: lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.int32),
+    },
+)
 
 
 @op(aten.addmm, aten.addmv, aten.baddbmm)

@@ -9,6 +9,7 @@ tensor([3], device='xla:0')
 
 from __future__ import annotations
 
+from functools import partial
 from math import pi
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from jax import lax
 
 from .dtypes import convert
-from .lowering import Refusal, Spec, Unsupported, op
+from .lowering import Refusal, Spec, Unsupported, op, rows
 from .promotion import cast, compute_dtype, elementwise, in_type, is_array
 
 aten = torch.ops.aten
@@ -66,42 +67,6 @@ def conjugate_symmetric(fn: Any) -> Any:
 
 square_root = conjugate_symmetric(jnp.sqrt)
 
-UNARY = {
-    aten.acos: conjugate_symmetric(jnp.arccos),
-    aten.acosh: conjugate_symmetric(jnp.arccosh),
-    aten.asin: conjugate_symmetric(jnp.arcsin),
-    aten.asinh: jnp.arcsinh,
-    aten.atan: jnp.arctan,
-    aten.atanh: jnp.arctanh,
-    aten.cos: jnp.cos,
-    aten.cosh: jnp.cosh,
-    aten.deg2rad: lambda x: x * (pi / 180),
-    aten.exp: jnp.exp,
-    aten.exp2: jnp.exp2,
-    aten.expm1: jnp.expm1,
-    aten.frac: lambda x: x - jnp.trunc(x),
-    aten.log: jnp.log,
-    aten.log10: jnp.log10,
-    aten.log1p: jnp.log1p,
-    aten.log2: jnp.log2,
-    aten.rad2deg: lambda x: x * (180 / pi),
-    aten.reciprocal: lambda x: 1 / x,
-    aten.rsqrt: lambda x: 1 / square_root(x) if is_complex(x) else lax.rsqrt(x),
-    aten.sgn: sgn,
-    aten.sign: sgn,
-    aten.sin: jnp.sin,
-    aten.sinh: jnp.sinh,
-    aten.sqrt: square_root,
-    aten.tan: jnp.tan,
-    aten.tanh: jnp.tanh,
-    aten.ceil: unless_integer(jnp.ceil),
-    aten.floor: unless_integer(jnp.floor),
-    aten.trunc: unless_integer(jnp.trunc),
-    aten.neg: jnp.negative,
-}
-for _target, _fn in UNARY.items():
-    elementwise(_target)(_fn)
-
 
 @op(aten.abs, out=True)
 def _abs(x, *, out: Spec):
@@ -126,22 +91,10 @@ def _round(x, *, decimals=0):
 # -- arithmetic of two tensors -------------------------------------------------------------------------------
 
 
-elementwise(aten.add, lift=True)(lambda x, y, alpha=1: x + _scaled(y, alpha))
-elementwise(aten.sub, lift=True)(lambda x, y, alpha=1: x - _scaled(y, alpha))
-
-
-@elementwise(aten._add_relu)
-def _add_relu(x, y, alpha=1):
-    return jnp.maximum(x + _scaled(y, alpha), 0)
-
-
 def _scaled(y: jax.Array, alpha: Any) -> jax.Array:
     if not is_array(alpha) and alpha == 1:
         return y
     return y * cast(alpha, y.dtype)
-
-
-elementwise(aten.mul, lift=True)(lambda x, y: x * y)
 
 
 @op(aten.div, out=True, lift=True)
@@ -243,11 +196,6 @@ def _integer_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
     return jnp.where(exponent < 0, jnp.where(unit, sign, 0), power)
 
 
-elementwise(aten.atan2)(lambda y, x: jnp.arctan2(y, x))
-elementwise(aten.hypot)(lambda x, y: jnp.hypot(x, y))
-elementwise(aten.copysign)(lambda x, y: jnp.copysign(x, y))
-
-
 @op(aten.nextafter)
 def _nextafter(x, y):
     """Steps in the type of the tensors themselves; they are not widened."""
@@ -260,9 +208,6 @@ def _frexp(x):
     """Mantissa in [0.5, 1) and exponent; the exponent of 0, infinities and nan is 0."""
     mantissa, exponent = jnp.frexp(cast(x, compute_dtype(torch.float32)) if x.dtype.itemsize < 4 else x)
     return mantissa, jnp.where(jnp.isfinite(x), exponent, 0)
-
-
-elementwise(aten.ldexp)(lambda x, exponent: x * jnp.exp2(exponent))
 
 
 @elementwise(aten.logaddexp)
@@ -280,15 +225,64 @@ def logaddexp(x, y):
     return jnp.where(unknown, complex("nan+nanj"), jnp.where(same, together, apart))
 
 
-elementwise(aten.gcd)(lambda x, y: jnp.gcd(*jnp.broadcast_arrays(x, y)))
-elementwise(aten.lcm)(lambda x, y: jnp.lcm(*jnp.broadcast_arrays(x, y)))
+rows(
+    elementwise,
+    {
+        aten.acos: conjugate_symmetric(jnp.arccos),
+        aten.acosh: conjugate_symmetric(jnp.arccosh),
+        aten.asin: conjugate_symmetric(jnp.arcsin),
+        aten.asinh: jnp.arcsinh,
+        aten.atan: jnp.arctan,
+        aten.atanh: jnp.arctanh,
+        aten.cos: jnp.cos,
+        aten.cosh: jnp.cosh,
+        aten.deg2rad: lambda x: x * (pi / 180),
+        aten.exp: jnp.exp,
+        aten.exp2: jnp.exp2,
+        aten.expm1: jnp.expm1,
+        aten.frac: lambda x: x - jnp.trunc(x),
+        aten.log: jnp.log,
+        aten.log10: jnp.log10,
+        aten.log1p: jnp.log1p,
+        aten.log2: jnp.log2,
+        aten.rad2deg: lambda x: x * (180 / pi),
+        aten.reciprocal: lambda x: 1 / x,
+        aten.rsqrt: lambda x: 1 / square_root(x) if is_complex(x) else lax.rsqrt(x),
+        aten.sgn: sgn,
+        aten.sign: sgn,
+        aten.sin: jnp.sin,
+        aten.sinh: jnp.sinh,
+        aten.sqrt: square_root,
+        aten.tan: jnp.tan,
+        aten.tanh: jnp.tanh,
+        aten.ceil: unless_integer(jnp.ceil),
+        aten.floor: unless_integer(jnp.floor),
+        aten.trunc: unless_integer(jnp.trunc),
+        aten.neg: jnp.negative,
+        aten._add_relu: lambda x, y, alpha=1: jnp.maximum(x + _scaled(y, alpha), 0),
+        aten.atan2: lambda y, x: jnp.arctan2(y, x),
+        aten.hypot: lambda x, y: jnp.hypot(x, y),
+        aten.copysign: lambda x, y: jnp.copysign(x, y),
+        aten.ldexp: lambda x, exponent: x * jnp.exp2(exponent),
+        aten.gcd: lambda x, y: jnp.gcd(*jnp.broadcast_arrays(x, y)),
+        aten.lcm: lambda x, y: jnp.lcm(*jnp.broadcast_arrays(x, y)),
+    },
+)
 
 
-# -- arithmetic of three tensors -----------------------------------------------------------------------------
+# -- arithmetic whose numbers may change from step to step ---------------------------------------------------
 
 
-elementwise(aten.addcmul, lift=True)(lambda x, first, second, value=1: x + _scaled(first * second, value))
-elementwise(aten.addcdiv, lift=True)(lambda x, first, second, value=1: x + _scaled(first, value) / second)
+rows(
+    partial(elementwise, lift=True),
+    {
+        aten.add: lambda x, y, alpha=1: x + _scaled(y, alpha),
+        aten.sub: lambda x, y, alpha=1: x - _scaled(y, alpha),
+        aten.mul: lambda x, y: x * y,
+        aten.addcmul: lambda x, first, second, value=1: x + _scaled(first * second, value),
+        aten.addcdiv: lambda x, first, second, value=1: x + _scaled(first, value) / second,
+    },
+)
 
 
 @elementwise(aten.lerp, lift=True)

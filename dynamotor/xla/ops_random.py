@@ -19,7 +19,7 @@ import torch
 
 from ..graph import prims  # noqa: F401 - defines torch.ops.dynamotor.rand and new_seed
 from .dtypes import is_complex, jax_dtype
-from .lowering import Spec, Unsupported, op, random_op
+from .lowering import Spec, Unsupported, op, random_op, rows
 from .numerics import wide
 
 aten = torch.ops.aten
@@ -199,9 +199,6 @@ def _random(key, x, *bounds, out, generator=None, **named):
     return _integers(key, low, count, out.shape)
 
 
-random_op(aten.randperm)(lambda key, n, *, generator=None, dtype=None: jax.random.permutation(key, n))
-
-
 # -- chances -------------------------------------------------------------------------------------------------
 
 
@@ -211,11 +208,6 @@ def _chance(key: jax.Array, shape: tuple[int, ...], p: Any) -> jax.Array:
     return _uniform(key, shape, jnp.dtype(jnp.float64 if exact else jnp.float32)) < (
         wide(p) if isinstance(p, jax.Array) else p
     )
-
-
-random_op(aten.bernoulli)(
-    lambda key, x, p=None, *, generator=None: _chance(key, x.shape, x if p is None else p)
-)
 
 
 @random_op(aten.native_dropout)
@@ -232,9 +224,6 @@ def _kept(x: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
     """A product: what is NaN or infinite shows also where it is dropped."""
     x = wide(x)
     return x * jnp.where(mask, jnp.asarray(scale, x.dtype), 0)
-
-
-op(aten.native_dropout_backward)(_kept)
 
 
 @random_op(aten.rrelu_with_noise_functional)
@@ -266,11 +255,6 @@ def _multinomial(key, weights, num_samples, replacement=False, *, generator=None
 # -- distributions that jax samples --------------------------------------------------------------------------
 
 
-random_op(aten.poisson)(
-    lambda key, rate, generator=None: jax.random.poisson(key, wide(rate), dtype=jnp.int64)
-)
-
-
 @random_op(aten.binomial)
 def _binomial(key, count, prob, generator=None):
     dtype = jnp.float64 if count.dtype == jnp.float64 else jnp.float32
@@ -283,9 +267,13 @@ def _standard_gamma(key, alpha, generator=None):
     return jax.random.gamma(key, alpha, dtype=alpha.dtype)
 
 
-@op(aten._standard_gamma_grad)
-def _standard_gamma_grad(alpha, sample):
-    return jax.lax.random_gamma_grad(wide(alpha), wide(sample))
+rows(
+    op,
+    {
+        aten.native_dropout_backward: _kept,
+        aten._standard_gamma_grad: lambda alpha, sample: jax.lax.random_gamma_grad(wide(alpha), wide(sample)),
+    },
+)
 
 
 @random_op(aten._sample_dirichlet)
@@ -294,15 +282,25 @@ def _sample_dirichlet(key, alpha, generator=None):
     return jax.random.dirichlet(key, alpha, dtype=alpha.dtype)
 
 
+rows(
+    random_op,
+    {
+        aten.randperm: lambda key, n, *, generator=None, dtype=None: jax.random.permutation(key, n),
+        aten.bernoulli: lambda key, x, p=None, *, generator=None: _chance(
+            key, x.shape, x if p is None else p
+        ),
+        aten.poisson: lambda key, rate, generator=None: jax.random.poisson(key, wide(rate), dtype=jnp.int64),
+        torch.ops.dynamotor.new_seed: lambda key: jax.lax.bitcast_convert_type(
+            _words(key, (1,), 64) >> 1, jnp.int64
+        ),
+    },
+)
+
+
 # -- our own counter-based numbers: Philox4x32-10, bit-equal to graph/prims.py -------------------------------
 
 _FACTORS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-
-
-random_op(torch.ops.dynamotor.new_seed)(
-    lambda key: jax.lax.bitcast_convert_type(_words(key, (1,), 64) >> 1, jnp.int64)
-)
 
 
 def _product_words(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:

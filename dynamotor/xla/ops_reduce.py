@@ -9,6 +9,7 @@ tensor([3., 7.], device='xla:0')
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from jax.scipy import special
 
 from .dtypes import jax_dtype
-from .lowering import Spec, Unsupported, op
+from .lowering import Spec, Unsupported, op, rows
 from .numerics import wide
 from .ops_compare import truth
 from .promotion import cast, compute_dtype, promoted
@@ -54,8 +55,6 @@ for _target, _fn in {
             in_dtype(x, out), axes(x, dim), keepdims=keepdim
         )
     )
-op(aten.any)(lambda x, dim=None, keepdim=False: jnp.any(truth(x), axes(x, dim), keepdims=keepdim))
-op(aten.all)(lambda x, dim=None, keepdim=False: jnp.all(truth(x), axes(x, dim), keepdims=keepdim))
 
 
 # -- extrema -------------------------------------------------------------------------------------------------
@@ -82,10 +81,13 @@ def _position(find: Any, x: jax.Array, dim: int | None, shape: tuple[int, ...]) 
     return find(x, dim).reshape(shape)
 
 
-op(aten.argmax, out=True)(lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmax, x, dim, out.shape))
-op(aten.argmin, out=True)(lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmin, x, dim, out.shape))
-op(aten.max.default)(lambda x: jnp.max(x))
-op(aten.min.default)(lambda x: jnp.min(x))
+rows(
+    partial(op, out=True),
+    {
+        aten.argmax: lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmax, x, dim, out.shape),
+        aten.argmin: lambda x, dim=None, keepdim=False, *, out: _position(jnp.argmin, x, dim, out.shape),
+    },
+)
 
 
 @op(aten.max.dim, out=True)
@@ -112,11 +114,20 @@ def moments(x: jax.Array, dim: Any, correction: float | None, keepdim: bool) -> 
     return total / np.asarray(divisor, total.dtype), mean if keepdim else jnp.squeeze(mean, over)
 
 
-op(aten.var.correction)(
-    lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim)[0]
-)
-op(aten.var_mean.correction)(
-    lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim)
+rows(
+    op,
+    {
+        aten.any: lambda x, dim=None, keepdim=False: jnp.any(truth(x), axes(x, dim), keepdims=keepdim),
+        aten.all: lambda x, dim=None, keepdim=False: jnp.all(truth(x), axes(x, dim), keepdims=keepdim),
+        aten.max.default: lambda x: jnp.max(x),
+        aten.min.default: lambda x: jnp.min(x),
+        aten.var.correction: lambda x, dim=None, *, correction=None, keepdim=False: moments(
+            x, dim, correction, keepdim
+        )[0],
+        aten.var_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: moments(
+            x, dim, correction, keepdim
+        ),
+    },
 )
 
 

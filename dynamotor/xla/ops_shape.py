@@ -17,7 +17,7 @@ import torch
 from jax import lax
 
 from .dtypes import LOW_PRECISION, jax_dtype
-from .lowering import Spec, op
+from .lowering import Spec, op, rows
 
 aten = torch.ops.aten
 
@@ -30,12 +30,17 @@ def _cat(tensors, dim=0, *, out: Spec):
     return jnp.concatenate(parts, dim) if parts else jnp.zeros(out.shape, dtype)
 
 
-op(aten.repeat)(
-    lambda x, repeats: jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
+rows(
+    op,
+    {
+        aten.repeat: lambda x, repeats: jnp.tile(
+            x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats)
+        ),
+        aten.flip: lambda x, dims: jnp.flip(x, tuple(dims)) if x.ndim else x,
+        aten.tril: lambda x, diagonal=0: jnp.tril(x, diagonal),
+        aten.triu: lambda x, diagonal=0: jnp.triu(x, diagonal),
+    },
 )
-op(aten.flip)(lambda x, dims: jnp.flip(x, tuple(dims)) if x.ndim else x)
-op(aten.tril)(lambda x, diagonal=0: jnp.tril(x, diagonal))
-op(aten.triu)(lambda x, diagonal=0: jnp.triu(x, diagonal))
 
 
 @op(aten.resize)

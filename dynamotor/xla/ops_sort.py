@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from .lowering import op
+from .lowering import op, rows
 from .ops_pointwise import is_complex, logaddexp
 from .ops_reduce import in_dtype
 from .promotion import widened_float
@@ -36,10 +36,6 @@ def sort(x: jax.Array, dim: int, descending: bool = False) -> tuple[jax.Array, j
     # Turned round before and after, equal values keep their order.
     turned = lax.sort((jnp.flip(x, dim), jnp.flip(places, dim)), dimension=dim, is_stable=True, num_keys=1)
     return jnp.flip(turned[0], dim), jnp.flip(turned[1], dim)
-
-
-op(aten.sort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descending))
-op(aten.sort.stable)(lambda x, *, stable=None, dim=-1, descending=False: sort(x, dim, descending))
 
 
 @op(aten.topk)
@@ -65,9 +61,6 @@ def _keys(x: jax.Array, largest: bool) -> jax.Array:
     return jnp.where(x != x, signed, x if largest else -x)
 
 
-op(aten.kthvalue)(lambda x, k, dim=-1, keepdim=False: _pick(*sort(x, dim), jnp.asarray(k - 1), dim, keepdim))
-
-
 def _pick(
     values: jax.Array, places: jax.Array, rank: jax.Array, dim: int, keepdim: bool
 ) -> tuple[jax.Array, jax.Array]:
@@ -90,16 +83,6 @@ def _median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> tuple[jax.
     if not skip_nan:
         middle = jnp.where(numbers < x.shape[dim], numbers, (x.shape[dim] - 1) // 2)
     return _pick(values, places, jnp.maximum(middle, 0), dim, keepdim)
-
-
-op(aten.median.default)(
-    lambda x: _median(jnp.ravel(x), 0, False, False)[0] if x.size else jnp.asarray(jnp.nan)
-)
-op(aten.nanmedian.default)(
-    lambda x: _median(jnp.ravel(x), 0, False, True)[0] if x.size else jnp.asarray(jnp.nan)
-)
-op(aten.median.dim)(lambda x, dim, keepdim=False: _median(x, dim, keepdim, False))
-op(aten.nanmedian.dim)(lambda x, dim, keepdim=False: _median(x, dim, keepdim, True))
 
 
 @op(aten.mode)
@@ -138,8 +121,26 @@ def _logcumsumexp(x, dim):
     )
 
 
-op(aten.cummax)(lambda x, dim: _running(lambda new, old: new >= old, x, dim))
-op(aten.cummin)(lambda x, dim: _running(lambda new, old: new <= old, x, dim))
+rows(
+    op,
+    {
+        aten.sort.default: lambda x, dim=-1, descending=False: sort(x, dim, descending),
+        aten.sort.stable: lambda x, *, stable=None, dim=-1, descending=False: sort(x, dim, descending),
+        aten.kthvalue: lambda x, k, dim=-1, keepdim=False: _pick(
+            *sort(x, dim), jnp.asarray(k - 1), dim, keepdim
+        ),
+        aten.median.default: lambda x: (
+            _median(jnp.ravel(x), 0, False, False)[0] if x.size else jnp.asarray(jnp.nan)
+        ),
+        aten.nanmedian.default: lambda x: (
+            _median(jnp.ravel(x), 0, False, True)[0] if x.size else jnp.asarray(jnp.nan)
+        ),
+        aten.median.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, False),
+        aten.nanmedian.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, True),
+        aten.cummax: lambda x, dim: _running(lambda new, old: new >= old, x, dim),
+        aten.cummin: lambda x, dim: _running(lambda new, old: new <= old, x, dim),
+    },
+)
 
 
 def _running(wins: Any, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:

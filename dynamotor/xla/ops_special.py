@@ -19,7 +19,7 @@ import torch
 from jax import lax
 from jax.scipy import special
 
-from .lowering import Spec, op
+from .lowering import Spec, op, rows
 from .promotion import cast, compute_dtype, elementwise
 
 aten = torch.ops.aten
@@ -28,26 +28,6 @@ aten = torch.ops.aten
 def digamma(x: jax.Array) -> jax.Array:
     """The derivative of lgamma; ∓inf at ±0, nan at negative integers."""
     return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
-
-
-FUNCTIONS = {
-    aten.digamma: digamma,
-    aten.erf: lax.erf,
-    aten.erfc: lax.erfc,
-    aten.erfinv: lax.erf_inv,
-    aten.i0: special.i0,
-    aten.lgamma: lax.lgamma,
-    aten.special_erfcx: special.erfcx,
-    aten.special_i0e: special.i0e,
-    aten.special_i1: special.i1,
-    aten.special_i1e: special.i1e,
-    aten.special_log_ndtr: special.log_ndtr,
-    aten.special_modified_bessel_i0: special.i0,
-    aten.special_modified_bessel_i1: special.i1,
-    aten.special_ndtri: special.ndtri,
-}
-for _target, _fn in FUNCTIONS.items():
-    elementwise(_target)(_fn)
 
 
 # -- gamma and zeta ------------------------------------------------------------------------------------------
@@ -64,8 +44,27 @@ def _incomplete_gamma(a: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
     )
 
 
-elementwise(aten.igamma)(partial(_incomplete_gamma, upper=False))
-elementwise(aten.igammac)(partial(_incomplete_gamma, upper=True))
+rows(
+    elementwise,
+    {
+        aten.digamma: digamma,
+        aten.erf: lax.erf,
+        aten.erfc: lax.erfc,
+        aten.erfinv: lax.erf_inv,
+        aten.i0: special.i0,
+        aten.lgamma: lax.lgamma,
+        aten.special_erfcx: special.erfcx,
+        aten.special_i0e: special.i0e,
+        aten.special_i1: special.i1,
+        aten.special_i1e: special.i1e,
+        aten.special_log_ndtr: special.log_ndtr,
+        aten.special_modified_bessel_i0: special.i0,
+        aten.special_modified_bessel_i1: special.i1,
+        aten.special_ndtri: special.ndtri,
+        aten.igamma: partial(_incomplete_gamma, upper=False),
+        aten.igammac: partial(_incomplete_gamma, upper=True),
+    },
+)
 
 
 def _same(*values: jax.Array) -> list[jax.Array]:

@@ -20,7 +20,7 @@ from jax import lax
 
 from .dtypes import is_complex, jax_dtype
 from .indexing import WITHIN, flat_places, slice_bounds, strided_slice, windows
-from .lowering import Spec, Unsupported, op
+from .lowering import Spec, Unsupported, op, rows
 
 aten = torch.ops.aten
 
@@ -43,25 +43,10 @@ def _without_unknown(x: jax.Array, size: Sequence[int]) -> tuple[int, ...]:
     return tuple(x.size // max(known, 1) if s == -1 else s for s in size)
 
 
-@op(aten._reshape_alias, aten._reshape_alias_copy)
-def _reshape_alias(x, size, stride):
-    return x.reshape(tuple(size))
-
-
 @op(aten.expand, aten.expand_copy)
 def _expand(x, size, *, implicit=False):
     lead = len(size) - x.ndim
     return jnp.broadcast_to(x, tuple(x.shape[i - lead] if s == -1 else s for i, s in enumerate(size)))
-
-
-op(aten.permute, aten.permute_copy)(lambda x, dims: jnp.transpose(x, [d % x.ndim for d in dims]))
-op(aten.transpose.int, aten.transpose_copy.int)(
-    lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x
-)
-op(aten.t, aten.t_copy)(lambda x: x.T)
-op(aten.select.int, aten.select_copy.int)(
-    lambda x, dim, index: lax.index_in_dim(x, index, dim % x.ndim, keepdims=False)
-)
 
 
 @op(aten.slice.Tensor, aten.slice_copy.Tensor)
@@ -88,9 +73,6 @@ def _squeeze(x, dim=None):
         else [d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)]
     )
     return lax.squeeze(x, [d for d in dims if d < x.ndim and x.shape[d] == 1])
-
-
-op(aten.unsqueeze, aten.unsqueeze_copy)(lambda x, dim: jnp.expand_dims(x, dim))
 
 
 @op(aten.diagonal, aten.diagonal_copy)
@@ -136,8 +118,23 @@ def _unbind(x, dim=0):
     return [lax.index_in_dim(x, i, dim % x.ndim, keepdims=False) for i in range(x.shape[dim])]
 
 
-op(aten.view_as_real, aten.view_as_real_copy)(lambda x: jnp.stack([x.real, x.imag], -1))
-op(aten.view_as_complex, aten.view_as_complex_copy)(lambda x: lax.complex(x[..., 0], x[..., 1]))
+rows(
+    op,
+    {
+        (aten._reshape_alias, aten._reshape_alias_copy): lambda x, size, stride: x.reshape(tuple(size)),
+        (aten.permute, aten.permute_copy): lambda x, dims: jnp.transpose(x, [d % x.ndim for d in dims]),
+        (aten.transpose.int, aten.transpose_copy.int): lambda x, dim0, dim1: (
+            jnp.swapaxes(x, dim0, dim1) if x.ndim else x
+        ),
+        (aten.t, aten.t_copy): lambda x: x.T,
+        (aten.select.int, aten.select_copy.int): lambda x, dim, index: lax.index_in_dim(
+            x, index, dim % x.ndim, keepdims=False
+        ),
+        (aten.unsqueeze, aten.unsqueeze_copy): lambda x, dim: jnp.expand_dims(x, dim),
+        (aten.view_as_real, aten.view_as_real_copy): lambda x: jnp.stack([x.real, x.imag], -1),
+        (aten.view_as_complex, aten.view_as_complex_copy): lambda x: lax.complex(x[..., 0], x[..., 1]),
+    },
+)
 
 
 @op(aten.view.dtype, aten.view_copy.dtype, out=True)
