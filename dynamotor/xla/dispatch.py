@@ -267,7 +267,7 @@ def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> A
     functional = functionals[id(func)]
     returned = functional_call(functional, args, kwargs)
     flat = torch.utils._pytree.tree_leaves(returned)
-    targets = torch.utils._pytree.tree_leaves(_written(func, args, kwargs or {}))
+    targets = torch.utils._pytree.tree_leaves(fallback.written(func, args, kwargs or {}))
     own = len(flat) - len(targets)
     for target, result in zip(targets, flat[own:]):
         write(target._alias, value(result._alias))
@@ -277,21 +277,12 @@ def several_in_place(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> A
     return flat[0] if own == 1 else args[0] if own == 0 else tuple(flat[:own])
 
 
-def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that an op writes."""
-    found = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(kwargs[argument.name] if argument.name in kwargs else args[index])
-    return found
-
-
 def out_variant(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
     """`op(..., out=t)`: the functional op, written to `t` (which takes the result's shape, as torch resizes
     it).
     """
     kwargs = dict(kwargs or {})
-    names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    names = fallback.writes(func)
     outs = [kwargs.pop(name) for name in names]
     functional = functionals[id(func)]
     if functional is None:
@@ -432,20 +423,15 @@ def classify(func: Any) -> Handler:
         if _is_composite(func) and any(r.alias_info is not None for r in schema.returns):
             return composite
         return plain if find(func) is not None else lacking
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    if all(a.kwarg_only for a in written):
+    writes = fallback.writes(func)
+    if all(type(at) is str for at in writes):
         functionals[id(func)] = _functional_of_out(func)
         return out_variant
     functionals[id(func)] = _functional_of(func)
     if functionals[id(func)] is None:
         return refuse_mutation
-    first = schema.arguments[0]
-    single = (
-        len(written) == 1
-        and written[0].name == first.name
-        and str(first.type) == "Tensor"
-        and len(functionals[id(func)]._schema.returns) == 1
-    )
+    one = str(schema.arguments[0].type) == "Tensor" and len(functionals[id(func)]._schema.returns) == 1
+    single = writes == [0] and one
     return in_place if single else several_in_place
 
 

@@ -74,6 +74,17 @@ def count(func: Any, reason: str, lane: Lane | None) -> str:
     return name
 
 
+def writes(func: Any) -> list[int | str]:
+    """Which arguments an op writes: positions, and names of those that are given by name."""
+    arguments = enumerate(func._schema.arguments)
+    return [a.name if a.kwarg_only else i for i, a in arguments if a.alias_info and a.alias_info.is_write]
+
+
+def written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an op writes."""
+    return [args[at] if type(at) is int else kwargs.get(at) for at in writes(func)]
+
+
 def _write_back(
     func: Any, args: tuple, kwargs: dict, host_args: tuple, host_kwargs: dict
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -81,15 +92,7 @@ def _write_back(
     values.
     """
     pairs: list[tuple[Any, Any]] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        if argument.name in kwargs:
-            mine, host = kwargs[argument.name], host_kwargs[argument.name]
-        elif index < len(args):
-            mine, host = args[index], host_args[index]
-        else:
-            continue
+    for mine, host in zip(written(func, args, kwargs), written(func, host_args, host_kwargs)):
         pairs += zip(tree_leaves(host), tree_leaves(mine))
     for host, mine in pairs:
         if type(mine) is XLATensor:

@@ -30,56 +30,40 @@ _library = torch.library.Library("dynamotor_xla", "FRAGMENT")
 _collectives = torch.ops.dynamotor_xla
 
 
-def _define(schema: str) -> Callable[[Callable], Callable]:
-    """Decorator: define an op; the function is its meta kernel."""
-    _library.define(schema)
-
-    def register(meta: Callable) -> Callable:
-        _library.impl(schema.partition("(")[0], meta, "Meta")
-        return meta
-
-    return register
+def _resized(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    return x.new_empty((*x.shape[:dim], size, *x.shape[dim + 1 :]))
 
 
-@_define("all_reduce(Tensor[] inputs, str reduce, float scale, int[] groups, int share) -> Tensor[]")
-def _all_reduce_meta(inputs, reduce, scale, groups, share):
-    return [torch.empty_like(x) for x in inputs]
+# Schema -> the shapes of the results.
+for _schema, _meta in {
+    "all_reduce(Tensor[] inputs, str reduce, float scale, int[] groups, int share) -> Tensor[]": lambda xs, *_: [
+        torch.empty_like(x) for x in xs
+    ],
+    "all_gather(Tensor input, int dim, int[] groups, int share) -> Tensor": lambda x, dim, _, share: _resized(
+        x, dim, x.shape[dim] * share
+    ),
+    "reduce_scatter(Tensor input, str reduce, float scale, int dim, int[] groups, int share) -> Tensor": (
+        lambda x, reduce, scale, dim, _, share: _resized(x, dim, x.shape[dim] // share)
+    ),
+    "all_to_all(Tensor input, int split_dim, int concat_dim, int[] groups, int share) -> Tensor": (
+        lambda x, split, concat, _, share: _resized(
+            y := _resized(x, split, x.shape[split] // share), concat, y.shape[concat] * share
+        )
+    ),
+    "collective_permute(Tensor input, int[] pairs) -> Tensor": lambda x, pairs: torch.empty_like(x),
+    "collective_broadcast(Tensor[] inputs, int root) -> Tensor[]": lambda xs, root: [
+        torch.empty_like(x) for x in xs
+    ],
+}.items():
+    _library.define(_schema)
+    _library.impl(_schema.partition("(")[0], _meta, "Meta")
 
 
-@_define("all_gather(Tensor input, int dim, int[] groups, int share) -> Tensor")
-def _all_gather_meta(input, dim, groups, share):
-    shape = list(input.shape)
-    shape[dim] *= share
-    return input.new_empty(shape)
-
-
-@_define("reduce_scatter(Tensor input, str reduce, float scale, int dim, int[] groups, int share) -> Tensor")
-def _reduce_scatter_meta(input, reduce, scale, dim, groups, share):
-    shape = list(input.shape)
-    shape[dim] //= share
-    return input.new_empty(shape)
-
-
-@_define("all_to_all(Tensor input, int split_dim, int concat_dim, int[] groups, int share) -> Tensor")
-def _all_to_all_meta(input, split_dim, concat_dim, groups, share):
-    shape = list(input.shape)
-    shape[split_dim] //= share
-    shape[concat_dim] *= share
-    return input.new_empty(shape)
-
-
-@_define("collective_permute(Tensor input, int[] pairs) -> Tensor")
-def _collective_permute_meta(input, pairs):
-    return torch.empty_like(input)
-
-
-@_define("collective_broadcast(Tensor[] inputs, int root) -> Tensor[]")
-def _collective_broadcast_meta(inputs, root):
-    return [torch.empty_like(x) for x in inputs]
-
-
-def _alone() -> bool:
-    return replication.size() == 1
+def _collective(target: Any, alone: Callable[..., Any], lift: bool = False) -> Callable[[Callable], Any]:
+    """Register a lowering; `alone`: what the collective is in a world of one, where the axis does not exist."""
+    return lambda rule: op(target, lift=lift, collective=True)(
+        lambda *args: alone(*args) if replication.size() == 1 else rule(*args)
+    )
 
 
 def _groups(flat: Sequence[int], share: int) -> list[list[int]] | None:
@@ -146,10 +130,10 @@ def _messages(inputs: Sequence[jax.Array]) -> Iterator[list[int]]:
     yield from (members for members, _ in waiting.values())
 
 
-@op(_collectives.all_reduce, lift=True, collective=True)
+@_collective(
+    _collectives.all_reduce, lambda inputs, reduce, scale, *_: [_scaled(x, scale) for x in inputs], lift=True
+)
 def _all_reduce(inputs, reduce, scale, groups, share):
-    if _alone():
-        return [_scaled(x, scale) for x in inputs]
     results: list[Any] = [None] * len(inputs)
     for members in _messages(inputs):
         parts = [inputs[i].reshape(-1) for i in members]
@@ -161,20 +145,16 @@ def _all_reduce(inputs, reduce, scale, groups, share):
     return results
 
 
-@op(_collectives.all_gather, collective=True)
+@_collective(_collectives.all_gather, lambda x, *_: x)
 def _all_gather(input, dim, groups, share):
-    if _alone():
-        return input
     return exchange(
         lambda x: lax.all_gather(x, AXIS, axis=dim, tiled=True, axis_index_groups=_groups(groups, share)),
         input,
     )
 
 
-@op(_collectives.reduce_scatter, lift=True, collective=True)
+@_collective(_collectives.reduce_scatter, lambda x, reduce, scale, *_: _scaled(x, scale), lift=True)
 def _reduce_scatter(input, reduce, scale, dim, groups, share):
-    if _alone():
-        return _scaled(input, scale)
     split, dtype = _groups(groups, share), input.dtype
     if reduce == "sum" and dtype != jnp.bool_:
         wide = input.astype(jnp.float32) if dtype in LOW_PRECISION and on_cpu() else input
@@ -198,30 +178,26 @@ def _place_in_group(groups: list[list[int]] | None) -> jax.Array:
     return jnp.asarray(places)[me]
 
 
-@op(_collectives.all_to_all, collective=True)
+@_collective(_collectives.all_to_all, lambda x, *_: x)
 def _all_to_all(input, split_dim, concat_dim, groups, share):
-    if _alone():
-        return input
     split = _groups(groups, share)
     return exchange(
         lambda x: lax.all_to_all(x, AXIS, split_dim, concat_dim, axis_index_groups=split, tiled=True), input
     )
 
 
-@op(_collectives.collective_permute, collective=True)
+@_collective(
+    _collectives.collective_permute,
+    lambda x, pairs: x if (0, 0) in zip(pairs[::2], pairs[1::2]) else jnp.zeros_like(x),
+)
 def _collective_permute(input, pairs):
     """Replicas that are nobody's target get zeros, as XLA's CollectivePermute gives."""
-    routes = list(zip(pairs[::2], pairs[1::2]))
-    if _alone():
-        return input if (0, 0) in routes else jnp.zeros_like(input)
-    return exchange(lambda x: lax.ppermute(x, AXIS, routes), input)
+    return exchange(lambda x: lax.ppermute(x, AXIS, list(zip(pairs[::2], pairs[1::2]))), input)
 
 
-@op(_collectives.collective_broadcast, collective=True)
+@_collective(_collectives.collective_broadcast, lambda inputs, root: list(inputs))
 def _collective_broadcast(inputs, root):
     """The root's bits plus everybody else's zeros: exact for every value, also NaN and -0.0."""
-    if _alone():
-        return list(inputs)
     mine = lax.axis_index(AXIS) == root
     return [_sum_of_bits(jnp.where(mine, x, jnp.zeros_like(x))) for x in inputs]
 

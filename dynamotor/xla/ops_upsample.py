@@ -201,56 +201,36 @@ _nearest_exact = partial(_nearest, shift=0.5)
 _EXACT = (_nearest, _nearest_exact)
 
 
-def _without_align(
-    forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table
-) -> None:
-    op(forward.default)(
-        lambda x, output_size, *factors, **named: _forward(
-            make, x, output_size, False, factors or [*named.values()]
-        )
-    )
-    op(backward.default)(
-        lambda grad, output_size, input_size, *factors, **named: _backward(
-            make, grad, output_size, input_size, False, factors or [*named.values()]
-        )
-    )
+def _register(name: str, make: _Table, aligned: int) -> None:
+    """Rules of an interpolation and of its gradient; `aligned`: `align_corners` comes behind the sizes."""
 
+    def options(rest: tuple, named: dict) -> tuple:
+        return bool(aligned and rest[0]), rest[aligned:] or [*named.values()]
 
-def _with_align(
-    forward: torch._ops.OpOverloadPacket, backward: torch._ops.OpOverloadPacket, make: _Table
-) -> None:
-    op(forward.default)(
-        lambda x, output_size, align_corners, *factors, **named: _forward(
-            make, x, output_size, align_corners, factors or [*named.values()]
-        )
+    op(getattr(aten, name).default)(
+        lambda x, output_size, *rest, **named: _forward(make, x, output_size, *options(rest, named))
     )
-    op(backward.default)(
-        lambda grad, output_size, input_size, align_corners, *factors, **named: _backward(
-            make, grad, output_size, input_size, align_corners, factors or [*named.values()]
+    op(getattr(aten, f"{name}_backward").default)(
+        lambda grad, output_size, input_size, *rest, **named: _backward(
+            make, grad, output_size, input_size, *options(rest, named)
         )
     )
 
 
-for _dims in ("1d", "2d", "3d"):
-    for _name, _make in (("upsample_nearest", _nearest), ("_upsample_nearest_exact", _nearest_exact)):
-        _without_align(getattr(aten, _name + _dims), getattr(aten, f"{_name}{_dims}_backward"), _make)
-_with_align(aten.upsample_linear1d, aten.upsample_linear1d_backward, _linear)
-_with_align(aten.upsample_bilinear2d, aten.upsample_bilinear2d_backward, _linear)
-_with_align(aten.upsample_trilinear3d, aten.upsample_trilinear3d_backward, _linear)
-_with_align(aten.upsample_bicubic2d, aten.upsample_bicubic2d_backward, _cubic)
-_with_align(
-    aten._upsample_bilinear2d_aa,
-    aten._upsample_bilinear2d_aa_backward,
-    partial(_antialiased, kernel=_hat, radius=1),
-)
-_with_align(
-    aten._upsample_bicubic2d_aa,
-    aten._upsample_bicubic2d_aa_backward,
-    partial(_antialiased, kernel=partial(_cubic_kernel, a=_CUBIC_ANTIALIASED), radius=2),
-)
-if hasattr(aten, "_upsample_lanczos2d_aa"):  # new in torch 2.13
-    _with_align(
-        aten._upsample_lanczos2d_aa,
-        aten._upsample_lanczos2d_aa_backward,
-        partial(_antialiased, kernel=_lanczos, radius=3),
-    )
+_INTERPOLATIONS: dict[str, tuple[_Table, int]] = {
+    **{f"upsample_nearest{n}d": (_nearest, 0) for n in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{n}d": (_nearest_exact, 0) for n in (1, 2, 3)},
+    "upsample_linear1d": (_linear, 1),
+    "upsample_bilinear2d": (_linear, 1),
+    "upsample_trilinear3d": (_linear, 1),
+    "upsample_bicubic2d": (_cubic, 1),
+    "_upsample_bilinear2d_aa": (partial(_antialiased, kernel=_hat, radius=1), 1),
+    "_upsample_bicubic2d_aa": (
+        partial(_antialiased, kernel=partial(_cubic_kernel, a=_CUBIC_ANTIALIASED), radius=2),
+        1,
+    ),
+    "_upsample_lanczos2d_aa": (partial(_antialiased, kernel=_lanczos, radius=3), 1),  # new in torch 2.13
+}
+for _name, (_make, _aligned) in _INTERPOLATIONS.items():
+    if hasattr(aten, _name):
+        _register(_name, _make, _aligned)

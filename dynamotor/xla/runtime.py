@@ -16,8 +16,12 @@ import torch
 from ..base.errors import XlaError
 from . import device as _devices
 from . import environment, metrics, replication
+from .device import platform as device_type
 from .distributed.spmd import xla_sharding
+from .distributed.spmd.xla_sharding import is_spmd
 from .persistent_cache import initialize_cache
+from .replication import rank as global_ordinal
+from .replication import size as world_size
 
 __all__ = [
     "addressable_device_count",
@@ -45,11 +49,6 @@ __all__ = [
     "world_size",
     "xla_device",
 ]
-
-
-def device_type() -> str:
-    """What the devices are: "CPU", "CUDA" or "TPU"."""
-    return _devices.platform()
 
 
 def set_device_type(pjrt_device: str) -> None:
@@ -82,16 +81,6 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     device.
     """
     return torch.device("xla", _devices.current_device() if n is None else n)
-
-
-def world_size() -> int:
-    """The number of replicas that take part in collectives."""
-    return replication.size()
-
-
-def global_ordinal() -> int:
-    """This process's ordinal among all replicas."""
-    return replication.rank()
 
 
 def local_ordinal() -> int:
@@ -169,11 +158,6 @@ def use_spmd(auto: bool | None = False) -> None:
             cure="use mark_sharding",
         )
     xla_sharding.use_spmd()
-
-
-def is_spmd() -> bool:
-    """Whether SPMD mode is on."""
-    return xla_sharding.is_spmd()
 
 
 def get_master_ip() -> str:

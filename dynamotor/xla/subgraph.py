@@ -21,6 +21,7 @@ from ..base.events import Event, subscribe
 from . import metrics
 from .device import using_lane
 from .execute import Graph, to_function
+from .fallback import written
 from .ir import Lane, Meta, Node
 from .tensor import Alias, XLATensor, is_xla, node_of, wrap
 
@@ -74,10 +75,7 @@ class _Importing(TorchDispatchMode):
         return inside
 
     def _refuse_writes(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            target: Any = kwargs.get(argument.name) if index >= len(args) else args[index]
+        for target in written(func, args, kwargs):
             if is_xla(target) and target._alias.lane is not self.lane:
                 raise _lost_write(self.name, f"a tensor from outside ({func})")
 

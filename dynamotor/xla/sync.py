@@ -130,8 +130,13 @@ _async_worker: threading.Thread | None = None
 
 
 def add_step_closure(closure: Callable, args: Sequence[Any] = (), run_async: bool = False) -> None:
-    """Run `closure(*args)` after the next barrier, when the values of this step are on the device;
-    asynchronous ones on a thread."""
+    """Run `closure(*args)` at the end of this step, when tensors have values: printing a loss then costs no
+    extra execution.
+
+    closure: called after the barrier, in the order in which closures were added. args: its arguments; tensors
+    among them are computed with the step. run_async: on a thread of its own, so that the next step need not
+    wait.
+    """
     (_async_closures if run_async else _closures).append((closure, tuple(args)))
 
 

@@ -46,6 +46,15 @@ for _view, _undo in {
 }.items():
     inverses.add(_view, lambda base, new, *args, undo=_undo: record(undo, (new, *args)))
 
+# Views whose new value one op puts into the base, with the view's own arguments.
+for _view, _put in {
+    aten.select.int: aten.select_scatter.default,
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+    aten.as_strided.default: aten.as_strided_scatter.default,
+}.items():
+    inverses.add(_view, lambda base, new, *args, put=_put, **named: record(put, (base, new, *args), named))
+
 
 @inverses.register(aten.permute.default)
 def _permute(base: Node, new: Node, dims: list[int]) -> Node:
@@ -68,18 +77,6 @@ def _expand(base: Node, new: Node, size: list[int], *, implicit: bool = False) -
         why="the tensor was expanded, and an in-place operation writes it",
         cure="clone() the tensor before the operation",
     )
-
-
-def _scatter(view: Any, scatter: Any) -> None:
-    @inverses.register(view)
-    def rule(base: Node, new: Node, *args: Any, **kwargs: Any) -> Node:
-        return record(scatter, (base, new, *args), kwargs)
-
-
-_scatter(aten.select.int, aten.select_scatter.default)
-_scatter(aten.slice.Tensor, aten.slice_scatter.default)
-_scatter(aten.diagonal.default, aten.diagonal_scatter.default)
-_scatter(aten.as_strided.default, aten.as_strided_scatter.default)
 
 
 @inverses.register(aten.unfold.default)

@@ -48,6 +48,7 @@ from ..collectives import (
 )
 from ..jax_call import call_jax
 from ..replication import place, rank, size
+from ..sync import add_step_closure
 from ..tensor import is_xla
 from ..transfer import to_cpu
 from ..utils.utils import for_each_instance, for_each_instance_rewrite
@@ -212,17 +213,6 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     wait: block until the device is done. reset_scope: accepted, there are no scopes to reset.
     """
     _sync.sync(wait=wait)
-
-
-def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: bool = False) -> None:
-    """Run `closure(*args)` at the end of this step, when tensors have values: printing a loss then costs no
-    extra execution.
-
-    closure: called after the barrier, in the order in which closures were added. args: its arguments; tensors
-    among them are computed with the step. run_async: on a thread of its own, so that the next step need not
-    wait.
-    """
-    _sync.add_step_closure(closure, args, run_async)
 
 
 def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from ...base.errors import UserLine
 from ...base.events import Event, subscribe
@@ -65,17 +65,22 @@ def finding_of(event: Event) -> Finding | None:
     return None
 
 
-@contextlib.contextmanager
-def collect() -> Iterator[list[Finding]]:
-    """The findings of a `with` block, as a list."""
-    found: list[Finding] = []
+def _each(take: Callable[[Finding], Any]) -> Callable[[], None]:
+    """Call `take` with each finding from now on; the returned function ends it."""
 
     def listen(event: Event) -> None:
         finding = finding_of(event)
         if finding is not None:
-            found.append(finding)
+            take(finding)
 
-    remove = subscribe(listen)
+    return subscribe(listen)
+
+
+@contextlib.contextmanager
+def collect() -> Iterator[list[Finding]]:
+    """The findings of a `with` block, as a list."""
+    found: list[Finding] = []
+    remove = _each(found.append)
     try:
         yield found
     finally:
@@ -85,13 +90,11 @@ def collect() -> Iterator[list[Finding]]:
 def start(file: TextIO | None = None) -> Callable[[], None]:
     """Print each finding, to `file` (standard error), from now on; the returned function ends it."""
 
-    def listen(event: Event) -> None:
-        finding = finding_of(event)
-        if finding is not None:
-            source = str(finding.line).partition("\n")[2] if finding.line else ""
-            print(str(finding) + (f"\n{source}" if source else ""), file=file or sys.stderr, flush=True)
+    def show(finding: Finding) -> None:
+        source = str(finding.line).partition("\n")[2] if finding.line else ""
+        print(str(finding) + (f"\n{source}" if source else ""), file=file or sys.stderr, flush=True)
 
-    return subscribe(listen)
+    return _each(show)
 
 
 def start_from_environment() -> None:
