@@ -242,6 +242,8 @@ def _without_masks(x: torch.Tensor, indices: list[Any]) -> list[Any]:
     """A mask as the positions that it picks, whose number is known at a sync."""
     found: list[Any] = []
     for i in indices:
+        if i is not None and i.dtype not in (torch.int64, torch.int32, torch.uint8, torch.bool):
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
         if i is None or i.dtype not in (torch.bool, torch.uint8) or not i.dim():
             found.append(i)
         elif i.shape != x.shape[len(found) : len(found) + i.dim()]:

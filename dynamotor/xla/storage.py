@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from ..graph.layout import is_dense
 from ..graph.spec import CPU, TensorSpec, contiguous_stride
@@ -143,11 +144,21 @@ def _new_empty_strided(func: Any, args: tuple, kwargs: dict[str, Any] | None) ->
     return memory_of(args[1], args[2], {"dtype": args[0].dtype, **given}, args[0]._alias.lane)
 
 
-@specials.register(aten.resize_.default)
+@specials.register(aten.is_set_to.default)
+def _is_set_to(func: Any, args: tuple, kwargs: Any) -> bool:
+    """Whether two tensors are the same part of the same memory."""
+    parts = [(t._memory_token(), t.shape, t.stride(), t.storage_offset()) for t in args]
+    return parts[0] == parts[1]
+
+
+@specials.register(aten.resize_.default, aten.resize_as_.default)
 def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor:
     """Keeps the first elements of the storage, as aten does; new ones are zero."""
-    resized, size = args[0], list(args[1])
-    if list(resized.shape) == size:
+    resized, like = args[0], args[1] if isinstance(args[1], torch.Tensor) else None
+    size, order = list(args[1] if like is None else like.shape), (kwargs or {}).get("memory_format")
+    if order is torch.preserve_format and like is not None:
+        order = suggest_memory_format(like)
+    if list(resized.shape) == size and order is None:
         return resized
     if resized._alias.root is not None:
         raise XlaError(
@@ -161,5 +172,9 @@ def _resize_(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> XLATensor
     flat = (
         flat[:wanted] if wanted <= flat.numel() else torch.nn.functional.pad(flat, (0, wanted - flat.numel()))
     )
-    resized.data = flat.reshape(size).clone()
+    if order is None:
+        resized.data = flat.reshape(size).clone()
+    else:
+        stride = torch.empty(size, device="meta", memory_format=order).stride()
+        resized.data = wrap(new_root(value(flat.as_strided(size, stride)._alias), stride))
     return resized

@@ -227,6 +227,28 @@ def what_copies_and_pickles_keep(device):
     ]
 
 
+@case
+def resized_like_another_tensor(device):
+    x, y = numbers(device, 16), numbers(device, 1, 4, 2, 2).contiguous(memory_format=torch.channels_last)
+    orders = torch.contiguous_format, torch.channels_last, torch.preserve_format
+    resized = [x.clone().resize_as_(y, memory_format=order) for order in orders]
+    return resized, x.clone().resize_as_(y), x.clone().resize_(1, 3, 1, 2, memory_format=orders[1])
+
+
+@case
+def the_same_part_of_memory(device):
+    x = numbers(device, 6)
+    others = x, x.view(6), x.view(2, 3), x.clone(), x[1:], x[:5], x.view(torch.int64), x.detach()
+    return [x.is_set_to(other) for other in others], x[1:].is_set_to(x[1:])
+
+
+@case
+def an_index_of_floats(device):
+    with pytest.raises(IndexError, match="must be long, int, byte or bool"):
+        numbers(device, 3)[torch.ones(1, device=device)]
+    return "refused"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_device_does_what_the_cpu_does(name: str) -> None:
     assert_same(outcome(CASES[name], "cpu"), outcome(CASES[name], "xla"))
