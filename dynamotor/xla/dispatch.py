@@ -9,12 +9,15 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
 
+from ..autograd.inplace import functional_form
 from ..base.registry import Registry
+from ..graph.shapes import UnsupportedOp
 from . import fallback, metrics, tensor, transfer
 from .checks import check_types, check_values
 from .checks import values as value_checks
@@ -335,47 +338,22 @@ def refuse_mutation(func: Any, args: tuple, kwargs: dict[str, Any] | None) -> An
 
 
 functionals: dict[int, Any] = {}  # by id, as tensor.handlers
-# In-place ops whose functional twin has another name.
-_TWINS = {
-    "bernoulli_.float": "bernoulli.p",
-    "normal_.default": "normal_functional.default",
-    "uniform_.default": "uniform.default",
-    "fill_.Scalar": "fill.Scalar",
-    "fill_.Tensor": "fill.Tensor",
-    "zero_.default": "zero.default",
-    "squeeze_.dim": "squeeze.dim",
-    "pow_.Scalar": "pow.Tensor_Scalar",
-    "pow_.Tensor": "pow.Tensor_Tensor",
-    "float_power_.Scalar": "float_power.Tensor_Scalar",
-    "float_power_.Tensor": "float_power.Tensor_Tensor",
-    "floor_divide_.Tensor": "floor_divide.default",
-    "ldexp_.default": "ldexp.Tensor",
-    **{
-        f"__i{name}__.{kind}": f"__{name}__.{kind}"
-        for name in ("and", "or", "xor", "lshift", "rshift")
-        for kind in ("Tensor", "Scalar")
-    },
-}
-
-
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet, None), overload, None)
 
 
 def _functional_of(func: Any) -> Any:
-    """The functional twin of an in-place overload, or None."""
-    name = func._schema.name.split("::")[1]
-    overload = func._overloadname
-    twin = _TWINS.get(f"{name}.{overload}")
-    if twin is not None:
-        return _overload(twin)
-    namespace = getattr(torch.ops, func.namespace)
-    packet = getattr(namespace, name[:-1], None) if name.endswith("_") else None
-    packet = packet or getattr(namespace, name + "_functional", None)
-    twin = getattr(packet, overload, None)
-    # An overload may have the name and take its arguments in another order (polygamma).
-    return twin if twin is None or _types(twin) == _types(func) else None
+    """The functional twin of an in-place overload, or None: the one of captured graphs, or of an op that
+    writes several arguments.
+    """
+    with contextlib.suppress(UnsupportedOp):
+        return functional_form(func)
+    namespace, name = func._schema.name.split("::")
+    for twin in (name.removesuffix("_"), f"{name}_functional", name.replace("__i", "__")):
+        packet = getattr(getattr(torch.ops, namespace), twin, None)
+        found = getattr(packet, func._overloadname, func)
+        # An overload may have the name and take its arguments in another order (polygamma).
+        if found is not func and _types(found) == _types(func):
+            return found
+    return None
 
 
 def _types(func: Any) -> list[str]:

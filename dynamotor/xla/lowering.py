@@ -38,6 +38,12 @@ class Unsupported(Exception):
     """
 
 
+def require(holds: Any, why: str) -> None:
+    """Refuse to lower these arguments, unless it holds."""
+    if not holds:
+        raise Unsupported(why)
+
+
 class WrongResult(Unsupported):
     """A rule gives something else than aten: a mistake of the rule, which is shown once."""
 

@@ -13,6 +13,7 @@ import torch
 
 from ..base.errors import XlaError
 from .lowering import op
+from .transfer import download, upload
 
 torch.library.define(
     "dynamotor_xla::nms",
@@ -47,25 +48,6 @@ def check(boxes: torch.Tensor, scores: torch.Tensor, output_size: int) -> None:
         )
 
 
-@torch.library.impl("dynamotor_xla::nms", "CPU")
-def _cpu(
-    boxes: torch.Tensor,
-    scores: torch.Tensor,
-    score_threshold: torch.Tensor,
-    iou_threshold: torch.Tensor,
-    output_size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check(boxes, scores, output_size)
-    chosen: list[int] = []
-    for index in torch.sort(scores, descending=True, stable=True).indices.tolist():
-        if len(chosen) == output_size or not scores[index] > score_threshold:
-            break
-        if not chosen or not (_overlap(torch, boxes[index], boxes[chosen]) > iou_threshold).any():
-            chosen.append(index)
-    padded = chosen + [0] * (output_size - len(chosen))
-    return torch.tensor(padded, dtype=torch.int64), torch.tensor(len(chosen))
-
-
 @op(torch.ops.dynamotor_xla.nms)
 def _nms(
     boxes: jax.Array,
@@ -85,7 +67,7 @@ def _nms(
     def step(state: tuple) -> tuple:
         i, count, alive, chosen = state
         take = alive[i]
-        beaten = take & (_overlap(jnp, boxes[i], boxes) > iou_threshold) & (jnp.arange(n) > i)
+        beaten = take & (_overlap(boxes[i], boxes) > iou_threshold) & (jnp.arange(n) > i)
         chosen = jnp.where(take, chosen.at[count].set(order[i]), chosen)
         return i + 1, count + take, alive & ~beaten, chosen
 
@@ -96,18 +78,25 @@ def _nms(
     return chosen, count
 
 
-def _overlap(np: Any, box: Any, boxes: Any) -> Any:
+@torch.library.impl("dynamotor_xla::nms", "CPU")
+def _cpu(*args: Any) -> tuple[torch.Tensor, ...]:
+    check(args[0], args[1], args[4])
+    arrays = [upload(tensor, jax.devices("cpu")[0]) for tensor in args[:4]]
+    return tuple([download(found, torch.int64) for found in _nms(*arrays, args[4])])
+
+
+def _overlap(box: jax.Array, boxes: jax.Array) -> jax.Array:
     """Intersection over union of one box and many; any two opposite corners describe a box. 0 where both are
     empty.
     """
-    minimum, maximum = np.minimum, np.maximum
+    minimum, maximum = jnp.minimum, jnp.maximum
     top, bottom = minimum(box[0], box[2]), maximum(box[0], box[2])
     left, right = minimum(box[1], box[3]), maximum(box[1], box[3])
     tops, bottoms = minimum(boxes[:, 0], boxes[:, 2]), maximum(boxes[:, 0], boxes[:, 2])
     lefts, rights = minimum(boxes[:, 1], boxes[:, 3]), maximum(boxes[:, 1], boxes[:, 3])
     height = minimum(bottom, bottoms) - maximum(top, tops)
     width = minimum(right, rights) - maximum(left, lefts)
-    zero = np.zeros_like(height)
+    zero = jnp.zeros_like(height)
     shared = maximum(height, zero) * maximum(width, zero)
     union = (bottom - top) * (right - left) + (bottoms - tops) * (rights - lefts) - shared
-    return np.where(union > 0, shared / np.where(union > 0, union, np.ones_like(union)), zero)
+    return jnp.where(union > 0, shared / jnp.where(union > 0, union, jnp.ones_like(union)), zero)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import torch
 
 from .indexing import WITHIN
-from .lowering import Spec, Unsupported, op
+from .lowering import Spec, op, require
 from .numerics import wide
 
 aten = torch.ops.aten
@@ -156,8 +156,7 @@ def _embedding_bag_backward(
     grad, indices, offsets, offset2bag, bag_size, largest, num_weights, scale_grad_by_freq, mode, sparse, per_sample_weights,
     padding_idx=-1,
 ):  # fmt: skip
-    if sparse:
-        raise Unsupported("XLA has no sparse gradients")
+    require(not sparse, "XLA has no sparse gradients")
     bag = _bag_of(offsets[: grad.shape[0]], indices.size)
     return _embedding_bag_dense_backward(
         grad,

@@ -20,7 +20,7 @@ import torch
 from jax import lax
 
 from .indexing import WITHIN, WRAPPED, Index, add_at, along, at_dim
-from .lowering import Unsupported, op, rows
+from .lowering import op, require, rows
 
 aten = torch.ops.aten
 
@@ -53,8 +53,10 @@ def _is_mask(index: Any) -> bool:
 
 def _places(indices: Sequence[jax.Array | None]) -> Index:
     """Numpy index of aten's list; None takes the whole dimension."""
-    if any(_is_mask(index) for index in indices):
-        raise Unsupported("how many elements a boolean mask selects is known only from its data")
+    require(
+        not any(_is_mask(index) for index in indices),
+        "how many elements a boolean mask selects is known only from its data",
+    )
     return tuple(slice(None) if index is None else index for index in indices)
 
 

@@ -14,16 +14,12 @@ import jax.scipy.linalg as jsl
 import torch
 
 from .dtypes import is_complex
-from .lowering import Unsupported, op, rows
+from .lowering import op, require, rows
 from .numerics import on_cpu
 from .ops_matmul import product
 
 aten = torch.ops.aten
-
-
-def _no_check(check_errors: bool) -> None:
-    if check_errors:
-        raise Unsupported("errors are checked at once, which needs the data")
+_AT_ONCE, _PIVOTS = "errors are checked at once, which needs the data", "XLA has no LU without pivots"
 
 
 def _transposed(x: jax.Array) -> jax.Array:
@@ -98,7 +94,7 @@ def _bad_minor(a: jax.Array, factor: jax.Array, upper: bool) -> jax.Array:
 
 @op(aten.linalg_cholesky_ex)
 def _cholesky_ex(a, *, upper=False, check_errors=False):
-    _no_check(check_errors)
+    require(not check_errors, _AT_ONCE)
     factor = _cholesky(a, upper)
     return _adjoint(factor) if upper else factor, _bad_minor(a, factor, upper)
 
@@ -155,15 +151,10 @@ def _lu_solve(factors: jax.Array, pivots: jax.Array, b: jax.Array, left: bool, a
     return _solve_triangular(factors, x, upper=True)
 
 
-def _needs_pivots(pivot: bool) -> None:
-    if not pivot:
-        raise Unsupported("XLA has no LU without pivots")
-
-
 @op(aten.linalg_lu_factor_ex)
 def _lu_factor_ex(a, *, pivot=True, check_errors=False):
-    _no_check(check_errors)
-    _needs_pivots(pivot)
+    require(not check_errors, _AT_ONCE)
+    require(pivot, _PIVOTS)
     return _lu(a)
 
 
@@ -177,7 +168,7 @@ def _unpacked(factors: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @op(aten.linalg_lu)
 def _linalg_lu(a, *, pivot=True):
-    _needs_pivots(pivot)
+    require(pivot, _PIVOTS)
     factors, pivots, _ = _lu(a)
     return _permutation_matrix(pivots, a.shape[-2], a.dtype), *_unpacked(factors)
 
@@ -205,7 +196,7 @@ def _factored(a: jax.Array, transposes: bool) -> tuple[jax.Array, jax.Array, jax
 
 @op(aten._linalg_solve_ex)
 def _solve_ex(a, b, *, left=True, check_errors=False):
-    _no_check(check_errors)
+    require(not check_errors, _AT_ONCE)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     factors, pivots, info = _factored(a, _SOLVE_TRANSPOSES)
     columns = b[..., None] if vector else b
@@ -215,7 +206,7 @@ def _solve_ex(a, b, *, left=True, check_errors=False):
 
 @op(aten.linalg_inv_ex)
 def _inv_ex(a, *, check_errors=False):
-    _no_check(check_errors)
+    require(not check_errors, _AT_ONCE)
     factors, pivots, info = _lu(a)
     return _lu_solve(factors, pivots, jnp.eye(a.shape[-1], dtype=a.dtype), True, False), info
 
@@ -295,20 +286,15 @@ def _eigh(a, UPLO="L", compute_v=True):
     return values, vectors if compute_v else _empty(a.dtype)
 
 
-def _on_cpu_only() -> None:
-    if not on_cpu():
-        raise Unsupported("XLA has eigenvalues of general matrices on the CPU only")
-
-
 @op(aten.linalg_eig)
 def _eig(a):
-    _on_cpu_only()
+    require(on_cpu(), "XLA has eigenvalues of general matrices on the CPU only")
     return tuple(jnp.linalg.eig(a))
 
 
 @op(aten._linalg_eigvals, aten.linalg_eigvals)
 def _eigvals(a):
-    _on_cpu_only()
+    require(on_cpu(), "XLA has eigenvalues of general matrices on the CPU only")
     return jnp.linalg.eigvals(a)
 
 

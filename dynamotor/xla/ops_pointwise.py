@@ -20,7 +20,7 @@ import torch
 from jax import lax
 
 from .dtypes import convert
-from .lowering import Refusal, Spec, Unsupported, op, rows
+from .lowering import Refusal, Spec, op, require, rows
 from .promotion import cast, compute_dtype, elementwise, in_type, is_array
 
 aten = torch.ops.aten
@@ -79,8 +79,7 @@ def _abs(x, *, out: Spec):
 @elementwise(aten.round)
 def _round(x, *, decimals=0):
     if is_integer(x):
-        if decimals:
-            raise Unsupported("round of integers to decimals")
+        require(not decimals, "round of integers to decimals")
         return x
     if decimals == 0:
         return jnp.round(x)

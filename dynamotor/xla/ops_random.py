@@ -19,7 +19,7 @@ import torch
 
 from ..graph import prims  # noqa: F401 - defines torch.ops.dynamotor.rand and new_seed
 from .dtypes import is_complex, jax_dtype
-from .lowering import Spec, Unsupported, op, random_op, rows
+from .lowering import Spec, op, random_op, require, rows
 from .numerics import wide
 
 aten = torch.ops.aten
@@ -169,8 +169,7 @@ def _randint(key, *bounds_and_size, out, generator=None, dtype=None):
 
 @random_op(aten.randint_like, out=True)
 def _randint_like(key, x, *bounds, out, generator=None, dtype=None):
-    if not all(isinstance(b, int) for b in bounds):
-        raise Unsupported("the bounds are tensors")
+    require(all(isinstance(b, int) for b in bounds), "the bounds are tensors")
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
     return _integers(key, low, high - low, out.shape)
 

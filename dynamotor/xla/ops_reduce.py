@@ -20,7 +20,7 @@ import torch
 from jax.scipy import special
 
 from .dtypes import jax_dtype
-from .lowering import Spec, Unsupported, op, rows
+from .lowering import Spec, op, require, rows
 from .numerics import wide
 from .ops_compare import truth
 from .promotion import cast, compute_dtype, promoted
@@ -185,8 +185,7 @@ def _histc(x, bins=100, min=0, max=0):
     count.
     """
     x = jnp.ravel(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise Unsupported("histc of integers")
+    require(jnp.issubdtype(x.dtype, jnp.floating), "histc of integers")
     low, high = (jnp.asarray(v, x.dtype) for v in (min, max))
     if min == max and x.size:
         low, high = jnp.min(x), jnp.max(x)

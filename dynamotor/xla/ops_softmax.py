@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .lowering import Unsupported, op
+from .lowering import op, require
 from .numerics import contract, wide
 
 aten = torch.ops.aten
@@ -117,10 +117,8 @@ def _scale(query: jax.Array, scale: float | None) -> float:
 
 
 def _check(dropout_p: float, query: jax.Array, key: jax.Array) -> None:
-    if dropout_p:
-        raise Unsupported("aten's CPU attention has no dropout")
-    if query.shape[1] != key.shape[1]:
-        raise Unsupported("key and value have fewer heads than query")
+    require(not dropout_p, "aten's CPU attention has no dropout")
+    require(query.shape[1] == key.shape[1], "key and value have fewer heads than query")
 
 
 @op(aten._scaled_dot_product_flash_attention_for_cpu)

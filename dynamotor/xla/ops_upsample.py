@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from .dtypes import is_float
-from .lowering import Unsupported, op
+from .lowering import op, require
 from .numerics import wide
 
 aten = torch.ops.aten
@@ -176,8 +176,7 @@ def _forward(
     make: _Table, x: jax.Array, output_size: Sequence[int], align: bool, factors: Sequence
 ) -> jax.Array:
     if make not in _EXACT:
-        if not is_float(x.dtype):
-            raise Unsupported("aten interpolates integers by its own rounding")
+        require(is_float(x.dtype), "aten interpolates integers by its own rounding")
         x = wide(x)
     spatial = len(output_size)
     dtype = np.dtype(x.dtype if is_float(x.dtype) else np.float32)

@@ -20,7 +20,7 @@ from jax import lax
 
 from .dtypes import is_complex, jax_dtype
 from .indexing import WITHIN, flat_places, slice_bounds, strided_slice, windows
-from .lowering import Spec, Unsupported, op, rows
+from .lowering import Spec, op, require, rows
 
 aten = torch.ops.aten
 
@@ -58,8 +58,7 @@ def _slice(x, dim=0, start=None, end=None, step=1):
 
 @op(aten.narrow_copy, aten.narrow)
 def _narrow(x, dim, start, length):
-    if isinstance(start, jax.Array):
-        raise Unsupported("where narrow starts is the value of a tensor")
+    require(not isinstance(start, jax.Array), "where narrow starts is the value of a tensor")
     dim %= x.ndim
     start = start + x.shape[dim] if start < 0 else start
     return lax.slice_in_dim(x, start, start + length, 1, dim)
@@ -143,8 +142,10 @@ def _view_dtype(x, dtype, *, out: Spec):
     target = jax_dtype(dtype)
     if x.dtype == target:
         return x
-    if target.itemsize != dtype.itemsize:
-        raise Unsupported(f"{dtype} is not kept in its own width, so its bytes are not there to be seen")
+    require(
+        target.itemsize == dtype.itemsize,
+        f"{dtype} is not kept in its own width, so its bytes are not there to be seen",
+    )
     if is_complex(x.dtype):
         x = (
             jnp.stack([x.real, x.imag], -1).reshape(*x.shape[:-1], -1)
