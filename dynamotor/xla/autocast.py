@@ -66,14 +66,6 @@ def _cast_all(op: Callable, dtype: torch.dtype, args: tuple, kwargs: dict[str, A
     return op(*[_cast(a, dtype) for a in args], **{name: _cast(a, dtype) for name, a in kwargs.items()})
 
 
-def _lower(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    return _cast_all(op, torch.get_autocast_dtype("xla"), args, kwargs)
-
-
-def _float32(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    return _cast_all(op, torch.float32, args, kwargs)
-
-
 def _float32_result(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Ask for float32 by the op's own `dtype` argument, unless the caller gave one."""
     names = [a.name for a in op._schema.arguments]
@@ -116,8 +108,8 @@ def install() -> list[torch.library.Library]:
     others.fallback(torch.library.fallthrough_kernel, "AutocastXLA")
     kernels = torch.library.Library("aten", "IMPL", "AutocastXLA")
     for names, policy in (
-        (LOWER, _lower),
-        (FLOAT32, _float32),
+        (LOWER, lambda op, *given: _cast_all(op, torch.get_autocast_dtype("xla"), *given)),
+        (FLOAT32, lambda op, *given: _cast_all(op, torch.float32, *given)),
         (FLOAT32_RESULT, _float32_result),
         (WIDEST, _widest),
     ):

@@ -122,17 +122,9 @@ class Trace(jax.profiler.TraceAnnotation):
     metadata.
     """
 
-    def __init__(self, name: str, **kwargs: Any) -> None:
-        super().__init__(name, **kwargs)
-        self.name = name
-
 
 class StepTrace(jax.profiler.StepTraceAnnotation):
     """A named training step in the profile, `step_num` its number; ends with `xm.mark_step()`."""
-
-    def __init__(self, name: str, **kwargs: Any) -> None:
-        super().__init__(name, **kwargs)
-        self.name = name
 
     def __exit__(self, *exc: Any) -> None:
         xm.mark_step()

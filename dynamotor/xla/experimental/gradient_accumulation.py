@@ -17,6 +17,7 @@ from ...base.errors import XlaError
 from ..ir import Meta
 from ..ops_loop import draw_seeds, run
 from ..subgraph import trace
+from .scan import common_length
 
 
 def gradient_accumulation(
@@ -34,14 +35,9 @@ def gradient_accumulation(
     loss, *carried). DM671 for arguments that do not fit.
     """
     xs, carried = list(iterable_tensors), list(carried_tensors or ())
-    lengths = {x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None for x in xs}
-    if len(lengths) != 1 or None in lengths or 0 in lengths:
-        raise XlaError(
-            "DM671",
-            "gradient_accumulation got iterable_tensors without a common first dimension",
-            why=f"their lengths are {sorted(map(str, lengths))}",
-        )
-    steps = xs[0].shape[0]
+    steps = common_length("gradient_accumulation got iterable_tensors", xs)
+    if not steps:
+        raise XlaError("DM671", "gradient_accumulation got iterable_tensors of length 0")
     parameters = [p for p in model.parameters() if p.requires_grad]
     n_carried = len(carried)
 

@@ -8,7 +8,7 @@ iterations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,9 @@ def scan(
     """
     flat_init, carry_spec = tree_flatten(init)
     flat_xs, x_spec = tree_flatten(xs)
-    length = _length(fn, flat_xs)
+    if not callable(fn):
+        raise XlaError("DM671", f"scan got {fn!r} as its function", why="it cannot be called")
+    length = common_length("scan got xs", flat_xs)
     if not all(is_xla(t) for t in flat_init + flat_xs):
         return _in_python(fn, init, flat_xs, x_spec, length)
     loop = _Loop.of(fn, flat_init, flat_xs, carry_spec, x_spec, length)
@@ -49,13 +51,12 @@ def scan(
     )
 
 
-def _length(fn: Any, flat_xs: Flat) -> int:
-    if not callable(fn):
-        raise XlaError("DM671", f"scan got {fn!r} as its function", why="it cannot be called")
-    lengths = {len(x) if isinstance(x, torch.Tensor) and x.dim() else None for x in flat_xs}
+def common_length(what: str, tensors: Sequence[Any]) -> int:
+    """The first dimension that all tensors have; DM671 where there is none."""
+    lengths = {len(x) if isinstance(x, torch.Tensor) and x.dim() else None for x in tensors}
     if len(lengths) != 1 or None in lengths:
         why = f"their lengths are {sorted(map(str, lengths))}"
-        raise XlaError("DM671", "scan got xs without a common first dimension", why=why)
+        raise XlaError("DM671", f"{what} without a common first dimension", why=why)
     return lengths.pop()  # type: ignore[return-value]
 
 
