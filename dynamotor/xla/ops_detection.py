@@ -57,6 +57,9 @@ def _nms(
     output_size: int,
 ) -> Any:
     n = boxes.shape[0]
+    zero = jnp.zeros((), jnp.int64)
+    if not output_size:  # as where there are no boxes
+        return jnp.zeros(0, jnp.int64), zero
     order = jnp.argsort(scores, stable=True, descending=True)
     boxes, valid = boxes[order], scores[order] > score_threshold
 
@@ -71,7 +74,6 @@ def _nms(
         chosen = jnp.where(take, chosen.at[count].set(order[i]), chosen)
         return i + 1, count + take, alive & ~beaten, chosen
 
-    zero = jnp.zeros((), jnp.int64)
     _, count, _, chosen = jax.lax.while_loop(
         unfinished, step, (zero, zero, valid, jnp.zeros(output_size, order.dtype))
     )
