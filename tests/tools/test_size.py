@@ -20,7 +20,7 @@ LIMITS = {
     "runtime": 1_250,
     "step": 1_236,
     "tools": 1_221,  # packages
-    "xla": 10_252,  # the aim is 9,500; 750 are names that programs for torch_xla import, ctc_loss and sizes 70
+    "xla": 10_084,  # the aim is 9,500; 750 are names that programs for torch_xla import, ctc_loss and sizes 70
 }
 
 
@@ -35,7 +35,7 @@ def test_a_room_keeps_to_its_limit(room: str) -> None:
 
 def test_the_package_keeps_to_its_limit() -> None:
     assert (
-        sum(size.rooms().values()) <= 43_058
+        sum(size.rooms().values()) <= 42_960
     )  # the aim is 34,000; packages are 250, functions in graphs 1,000, GPU sizes 230, sizes of data 400, hooks and backends of others 160, backend="auto" 210, __torch_function__ 190, second derivatives 165
 
 
