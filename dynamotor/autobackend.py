@@ -31,6 +31,7 @@ from .codegen.checked import checkable, difference
 from .graph.control_flow import ControlFlow
 from .graph.module import copy_of
 from .graph.plain import NotPlain
+from .graph.spec import duplicate
 
 LEAST, MOST, SECONDS = 5, 40, 1.0  # rounds, and until so much time has gone
 NOISE = 1e-5  # of the largest value: what a gradient may differ by that is zero but for rounding
@@ -143,7 +144,7 @@ class Copies:
         self.originals, self.written = inputs, set[int]()
         held: dict[int, torch.UntypedStorage] = {}
         with torch.inference_mode(False), torch.no_grad():
-            self.place = [_copy(t, held) if _is_tensor(t) else t for t in inputs]
+            self.place = [duplicate(t, held) if _is_tensor(t) else t for t in inputs]
         self.leaves = [t for t in self.place if _is_tensor(t) and t.requires_grad]
 
     def run(self, call: Compiled) -> tuple[list[Any], list[Any], float, float]:
@@ -179,16 +180,6 @@ class Copies:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _copy(t: torch.Tensor, held: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    """A tensor in memory of its own, shared as this one shares it with those of `held`."""
-    storage = t.untyped_storage()
-    if storage._cdata not in held:
-        held[storage._cdata] = storage.clone()
-    empty = torch.empty(0, dtype=t.dtype, device=t.device)
-    copy = empty.set_(held[storage._cdata], t.storage_offset(), t.shape, t.stride())
-    return copy.requires_grad_(t.requires_grad)
 
 
 def _tangent(t: torch.Tensor) -> torch.Tensor:

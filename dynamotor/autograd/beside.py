@@ -17,6 +17,7 @@ from ..base.config import config
 from ..base.errors import InternalError
 from ..graph.bodies import Transformed
 from ..graph.control_flow import ControlFlow
+from ..graph.spec import duplicate
 
 Compiled = Callable[..., Any]
 Values = dict[str, torch.Tensor | None]
@@ -64,15 +65,7 @@ def _repeatable(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
-    return [_copy(x) if isinstance(x, torch.Tensor) else x for x in inputs]
-
-
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in memory of the same layout; no leaf where the original is none."""
-    with torch.no_grad():
-        storage = x.untyped_storage().clone()
-        new = torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.shape, x.stride())
-    return new.requires_grad_(x.requires_grad)
+    return [duplicate(x) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 def _values(run: Compiled, inputs: Sequence[Any]) -> Values:

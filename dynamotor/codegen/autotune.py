@@ -16,7 +16,7 @@ import torch
 from ..base.errors import DynamotorError
 from ..base.events import timed
 from ..graph.sizes import numbers
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, duplicate
 
 ROUNDS = 12
 _PAUSE = 1_000_000  # cycles: the host gets ahead, so that only the device's time counts
@@ -63,17 +63,12 @@ def _results(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[t
     there is.
     """
     try:
-        given = [_copy(t) for t in inputs]
+        given = [duplicate(t) for t in inputs]
         found = [*call(*given), *given]
         torch.cuda.synchronize()
         return found
     except (DynamotorError, RuntimeError):
         return None
-
-
-def _copy(t: torch.Tensor) -> torch.Tensor:
-    """A tensor that lies in memory of its own as this one does."""
-    return t.as_strided((int(TensorSpec.of(t).extent),), (1,)).clone().as_strided(t.shape, t.stride())
 
 
 def _agrees(found: list[torch.Tensor] | None, wanted: list[torch.Tensor]) -> bool:

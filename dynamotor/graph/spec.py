@@ -147,3 +147,16 @@ class TensorSpec:
         name = str(self.dtype).removeprefix("torch.")
         dense = "" if self.is_contiguous else f" stride{list(self.stride)}"
         return f"{name}{list(self.shape)}{dense}" + ("" if self.device.type == "cpu" else f" {self.device}")
+
+
+def duplicate(t: torch.Tensor, held: dict[int, torch.UntypedStorage] | None = None) -> torch.Tensor:
+    """The same numbers in memory of its own, laid out as here; a leaf. `held`: copies of memory by the original,
+    so that tensors share them as the originals do."""
+    held = {} if held is None else held
+    storage = t.untyped_storage()
+    if storage._cdata not in held:
+        held[storage._cdata] = storage.clone()
+    with torch.no_grad():
+        empty = torch.empty(0, dtype=t.dtype, device=t.device)
+        copy = empty.set_(held[storage._cdata], t.storage_offset(), t.shape, t.stride())
+    return copy.requires_grad_(t.requires_grad)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from .ir import Expr, Kernel, Phase, Store, loads_of, roots, walk
-from .program import Buffer, BufRef, ExternStep, LoopStep, Step
+from .program import Buffer, LoopStep, Step, touches
 from .schedule import in_place_pairs
 
 
@@ -22,23 +22,23 @@ def write_back(
     """The steps without copies that their makers can do. inputs: those that are overwritten; kept: buffers
     that must be made.
     """
-    touches: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for at, step in enumerate(steps):
-        for name in _names(step):
-            touches.setdefault(name, []).append(at)
+        for name in touches(step):
+            places.setdefault(name, []).append(at)
     result: list[Step | None] = list(steps)
     for at, step in enumerate(steps):
         pair = _copied(step) if isinstance(step, LoopStep) else None
         if pair is None:
             continue
         source, target = pair
-        maker, *others = touches[source]
+        maker, *others = places[source]
         if (
             target not in inputs
             or source in kept
             or buffers[source].kind != "temp"
             or others != [at]
-            or any(maker < n != at for n in touches[target])
+            or any(maker < n != at for n in places[target])
         ):
             continue
         making = result[maker]
@@ -47,22 +47,6 @@ def write_back(
             if made is not None:
                 result[maker], result[at] = _with_kernel(making, made, buffers), None
     return [step for step in result if step is not None]
-
-
-def _names(step: Step) -> set[str]:
-    if isinstance(step, LoopStep):
-        return set(step.args)
-    assert isinstance(step, ExternStep)
-    found, stack = {*filter(None, step.outs), *step.mutates}, [step.args, step.kwargs]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, BufRef):
-            found.add(value.name)
-        elif isinstance(value, (tuple, list)):
-            stack += value
-        elif isinstance(value, dict):
-            stack += value.values()
-    return found
 
 
 def _stores(kernel: Kernel) -> list[Store]:

@@ -331,7 +331,7 @@ def rows_are_decoded_with_other_strides(plant):
 
 @faults.add("DM914", sums, torch.randn(4096, 40), B)
 def chunks_of_rows_overlap(plant):
-    emitted(plant, lambda text: text.replace("row<(chunk+1)*", "row<1+(chunk+1)*"))
+    emitted(plant, lambda text: text.replace("last=(chunk+1)*", "last=1+(chunk+1)*"))
 
 
 @faults.add("DM914", scaled, A, B)
