@@ -146,6 +146,7 @@ class World:
         torch.set_grad_enabled(True)
         seen["error"] = picture.of(error)
         seen["traceback"] = _lines_of(error)
+        traceback.clear_frames(error.__traceback__ if error else None)  # now, not when garbage is collected
         seen["random state"] = torch.default_generator.get_state().tolist()[:32], random.getstate()[1][-1]
         seen["backward"] = _backward(result)
         seen["result"] = picture.of(result)

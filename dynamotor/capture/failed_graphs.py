@@ -1,7 +1,7 @@
 """A graph that raised after it may have written what it was given cannot run again: its calls run one by one
 on copies of its inputs, to find the line of the program that raises.
 
->>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"))
+>>> raise as_eager_raises(gm, inputs, IndexError("index out of range in self"), False)
 IndexError: index 7 is out of bounds for dimension 0 with size 5        # at the user's line
 """
 
@@ -39,9 +39,11 @@ class _Steps(fx.Interpreter):
         return super().run_node(node)
 
 
-def as_eager_raises(gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exception) -> Exception:
+def as_eager_raises(
+    gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exception, replays: bool
+) -> Exception:
     """The error of the op that raises, with a traceback that ends at the user's line; `error` itself where
-    the ops on copies raise nothing of its kind.
+    the ops on copies raise nothing of its kind. replays: whether Python objects are written after the graph.
     """
     steps = _Steps(gm, garbage_collect_values=False)
     steps.extra_traceback = False  # the error's text is eager's own
@@ -61,5 +63,6 @@ def as_eager_raises(gm: fx.GraphModule, inputs: Sequence[Any] | None, error: Exc
             error.__context__ = None
     except Exception:  # a copy may fail where the call did not: its error is not the program's
         pass
-    error.add_note(_NOTE)
+    if replays:
+        error.add_note(_NOTE)
     return error

@@ -123,6 +123,7 @@ class Captured:
     reason: BreakReason | None = None
     steps: int = 0
     effects: bool = False  # the graph writes its inputs or talks to other processes: it must not run twice
+    replays: bool = False  # Python objects are written after the graph
     fallbacks: Counter[str] = field(default_factory=Counter)
     eager: list[str] = field(default_factory=list)  # what of the graph eager PyTorch runs, and why
     left_to_eager: list[str] = field(default_factory=list)  # why, where that is all of it
@@ -310,9 +311,8 @@ class Compiler:
         if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             raise error
         if entry.info.data.effects:
-            raise failed_graphs.as_eager_raises(
-                entry.info.data.gm, entry.program.check(args), error
-            ) from None
+            data, tensors = entry.info.data, entry.program.check(args)
+            raise failed_graphs.as_eager_raises(data.gm, tensors, error, data.replays) from None
         counters["frames"]["graph raised"] += 1
         return self.eager(args, kwnames)
 
@@ -645,6 +645,7 @@ def finish_trace(
         reason,
         trace.steps,
         effects,
+        bool(trace.effects),
         lines=lines,
     )
 

@@ -393,6 +393,17 @@ class MissingKey(Guard):
 
 
 @dataclass(frozen=True)
+class HasKey(MissingKey):
+    """A dict has this key, whatever is there: a write replaces it."""
+
+    code = "has_key"
+    text = "{source} has no key {key} now"
+
+    def check_value(self, value: Any) -> bool:
+        return isinstance(value, dict) and dict.__contains__(value, self.key)
+
+
+@dataclass(frozen=True)
 class MissingTypeAttr(Guard):
     """No class in the MRO of a class has this name."""
 
@@ -651,6 +662,7 @@ for _row in (
     Length,
     DictKeys,
     MissingKey,
+    HasKey,
     MissingTypeAttr,
     MissingAttr,
     CellEmpty,

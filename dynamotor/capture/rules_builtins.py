@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+import re
 import sys
 import types
 import warnings
@@ -339,7 +340,9 @@ def _number_rule(kind: type, special: tuple[str, ...]) -> None:
             return trace.real_call(kind, *constants(args), **{k: v.as_constant() for k, v in kwargs.items()})
         for name in special:
             if trace.has_special(args[0], name):
-                return trace.call_special(args[0], name, [], {})
+                found = trace.call_special(args[0], name, [], {})
+                real = kind is complex and isinstance(found, Constant) and type(found.value) is float
+                return trace.real_call(kind, found.value) if real else found  # type: ignore[attr-defined]
         inner = contents_of(args[0])
         if isinstance(inner, Constant):
             return trace.real_call(kind, inner.value)
@@ -370,17 +373,22 @@ def _format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
         return trace.call(trace.bind(raw, "__format__", value, value.python_type()), [Constant(spec)])
     if isinstance(value, UserObject) and isinstance(value.base, Constant):
         return trace.real_call(format, value.base.value, spec)
+    if spec and raw is object.__format__:
+        raise trace.error(
+            TypeError, f"unsupported format string passed to {value.python_type().__name__}.__format__"
+        )
     return trace.real_call(format, text_of(trace, value, str).as_constant(), spec)
 
 
 @builtin_rule(str.format)
 def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
     def plain(v: Value) -> Any:
-        return v.as_constant() if v.is_constant() else text_of(trace, v, str).as_constant()
+        return v.as_constant() if v.is_constant() else _format(trace, [v], {}).as_constant()
 
-    return trace.real_call(
-        args[0].as_constant().format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()}
-    )
+    text = args[0].as_constant()
+    if not all_constant(args, kwargs) and any(re.findall(r"\{\w*[^\w{}]", text)):  # "{!r}", "{:5}", "{a.b}"
+        raise unsupported("unsupported-call", f"an object is formatted by {text!r}", cure="an f-string")
+    return trace.real_call(text.format, *map(plain, args[1:]), **{k: plain(v) for k, v in kwargs.items()})
 
 
 @builtin_rule(slice)

@@ -114,6 +114,7 @@ bool check_holds(const Check *check, PyObject *value) {
     case CHECK_LENGTH: holds = raw_length(value) == check->number; break;
     case CHECK_DICT_KEYS: holds = has_keys(value, check->data); break;
     case CHECK_MISSING_KEY: holds = PyDict_Check(value) && PyDict_Contains(value, check->data) == 0; break;
+    case CHECK_HAS_KEY: holds = PyDict_Check(value) && PyDict_Contains(value, check->data) == 1; break;
     case CHECK_MISSING_TYPE_ATTR: holds = PyType_Check(value) && _PyType_Lookup((PyTypeObject *)value, check->data) == NULL; break;
     case CHECK_MISSING_ATTR: holds = lacks_attribute(value, check->data); break;
     case CHECK_CELL_EMPTY: holds = cell_is_empty(value, check->number); break;

@@ -12,8 +12,11 @@ import torch
 
 import dynamotor
 
+SEEN: list[int] = []
+
 
 def rows(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    SEEN.append(1)
     x.mul_(2)
     y = w * x.sum()
     return y[at] + 1  # rows
@@ -45,4 +48,4 @@ def test_the_line_and_words_are_eagers(function: Any, backend: str) -> None:
         *found, notes = raised(compiled, 7)
         *expected, _ = raised(function, 7)
         assert found == expected
-        assert "DM405" in notes[0]
+        assert ["DM405" in note for note in notes] == [True] * (function is rows)

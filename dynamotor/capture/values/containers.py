@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..breaks import unsupported
-from ..guards import DictKeys, IdIs, Length, MissingKey, SetEquals, TypeIs, is_constant, ordered_keys
+from ..guards import DictKeys, HasKey, IdIs, Length, MissingKey, SetEquals, TypeIs, is_constant, ordered_keys
 from ..polyfills import cursors
 from ..source import Const, DictItem, SeqItem
 from .base import MISSING, Iterator, ObjectKey, Value, makers, wrap_rule
@@ -363,11 +363,19 @@ class DictValue(Value):
     def store(self, trace: Trace, hash_key: Hashable, key: Value, value: Value) -> None:
         """`dict.__setitem__`."""
         if self.obj is not MISSING:
-            self.lookup(hash_key)  # whether the key is new decides its place in the order
+            self._has(hash_key)  # whether the key is new decides its place in the order
             self.changed[hash_key] = None
             trace.effects.touch(self)
         old = self.table.get(hash_key)
         self.table[hash_key] = (key if old is None else old[0], value)
+
+    def _has(self, key: Hashable) -> None:
+        """Guard that a key is there, or not, without a look at what is there."""
+        unknown = not (self.complete or key in self.table or key in self.changed)
+        if unknown and type(key) in _OWN_KEYS and not self.trusted and dict.__contains__(self.obj, key):
+            self.trace.reader.guard(HasKey(self.source, key))
+        else:
+            self.lookup(key)
 
     def remove(self, trace: Trace, hash_key: Hashable) -> None:
         """`dict.__delitem__` of a key that is there."""

@@ -108,15 +108,13 @@ def builtin_init(
     base = instance.base
     if isinstance(base, ListValue) and init is list.__init__:
         base.mutate(trace)[:] = args[0].unpack(trace) if args else []
-    elif isinstance(base, DictValue) and init in (dict.__init__, OrderedDict.__init__):
+    elif isinstance(base, DictValue) and init in (dict.__init__, OrderedDict.__init__, defaultdict.__init__):
+        if init is defaultdict.__init__:
+            instance.slots["default_factory"], *args = args or [Constant(None)]
         if args:
             trace.update_dict(base, args[0])
         for name, value in kwargs.items():
             base.store(trace, name, Constant(name), value)
-    elif isinstance(base, DictValue) and init is defaultdict.__init__:
-        instance.slots["default_factory"] = args[0] if args else Constant(None)
-        if args[1:]:
-            trace.update_dict(base, args[1])
     elif isinstance(base, SetValue) and init is set.__init__:
         if args:
             base.change(trace, "update", args[0])
@@ -187,11 +185,12 @@ def call_builtin(
             return trace.real_call(real, *[a.as_constant() for a in real_args or []], **named)
     if constant and is_pure(fn):
         return trace.real_call(fn, *[a.as_constant() for a in args], **named)
-    if is_pure(fn) and isinstance(fn, types.WrapperDescriptorType):
-        return Constant(NotImplemented)
-    base = args[0] if args else None
-    if isinstance(base, UserObject) and isinstance(base.base, Constant) and is_pure(fn):
-        return call_builtin(trace, fn, [base.base, *args[1:]], kwargs)
+    if is_pure(fn):  # of a subclass of int, str, ... it looks at the plain content
+        plain = [a.base if isinstance(a, UserObject) and isinstance(a.base, Constant) else a for a in args]
+        if any(p is not a for p, a in zip(plain, args)):
+            return call_builtin(trace, fn, plain, kwargs)
+        if isinstance(fn, types.WrapperDescriptorType):
+            return Constant(NotImplemented)
     name = getattr(fn, "__qualname__", None) or repr(fn)
     module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", "")
     raise unsupported(

@@ -221,6 +221,15 @@ def _identity_hash(cls: type) -> bool:
     return cls.__module__.startswith("torch.") and cls.__eq__ is object.__eq__
 
 
+_PLAIN: dict[type, Any] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+}
+
+
 def content_base(trace: Trace, cls: type, source: Any, obj: Any) -> Value | None:
     """The builtin content of an outside object whose class extends a container or a plain type."""
     if issubclass(cls, dict):
@@ -231,6 +240,9 @@ def content_base(trace: Trace, cls: type, source: Any, obj: Any) -> Value | None
     if issubclass(cls, tuple):
         trace.reader.guard(Length(source, tuple.__len__(obj)))
         return TupleValue(None, source, obj, trace)
+    for kind, content in _PLAIN.items():
+        if issubclass(cls, kind):
+            return trace.make(trace.reader.ask(source, obj, "the content", content))
     return None
 
 

@@ -1,0 +1,75 @@
+"""Subclasses of int, str and the like have their content, wherever they come from; a defaultdict takes its
+items by name; `str.format` asks objects for their own text.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+
+import dynamotor
+
+
+class Whole(int):
+    def __mul__(self, other: Any) -> Any:
+        return Whole(int(self) * other + 1)
+
+
+class Part(float):
+    pass
+
+
+class Text(str):
+    pass
+
+
+class Formatted:
+    def __format__(self, spec: str) -> str:
+        return f"formatted{spec}"
+
+    def __repr__(self) -> str:
+        return "shown"
+
+
+WHOLE, PART, TEXT = Whole(3), Part(2.5), Text("ab")
+
+
+def numbers(x: torch.Tensor, i: Whole, f: Part) -> Any:
+    return int(i), float(i), -i, abs(i), ~i, i == 3, i.__index__(), i * 2, int(f), complex(f), x + i
+
+
+def texts(x: torch.Tensor, s: Text) -> Any:
+    return s[0], len(s), s == "ab", {s: 1}["ab"], s + "c", x + len(s)
+
+
+def outside(x: torch.Tensor) -> Any:
+    return numbers(x, WHOLE, PART), texts(x, TEXT)
+
+
+def inside(x: torch.Tensor) -> Any:
+    return numbers(x, Whole(3), Part(2.5)), texts(x, Text("ab"))
+
+
+def formatted(x: torch.Tensor) -> Any:
+    v = Formatted()
+    return *(text.format(v) for text in ("{}", "{!r}", "{:>9}")), f"{v:3}", x + 1
+
+
+def with_default(x: torch.Tensor) -> Any:
+    return collections.defaultdict(list, {"b": 1}, a=[2]), x + 1
+
+
+@pytest.mark.parametrize("function", [outside, inside, formatted, with_default])
+def test_is_as_in_eager(function: Any) -> None:
+    compiled = dynamotor.compile(function, backend="eager")
+    for _ in range(2):
+        assert str(compiled(torch.ones(2))) == str(function(torch.ones(2)))
+
+
+def test_another_content_is_seen() -> None:
+    compiled = dynamotor.compile(numbers, backend="eager")
+    for i, f in ((Whole(3), Part(2.5)), (Whole(4), Part(2.5)), (Whole(4), Part(-1.0))):
+        assert str(compiled(torch.ones(2), i, f)) == str(numbers(torch.ones(2), i, f))
