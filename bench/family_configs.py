@@ -4,6 +4,9 @@ weights. families.txt lists what `python -m bench families` runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from .model_configs import (
@@ -59,74 +62,51 @@ _HEADS = {**_LLAMA, **_END, "head_dim": 16}
 _FUNNEL = {"vocab_size": 300, "block_sizes": [1, 1], "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128}
 _XLM = {"vocab_size": 300, "emb_dim": 64, "n_layers": 2, "n_heads": 4, "pad_index": 0, "eos_index": 1, **_END}
 
-FAMILIES: dict[str, HuggingFace] = {
-    "ElectraForMaskedLM": HuggingFace("ElectraConfig", _tokens, {}, {**_BERT, "embedding_size": 32}),
-    "RobertaPreLayerNormForMaskedLM": HuggingFace("RobertaPreLayerNormConfig", _tokens, {}, _BERT),
-    "XLMRobertaForMaskedLM": HuggingFace("XLMRobertaConfig", _tokens, {}, _BERT),
-    "XLNetLMHeadModel": HuggingFace(
-        "XLNetConfig",
-        _tokens,
-        {},
-        {"vocab_size": 300, "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128},
+# A model's class is its family's name and what it is for; its configuration's class the name and "Config".
+_Row = tuple[str, str, Callable[..., Kwargs], dict[str, Any]]
+_ROWS: tuple[_Row, ...] = (
+    (
+        "Canine",
+        "ForSequenceClassification",
+        _classes,
+        {**_BERT, "num_hash_buckets": 64, "downsampling_rate": 4, "local_transformer_stride": 8},
     ),
-    "GPTNeoForCausalLM": HuggingFace(
-        "GPTNeoConfig",
-        _tokens,
-        {},
+    ("DeiT Beit Dinov2", "ForImageClassification", _image, _VISION),
+    (
+        "ConvNext",
+        "ForImageClassification",
+        _image,
+        {"image_size": 32, "hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
+    ),
+    ("ResNet", "ForImageClassification", _image, _STAGES),
+    ("RegNet", "ForImageClassification", _image, {**_STAGES, "layer_type": "y", "groups_width": 8}),
+    (
+        "PoolFormer",
+        "ForImageClassification",
+        _image,
+        {"image_size": 64, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
+    ),
+    (
+        "MobileViT",
+        "ForImageClassification",
+        _image,
         {
-            **_END,
-            "vocab_size": 300,
-            "hidden_size": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-            "window_size": 8,
-            "attention_types": [[["global", "local"], 1]],
+            "image_size": 64,
+            "hidden_sizes": [16, 24, 32],
+            "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32],
+            "num_attention_heads": 4,
         },
     ),
-    "GPTNeoXForCausalLM": HuggingFace("GPTNeoXConfig", _tokens, {}, {**_BERT, **_END}),
-    "GPTJForCausalLM": HuggingFace("GPTJConfig", _tokens, {}, {**_GPT2, "rotary_dim": 8}),
-    "OPTForCausalLM": HuggingFace(
-        "OPTConfig", _tokens, {}, {**_BERT, **_END, "ffn_dim": 128, "word_embed_proj_dim": 64}
+    (
+        "EfficientNet",
+        "ForImageClassification",
+        _image,
+        {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
     ),
-    "BloomForCausalLM": HuggingFace(
-        "BloomConfig", _tokens, {}, {**_END, "vocab_size": 300, "hidden_size": 64, "n_layer": 2, "n_head": 4}
-    ),
-    "FalconForCausalLM": HuggingFace("FalconConfig", _tokens, {}, {**_BERT, **_END}),
-    "CodeGenForCausalLM": HuggingFace("CodeGenConfig", _tokens, {}, {**_GPT2, "rotary_dim": 8}),
-    "Qwen2ForCausalLM": HuggingFace("Qwen2Config", _tokens, {}, _LLAMA),
-    "Qwen3ForCausalLM": HuggingFace("Qwen3Config", _tokens, {}, _HEADS),
-    "GemmaForCausalLM": HuggingFace("GemmaConfig", _tokens, {}, _HEADS),
-    "Gemma2ForCausalLM": HuggingFace("Gemma2Config", _tokens, {}, {**_HEADS, "sliding_window": 8}),
-    "Gemma3ForCausalLM": HuggingFace("Gemma3TextConfig", _tokens, {}, {**_HEADS, "sliding_window": 8}),
-    "Phi3ForCausalLM": HuggingFace("Phi3Config", _tokens, {}, {**_LLAMA, **_END}),
-    "OlmoForCausalLM": HuggingFace("OlmoConfig", _tokens, {}, {**_LLAMA, **_END}),
-    "Olmo2ForCausalLM": HuggingFace("Olmo2Config", _tokens, {}, {**_LLAMA, **_END}),
-    "StableLmForCausalLM": HuggingFace("StableLmConfig", _tokens, {}, {**_LLAMA, **_END}),
-    "Starcoder2ForCausalLM": HuggingFace("Starcoder2Config", _tokens, {}, {**_LLAMA, **_END}),
-    "CohereForCausalLM": HuggingFace("CohereConfig", _tokens, {}, {**_LLAMA, **_END}),
-    "GraniteForCausalLM": HuggingFace("GraniteConfig", _tokens, {}, {**_LLAMA, **_END}),
-    "MptForCausalLM": HuggingFace(
-        "MptConfig", _tokens, {}, {**_END, "vocab_size": 300, "d_model": 64, "n_layers": 2, "n_heads": 4}
-    ),
-    "PersimmonForCausalLM": HuggingFace("PersimmonConfig", _tokens, {}, {**_BERT, **_END}),
-    "MambaForCausalLM": HuggingFace("MambaConfig", _tokens, {}, {**_BERT, **_END, "state_size": 8}),
-    "Mamba2ForCausalLM": HuggingFace(
-        "Mamba2Config",
-        _tokens,
-        {},
-        {**_BERT, **_END, "state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
-    ),
-    "RwkvForCausalLM": HuggingFace("RwkvConfig", _tokens, {}, {**_BERT, **_END}),
-    "BioGptForCausalLM": HuggingFace("BioGptConfig", _tokens, {}, {**_BERT, **_END}),
-    "ErnieForMaskedLM": HuggingFace("ErnieConfig", _tokens, {}, _BERT),
-    "FunnelForMaskedLM": HuggingFace("FunnelConfig", _tokens, {}, _FUNNEL),
-    "LongformerForMaskedLM": HuggingFace(
-        "LongformerConfig", _tokens, {}, {**_BERT, **_END, "attention_window": 8, "sep_token_id": 2}
-    ),
-    "LEDForConditionalGeneration": HuggingFace(
-        "LEDConfig",
+    (
+        "LED",
+        "ForConditionalGeneration",
         _pairs,
-        {},
         {
             **_BART,
             **_SPECIAL,
@@ -135,37 +115,18 @@ FAMILIES: dict[str, HuggingFace] = {
             "max_decoder_position_embeddings": 64,
         },
     ),
-    "NystromformerForMaskedLM": HuggingFace(
-        "NystromformerConfig", _tokens, {}, {**_BERT, "num_landmarks": 4, "segment_means_seq_len": 16}
-    ),
-    "RemBertForMaskedLM": HuggingFace(
-        "RemBertConfig", _tokens, {}, {**_BERT, "input_embedding_size": 32, "output_embedding_size": 32}
-    ),
-    "RoFormerForMaskedLM": HuggingFace("RoFormerConfig", _tokens, {}, {**_BERT, "embedding_size": 64}),
-    "SqueezeBertForMaskedLM": HuggingFace("SqueezeBertConfig", _tokens, {}, {**_BERT, "embedding_size": 64}),
-    "IBertForMaskedLM": HuggingFace("IBertConfig", _tokens, {}, _BERT),
-    "EsmForMaskedLM": HuggingFace(
-        "EsmConfig", _tokens, {}, {**_BERT, **_END, "mask_token_id": 3, "max_position_embeddings": 64}
-    ),
-    "XLMWithLMHeadModel": HuggingFace("XLMConfig", _tokens, {}, _XLM),
-    "FlaubertWithLMHeadModel": HuggingFace("FlaubertConfig", _tokens, {}, _XLM),
-    "MPNetForMaskedLM": HuggingFace("MPNetConfig", _tokens, {}, _BERT),
-    "LongT5ForConditionalGeneration": HuggingFace(
-        "LongT5Config", _pairs, {}, {**_T5, "local_radius": 4, "decoder_start_token_id": 0}
-    ),
-    "SwitchTransformersForConditionalGeneration": HuggingFace(
-        "SwitchTransformersConfig",
+    ("LongT5", "ForConditionalGeneration", _pairs, {**_T5, "local_radius": 4, "decoder_start_token_id": 0}),
+    (
+        "SwitchTransformers",
+        "ForConditionalGeneration",
         _pairs,
-        {},
         {**_T5, "num_experts": 4, "decoder_start_token_id": 0, "router_jitter_noise": 0.0},
     ),
-    "UMT5ForConditionalGeneration": HuggingFace(
-        "UMT5Config", _pairs, {}, {**_T5, "decoder_start_token_id": 0}
-    ),
-    "ProphetNetForConditionalGeneration": HuggingFace(
-        "ProphetNetConfig",
+    ("UMT5", "ForConditionalGeneration", _pairs, {**_T5, "decoder_start_token_id": 0}),
+    (
+        "ProphetNet",
+        "ForConditionalGeneration",
         _pairs,
-        {},
         {
             **_SPECIAL,
             "hidden_size": 64,
@@ -179,59 +140,12 @@ FAMILIES: dict[str, HuggingFace] = {
             "max_position_embeddings": 64,
         },
     ),
-    "M2M100ForConditionalGeneration": HuggingFace("M2M100Config", _pairs, {}, {**_BART, **_SPECIAL}),
-    "MarianMTModel": HuggingFace("MarianConfig", _pairs, {}, {**_BART, **_SPECIAL}),
-    "Qwen2MoeForCausalLM": HuggingFace(
-        "Qwen2MoeConfig", _tokens, {}, {**_EXPERTS, "shared_expert_intermediate_size": 64}
-    ),
-    "OlmoeForCausalLM": HuggingFace("OlmoeConfig", _tokens, {}, _EXPERTS),
-    "DeiTForImageClassification": HuggingFace("DeiTConfig", _image, {}, _VISION),
-    "BeitForImageClassification": HuggingFace("BeitConfig", _image, {}, _VISION),
-    "Dinov2ForImageClassification": HuggingFace("Dinov2Config", _image, {}, _VISION),
-    "ConvNextForImageClassification": HuggingFace(
-        "ConvNextConfig",
-        _image,
-        {},
-        {
-            "image_size": 32,
-            "hidden_sizes": [16, 32],
-            "depths": [1, 1],
-            "num_stages": 2,
-        },
-    ),
-    "ResNetForImageClassification": HuggingFace("ResNetConfig", _image, {}, _STAGES),
-    "RegNetForImageClassification": HuggingFace(
-        "RegNetConfig", _image, {}, {**_STAGES, "layer_type": "y", "groups_width": 8}
-    ),
-    "PoolFormerForImageClassification": HuggingFace(
-        "PoolFormerConfig",
-        _image,
-        {},
-        {"image_size": 64, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
-    ),
-    "MobileViTForImageClassification": HuggingFace(
-        "MobileViTConfig",
-        _image,
-        {},
-        {
-            "image_size": 64,
-            "hidden_sizes": [16, 24, 32],
-            "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32],
-            "num_attention_heads": 4,
-        },
-    ),
-    "EfficientNetForImageClassification": HuggingFace(
-        "EfficientNetConfig",
-        _image,
-        {},
-        {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
-    ),
-    "Wav2Vec2ForCTC": HuggingFace("Wav2Vec2Config", _wave, {}, _WAVE),
-    "HubertForCTC": HuggingFace("HubertConfig", _wave, {}, _WAVE),
-    "ASTForAudioClassification": HuggingFace(
-        "ASTConfig",
+    ("M2M100", "ForConditionalGeneration", _pairs, {**_BART, **_SPECIAL}),
+    ("Marian", "MTModel", _pairs, {**_BART, **_SPECIAL}),
+    (
+        "AST",
+        "ForAudioClassification",
         _spectrogram,
-        {},
         {
             **_BERT,
             "max_length": 32,
@@ -241,17 +155,72 @@ FAMILIES: dict[str, HuggingFace] = {
             "time_stride": 8,
         },
     ),
+    (
+        "GPTNeo",
+        "ForCausalLM",
+        _tokens,
+        {
+            **_END,
+            "vocab_size": 300,
+            "hidden_size": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "window_size": 8,
+            "attention_types": [[["global", "local"], 1]],
+        },
+    ),
+    ("GPTNeoX Falcon Persimmon Rwkv BioGpt", "ForCausalLM", _tokens, {**_BERT, **_END}),
+    ("GPTJ CodeGen", "ForCausalLM", _tokens, {**_GPT2, "rotary_dim": 8}),
+    ("OPT", "ForCausalLM", _tokens, {**_BERT, **_END, "ffn_dim": 128, "word_embed_proj_dim": 64}),
+    (
+        "Bloom",
+        "ForCausalLM",
+        _tokens,
+        {**_END, "vocab_size": 300, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+    ),
+    ("Qwen2", "ForCausalLM", _tokens, _LLAMA),
+    ("Qwen3 Gemma", "ForCausalLM", _tokens, _HEADS),
+    ("Gemma2", "ForCausalLM", _tokens, {**_HEADS, "sliding_window": 8}),
+    ("Phi3 Olmo Olmo2 StableLm Starcoder2 Cohere Granite", "ForCausalLM", _tokens, {**_LLAMA, **_END}),
+    ("Mpt", "ForCausalLM", _tokens, {**_END, "vocab_size": 300, "d_model": 64, "n_layers": 2, "n_heads": 4}),
+    ("Mamba", "ForCausalLM", _tokens, {**_BERT, **_END, "state_size": 8}),
+    (
+        "Mamba2",
+        "ForCausalLM",
+        _tokens,
+        {**_BERT, **_END, "state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
+    ),
+    ("Qwen2Moe", "ForCausalLM", _tokens, {**_EXPERTS, "shared_expert_intermediate_size": 64}),
+    ("Olmoe", "ForCausalLM", _tokens, _EXPERTS),
+    ("Electra", "ForMaskedLM", _tokens, {**_BERT, "embedding_size": 32}),
+    ("RobertaPreLayerNorm XLMRoberta Ernie IBert MPNet", "ForMaskedLM", _tokens, _BERT),
+    ("Funnel", "ForMaskedLM", _tokens, _FUNNEL),
+    ("Longformer", "ForMaskedLM", _tokens, {**_BERT, **_END, "attention_window": 8, "sep_token_id": 2}),
+    ("Nystromformer", "ForMaskedLM", _tokens, {**_BERT, "num_landmarks": 4, "segment_means_seq_len": 16}),
+    ("RemBert", "ForMaskedLM", _tokens, {**_BERT, "input_embedding_size": 32, "output_embedding_size": 32}),
+    ("RoFormer SqueezeBert", "ForMaskedLM", _tokens, {**_BERT, "embedding_size": 64}),
+    ("Esm", "ForMaskedLM", _tokens, {**_BERT, **_END, "mask_token_id": 3, "max_position_embeddings": 64}),
+    (
+        "XLNet",
+        "LMHeadModel",
+        _tokens,
+        {"vocab_size": 300, "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128},
+    ),
+    ("XLM Flaubert", "WithLMHeadModel", _tokens, _XLM),
+    ("Wav2Vec2 Hubert", "ForCTC", _wave, _WAVE),
+)
+FAMILIES: dict[str, HuggingFace] = {
+    f"{family}{kind}": HuggingFace(f"{family}Config", inputs, {}, settings)
+    for families, kind, inputs, settings in _ROWS
+    for family in families.split()
+}
+FAMILIES |= {
+    "Gemma3ForCausalLM": HuggingFace("Gemma3TextConfig", _tokens, {}, {**_HEADS, "sliding_window": 8}),
     "SiglipModel": HuggingFace(
         "SiglipConfig",
         _clip,
         {},
         {"text_config": {**_BERT, **_END, "max_position_embeddings": 32}, "vision_config": _VISION},
         64,
-    ),
-    "CanineForSequenceClassification": HuggingFace(
-        "CanineConfig",
-        _classes,
-        {},
-        {**_BERT, "num_hash_buckets": 64, "downsampling_rate": 4, "local_transformer_stride": 8},
     ),
 }

@@ -90,22 +90,44 @@ def _doubled(batch: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
 
 
-def _decode(config: Any, prompts: Sequence[int] = (5, 9, 14), tokens: int = 24) -> Case:
-    """Greedy decoding with a cache that grows by a token at each step."""
-    transformers = _transformers()
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    texts = [torch.randint(0, config.vocab_size, (1, n)) for n in prompts]
+def _generated(
+    model: nn.Module,
+    texts: Sequence[torch.Tensor],
+    tokens: int,
+    begin: Callable[[torch.Tensor], Any],
+    arguments: Callable[[torch.Tensor, Any], dict[str, Any]],
+    go_on: Callable[[torch.Tensor, Any, Any], tuple[torch.Tensor, Any]],
+) -> Case:
+    """A text after another, a token after another. A text's state is what `begin` gives; a call takes
+    `arguments(ids, state)`, and `go_on(ids, state, result)` gives the next."""
 
     def steps(call: Any) -> Iterable[torch.Tensor]:
         for ids in texts:
-            cache = transformers.DynamicCache(config=config)
+            state = begin(ids)
             for _ in range(tokens):
                 with torch.no_grad():
-                    out = call(input_ids=ids, past_key_values=cache, use_cache=True)
+                    out = call(**arguments(ids, state))
                 yield out.logits
-                cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+                ids, state = go_on(ids, state, out)
 
-    return Case(model, steps)
+    return Case(model.eval(), steps)
+
+
+def _prompts(config: Any, prompts: Sequence[int] = (5, 9, 14), copies: int = 1) -> list[torch.Tensor]:
+    return [torch.randint(0, config.vocab_size, (1, n)).repeat(copies, 1) for n in prompts]
+
+
+def _decode(config: Any, prompts: Sequence[int] = (5, 9, 14), tokens: int = 24) -> Case:
+    """Greedy decoding with a cache that grows by a token at each step."""
+    transformers = _transformers()
+    return _generated(
+        transformers.AutoModelForCausalLM.from_config(config),
+        _prompts(config, prompts),
+        tokens,
+        lambda ids: transformers.DynamicCache(config=config),
+        lambda ids, cache: {"input_ids": ids, "past_key_values": cache, "use_cache": True},
+        lambda ids, cache, out: (out.logits[:, -1:].argmax(-1), out.past_key_values),
+    )
 
 
 def _gpt2() -> Case:
@@ -182,48 +204,46 @@ def _function() -> Case:
 
 def _static_cache() -> Case:
     """Greedy decoding with a cache of fixed length: a prompt, then one token after another."""
-    transformers = _transformers()
-    config = _llama_config()
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    texts = [torch.randint(0, config.vocab_size, (1, n)) for n in (5, 9, 14)]
+    transformers, config = _transformers(), _llama_config()
 
-    def steps(call: Any) -> Iterable[torch.Tensor]:
-        for ids in texts:
-            cache, at = transformers.StaticCache(config=config, max_cache_len=64), 0
-            for _ in range(24):
-                places = torch.arange(at, at + ids.shape[1], device=ids.device)
-                with torch.no_grad():
-                    out = call(
-                        input_ids=ids, past_key_values=cache, cache_position=places, position_ids=places[None]
-                    )
-                yield out.logits
-                at, ids = at + ids.shape[1], out.logits[:, -1:].argmax(-1)
+    def arguments(ids: torch.Tensor, state: tuple[Any, int]) -> dict[str, Any]:
+        cache, at = state
+        places = torch.arange(at, at + ids.shape[1], device=ids.device)
+        more = {"cache_position": places, "position_ids": places[None]}
+        return {"input_ids": ids, "past_key_values": cache, **more}
 
-    return Case(model, steps)
+    return _generated(
+        transformers.AutoModelForCausalLM.from_config(config),
+        _prompts(config),
+        24,
+        lambda ids: (transformers.StaticCache(config=config, max_cache_len=64), 0),
+        arguments,
+        lambda ids, state, out: (out.logits[:, -1:].argmax(-1), (state[0], state[1] + ids.shape[1])),
+    )
 
 
 def _beam_search() -> Case:
     """Four beams of which the best go on: the cache grows and is gathered anew at each step."""
-    transformers = _transformers()
-    config, beams = _llama_config(), 4
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    texts = [torch.randint(0, config.vocab_size, (1, n)).expand(beams, n).contiguous() for n in (5, 9, 14)]
+    transformers, config, beams = _transformers(), _llama_config(), 4
 
-    def steps(call: Any) -> Iterable[torch.Tensor]:
-        for ids in texts:
-            cache = transformers.DynamicCache(config=config)
-            scores = torch.tensor([0.0] + [-1e9] * (beams - 1), device=ids.device)
-            for _ in range(24):
-                with torch.no_grad():
-                    out = call(input_ids=ids, past_key_values=cache, use_cache=True)
-                yield out.logits
-                total = scores[:, None] + out.logits[:, -1].log_softmax(-1)
-                scores, best = total.flatten().topk(beams)
-                cache = out.past_key_values
-                cache.reorder_cache(best // config.vocab_size)
-                ids = (best % config.vocab_size)[:, None]
+    def begin(ids: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        scores = torch.tensor([0.0] + [-1e9] * (beams - 1), device=ids.device)
+        return transformers.DynamicCache(config=config), scores
 
-    return Case(model, steps)
+    def go_on(ids: torch.Tensor, state: tuple[Any, torch.Tensor], out: Any) -> tuple[torch.Tensor, Any]:
+        total = state[1][:, None] + out.logits[:, -1].log_softmax(-1)
+        scores, best = total.flatten().topk(beams)
+        out.past_key_values.reorder_cache(best // config.vocab_size)
+        return (best % config.vocab_size)[:, None], (out.past_key_values, scores)
+
+    return _generated(
+        transformers.AutoModelForCausalLM.from_config(config),
+        _prompts(config, copies=beams),
+        24,
+        begin,
+        lambda ids, state: {"input_ids": ids, "past_key_values": state[0], "use_cache": True},
+        go_on,
+    )
 
 
 def _t5() -> Case:
@@ -239,19 +259,14 @@ def _t5() -> Case:
         dropout_rate=0.0,
         decoder_start_token_id=0,
     )
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    texts = [torch.randint(0, 1000, (2, n)) for n in (7, 12, 19, 26)]
-
-    def steps(call: Any) -> Iterable[torch.Tensor]:
-        for ids in texts:
-            answer = torch.zeros(2, 1, dtype=torch.int64, device=ids.device)
-            for _ in range(10):
-                with torch.no_grad():
-                    logits = call(input_ids=ids, decoder_input_ids=answer, use_cache=False).logits
-                yield logits
-                answer = torch.cat([answer, logits[:, -1:].argmax(-1)], 1)
-
-    return Case(model, steps)
+    return _generated(
+        transformers.T5ForConditionalGeneration(config),
+        [torch.randint(0, 1000, (2, n)) for n in (7, 12, 19, 26)],
+        10,
+        lambda ids: torch.zeros(2, 1, dtype=torch.int64, device=ids.device),
+        lambda ids, answer: {"input_ids": ids, "decoder_input_ids": answer, "use_cache": False},
+        lambda ids, answer, out: (ids, torch.cat([answer, out.logits[:, -1:].argmax(-1)], 1)),
+    )
 
 
 class _UNet(nn.Module):
