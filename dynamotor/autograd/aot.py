@@ -40,6 +40,7 @@ from ..graph.verify import verify_aten_graph, verify_torch_graph
 from . import again
 from .absent import without_tangents
 from .around import regions_around
+from .beside import check_traced
 from .extract import extract, inputs_of
 from .joint import Joint, trace_joint
 from .kept import MISSING, Keeper, Kept, Notes, kept, specs_of
@@ -69,6 +70,7 @@ def aot_compile(
     static_inputs: frozenset[int] = frozenset(),
     cuts: int = 8,
     keeper: Keeper | None = None,
+    part: bool = False,
 ) -> Compiled:
     """Differentiate, functionalise and compile a torch graph.
 
@@ -78,13 +80,16 @@ def aot_compile(
     aliasing, and the current grad mode. A `gm.meta["on_backward"]` (an `OnBackward`) is taken out and called
     when there is a backward graph. cuts: ops that may be left to eager PyTorch between compiled parts; with
     more the rest runs as it is. keeper: how compiled graphs are kept on disk, so that another process finds
-    the whole result.
+    the whole result. part: of a graph that was looked at as a whole.
     """
     graded = [
         _is_tensor(t) and t.requires_grad and not torch.is_inference_mode_enabled() for t in example_inputs
     ]
     with collector_paused(), unseen_by_hooks(), _outside_inference_mode():
         name = f"graph{next(_names)}"
+        if config.check and not part:
+            trace = functools.partial(_op_by_op, gm, graded, name, cuts)
+            check_traced(gm, example_inputs, graded, trace)
         place = None
         if not _decided_late(gm):  # else its parts are kept
             place = kept(keeper, gm, example_inputs, graded, static_inputs)
@@ -98,6 +103,15 @@ def aot_compile(
             return _aot_compile(
                 gm, example_inputs, graded, compile_graph, name, static_inputs, cuts, keeper, place
             )
+
+
+def _op_by_op(
+    gm: torch.fx.GraphModule, graded: Sequence[bool], name: str, cuts: int, inputs: Sequence[Any]
+) -> Compiled:
+    """The program whose graphs run as they are."""
+    return _aot_compile(
+        gm, inputs, graded, lambda graph, _: graph.forward, name, frozenset(), cuts, None, None
+    )
 
 
 @contextlib.contextmanager
@@ -237,6 +251,7 @@ def _compile_stage(
         static_inputs=gm.meta.get("static_inputs", frozenset()),
         cuts=cuts,
         keeper=keeper,
+        part=True,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ..base.config import config
 from ..base.errors import InternalError
+from ..base.events import counters, silence
 from ..graph.bodies import Transformed
 from ..graph.control_flow import ControlFlow
 from ..graph.spec import duplicate
@@ -27,21 +28,27 @@ _PLAIN = ("torch", "_operator", "builtins", "math")
 
 
 def check_traced(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], trace: Callable[[Sequence[Any]], Compiled]
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    graded: Sequence[bool],
+    trace: Callable[[Sequence[Any]], Compiled],
 ) -> None:
     """Compare what `trace(examples)` gives with the torch graph; InternalError DM922 where they differ."""
     if not _repeatable(gm, inputs):
         return
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     state = torch.get_rng_state()
     try:
-        want = _values(gm.forward, _copies(inputs))
+        want = _values(gm.forward, _copies(inputs, graded), names)
     except Exception:  # eager refuses the copies (a leaf that is written): nothing to compare with
         return
     finally:
         torch.set_rng_state(state)
-    given = _copies(inputs)
-    with config.patch(check=False, fallback_random=True):
-        got = _values(trace(given), given)
+    given, counted = _copies(inputs, graded), counters["fallback"].copy()
+    with config.patch(check=False, fallback_random=True), silence():
+        got = _values(trace(given), given, names)
+    counters["fallback"].clear()
+    counters["fallback"].update(counted)
     torch.set_rng_state(state)
     for name, value in want.items():
         if (why := _difference(got[name], value)) is not None:
@@ -59,27 +66,36 @@ def _repeatable(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
         and "on_backward" not in gm.meta
         and all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type == "cpu" for x in tensors)
         and not any(isinstance(f, (Transformed, ControlFlow)) for f in calls)
-        and all((getattr(f, "__module__", None) or "torch").split(".")[0] in _PLAIN for f in calls)
+        and all(_is_plain(getattr(f, "__module__", None) or "torch") for f in calls)
         and not any("empty" in str(node.target) or "generator" in node.kwargs for node in gm.graph.nodes)
     )
 
 
-def _copies(inputs: Sequence[Any]) -> list[Any]:
-    return [duplicate(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+def _is_plain(module: str) -> bool:
+    """Whether a function of a module has no effects: a custom op, or a collective, may have some."""
+    ops = module.startswith("torch._ops.")
+    return module == "torch._ops.aten" if ops else module.split(".")[0] in _PLAIN
 
 
-def _values(run: Compiled, inputs: Sequence[Any]) -> Values:
+def _copies(inputs: Sequence[Any], graded: Sequence[bool]) -> list[Any]:
+    return [
+        duplicate(x.detach()).requires_grad_(g) if isinstance(x, torch.Tensor) else x
+        for x, g in zip(inputs, graded, strict=True)
+    ]
+
+
+def _values(run: Compiled, inputs: Sequence[Any], names: Sequence[str]) -> Values:
     """Results, inputs as they are then, and the gradients of sums of the results with unequal weights."""
     results = [x for x in run(*inputs) if isinstance(x, torch.Tensor)]
     found: Values = {f"result {k}": x.detach() for k, x in enumerate(results)}
-    tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-    found |= {f"input {i}": x.detach() for i, x in tensors.items()}
+    tensors = {name: x for name, x in zip(names, inputs, strict=True) if isinstance(x, torch.Tensor)}
+    found |= {f"the input {name}": x.detach() for name, x in tensors.items()}
     roots = [x for x in results if x.requires_grad]
-    leaves = {i: x for i, x in tensors.items() if x.requires_grad}
+    leaves = {name: x for name, x in tensors.items() if x.requires_grad}
     if roots and leaves:
         weights = [torch.linspace(0.5, 1.5, x.numel()).to(x.dtype).view(x.shape) for x in roots]
         grads = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
-        found |= {f"the gradient of input {i}": g for i, g in zip(leaves, grads, strict=True)}
+        found |= {f"the gradient of {name}": g for name, g in zip(leaves, grads, strict=True)}
     return found
 
 
@@ -89,7 +105,9 @@ def _difference(got: torch.Tensor | None, want: torch.Tensor | None) -> str | No
         return None if other is None or not other.any() else "it is absent in one of them"
     if (got.shape, got.dtype) != (want.shape, want.dtype):
         return f"{got.dtype}{list(got.shape)}, and not {want.dtype}{list(want.shape)}"
-    if not (want.dtype.is_floating_point or want.dtype.is_complex):
+    if want.layout is not torch.strided or want.itemsize < 2 and want.is_floating_point():
+        return None
+    if not (want.is_floating_point() or want.is_complex()):
         return None if torch.equal(got, want) else "its numbers differ"
     scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
     same = (got == want) | ((got != got) & (want != want))
