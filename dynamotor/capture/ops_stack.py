@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Sequence
 from typing import Any
 
 from .breaks import unsupported
@@ -16,7 +15,7 @@ from .interpreter import Frame, make_cell, opcode, opcodes, replace
 from .source import Const, DictItem
 from .values.base import Raised, Value
 from .values.constant import Constant
-from .values.containers import DictValue, ListValue, SetValue, SliceValue, TupleValue
+from .values.containers import DictValue, ListValue, SetValue, TupleValue, make_slice
 from .values.function import CellValue, FunctionValue
 from .values.klass import SuperValue
 
@@ -159,14 +158,6 @@ def load_super_attr(frame: Frame, instr: Instr, target: int) -> None:
     if instr.arg[0]:
         stack.append(None)
     stack.append(value)
-
-
-def make_slice(parts: Sequence[Value]) -> Value:
-    """A slice of two or three parts."""
-    start, stop, step = (*parts, Constant(None))[:3]
-    if all(type(p) is Constant for p in parts):
-        return Constant(slice(*(p.as_constant() for p in parts)))
-    return SliceValue(start, stop, step)
 
 
 # Containers -------------------------------------------------------------------------------------------------

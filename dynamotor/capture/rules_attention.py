@@ -23,7 +23,7 @@ from .breaks import unsupported
 from .source import Const
 from .torch_rules import FLEX_ATTENTION
 from .values.base import CallRule, Value, builtin_rule, call_finder
-from .values.constant import Constant
+from .values.constant import Constant, is_none
 from .values.containers import ListValue, TupleValue
 from .values.tensor import TensorValue, lower, torch_call
 
@@ -50,28 +50,26 @@ def _find_flex(fn: Any) -> CallRule | None:
     return _flex_attention if found else None
 
 
-def _none(value: Value | None) -> bool:
-    return value is None or value.is_constant() and value.as_constant() is None
-
-
 def _flex_attention(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given: dict[str, Value] = dict(zip(_NAMES, args, strict=False)) | kwargs
     query, key, value = [given[name] for name in _NAMES[:3]]
-    if not all(isinstance(v, TensorValue) for v in (query, key, value)) or not _none(given.get("return_aux")):
+    if not all(isinstance(v, TensorValue) for v in (query, key, value)) or not is_none(
+        given.get("return_aux")
+    ):
         raise unsupported("unsupported-call", "flex_attention is called with other arguments")
     mask = given.get("block_mask")
-    mask_mod = None if mask is None or _none(mask) else mask.getattr(trace, "mask_mod")
+    mask_mod = None if mask is None or is_none(mask) else mask.getattr(trace, "mask_mod")
     gqa = given.get("enable_gqa", Constant(False)).as_constant()
     _check(trace, [v.example for v in (query, key, value)], gqa, None if mask_mod is None else mask)  # type: ignore[attr-defined]
     exact = torch.float64 if query.example.dtype == torch.float64 else torch.float32  # type: ignore[attr-defined]
     bodies: list[Body | None] = []
     free: list[TensorValue] = []
     for fn, first in ((given.get("score_mod"), [exact]), (mask_mod, [])):
-        body, read = (None, []) if fn is None or _none(fn) else _pointwise(trace, fn, first, query)  # type: ignore[arg-type]
+        body, read = (None, []) if fn is None or is_none(fn) else _pointwise(trace, fn, first, query)  # type: ignore[arg-type]
         bodies.append(body)
         free += read
     scale = given.get("scale")
-    factor = query.example.size(-1) ** -0.5 if scale is None or _none(scale) else scale.as_constant()  # type: ignore[attr-defined]
+    factor = query.example.size(-1) ** -0.5 if scale is None or is_none(scale) else scale.as_constant()  # type: ignore[attr-defined]
     target = FlexAttention(bodies[0], bodies[1], factor)
     target.on_gpu = _is_for_kernels([query, *free])  # type: ignore[list-item]
     blocks = _blocks(trace, target, mask) if target.on_gpu and mask_mod is not None else []  # type: ignore[arg-type]
@@ -126,8 +124,8 @@ def _blocks(trace: Trace, target: FlexAttention, mask: Value) -> list[Value]:
     target.block = block
     for name in _BLOCKS:
         pair = [mask.getattr(trace, f"{name}_{what}") for what in ("num_blocks", "indices")]
-        target.blocks.append(None if _none(pair[0]) else name)
-        found += [] if _none(pair[0]) else pair
+        target.blocks.append(None if is_none(pair[0]) else name)
+        found += [] if is_none(pair[0]) else pair
     return found
 
 

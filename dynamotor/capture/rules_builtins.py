@@ -33,10 +33,10 @@ from .values.containers import (
     SequenceIterator,
     SequenceValue,
     SetValue,
-    SliceValue,
     TupleValue,
     contents_of,
     items_in_any_order,
+    make_slice,
 )
 from .values.function import BoundMethod
 from .values.instances import pure_functions
@@ -393,11 +393,9 @@ def _str_format(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
 
 @builtin_rule(slice)
 def _slice(trace: Trace, args: Args, kwargs: Kwargs) -> Value:
-    if all_constant(args):
-        return trace.real_call(slice, *constants(args))
-    none = Constant(None)
-    parts = (none, args[0], none) if len(args) == 1 else (*args, none)[:3]
-    return SliceValue(*parts)
+    if not 1 <= len(args) <= 3 or kwargs:
+        return trace.real_call(slice, *args, **kwargs)  # raises
+    return make_slice([Constant(None), *args] if len(args) == 1 else args)
 
 
 # Iteration --------------------------------------------------------------------------------------------------

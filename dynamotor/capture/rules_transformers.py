@@ -11,7 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from .values.base import CallRule, Value, call_finder
-from .values.constant import Constant
+from .values.constant import Constant, is_none
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -45,10 +45,7 @@ def _traced(fn: Any) -> CallRule:
     """
 
     def rule(trace: Trace, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        given = [
-            v for v in (*args, *kwargs.values()) if not (isinstance(v, Constant) and v.as_constant() is None)
-        ]
-        return Constant(bool(given))
+        return Constant(not all(map(is_none, (*args, *kwargs.values()))))
 
     return rule
 

@@ -8,6 +8,7 @@ the new contents of all that the step writes.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from ..autograd.functional import read
 from ..autograd.joint import OutputPlan, _check_inputs, _no_autocast, _plan_outputs, _run
 from ..graph.modes import preserved_modes
 from ..graph.shape_tensor import ShapeTensor, recording
+from ..graph.sizes import mapped
 from ..graph.spec import TensorSpec
 from . import host
 from .numbers import TensorsOfNumbers, extremes_beside, node_behind, traced
@@ -237,11 +239,8 @@ class Shadows:
             raise StateGrows("DM505", f"the optimizer changes what it keeps at {path[2:] or path}")
 
 
-def _copied(value: Any) -> Any:
-    """Containers copied, what they hold as it is."""
-    if type(value) is dict:
-        return {k: _copied(v) for k, v in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+# Containers copied, what they hold as it is.
+_copied = functools.partial(mapped, lambda leaf: leaf)
 
 
 def trace_step(
@@ -397,7 +396,7 @@ def _finish(
             new = written.get(place)
             if new is None and tensor.note.memory.version == 0:
                 continue
-            node = recorder.node_of(tensor if new is None else _like(tensor, new))
+            node = recorder.node_of(tensor if new is None else tensor.copy_(new))
             updated = place in state or tensor.note.memory.version > versions.get(
                 id(tensor), tensor.note.memory.version
             )
@@ -433,9 +432,3 @@ def _finish(
         overflow,
         skipped,
     )
-
-
-def _like(old: ShapeTensor, new: ShapeTensor) -> ShapeTensor:
-    """What `old.copy_(new)` would hold, for a tensor that was put in the place of another."""
-    old.copy_(new)
-    return old

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -817,6 +817,14 @@ class SliceValue(Value):
 
     def reconstruct(self, cg: Codegen) -> str:
         return f"slice({', '.join([cg.emit(p) for p in self.parts])})"
+
+
+def make_slice(parts: Sequence[Value]) -> Value:
+    """A slice of two or three parts."""
+    start, stop, step = (*parts, Constant(None))[:3]
+    if all(type(p) is Constant for p in parts):
+        return Constant(slice(*(p.as_constant() for p in parts)))
+    return SliceValue(start, stop, step)
 
 
 _ORDER = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))

@@ -22,7 +22,7 @@ from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
 from .base import CallRule, Value, find_rule, size_rules
 from .constant import Constant
-from .containers import SequenceValue, SliceValue, TupleValue
+from .containers import SequenceValue, TupleValue
 
 if TYPE_CHECKING:
     from ..output import Codegen
@@ -317,9 +317,3 @@ def _demanded(trace: Trace, condition: Condition) -> Value:
         trace.graph.call_function(holds, (condition.kind, node, condition.negated), {})
         condition.tell()
     return Constant(None)
-
-
-@size_rule(slice)
-def _slice(trace: Trace, args: list[Value]) -> Value | None:
-    none = Constant(None)
-    return SliceValue(*((none, args[0], none) if len(args) == 1 else (*args, none)[:3]))
