@@ -9,8 +9,6 @@ another stream gets other blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ..base.errors import DynamotorError
@@ -40,14 +38,6 @@ class DeviceBlock(Block):
         self.stream = stream
         with torch.inference_mode(False):
             self.bytes = torch.empty(max(nbytes, ALIGNMENT), dtype=torch.uint8, device=device)
-
-    def tensor(
-        self, offset: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """A tensor at a byte offset of the block."""
-        with torch.inference_mode(False):
-            empty = torch.empty(0, dtype=dtype, device=self.bytes.device)
-            return empty.set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
 
 class DeviceArena(Arena):

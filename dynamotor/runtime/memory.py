@@ -248,9 +248,8 @@ class Block:
     ) -> torch.Tensor:
         """A tensor (no view of another, so without shared version counter) at a byte offset of the block."""
         with torch.inference_mode(False):
-            return torch.empty(0, dtype=dtype).set_(
-                self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride
-            )
+            empty = torch.empty(0, dtype=dtype, device=self.bytes.device)
+            return empty.set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
     def places(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Tensors (byte offset, shape, stride, dtype) in the block, and the addresses of plain byte
